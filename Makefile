@@ -1,0 +1,63 @@
+# Two commands on a fresh machine: `make demo` and `make test`. They need Python 3.11 or newer with venv and pip.
+
+PYTHON ?= python3
+JOBS ?= 2
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet --constraint constraints.txt
+
+# What is installed, as files: torch alone, the runtime, everything a developer runs.
+TORCH := .venv/torch.stamp
+RUNTIME := .venv/runtime.stamp
+DEV := .venv/dev.stamp
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint fmt size docs clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(DEV) ## create .venv and install spectr with the developer's tools
+
+demo: $(RUNTIME) ## compare the rules side by side (installs the runtime only)
+	$(BIN)/spectr rules compare
+
+test: lint ## lint, then every test and doctest
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadscope
+
+lint: $(DEV) ## ruff, formatting, strict types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+fmt: $(DEV) ## format, and mend what ruff can mend
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+size: ## function and file sizes against the aims
+	@$(PYTHON) tools/size.py
+
+docs: $(DEV) ## run every example in the prose and the docstrings
+	$(BIN)/python -m pytest src README.md $(wildcard docs)
+
+clean: ## remove caches and build outputs, keep .venv
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(TORCH): constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "spectr needs Python 3.11 or newer: make PYTHON=...")'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "creating .venv"; $(PYTHON) -m venv .venv; }
+	@echo "installing torch"
+	@$(INSTALL) torch
+	@touch $@
+
+$(RUNTIME): $(TORCH) pyproject.toml
+	@echo "installing spectr"
+	@$(INSTALL) --editable '.[plot]'
+	@touch $@
+
+$(DEV): $(TORCH) pyproject.toml
+	@echo "installing spectr and the developer's tools"
+	@$(INSTALL) --editable '.[dev]'
+	@touch $(RUNTIME) $@

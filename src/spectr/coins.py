@@ -1,0 +1,127 @@
+"""Keys to coins, and keys to race noise: a counter-based generator with no state and no global seed.
+
+A coin of a coupling rule is keyed by (seed, tokens committed when the step starts, node, purpose). Never by the
+absolute position of a token: rules that look below the accepted path would meet coins again that earlier decisions
+have conditioned, and the law would drift. The race is the exception: its noise belongs to (seed, absolute position,
+token), in a stream of its own that no coupling rule ever reads.
+
+So a row's draws do not depend on its batch-mates, a step can be replayed, and every device agrees. Knows no trees.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+__all__ = ["Purpose", "SeededCoins", "draw", "gumbel", "uniform"]
+
+
+class Purpose(IntEnum):
+    """What a coin decides. One purpose, one decision per node and step."""
+
+    DRAFT = 1  # which token a child is
+    CHILD = 2  # which child (or none) a node ends on
+    BONUS = 3  # the token after the accepted path
+    BLOCK = 4  # whether a path is kept this far
+    FIXED = 5  # which fixed child replaces a selected one
+    KEEP = 6  # whether a selected child is replaced by a fixed one
+
+
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND = 0x94D049BB133111EB - (1 << 64)
+_COIN_STREAM = 0x5350_4543_5452_0001
+_NOISE_STREAM = 0x5350_4543_5452_0002
+
+
+def _mix_(state: Tensor) -> Tensor:
+    """The finaliser of SplitMix64, in place on int64 (products wrap, right shifts are made logical by a mask)."""
+    for shift, factor in ((30, _FIRST), (27, _SECOND)):
+        state.bitwise_xor_((state >> shift).bitwise_and_((1 << (64 - shift)) - 1)).mul_(factor)
+    return state.bitwise_xor_((state >> 31).bitwise_and_((1 << 33) - 1))
+
+
+def _absorb(state: Tensor, word: Tensor) -> Tensor:
+    """Mix one more key word into the state; both broadcast."""
+    return _mix_((state ^ word) + _GOLDEN)
+
+
+def _bits53(state: Tensor) -> Tensor:
+    """The 53 highest bits as a float64 integer."""
+    return (state >> 11).bitwise_and_((1 << 53) - 1).to(torch.float64)
+
+
+def uniform(seed: Tensor, committed: Tensor, node: Tensor, purpose: int) -> Tensor:
+    """Coins in [0, 1) with 53 bits, float64 (B, M), for seeds and committed counts (B,) and nodes (B, M)."""
+    state = _absorb(_absorb(seed ^ _COIN_STREAM, committed), torch.full_like(committed, purpose))
+    return _bits53(_absorb(state[:, None], node)) * 2.0**-53
+
+
+def _gumbel_states(seed: Tensor, position: Tensor) -> Tensor:
+    """One generator state per (row, position): (B, M)."""
+    return _absorb(_absorb(seed ^ _NOISE_STREAM, torch.zeros_like(seed))[:, None], position)
+
+
+def gumbel(seed: Tensor, position: Tensor, vocabulary: int) -> Tensor:
+    """Race noise −log E with E ~ Exp(1) of (seed, absolute position, token), float64 (B, M, V).
+
+    Small E decide the race, so E = −log1p(−u) with u = (k + ½)·2^−53: the smallest are exact to many digits.
+    """
+    token = torch.arange(vocabulary, device=seed.device)
+    state = _mix_(_gumbel_states(seed, position)[..., None] + token * _GOLDEN)
+    exponential = _bits53(state).add_(0.5).mul_(-(2.0**-53)).log1p_().neg_()
+    return exponential.log_().neg_()
+
+
+_CHUNK = 512
+
+
+def _first_above(sums: Tensor, level: Tensor) -> Tensor:
+    """First index whose running sum exceeds `level`; never an index that adds nothing, whatever the rounding."""
+    last = torch.searchsorted(sums, sums[..., -1:].contiguous())  # first to reach the total, so it carries weight
+    return torch.minimum(torch.searchsorted(sums, level[..., None].contiguous(), right=True), last).squeeze(-1)
+
+
+def draw(weights: Tensor, coin: Tensor) -> Tensor:
+    """Inverse CDF: the index that `coin` (…) in [0, 1) picks from `weights` (…, V), which need not be normalised.
+
+    Sums are float64: in float32 the bias at 152k tokens is 1.5e-3. Two stages, chunks and then one chunk, so that a
+    large vocabulary is read once and never written. A row without weight gives index 0.
+
+    >>> law = torch.tensor([0.25, 0.0, 0.75])
+    >>> [int(draw(law, torch.tensor(coin, dtype=torch.float64))) for coin in (0.2, 0.25, 0.99)]
+    [0, 2, 2]
+    """
+    size = weights.shape[-1]
+    if size > 2 * _CHUNK:
+        chunks = torch.nn.functional.pad(weights, (0, -size % _CHUNK)).unflatten(-1, (-1, _CHUNK))
+        sums = chunks.sum(-1, dtype=torch.float64).cumsum(-1)  # (…, V / 512)
+        level = coin * sums[..., -1]
+        chunk = _first_above(sums, level)
+        before = torch.where(chunk > 0, sums.gather(-1, (chunk - 1).clamp_min(0)[..., None]).squeeze(-1), 0.0)
+        inside = chunks.gather(-2, chunk[..., None, None].expand(*chunk.shape, 1, _CHUNK)).squeeze(-2)
+        return chunk * _CHUNK + _first_above(inside.to(torch.float64).cumsum(-1), level - before)
+    sums = weights.to(torch.float64).cumsum(-1)
+    return _first_above(sums, coin * sums[..., -1])
+
+
+@dataclass(frozen=True, slots=True)
+class SeededCoins:
+    """The coins of one step: a pure function of each row's seed and of how much text it has committed."""
+
+    seed: Tensor  # (B,) int64
+    committed: Tensor  # (B,) int64, prompt included
+
+    def flip(self, chance: Tensor, node: Tensor, purpose: int) -> Tensor:
+        """True with probability `chance`; strictly below, so that chance 0 never comes up."""
+        return uniform(self.seed, self.committed, node, purpose) < chance
+
+    def pick(self, weights: Tensor, node: Tensor, purpose: int) -> Tensor:
+        """An index in proportion to `weights`, by inverse CDF with float64 sums."""
+        return draw(weights, uniform(self.seed, self.committed, node, purpose))
+
+    def race(self, logits: Tensor, depth: Tensor) -> Tensor:
+        """argmax of policy logits plus noise; the root's children stand at position `committed`."""
+        position = self.committed[:, None] + depth
+        return (logits + gumbel(self.seed, position, logits.shape[-1])).argmax(-1)

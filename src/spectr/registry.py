@@ -1,0 +1,73 @@
+"""Names to things, loaded when first asked for. Knows nothing about what it holds.
+
+An entry is `"module:attribute"` with the options that make this name of it; packages add their own through an entry
+point group (`spectr.rules`, `spectr.couplings`).
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from spectr.errors import ArgumentError, UnknownNameError
+
+__all__ = ["Entry", "Registry", "nearest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a thing lives, and the options that make this name of it."""
+
+    target: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def make(self, options: Mapping[str, Any]) -> Any:
+        """The thing itself, built with the entry's options and the caller's on top."""
+        module, _, attribute = self.target.partition(":")
+        return getattr(import_module(module), attribute)(**{**self.options, **options})
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """A sentence end that suggests the nearest known names.
+
+    >>> nearest("ksec", ["kseq", "race"])
+    'did you mean kseq? Known: kseq, race'
+    """
+    close = difflib.get_close_matches(name, known, n=2)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    return f"{hint}Known: {', '.join(known)}"
+
+
+class Registry:
+    """A lazy table of one kind of thing (`kind` is used in messages)."""
+
+    def __init__(self, kind: str, entries: Mapping[str, Entry], group: str) -> None:
+        self.kind = kind
+        self._entries = dict(entries)
+        self._group = group
+
+    def names(self) -> list[str]:
+        """Every built-in name, then every name that installed packages add."""
+        return [*self._entries, *(p.name for p in entry_points(group=self._group) if p.name not in self._entries)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def make(self, name: str, **options: Any) -> Any:
+        """The thing called `name`, built with `options`."""
+        try:
+            return self._find(name).make(options)
+        except TypeError as error:
+            if "unexpected keyword argument" not in str(error):
+                raise
+            raise ArgumentError(f"{self.kind} {name!r} does not take an option it was given: {error}") from None
+
+    def _find(self, name: str) -> Entry:
+        if name in self._entries:
+            return self._entries[name]
+        for point in entry_points(group=self._group):
+            if point.name == name:
+                return Entry(point.value)
+        raise UnknownNameError(f"no {self.kind} is called {name!r}; {nearest(name, self.names())}")

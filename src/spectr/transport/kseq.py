@@ -1,0 +1,126 @@
+"""K-SEQ (SpecTr, Sun et al. 2023, algorithm 2) and K-SEQ+, which uses the draft that K-SEQ throws away.
+
+K-SEQ tests the drafts one after the other with min(1, target / (ρ·draft)). Every ρ ≥ ρ* is exactly lossless with its
+own residual, only acceptance depends on how close ρ is, so the root need not be exact and is bounded from above.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from spectr.transport.coupling import Coupling, Drafted, Outcome
+from spectr.transport.laws import ratio, residual, take
+from spectr.transport.roots import falling_root
+from spectr.transport.selection import SelectingCoupling, Selection
+
+__all__ = ["KSeq", "KSeqPlus"]
+
+_ROUNDS = {torch.float32: 12, torch.float64: 60}  # at 12 the mean loss of acceptance is below 1e-6
+
+
+def _clipped(target: Tensor, draft: Tensor, scale: Tensor) -> Tensor:
+    """Σ min(target, scale·draft), float64 (…), for scale (…)."""
+    return torch.minimum(target, draft * scale[..., None].to(draft.dtype)).sum(-1, dtype=torch.float64)
+
+
+def _any_of(chance: Tensor, k: Tensor) -> Tensor:
+    """1 − (1 − chance)^k without cancellation."""
+    return -torch.expm1(k * torch.log1p(-chance.clamp(max=1 - 2.0**-53)))
+
+
+def _per_visit(chance: Tensor, k: Tensor) -> Tensor:
+    """(1 − (1 − chance)^k) / chance; its limit k at chance 0."""
+    return torch.where(chance > 0, _any_of(chance, k) / torch.where(chance > 0, chance, 1.0), k)
+
+
+def _two_values(low: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """How much a low and a high draft are over-selected when a draft is low with chance `low` (…); both (…, 1)."""
+    return (low ** (k - 1))[..., None], _per_visit(1 - low, k)[..., None]
+
+
+class KSeq(Coupling):
+    """SpecTr's K-SEQ with the smallest valid ρ; at least 1 − (1 − 1/k)^k of the optimum.
+
+    >>> import torch
+    >>> target, draft = torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=torch.float64)
+    >>> [round(float(KSeq().acceptance(target, draft, k)), 4) for k in (1, 2, 4)]
+    [0.6, 0.6584, 0.7547]
+    """
+
+    name: ClassVar[str] = "kseq"
+    papers: ClassVar[tuple[str, ...]] = ("sun2023spectr",)
+
+    def __init__(self, rho: float | None = None) -> None:
+        self.rho = rho  # a fixed ρ in place of ρ*; biased if it is below
+
+    def settle(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Outcome:
+        """The same test for every draft; the first to pass comes out."""
+        tokens, live = drafted.tokens, drafted.live
+        rho, k = self._rho(target, draft, live.sum(-1))
+        visits = torch.minimum(draft, target / rho[..., None].to(target.dtype))  # accepted mass of one visit
+        phi = _per_visit(visits.sum(-1, dtype=torch.float64), k)
+        passes = take(visits, tokens).to(torch.float64) / take(draft, tokens).to(torch.float64).clamp_min(1e-300)
+        passes = torch.where(live, passes.clamp_max(1.0), 0.0)
+        before = torch.cat([torch.ones_like(passes[..., :1]), (1 - passes).cumprod(-1)[..., :-1]], -1)
+        return Outcome(before * passes, residual(target, visits * phi[..., None].to(target.dtype)))
+
+    def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
+        """1 − (1 − β)^k with β = Σ min(draft, target / ρ)."""
+        rho, count = self._rho(target, draft, k)
+        return _any_of(_clipped(target, draft, rho) / rho, count)
+
+    def _rho(self, target: Tensor, draft: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """ρ from above (…), and k as float64."""
+        count = k.to(torch.float64)
+        if self.rho is not None:
+            return torch.full_like(count, self.rho), count
+
+        def surplus(rho: Tensor) -> Tensor:
+            clipped = _clipped(target, draft, rho)
+            return _any_of(clipped / rho, count) - clipped
+
+        one, top = torch.ones_like(count), count.clamp_min(1.0)
+        rho = falling_root(surplus, one, top, _ROUNDS[target.dtype]).above
+        margin = 4 * torch.finfo(target.dtype).eps  # what rounding in the sums may hide
+        return torch.where(count > 1, rho * (1 + margin), one), count
+
+
+class KSeqPlus(SelectingCoupling):
+    """Two levels: a draft is high with a(x); select the first high one, if none the first; then the one-draft test.
+
+    The selected law is recomputed from the a(x) in use, so an inexact root costs acceptance and never the law.
+    """
+
+    name: ClassVar[str] = "kseq_plus"
+    papers: ClassVar[tuple[str, ...]] = ("sun2023spectr", "spectr")
+
+    def select(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Selection:
+        """The first high draft, else the first."""
+        tokens, live = drafted.tokens, drafted.live
+        high, law = self._levels(target, draft, live.sum(-1))
+        up = torch.where(live, take(high, tokens).to(torch.float64), 0.0)
+        none_before = torch.cat([torch.ones_like(up[..., :1]), (1 - up).cumprod(-1)], -1)
+        first = live & (live.cumsum(-1) == 1)
+        return Selection(none_before[..., :-1] * up + first * none_before[..., -1:], law)
+
+    def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
+        """Σ min(target, r)."""
+        return torch.minimum(target, self._levels(target, draft, k)[1]).sum(-1, dtype=torch.float64)
+
+    def _levels(self, target: Tensor, draft: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """a(x) and the selected law r, both (…, V)."""
+        count = k.to(torch.float64).clamp_min(1.0)
+
+        def excess(low: Tensor) -> Tensor:
+            below, above = _two_values(low, count)
+            missed, spilt = (target - above * draft).clamp_min(0), (below * draft - target).clamp_min(0)
+            return missed.sum(-1, dtype=torch.float64) - spilt.sum(-1, dtype=torch.float64)
+
+        zero, one = torch.zeros_like(count), torch.ones_like(count)
+        below, above = _two_values(falling_root(excess, zero, one, _ROUNDS[target.dtype]).nearest, count)
+        span = torch.where(above > below, above - below, 1.0)
+        high = ((ratio(target, draft).clamp_max(1e9) - below) / span).clamp(0, 1).to(target.dtype)
+        below, above = _two_values((draft * (1 - high)).sum(-1, dtype=torch.float64), count)
+        law = draft * ((1 - high) * below + high * above).to(target.dtype)
+        return high, law * (k > 0)[..., None]

@@ -1,0 +1,37 @@
+"""One draft: maximal coupling (Leviathan et al. 2023, Chen et al. 2023)."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from spectr.transport.coupling import Drafted
+from spectr.transport.laws import overlap
+from spectr.transport.selection import SelectingCoupling, Selection
+
+__all__ = ["Maximal"]
+
+
+class Maximal(SelectingCoupling):
+    """Accept x with min(1, target(x) / draft(x)), else draw from (target − draft)⁺: no coupling agrees more often.
+
+    Of several drafts only the first is looked at.
+
+    >>> import torch
+    >>> target, draft = torch.tensor([[1 / 3, 2 / 3], [2 / 3, 1 / 3]], dtype=torch.float64)
+    >>> round(float(Maximal().acceptance(target, draft, 1)), 6)
+    0.666667
+    """
+
+    name: ClassVar[str] = "maximal"
+    papers: ClassVar[tuple[str, ...]] = ("leviathan2023", "chen2023")
+
+    def select(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Selection:
+        """The first live draft, whose law is the draft law."""
+        live = drafted.live
+        first = live & (live.cumsum(-1) == 1)
+        return Selection(first.to(torch.float64), draft * live.any(-1, keepdim=True))
+
+    def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
+        """Σ min(target, draft)."""
+        return torch.where(k > 0, overlap(target, draft), 0.0)

@@ -1,0 +1,257 @@
+"""The import direction, the docstrings and the hygiene of the repository, read off the files themselves.
+
+Imports inside functions count; the `"module:attribute"` strings of registries do not. Each check is a function of a
+folder, so that every one of them is also run on a small package with a planted fault.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "spectr"
+
+FACADE = "spectr"  # the package itself: what `spectr/__init__.py` exports
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("errors",),
+    ("types",),
+    ("registry",),
+    ("papers",),
+    ("config",),
+    ("policy",),
+    ("coins",),
+    ("transport",),
+    ("trees",),
+    ("verify",),
+    ("draft",),
+    ("models",),
+    ("engine", "scheduler", "metrics", "text"),
+    ("theory", "tune", "train", "bench", "audit", "server"),
+    (FACADE,),
+    ("cli",),
+    ("__main__",),
+)
+RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}
+
+# Stricter than the layers: pure numerics sees only these, and of `types` nothing that speaks of trees.
+TRANSPORT_SEES = {"errors", "registry", "types", "coins", "transport"}
+TREE_NOUNS = {"Draft", "Verdict"}
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One imported name: who imports it, from which unit of spectr or foreign package."""
+
+    where: str  # path:line
+    importer: str  # unit: `errors`, `transport`, …
+    root: bool  # the importer is a module of src/spectr itself, not of a folder
+    package: str  # top-level package imported
+    unit: str  # the unit when package is spectr, else empty
+    name: str
+
+
+def modules(package: Path) -> list[Path]:
+    return sorted(package.rglob("*.py"))
+
+
+def unit_of(package: Path, path: Path) -> str:
+    first = path.relative_to(package).parts[0].removesuffix(".py")
+    return FACADE if first == "__init__" else first
+
+
+def dotted(package: Path, path: Path) -> list[str]:
+    """The package a module's relative imports start from."""
+    return [package.name, *path.relative_to(package).parent.parts]
+
+
+def targets(node: ast.AST, home: list[str]) -> list[tuple[str, str]]:
+    """Pairs (dotted module, imported name) of an import statement; no pairs for any other node."""
+    if isinstance(node, ast.Import):
+        return [(alias.name, "") for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = home[: len(home) - node.level + 1] if node.level else []
+        module = ".".join([*base, *([node.module] if node.module else [])])
+        return [(module, alias.name) for alias in node.names]
+    return []
+
+
+def resolve(package: Path, module: str, name: str) -> tuple[str, str]:
+    """Top-level package and unit; `from spectr import x` means the unit x where there is one, else the facade."""
+    first, _, rest = module.partition(".")
+    if first != package.name:
+        return first, ""
+    if rest:
+        return first, rest.partition(".")[0]
+    is_unit = (package / name).is_dir() or (package / f"{name}.py").is_file()
+    return first, name if name and is_unit else FACADE
+
+
+def imports(package: Path) -> Iterator[Import]:
+    for path in modules(package):
+        importer, home = unit_of(package, path), dotted(package, path)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for module, name in targets(node, home):
+                top, unit = resolve(package, module, name)
+                where = f"{path.relative_to(package)}:{getattr(node, 'lineno', 0)}"
+                yield Import(where, importer, path.parent == package, top, unit, name)
+
+
+def unplaced(package: Path) -> list[str]:
+    return sorted({unit for path in modules(package) if (unit := unit_of(package, path)) not in RANK})
+
+
+def upward(package: Path) -> list[str]:
+    """Imports that are neither of a lower layer nor of the importer's own folder."""
+    faults = []
+    for found in imports(package):
+        if found.package != package.name or found.importer == FACADE:
+            continue
+        same_folder = found.importer == found.unit or (found.root and (package / f"{found.unit}.py").is_file())
+        below, here = RANK.get(found.unit, len(LAYERS)), RANK.get(found.importer, -1)
+        if not (below < here or (below == here and same_folder)):
+            faults.append(f"{found.where}: {found.importer} imports {found.unit}")
+    return faults
+
+
+def impure_transport(package: Path) -> list[str]:
+    return [
+        f"{found.where}: transport imports {found.unit} {found.name}".rstrip()
+        for found in imports(package)
+        if found.importer == "transport" and found.package == package.name
+        if found.unit not in TRANSPORT_SEES or (found.unit == "types" and found.name in TREE_NOUNS)
+    ]
+
+
+def stray_transformers(package: Path) -> list[str]:
+    return [found.where for found in imports(package) if found.package == "transformers" and found.importer != "models"]
+
+
+def undocumented(package: Path) -> list[str]:
+    """Folders without `__init__.py`, and modules without a docstring."""
+    folders = {path.parent for path in modules(package)}
+    bare = [folder / "__init__.py" for folder in folders if not (folder / "__init__.py").is_file()]
+    mute = [
+        p for p in modules(package) if not (ast.get_docstring(ast.parse(p.read_text(encoding="utf-8"))) or "").strip()
+    ]
+    return sorted(str(path.relative_to(package)) for path in [*bare, *mute])
+
+
+# In pieces, so that this file passes its own check.
+LOCAL = re.compile(
+    r"(?<![\w.])/(?:work|root|home)" + r"/[\w.]"
+    r"|pypi" + r"\.org|pythonhosted" + r"\.org|download\.pytorch" + r"\.org|file" + r":///"
+)
+SKIPPED = {"build", "dist", "__pycache__"}
+HIDDEN_BUT_OURS = {".ci", ".github", ".gitignore", ".editorconfig", ".pre-commit-config.yaml"}
+
+
+def text_files(root: Path) -> Iterator[Path]:
+    for path in sorted(root.iterdir()):
+        if path.name in SKIPPED or (path.name.startswith(".") and path.name not in HIDDEN_BUT_OURS):
+            continue
+        if path.is_dir():
+            yield from text_files(path)
+        elif path.is_file() and b"\0" not in path.read_bytes()[:4096]:
+            yield path
+
+
+def local_mentions(root: Path) -> list[str]:
+    return [
+        f"{path.relative_to(root)}:{number}: {match.group()}"
+        for path in text_files(root)
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+        if (match := LOCAL.search(line))
+    ]
+
+
+def test_every_module_has_a_layer() -> None:
+    assert unplaced(PACKAGE) == [], "give it a place in LAYERS"
+
+
+def test_imports_point_downward() -> None:
+    assert upward(PACKAGE) == []
+
+
+def test_transport_knows_no_trees() -> None:
+    assert impure_transport(PACKAGE) == []
+
+
+def test_only_models_import_transformers() -> None:
+    assert stray_transformers(PACKAGE) == []
+
+
+def test_importing_spectr_leaves_transformers_alone() -> None:
+    code = "import sys, spectr; print('transformers' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert undocumented(PACKAGE) == []
+
+
+def test_text_files_name_no_machine() -> None:
+    assert local_mentions(ROOT) == []
+
+
+def plant(tmp_path: Path, path: str, code: str) -> Path:
+    """A small sound package with one more module in it."""
+    package = tmp_path / "spectr"
+    for name in ("__init__", "errors", "types", "coins", "engine", "scheduler", "transport/__init__", "cli/__init__"):
+        module = package / f"{name}.py"
+        module.parent.mkdir(parents=True, exist_ok=True)
+        module.write_text('"""Sound."""\n')
+    (package / path).parent.mkdir(parents=True, exist_ok=True)
+    (package / path).write_text(code)
+    return package
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("errors.py", "import spectr.types"),
+        ("types.py", "from spectr import coins"),
+        ("transport/laws.py", "def f():\n    from spectr.engine import step"),
+        ("transport/laws.py", "from ..engine import step"),
+        ("transport/laws.py", "from spectr import coupling"),
+        ("bench/__init__.py", "from spectr.audit import law"),
+        ("engine.py", "from spectr.cli import main"),
+        ("trees/shape.py", "from spectr.nowhere import x"),
+    ],
+)
+def test_an_upward_import_is_found(tmp_path: Path, path: str, code: str) -> None:
+    assert len(upward(plant(tmp_path, path, code))) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("coins.py", "from spectr.types import Coins\nimport torch"),
+        ("transport/laws.py", "from spectr.errors import LawError\nfrom . import maximal\nfrom .maximal import accept"),
+        ("transport/laws.py", "from ..types import Siblings"),
+        ("scheduler.py", "from spectr.engine import step"),
+        ("cli/__init__.py", "from spectr import __version__, engine"),
+        ("__init__.py", "from spectr.cli import main"),
+    ],
+)
+def test_a_downward_import_passes(tmp_path: Path, path: str, code: str) -> None:
+    package = plant(tmp_path, path, code)
+    assert upward(package) == impure_transport(package) == unplaced(package) == []
+
+
+def test_planted_faults_are_found(tmp_path: Path) -> None:
+    assert unplaced(plant(tmp_path / "a", "utils.py", "")) == ["utils"]
+    assert len(impure_transport(plant(tmp_path / "b", "transport/laws.py", "from spectr.types import Draft"))) == 1
+    assert len(impure_transport(plant(tmp_path / "c", "transport/laws.py", "from spectr.policy import law"))) == 1
+    lazy = "def f():\n    import transformers.cache_utils"
+    assert stray_transformers(plant(tmp_path / "d", "engine.py", lazy)) == ["engine.py:2"]
+    assert stray_transformers(plant(tmp_path / "e", "models/hf.py", lazy)) == []
+    assert undocumented(plant(tmp_path / "f", "verify/race.py", "x = 1")) == ["verify/__init__.py", "verify/race.py"]
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g" / "notes.md").write_text("see " + "/work" + "/notes, or https://pypi" + ".org")
+    assert len(local_mentions(tmp_path / "g")) == 1
