@@ -1,0 +1,148 @@
+"""Shapes of token trees: the static ones people name, and what a rule must know of one that is data.
+
+Everything dynamic is batched, of fixed capacity, and computed without a host round trip: ancestors by squaring, the
+rest by comparing paths. Knows no laws and no models.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spectr.errors import ArgumentError
+from spectr.types import Draft
+
+__all__ = ["Shape", "Topology", "as_shape", "pick_rows", "topology"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A static shape: `parents[n] < n` is the parent of node n, and node 0, the root, is its own."""
+
+    parents: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.parents or self.parents[0] != 0 or any(not 0 <= p < n for n, p in enumerate(self.parents) if n):
+            raise ArgumentError(f"parents must start with 0 and name an earlier node each, got {self.parents}")
+
+    @classmethod
+    def branching(cls, widths: Sequence[int]) -> "Shape":
+        """Every node at depth i has `widths[i]` children.
+
+        >>> Shape.branching((2, 1)).parents
+        (0, 0, 0, 1, 2)
+        """
+        if not widths or any(width < 1 for width in widths):
+            raise ArgumentError(f"branching needs at least one depth and at least 1 child each, got {tuple(widths)}")
+        parents, level = [0], [0]
+        for width in widths:
+            start = len(parents)
+            parents += [node for node in level for _ in range(width)]
+            level = list(range(start, len(parents)))
+        return cls(tuple(parents))
+
+    @classmethod
+    def chains(cls, count: int, length: int) -> "Shape":
+        """`count` chains of `length` tokens from one root: the drafts of SpecTr."""
+        if count < 1 or length < 1:
+            raise ArgumentError(f"chains needs at least 1 chain of at least 1 token, got {count} of {length}")
+        return cls.branching((count,) + (1,) * (length - 1))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Depth of each node."""
+        found = [0]
+        for node in range(1, len(self.parents)):
+            found.append(found[self.parents[node]] + 1)
+        return tuple(found)
+
+    @property
+    def levels(self) -> list[list[int]]:
+        """The nodes of each depth, in order."""
+        depths = self.depths
+        return [[n for n, depth in enumerate(depths) if depth == level] for level in range(max(depths) + 1)]
+
+    @property
+    def depth(self) -> int:
+        """Depth of the deepest node."""
+        return max(self.depths)
+
+    @property
+    def width(self) -> int:
+        """Most nodes at one depth."""
+        return max(len(level) for level in self.levels)
+
+
+def as_shape(tree: Shape | Sequence[int]) -> Shape:
+    """A shape, or the branching numbers of one."""
+    return tree if isinstance(tree, Shape) else Shape.branching(tuple(tree))
+
+
+def pick_rows(values: Tensor, nodes: Tensor | None) -> Tensor:
+    """`values` (B, N, …) at `nodes` (B, M), as (B, M, …); None means every node, with no copy."""
+    if nodes is None:
+        return values
+    return values[torch.arange(values.shape[0], device=values.device)[:, None], nodes]
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Who is whose child, once copies are pooled: siblings that carry one token share their children."""
+
+    depth: Tensor  # (B, N) int64
+    path: Tensor  # (B, N, D + 1) int64: the node at each depth on the way from the root, padded with -1
+    twin: Tensor  # (B, N) int64: the first alive node with the same path of tokens
+    children: Tensor  # (B, N, W) int64: children of all copies, at the first copy, in node order; padded with -1
+
+
+def _ancestors(parents: Tensor, depth: int) -> Tensor:
+    """(B, N, N) bool: column is row or an ancestor of row."""
+    nodes = parents.shape[1]
+    reach = torch.nn.functional.one_hot(parents, nodes).float() + torch.eye(nodes, device=parents.device)
+    for _ in range(max(depth - 1, 1).bit_length()):
+        reach = (reach @ reach).clamp_max_(1)
+    return reach > 0
+
+
+def _paths(parents: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+    """Depth of each node, and its path."""
+    reach = _ancestors(parents, depth)
+    level = reach.sum(-1) - 1  # (B, N)
+    batch, nodes = parents.shape
+    ids = torch.arange(nodes, device=parents.device).expand(batch, nodes, nodes)
+    at = torch.where(reach, level.clamp_max(depth)[:, None, :], depth + 1)  # a last column takes what is no ancestor
+    path = parents.new_full((batch, nodes, depth + 2), -1).scatter_(-1, at, ids)
+    return level, path[..., : depth + 1]
+
+
+def _first_where(mask: Tensor) -> Tensor:
+    """Index of the first True in the last dimension; its size if there is none."""
+    ids = torch.arange(mask.shape[-1], device=mask.device)
+    return torch.where(mask, ids, mask.shape[-1]).amin(-1)
+
+
+def _twins(tokens: Tensor, path: Tensor, alive: Tensor) -> Tensor:
+    words = torch.where(path >= 0, pick_rows(tokens, path.clamp_min(0).flatten(1)).view_as(path), -1)  # (B, N, D + 1)
+    same = (words[:, :, None] == words[:, None]).all(-1) & alive[:, None, :]
+    return torch.minimum(_first_where(same), torch.arange(tokens.shape[1], device=tokens.device))
+
+
+def _children(home: Tensor, counted: Tensor, width: int) -> Tensor:
+    """(B, N, W) table of the counted nodes under their homes (B, N)."""
+    batch, nodes = home.shape
+    ids = torch.arange(nodes, device=home.device)
+    same = (home[:, :, None] == home[:, None, :]) & counted[:, None, :]
+    rank = same.tril(-1).sum(-1)
+    table = home.new_full((batch, nodes * width + 1), -1)
+    at = torch.where(counted & (rank < width), home * width + rank, nodes * width)
+    return table.scatter_(-1, at, ids.expand(batch, nodes))[:, :-1].view(batch, nodes, width)
+
+
+def topology(draft: Draft) -> Topology:
+    """What a rule must know of a draft's trees."""
+    depth, path = _paths(draft.parents, draft.depth)
+    twin = _twins(draft.tokens, path, draft.alive)
+    ids = torch.arange(draft.tokens.shape[1], device=draft.tokens.device)
+    children = _children(twin.gather(-1, draft.parents), draft.alive & (ids > 0), draft.width)
+    return Topology(depth, path, twin, children)

@@ -1,0 +1,75 @@
+"""Going down a tree by local decisions, either node by node or everywhere at once. Knows no laws.
+
+A rule says what happens at a node: which child comes next (or none), and something to remember (the payload: a token,
+or the weights of one). Coins are keyed by node, so both ways of going down give the same path.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spectr.trees.shape import Topology, pick_rows
+from spectr.types import Verdict
+
+__all__ = ["Decide", "Trail", "conclude", "descend"]
+
+Decide = Callable[[Tensor | None], tuple[Tensor, Tensor]]
+"""Nodes (B, M), or None for all of them → child to go to (B, M), -1 to stop; payload (B, M, …)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trail:
+    """The way down: where it ended, and the payloads met."""
+
+    end: Tensor  # (B,) node
+    nodes: Tensor  # (B, D + 1) node at each depth, padded with -1
+    payloads: Tensor  # (B, R, …)
+    rows: Tensor  # (B, D + 1) which payload belongs to each depth
+
+    def at_end(self) -> Tensor:
+        """The payload of the last node, (B, …)."""
+        last = (self.nodes >= 0).sum(-1, keepdim=True) - 1
+        return pick_rows(self.payloads, self.rows.gather(-1, last)).squeeze(1)
+
+    def along(self) -> Tensor:
+        """The payloads of all depths, (B, D + 1, …); beyond the end anything."""
+        return pick_rows(self.payloads, self.rows)
+
+
+def descend(decide: Decide, tree: Topology, *, lazily: bool) -> Trail:
+    """Follow `decide` from the root until it stops."""
+    return _node_by_node(decide, tree) if lazily else _all_at_once(decide, tree)
+
+
+def _node_by_node(decide: Decide, tree: Topology) -> Trail:
+    node = tree.depth.new_zeros(tree.depth.shape[0], 1)
+    payloads = []
+    for _ in range(tree.path.shape[-1]):
+        child, payload = decide(node)
+        payloads.append(payload)
+        if node.device.type == "cpu" and bool((child < 0).all()):
+            break
+        node = torch.where(child < 0, node, child)
+    nodes = pick_rows(tree.path, node).squeeze(1)
+    rows = torch.arange(nodes.shape[-1], device=nodes.device).clamp_max(len(payloads) - 1).expand_as(nodes)
+    return Trail(node.squeeze(1), nodes, torch.cat(payloads, 1), rows)
+
+
+def _all_at_once(decide: Decide, tree: Topology) -> Trail:
+    child, payload = decide(None)
+    here = torch.arange(child.shape[1], device=child.device).expand_as(child)
+    jump = torch.where(child < 0, here, child)
+    for _ in range(tree.path.shape[-1].bit_length()):  # twice as far each time
+        jump = jump.gather(-1, jump)
+    nodes = pick_rows(tree.path, jump[:, :1]).squeeze(1)
+    return Trail(jump[:, 0], nodes, payload, nodes.clamp_min(0))
+
+
+def conclude(tree: Topology, end: Tensor, bonus: Tensor) -> Verdict:
+    """The verdict that keeps the path to node `end` (B,) and adds `bonus` (B,)."""
+    at = end[:, None]
+    path = pick_rows(tree.path, at).squeeze(1)[:, 1:]
+    corrected = (pick_rows(tree.children, pick_rows(tree.twin, at)).squeeze(1) >= 0).any(-1)
+    return Verdict(path, (path >= 0).sum(-1), bonus, corrected)

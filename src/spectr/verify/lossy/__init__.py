@@ -1,0 +1,1 @@
+"""Rules that change the output law, on purpose and by a stated bound. Everything outside this folder is lossless."""

@@ -1,0 +1,45 @@
+"""Lenience (Leviathan et al. 2023): accept with min(1, target / (lenience · law)), residual unchanged. LOSSY.
+
+No token comes out more than 1 / lenience times as often as it should, so one token is off by at most 1 − lenience in
+total variation. Lenience 1 is lossless.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from spectr.errors import ArgumentError
+from spectr.transport.selection import SelectingCoupling
+from spectr.verify.lossy.relaxed import RelaxedCoupling, at_tokens, selecting
+from spectr.verify.walk import Walk
+
+__all__ = ["Lenience"]
+
+
+class LenientCoupling(RelaxedCoupling):
+    """The test is made easier by a constant factor."""
+
+    name: ClassVar[str] = "lenience"
+    papers: ClassVar[tuple[str, ...]] = ("leviathan2023",)
+
+    def __init__(self, inner: SelectingCoupling, lenience: float) -> None:
+        super().__init__(inner)
+        self.lenience = lenience
+
+    def test(self, target: Tensor, law: Tensor, tokens: Tensor) -> Tensor:
+        """min(1, target / (lenience · law))."""
+        owed, given = at_tokens(target, law, tokens)
+        eased = self.lenience * given
+        return torch.where(eased > owed, owed / torch.where(eased > 0, eased, 1.0), 1.0)
+
+
+class Lenience(Walk):
+    """The walk with an eased test; `lenience` in (0, 1]."""
+
+    def __init__(self, lenience: float = 0.9, coupling: str = "optimal") -> None:
+        if not 0 < lenience <= 1:
+            raise ArgumentError(f"lenience must lie in (0, 1], got {lenience}; 1 is lossless")
+        summary = "LOSSY: acceptance eased by a constant factor"
+        super().__init__(LenientCoupling(selecting(coupling), lenience), "lenience", summary)
+        self.bias_bound = 1 - lenience

@@ -1,0 +1,36 @@
+"""Draw from the target at every node and go on while the token was drafted: what top-k trees and lookups need."""
+
+from torch import Tensor
+
+from spectr.coins import Purpose
+from spectr.trees.shape import pick_rows, topology
+from spectr.types import SIBLINGS, Coins, Draft, Verdict
+from spectr.verify.descent import conclude, descend
+from spectr.verify.follow import child_with_token, node_ids
+from spectr.verify.rule import Card, Rule, law_of
+
+__all__ = ["Match"]
+
+
+class Match(Rule):
+    """Any tree, any sibling law, no draft law: the token drawn never depends on the draft."""
+
+    card = Card(
+        "match",
+        "draw from the target, go on while it was drafted",
+        SIBLINGS,
+        ("miao2024specinfer",),
+        needs_laws=False,
+    )
+
+    def verdict(self, logits: Tensor, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
+        """A token per node looked at."""
+        tree = topology(draft)
+
+        def decide(nodes: Tensor | None) -> tuple[Tensor, Tensor]:
+            law = law_of(pick_rows(logits, nodes))
+            token = coins.pick(law, node_ids(draft, nodes), Purpose.BONUS)
+            return child_with_token(tree, draft, nodes, token), token
+
+        trail = descend(decide, tree, lazily=lazily)
+        return conclude(tree, trail.end, trail.at_end())

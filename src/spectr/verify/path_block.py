@@ -1,0 +1,59 @@
+"""Optimal selection down the tree, block verification back up.
+
+Forward: at each node the coupling *selects* a child, without the accept-or-reject test, down to a leaf; the law of a
+selected token is known in closed form. Backward: block verification of that one path, with the selected laws as its
+proposal. Testing the same path token by token would be the walk with the same coupling, so this keeps no less.
+"""
+
+from torch import Tensor
+
+from spectr.coins import Purpose
+from spectr.errors import MismatchError
+from spectr.transport import coupling as named_coupling
+from spectr.transport.selection import SelectingCoupling
+from spectr.trees.shape import pick_rows, topology
+from spectr.types import Coins, Draft, Verdict
+from spectr.verify.block import ProposedPath, keep_longest
+from spectr.verify.descent import conclude, descend
+from spectr.verify.follow import child_in_slot, drafted_at, node_ids
+from spectr.verify.rule import Card, Rule, law_of
+
+__all__ = ["PathBlock"]
+
+
+class PathBlock(Rule):
+    """The best path by selection, then the most of it that block verification keeps."""
+
+    def __init__(self, coupling: str = "optimal", **options: object) -> None:
+        made = named_coupling(coupling, **options)
+        if not isinstance(made, SelectingCoupling):
+            raise MismatchError(
+                f"path_block needs a coupling that selects (maximal, kseq_plus, optimal), got {coupling!r}"
+            )
+        self.coupling = made
+        self.card = Card(
+            "path_block",
+            "optimal selection down the tree, block verification back up",
+            made.siblings,
+            ("spectr", "sun2024block", "sun2023spectr"),
+        )
+
+    def verdict(self, logits: Tensor, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
+        """A selection per node looked at, then the laws of one path."""
+        tree, laws = topology(draft), draft.laws
+        if laws is None:
+            raise MismatchError("rule 'path_block' needs draft laws")
+
+        def decide(nodes: Tensor | None) -> tuple[Tensor, Tensor]:
+            children, drafted = drafted_at(tree, draft, nodes)
+            chosen = self.coupling.selection(law_of(pick_rows(logits, nodes)), pick_rows(laws, nodes), drafted)
+            slot = coins.pick(chosen.chance, node_ids(draft, nodes), Purpose.CHILD)
+            return child_in_slot(tree, children, slot), chosen.law
+
+        trail = descend(decide, tree, lazily=lazily)
+        at = trail.nodes.clamp_min(0)
+        tokens = draft.tokens.gather(-1, at[:, 1:])
+        path = ProposedPath(trail.nodes, tokens, law_of(pick_rows(logits, at)), trail.along())
+        end, weights = keep_longest(path, coins)
+        bonus = coins.pick(weights[:, None], end[:, None], Purpose.BONUS).squeeze(1)
+        return conclude(tree, end, bonus)

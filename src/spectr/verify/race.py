@@ -1,0 +1,40 @@
+"""The race: target and drafter share their noise, and the text is a function of the seed alone.
+
+At absolute position t every token v has noise E_t(v) ~ Exp(1). The text is defined without any drafter, as
+y_t = argmin E_t(v) / target(v | y_<t); speculation only guesses it. So nothing a drafter does can bias the output, and
+the same seed gives the same text with any drafter, any tree, or none. No draft law, no residual, no softmax.
+"""
+
+from torch import Tensor
+
+from spectr.trees.shape import pick_rows, topology
+from spectr.types import SIBLINGS, Coins, Draft, Verdict
+from spectr.verify.descent import conclude, descend
+from spectr.verify.follow import child_with_token
+from spectr.verify.rule import Card, Rule
+
+__all__ = ["Race"]
+
+
+class Race(Rule):
+    """Keep the path along which every token is the race's winner; the bonus is the next winner."""
+
+    card = Card(
+        "race",
+        "shared noise: the same seed gives the same text with any drafter or none",
+        SIBLINGS,
+        ("spectr", "daliri2024", "kobus2025", "rowan2025"),
+        needs_laws=False,
+    )
+
+    def verdict(self, logits: Tensor, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
+        """One pass over the logits of the nodes looked at."""
+        tree = topology(draft)
+
+        def decide(nodes: Tensor | None) -> tuple[Tensor, Tensor]:
+            depth = tree.depth if nodes is None else tree.depth.gather(-1, nodes)
+            winner = coins.race(pick_rows(logits, nodes), depth)
+            return child_with_token(tree, draft, nodes, winner), winner
+
+        trail = descend(decide, tree, lazily=lazily)
+        return conclude(tree, trail.end, trail.at_end())

@@ -1,0 +1,75 @@
+"""What a rule is, and the card on which it says what it holds for. Knows no models: a rule sees policy logits."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spectr.errors import ArgumentError, MismatchError
+from spectr.types import Coins, Draft, Siblings, Verdict
+
+__all__ = ["Card", "Rule", "law_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a rule holds for. The engine compares it with the drafter once, at construction."""
+
+    name: str
+    summary: str
+    siblings: tuple[Siblings, ...]
+    papers: tuple[str, ...]
+    lossless: bool = True
+    tree: bool = True  # False: chains only
+    capturable: bool = True  # no host round trip inside
+    needs_laws: bool = True  # reads the draft laws
+
+
+def law_of(logits: Tensor) -> Tensor:
+    """Policy logits (…, V) to the law they stand for, float32 or better."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
+
+
+class Rule(ABC):
+    """Decides, for each row of a batch, which path of a token tree is kept and which token follows it."""
+
+    card: Card
+    bias_bound: float = 0.0
+    """Total variation that one emitted token may be off by; 0 for a lossless rule."""
+
+    def __call__(self, logits: Tensor, draft: Draft, coins: Coins, *, lazily: bool | None = None) -> Verdict:
+        """The verdict on `draft` for policy logits (B, N, V): the target's at every node, after all filters.
+
+        `lazily`: look at nodes one by one down the path (cheapest on a CPU, the default there) or at all at once
+        (fewest kernels, the default elsewhere). The verdict is the same.
+        """
+        self.check(draft)
+        if logits.shape[:2] != draft.tokens.shape:
+            raise ArgumentError(
+                f"logits must be (B, N, V) with B, N = {tuple(draft.tokens.shape)}, got {tuple(logits.shape)}"
+            )
+        return self.verdict(logits, draft, coins, lazily=logits.device.type == "cpu" if lazily is None else lazily)
+
+    def check(self, draft: Draft) -> None:
+        """Refuse a draft this rule does not hold for: with the wrong sibling law it would be silently biased."""
+        card = self.card
+        if draft.siblings not in card.siblings:
+            raise MismatchError(
+                f"rule {card.name!r} holds for siblings {', '.join(card.siblings)}; this draft has {draft.siblings!r}. "
+                "Choose another rule or let the drafter draw differently"
+            )
+        if not card.tree and draft.width > 1:
+            raise MismatchError(
+                f"rule {card.name!r} verifies one chain; this draft is up to {draft.width} nodes wide. "
+                "Draft one chain, or choose path_block or optimal for trees"
+            )
+        if card.needs_laws and draft.laws is None:
+            raise MismatchError(
+                f"rule {card.name!r} needs the law each child was drawn from, and this draft has none. "
+                "Use race or match, or a drafter that gives its laws"
+            )
+
+    @abstractmethod
+    def verdict(self, logits: Tensor, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
+        """The verdict, for a draft that was checked."""

@@ -1,0 +1,47 @@
+"""SpecTr's selection of a path, with any coupling: at each node the coupling says which child comes out, or none.
+
+Live drafts shrink on the way: what is below the chosen token, over all copies of it, is what is drafted next. The
+walk ends with a token from the residual, or at a leaf with one from the target.
+"""
+
+from torch import Tensor
+
+from spectr.coins import Purpose
+from spectr.errors import MismatchError
+from spectr.transport import coupling as named_coupling
+from spectr.transport.coupling import Coupling
+from spectr.trees.shape import pick_rows, topology
+from spectr.types import Coins, Draft, Verdict
+from spectr.verify.descent import conclude, descend
+from spectr.verify.follow import child_in_slot, drafted_at, node_ids
+from spectr.verify.rule import Card, Rule, law_of
+
+__all__ = ["Walk"]
+
+
+class Walk(Rule):
+    """Token by token down the tree with one coupling."""
+
+    def __init__(
+        self, coupling: str | Coupling = "optimal", name: str = "walk", summary: str = "", **options: object
+    ) -> None:
+        self.coupling = named_coupling(coupling, **options) if isinstance(coupling, str) else coupling
+        held = self.coupling
+        text = summary or f"token by token down the tree with the coupling {held.name!r}"
+        self.card = Card(name, text, held.siblings, held.papers, held.lossless)
+
+    def verdict(self, logits: Tensor, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
+        """A choice per node looked at, and one draw from what the last of them left."""
+        tree, laws = topology(draft), draft.laws
+        if laws is None:
+            raise MismatchError(f"rule {self.card.name!r} needs draft laws")
+
+        def decide(nodes: Tensor | None) -> tuple[Tensor, Tensor]:
+            children, drafted = drafted_at(tree, draft, nodes)
+            outcome = self.coupling.outcome(law_of(pick_rows(logits, nodes)), pick_rows(laws, nodes), drafted)
+            slot = coins.pick(outcome.choices, node_ids(draft, nodes), Purpose.CHILD)
+            return child_in_slot(tree, children, slot), outcome.residual
+
+        trail = descend(decide, tree, lazily=lazily)
+        bonus = coins.pick(trail.at_end()[:, None], trail.end[:, None], Purpose.BONUS)
+        return conclude(tree, trail.end, bonus.squeeze(1))
