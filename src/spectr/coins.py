@@ -122,6 +122,14 @@ class SeededCoins:
         return draw(weights, uniform(self.seed, self.committed, node, purpose))
 
     def race(self, logits: Tensor, depth: Tensor) -> Tensor:
-        """argmax of policy logits plus noise; the root's children stand at position `committed`."""
-        position = self.committed[:, None] + depth
-        return (logits + gumbel(self.seed, position, logits.shape[-1])).argmax(-1)
+        """argmax of policy logits plus noise."""
+        return self._noisy(logits, depth).argmax(-1)
+
+    def front(self, logits: Tensor, depth: Tensor, count: int) -> Tensor:
+        """The `count` largest of policy logits plus noise, best first."""
+        return self._noisy(logits, depth).topk(count, -1).indices
+
+    def _noisy(self, logits: Tensor, depth: Tensor) -> Tensor:
+        """float64: in float32 near-ties at the top would be broken by token id. A root's children stand at position
+        `committed`."""
+        return logits + gumbel(self.seed, self.committed[:, None] + depth, logits.shape[-1])

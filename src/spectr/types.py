@@ -55,6 +55,9 @@ class Coins(Protocol):
         ...
 
     def race(self, logits: Tensor, depth: Tensor) -> Tensor:
-        """The token that wins the race of NOTE-style shared noise at `depth` (B, M) below the committed text, for
-        policy logits (B, M, V)."""
+        """The token that wins the race at `depth` (B, M) below the committed text, for policy logits (B, M, V)."""
+        ...
+
+    def front(self, logits: Tensor, depth: Tensor, count: int) -> Tensor:
+        """The first `count` tokens of the same race, best first, (B, M, count): what a drafter guesses with."""
         ...

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from spectr.errors import MismatchError
+
 __all__ = ["ExactCoins", "Memory"]
 
 _NEGLIGIBLE = 1e-14  # a part of a coin this small is rounding
@@ -112,6 +114,12 @@ class ExactCoins:
         law, slot = logits.double().softmax(-1), torch.full_like(self.committed, -1)
         columns = [self._decide(law[:, m], self.committed + depth[:, m], slot) for m in range(depth.shape[1])]
         return torch.stack(columns, -1)
+
+    def front(self, logits: Tensor, depth: Tensor, count: int) -> Tensor:
+        """Not enumerable: the order of a race has no finite law in this form."""
+        raise MismatchError(
+            "siblings 'race' cannot be enumerated; the race holds for any tree, so enumerate with iid ones"
+        )
 
     def _decide(self, weights: Tensor, time: Tensor, slot: Tensor) -> Tensor:
         lower, upper = self._parts(weights, *self.memory.interval(time, slot))

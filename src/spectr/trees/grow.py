@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from spectr.coins import Purpose
-from spectr.errors import ArgumentError, MismatchError
+from spectr.errors import ArgumentError
 from spectr.transport.laws import without
 from spectr.trees.shape import Shape
 from spectr.types import Coins, Draft, Siblings
 
-__all__ = ["Growth", "fixed_count", "grow"]
+__all__ = ["Census", "Growth", "LawAt", "fixed_count", "grow"]
 
 LawAt = Callable[[Tensor, list[int]], Tensor]
 """(tokens (B, N) so far, node ids (M)) → draft laws (B, M, V) of the tokens after those nodes."""
 
 Census = Callable[[Tensor], Tensor]
-"""Draft laws (B, M, V) → how many children each node gets, (B, M), at most what the shape has room for."""
+"""Draft laws (B, M, V) → how many children each node gets, (B, M); the shape's own number is the most."""
 
 
 def fixed_count(law: Tensor, k: int) -> Tensor:
@@ -43,82 +43,112 @@ def fixed_count(law: Tensor, k: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How to draw children: their sibling law, how many a node gets, and for hybrids how many of them are fixed."""
+    """How a tree is drawn: its shape, the sibling law, how many children a node gets, and for hybrids how many of
+    them are fixed."""
 
     shape: Shape
     siblings: Siblings = "iid"
     census: Census | None = None  # None: as many as the shape has
-    fixed: Callable[[Tensor, int], Tensor] = fixed_count  # (law, most children) → (B, M)
-
-    def __post_init__(self) -> None:
-        if self.siblings == "race":
-            raise MismatchError(
-                "siblings 'race' are drawn by shared noise, not by coins; grow them with a race drafter"
-            )
+    fixed: Callable[[Tensor, int], Tensor] = fixed_count  # (laws (B, M, V), most children) → (B, M)
 
 
-def _draw_children(law: Tensor, slots: Tensor, growth: Growth, coins: Coins) -> tuple[Tensor, Tensor]:
-    """Tokens and fixed flags (B, M, C) of the children in node `slots` (M, C), given their parents' laws (B, M, V)."""
-    batch, count = law.shape[0], slots.shape[1]
-    pinned = _fixed_children(law, count, growth)  # (B, M): the first so many children are the top of the law
-    ranked = law.topk(min(count, law.shape[-1]), -1).indices
-    ranked = torch.nn.functional.pad(ranked, (0, count - ranked.shape[-1]))
-    flags = torch.arange(count, device=law.device) < pinned[..., None]  # (B, M, C)
-    off = without(law, ranked, flags) if growth.siblings == "hybrid" else law
-    tokens = []
-    for child in range(count):
-        node = slots[:, child].expand(batch, -1)
-        drawn = coins.pick(off, node, Purpose.DRAFT) if growth.siblings != "fixed" else ranked[..., child]
-        tokens.append(torch.where(flags[..., child], ranked[..., child], drawn))
-        if growth.siblings == "without_replacement":
-            off = without(off, tokens[-1][..., None], torch.ones_like(tokens[-1][..., None], dtype=torch.bool))
-    return torch.stack(tokens, -1), flags
+@dataclass(frozen=True, slots=True)
+class _Brood:
+    """The children of M nodes with C places each."""
+
+    tokens: Tensor  # (B, M, C)
+    fixed: Tensor  # (B, M, C) bool
+    born: Tensor  # (B, M, C) bool: a place the law can fill
 
 
-def _fixed_children(law: Tensor, count: int, growth: Growth) -> Tensor:
-    if growth.siblings == "fixed":
-        return torch.full(law.shape[:-1], min(count, law.shape[-1]), device=law.device)
-    if growth.siblings == "hybrid":
-        return growth.fixed(law, count)
-    return torch.zeros(law.shape[:-1], dtype=torch.int64, device=law.device)
+def _iid(law: Tensor, slots: Tensor, coins: Coins) -> _Brood:
+    tokens = torch.stack([coins.pick(law, node, Purpose.DRAFT) for node in slots.unbind(-1)], -1)
+    return _Brood(tokens, torch.zeros_like(tokens, dtype=torch.bool), torch.ones_like(tokens, dtype=torch.bool))
 
 
-def _possible(law: Tensor, flags: Tensor, growth: Growth) -> Tensor:
-    """How many children a law can feed (B, M): without replacement no more than its support; off a fixed set that
-    holds all its mass none but the fixed ones."""
-    support = (law > 0).sum(-1)
-    if growth.siblings in ("without_replacement", "fixed"):
-        return support
-    pinned = flags.sum(-1)
-    return torch.where((growth.siblings == "hybrid") & (support <= pinned), pinned, flags.shape[-1])
+def _without_replacement(law: Tensor, slots: Tensor, coins: Coins) -> _Brood:
+    """In the order drawn; no more than the law's support."""
+    tokens, born = [], []
+    for node in slots.unbind(-1):
+        born.append((law > 0).any(-1))
+        tokens.append(coins.pick(law, node, Purpose.DRAFT))
+        law = without(law, tokens[-1][..., None], torch.ones_like(tokens[-1][..., None], dtype=torch.bool))
+    drawn = torch.stack(tokens, -1)
+    return _Brood(drawn, torch.zeros_like(drawn, dtype=torch.bool), torch.stack(born, -1))
+
+
+def _top(law: Tensor, count: int) -> Tensor:
+    """The `count` likeliest tokens, best first, (B, M, count); padded with 0 beyond the vocabulary."""
+    best = law.topk(min(count, law.shape[-1]), -1).indices
+    return torch.nn.functional.pad(best, (0, count - best.shape[-1]))
+
+
+def _fixed(law: Tensor, slots: Tensor) -> _Brood:
+    """The likeliest tokens, no more than the law's support."""
+    tokens = _top(law, slots.shape[-1])
+    places = torch.arange(slots.shape[-1], device=law.device) < (law > 0).sum(-1, keepdim=True)
+    return _Brood(tokens, torch.ones_like(places), places)
+
+
+def _hybrid(law: Tensor, slots: Tensor, pinned: Tensor, coins: Coins) -> _Brood:
+    """The `pinned` (B, M) likeliest, then draws off them; none of those where nothing is left to draw."""
+    best = _top(law, slots.shape[-1])
+    flags = torch.arange(slots.shape[-1], device=law.device) < pinned[..., None]
+    off = without(law, best, flags)
+    drawn = _iid(off, slots, coins).tokens
+    return _Brood(torch.where(flags, best, drawn), flags, flags | (off > 0).any(-1, keepdim=True))
+
+
+def _race(law: Tensor, slots: Tensor, depth: int, coins: Coins) -> _Brood:
+    """The first of the race on the draft law at this depth."""
+    tokens = coins.front(law.log(), torch.full_like(law[..., 0], depth, dtype=torch.int64), slots.shape[-1])
+    places = torch.arange(slots.shape[-1], device=law.device) < (law > 0).sum(-1, keepdim=True)
+    return _Brood(tokens, torch.zeros_like(places), places)
+
+
+def _brood(law: Tensor, slots: Tensor, depth: int, growth: Growth, coins: Coins) -> _Brood:
+    """Children in the node `slots` (B, M, C) for laws (B, M, V)."""
+    match growth.siblings:
+        case "iid":
+            return _iid(law, slots, coins)
+        case "without_replacement":
+            return _without_replacement(law, slots, coins)
+        case "fixed":
+            return _fixed(law, slots)
+        case "hybrid":
+            return _hybrid(law, slots, growth.fixed(law, slots.shape[-1]), coins)
+        case "race":
+            return _race(law, slots, depth, coins)
+
+
+def _families(shape: Shape, level: list[int]) -> list[tuple[list[int], list[list[int]]]]:
+    """The nodes of a level that have children, grouped by how many: (nodes, their children)."""
+    children = {node: [n for n, p in enumerate(shape.parents) if n and p == node] for node in level}
+    sizes = sorted({len(kids) for kids in children.values() if kids})
+    groups = ([node for node in level if len(children[node]) == size] for size in sizes)
+    return [(nodes, [children[node] for node in nodes]) for nodes in groups]
 
 
 def grow(root: Tensor, law_at: LawAt, growth: Growth, coins: Coins) -> Draft:
     """A draft for rows whose last committed tokens are `root` (B,)."""
-    shape, batch = growth.shape, root.shape[0]
-    nodes, device = len(shape.parents), root.device
-    parents = torch.tensor(shape.parents, device=device).expand(batch, nodes)
-    tokens, fixed = root[:, None].repeat(1, nodes), torch.zeros(batch, nodes, dtype=torch.bool, device=device)
-    alive, laws = torch.zeros_like(fixed), None
-    alive[:, 0] = True
-    for level in shape.levels:
-        families = _families(shape, level)
-        for group in sorted({len(kids) for kids in families.values() if kids}):
-            members = [node for node in level if len(families[node]) == group]
-            slots = torch.tensor([families[node] for node in members], device=device)  # (M, C)
-            law = law_at(tokens, members)  # (B, M, V)
-            drawn, flags = _draw_children(law, slots, growth, coins)
-            room = _possible(law, flags, growth)
-            wanted = room if growth.census is None else torch.minimum(growth.census(law), room)
-            born = alive[:, members][..., None] & (torch.arange(group, device=device) < wanted[..., None])
-            flat = slots.flatten()
-            tokens[:, flat], fixed[:, flat], alive[:, flat] = (x.flatten(1) for x in (drawn, flags & born, born))
-            laws = law.new_zeros(batch, nodes, law.shape[-1]) if laws is None else laws
-            laws[:, members] = law
-    if laws is None:
+    shape, batch, device = growth.shape, root.shape[0], root.device
+    if shape.depth == 0:
         raise ArgumentError("a tree must have at least one node below its root")
+    tokens = root[:, None].repeat(1, len(shape.parents))
+    fixed, alive = torch.zeros_like(tokens, dtype=torch.bool), torch.zeros_like(tokens, dtype=torch.bool)
+    alive[:, 0] = True
+    laws: Tensor | None = None
+    for depth, level in enumerate(shape.levels):
+        for nodes, kids in _families(shape, level):
+            law, slots = law_at(tokens, nodes), torch.tensor(kids, device=device)  # (B, M, V), (M, C)
+            laws = law.new_zeros(batch, tokens.shape[1], law.shape[-1]) if laws is None else laws
+            laws[:, nodes] = law
+            brood = _brood(law, slots.expand(batch, *slots.shape), depth, growth, coins)
+            born = brood.born & alive[:, nodes][..., None]
+            if growth.census is not None:
+                born &= torch.arange(slots.shape[-1], device=device) < growth.census(law)[..., None]
+            places = slots.flatten()
+            tokens[:, places] = brood.tokens.flatten(1)
+            alive[:, places], fixed[:, places] = born.flatten(1), (born & brood.fixed).flatten(1)
+    parents = torch.tensor(shape.parents, device=device).expand_as(tokens)
     return Draft(tokens, parents, alive, fixed, laws, growth.siblings, shape.depth, shape.width)
-
-
-def _families(shape: Shape, level: list[int]) -> dict[int, list[int]]:
-    return {node: [n for n, p in enumerate(shape.parents) if p == node and n] for node in level}

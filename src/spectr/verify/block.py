@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from spectr.coins import Purpose
-from spectr.errors import MismatchError
 from spectr.transport.laws import residual, take
 from spectr.trees.shape import pick_rows, topology
 from spectr.types import Coins, Draft, Verdict
 from spectr.verify.descent import conclude
-from spectr.verify.rule import Card, Rule, law_of
+from spectr.verify.rule import Card, Rule, law_of, laws_in
 
 __all__ = ["Block", "ProposedPath", "keep_longest"]
 
@@ -56,14 +55,19 @@ def _stop_chances(path: ProposedPath, kept: Tensor, left: Tensor) -> Tensor:
     return torch.where(depth == 0, 1.0, chance)
 
 
+def _longest(success: Tensor) -> Tensor:
+    """The deepest success (B,); 0 if there is none."""
+    depth = torch.arange(success.shape[-1], device=success.device)
+    return torch.where(success, depth, 0).amax(-1)
+
+
 def keep_longest(path: ProposedPath, coins: Coins) -> tuple[Tensor, Tensor]:
     """The node (B,) where the kept path ends, and the weights (B, V) of the token after it."""
     kept = _kept_chances(path)
     owed = path.target * kept[..., None].to(path.target.dtype)
     left = (owed - path.proposal).clamp_min_(0)
     success = coins.flip(_stop_chances(path, kept, left), path.nodes.clamp_min(0), Purpose.BLOCK)
-    depth = torch.arange(kept.shape[-1], device=kept.device)
-    last = torch.where(success | (depth == 0), depth, 0).amax(-1, keepdim=True)  # (B, 1)
+    last = _longest(success)[:, None]
     whole = last == path.length[:, None]
     end_target, end_owed, end_given = (pick_rows(x, last).squeeze(1) for x in (path.target, owed, path.proposal))
     left_over = residual(end_owed, end_given)
@@ -77,14 +81,12 @@ class Block(Rule):
 
     def verdict(self, logits: Tensor, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
         """All rows of the chain at once."""
-        if draft.laws is None:
-            raise MismatchError("rule 'block' needs draft laws")
         tree = topology(draft)
         last = torch.where(draft.alive, tree.depth, -1).argmax(-1, keepdim=True)
         nodes = pick_rows(tree.path, last).squeeze(1)
         at = nodes.clamp_min(0)
         path = ProposedPath(
-            nodes, draft.tokens.gather(-1, at[:, 1:]), law_of(pick_rows(logits, at)), pick_rows(draft.laws, at)
+            nodes, draft.tokens.gather(-1, at[:, 1:]), law_of(pick_rows(logits, at)), pick_rows(laws_in(draft), at)
         )
         end, weights = keep_longest(path, coins)
         bonus = coins.pick(weights[:, None], end[:, None], Purpose.BONUS).squeeze(1)

@@ -16,7 +16,7 @@ from spectr.types import Coins, Draft, Verdict
 from spectr.verify.block import ProposedPath, keep_longest
 from spectr.verify.descent import conclude, descend
 from spectr.verify.follow import child_in_slot, drafted_at, node_ids
-from spectr.verify.rule import Card, Rule, law_of
+from spectr.verify.rule import Card, Rule, law_of, laws_in
 
 __all__ = ["PathBlock"]
 
@@ -40,9 +40,7 @@ class PathBlock(Rule):
 
     def verdict(self, logits: Tensor, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
         """A selection per node looked at, then the laws of one path."""
-        tree, laws = topology(draft), draft.laws
-        if laws is None:
-            raise MismatchError("rule 'path_block' needs draft laws")
+        tree, laws = topology(draft), laws_in(draft)
 
         def decide(nodes: Tensor | None) -> tuple[Tensor, Tensor]:
             children, drafted = drafted_at(tree, draft, nodes)

@@ -9,7 +9,7 @@ from torch import Tensor
 from spectr.errors import ArgumentError, MismatchError
 from spectr.types import Coins, Draft, Siblings, Verdict
 
-__all__ = ["Card", "Rule", "law_of"]
+__all__ = ["Card", "Rule", "law_of", "laws_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,16 @@ class Card:
 def law_of(logits: Tensor) -> Tensor:
     """Policy logits (…, V) to the law they stand for, float32 or better."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
+
+
+def laws_in(draft: Draft) -> Tensor:
+    """The draft laws (B, N, V), of a draft that must have them."""
+    if draft.laws is None:
+        raise MismatchError(
+            "this rule needs the law each child was drawn from, and the draft has none; use race or match, or a "
+            "drafter that gives its laws"
+        )
+    return draft.laws
 
 
 class Rule(ABC):
@@ -64,11 +74,8 @@ class Rule(ABC):
                 f"rule {card.name!r} verifies one chain; this draft is up to {draft.width} nodes wide. "
                 "Draft one chain, or choose path_block or optimal for trees"
             )
-        if card.needs_laws and draft.laws is None:
-            raise MismatchError(
-                f"rule {card.name!r} needs the law each child was drawn from, and this draft has none. "
-                "Use race or match, or a drafter that gives its laws"
-            )
+        if card.needs_laws:
+            laws_in(draft)
 
     @abstractmethod
     def verdict(self, logits: Tensor, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:

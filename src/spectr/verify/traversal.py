@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from spectr.coins import Purpose
-from spectr.errors import MismatchError
 from spectr.transport.laws import normalise, without
 from spectr.trees.shape import Topology, pick_rows, topology
 from spectr.types import Coins, Draft, Verdict
 from spectr.verify.descent import conclude
-from spectr.verify.rule import Card, Rule, law_of
+from spectr.verify.rule import Card, Rule, law_of, laws_in
 
 __all__ = ["Traversal"]
 
@@ -85,12 +84,10 @@ class Traversal(Rule):
 
     def verdict(self, logits: Tensor, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
         """One event after the other; on a CPU until every row has ended."""
-        if draft.laws is None:
-            raise MismatchError("rule 'traversal' needs draft laws")
         tree, length = topology(draft), 2 * draft.tokens.shape[1]
         entered, tested = (_timetable(times, length) for times in _events(tree, draft.alive))
         chance = torch.ones_like(draft.tokens, dtype=torch.float64)
-        state = _State(law_of(logits).clone(), draft.laws.clone(), chance, torch.full_like(draft.tokens[:, 0], -1))
+        state = _State(law_of(logits).clone(), laws_in(draft).clone(), chance, torch.full_like(draft.tokens[:, 0], -1))
         for moment in range(length):
             self._enter(state, draft, entered[:, moment])
             self._test(state, draft, tested[:, moment], coins)

@@ -7,14 +7,13 @@ walk ends with a token from the residual, or at a leaf with one from the target.
 from torch import Tensor
 
 from spectr.coins import Purpose
-from spectr.errors import MismatchError
 from spectr.transport import coupling as named_coupling
 from spectr.transport.coupling import Coupling
 from spectr.trees.shape import pick_rows, topology
 from spectr.types import Coins, Draft, Verdict
 from spectr.verify.descent import conclude, descend
 from spectr.verify.follow import child_in_slot, drafted_at, node_ids
-from spectr.verify.rule import Card, Rule, law_of
+from spectr.verify.rule import Card, Rule, law_of, laws_in
 
 __all__ = ["Walk"]
 
@@ -32,9 +31,7 @@ class Walk(Rule):
 
     def verdict(self, logits: Tensor, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
         """A choice per node looked at, and one draw from what the last of them left."""
-        tree, laws = topology(draft), draft.laws
-        if laws is None:
-            raise MismatchError(f"rule {self.card.name!r} needs draft laws")
+        tree, laws = topology(draft), laws_in(draft)
 
         def decide(nodes: Tensor | None) -> tuple[Tensor, Tensor]:
             children, drafted = drafted_at(tree, draft, nodes)

@@ -1,0 +1,27 @@
+"""`spectr cite`: the papers behind rules, as BibTeX."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from spectr.cli.output import JsonFlag, print_json
+from spectr.papers import PAPERS, bibtex
+from spectr.verify import rule
+
+__all__ = ["cite"]
+
+
+def cite(
+    rules: Annotated[
+        list[str] | None, typer.Argument(metavar="[RULE]...", help="Rules of `spectr rules`.", show_default=False)
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Print the papers behind rules as BibTeX; without a rule, the entry of this software."""
+    cited = (key for name in rules for key in rule(name).card.papers) if rules else ("spectr",)
+    keys = list(dict.fromkeys(cited))
+    if as_json:
+        print_json({"papers": [asdict(PAPERS[key]) for key in keys]})
+    else:
+        typer.echo(bibtex(*keys))

@@ -1,0 +1,163 @@
+"""`spectr rules`: every rule by its card, and what they accept side by side."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from spectr.cli.output import JsonFlag, console, numbers, print_json, progress_bar, talk
+from spectr.cli.tables import comparison_heading, comparison_reading, comparison_table, rules_table, summaries_table
+from spectr.errors import ArgumentError
+from spectr.theory import COLUMNS, Comparison, Family, bernoulli, compare, from_files, uniform, zipf
+from spectr.theory.compare import RACE_TOKENS
+from spectr.theory.figure import check_figure, save_figure
+from spectr.verify import RULES, rule
+
+__all__ = ["app"]
+
+app = typer.Typer(help="List the rules; `compare` sets them side by side.", rich_markup_mode=None)
+
+
+@app.callback(invoke_without_command=True)
+def list_rules(context: typer.Context, as_json: JsonFlag = False) -> None:
+    """List every rule with what it holds for: sibling laws, trees or chains, lossless or not."""
+    if context.invoked_subcommand is not None:
+        return
+    cards = [rule(name).card for name in RULES]
+    if as_json:
+        print_json({"rules": [asdict(card) for card in cards]})
+    else:
+        console().print(rules_table(cards), "", summaries_table(cards), sep="\n")
+
+
+class Families(StrEnum):
+    """What `--family` may say."""
+
+    BERNOULLI = "bernoulli"
+    UNIFORM = "uniform"
+    ZIPF = "zipf"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which laws the flags ask for; None is a flag that was not given."""
+
+    family: Families | None
+    target: Path | None
+    draft: Path | None
+    temperature: str | None
+    zipf: Mapping[str, Any]
+
+    def families(self) -> list[Family]:
+        """The laws themselves."""
+        if self.target is None and self.draft is None:
+            return self._drawn(self.family or Families.ALL)
+        if self.target is None or self.draft is None:
+            raise ArgumentError("--target and --draft belong together: give both, or none of them")
+        if self.family is not None:
+            raise ArgumentError("--family and --target are two ways to choose the laws: give one of them")
+        self._refuse_zipf_flags("laws from files")
+        return [from_files(self.target, self.draft)]
+
+    def _drawn(self, family: Families) -> list[Family]:
+        if family not in (Families.ZIPF, Families.ALL):
+            self._refuse_zipf_flags(f"--family {family}")
+        found = []
+        if family in (Families.BERNOULLI, Families.ALL):
+            found.append(bernoulli())
+        if family in (Families.UNIFORM, Families.ALL):
+            found.append(uniform())
+        if family in (Families.ZIPF, Families.ALL):
+            temperatures = numbers("--temperature", self.temperature or "1,0.5", float, 0.0)
+            found += [zipf(temperature=temperature, **self.zipf) for temperature in temperatures]
+        return found
+
+    def _refuse_zipf_flags(self, what: str) -> None:
+        given = [*self.zipf, *(["temperature"] if self.temperature is not None else [])]
+        if given:
+            flags = ", ".join(f"--{name}" for name in given)
+            raise ArgumentError(f"{flags} belongs to the zipf family, not to {what}; use --family zipf or leave it out")
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The quadrature of the race is many small operations: on busy cores threads that wait for each other make it
+    forty times slower, and on idle ones they gain nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _compared(families: Sequence[Family], ks: Sequence[int]) -> list[Comparison]:
+    with _one_thread(), progress_bar("comparing", len(families) * len(COLUMNS) * len(ks)) as advance:
+        found = [compare(family, ks, advance) for family in families]
+    for one in found:
+        if None in one.acceptance["race"]:
+            talk(f"{one.family.name}: the race is left out, it costs V² and V = {one.vocabulary} > {RACE_TOKENS}")
+    return found
+
+
+def _print_tables(found: Sequence[Comparison]) -> None:
+    out = console()
+    for number, one in enumerate(found):
+        parts = (comparison_heading(one), comparison_table(one), comparison_reading(one))
+        out.print(*([""] if number else []), *parts, sep="\n")
+
+
+FamilyFlag = Annotated[
+    Families | None, typer.Option(help="Laws to compare on: the papers' two, a model-like one, or all. [default: all]")
+]
+TargetFlag = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Your target law: a JSON list, .npy, or numbers in a text file.")
+]
+DraftFlag = Annotated[Path | None, typer.Option(metavar="FILE", help="Your draft law, beside --target.")]
+KFlag = Annotated[str, typer.Option("--k", metavar="K,K,...", help="Numbers of drafts.")]
+TemperatureFlag = Annotated[
+    str | None, typer.Option(metavar="T,T,...", help="zipf: temperatures, 0 for greedy. [default: 1,0.5]")
+]
+SizeFlag = Annotated[int | None, typer.Option(metavar="TOKENS", help="zipf: size of the vocabulary. [default: 200]")]
+ExponentFlag = Annotated[float | None, typer.Option(metavar="S", help="zipf: how fast it falls. [default: 1.3]")]
+NoiseFlag = Annotated[float | None, typer.Option(metavar="SIGMA", help="zipf: the drafter's error. [default: 1]")]
+SeedFlag = Annotated[int | None, typer.Option(help="zipf: seed of its noise. [default: 0]")]
+PlotFlag = Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw all of it into a .png, .svg or .pdf.")]
+
+
+@app.command("compare")
+def compare_rules(
+    context: typer.Context,
+    family: FamilyFlag = None,
+    target: TargetFlag = None,
+    draft: DraftFlag = None,
+    k: KFlag = "1,2,4,8,16",
+    temperature: TemperatureFlag = None,
+    size: SizeFlag = None,
+    exponent: ExponentFlag = None,
+    noise: NoiseFlag = None,
+    seed: SeedFlag = None,
+    plot: PlotFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compare acceptance against the number of drafts K, in closed form: the chance that the next token is one of the
+    K drafted ones, for every rule beside the optimum."""
+    ks = numbers("--k", k, int, 1)
+    shape = {"size": size, "exponent": exponent, "noise": noise, "seed": seed}
+    choice = Choice(family, target, draft, temperature, {n: v for n, v in shape.items() if v is not None})
+    if plot is not None:
+        check_figure(plot)
+    found = _compared(choice.families(), ks)
+    if as_json or (context.parent is not None and context.parent.params["as_json"]):
+        print_json({"comparisons": [one.to_json() for one in found]})
+    else:
+        _print_tables(found)
+    if plot is not None:
+        save_figure(found, plot)
+        talk(f"wrote {plot}")

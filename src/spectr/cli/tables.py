@@ -1,0 +1,124 @@
+"""Cards, comparisons and timings as tables for a terminal. Knows their columns and computes nothing."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from spectr.papers import PAPERS
+from spectr.theory import COLUMNS, Comparison
+from spectr.types import SIBLINGS
+from spectr.verify import Card
+
+__all__ = [
+    "bench_table",
+    "comparison_heading",
+    "comparison_reading",
+    "comparison_table",
+    "rules_table",
+    "summaries_table",
+]
+
+_BEST = "bold green"
+_SAME = 5e-5  # printed alike
+
+
+def _table(*columns: str) -> Table:
+    return Table(*columns, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+
+
+def rules_table(cards: Iterable[Card]) -> Table:
+    """What each rule holds for and needs, a tick for every sibling law."""
+    table = _table("rule", "law", "drafts")
+    table.padding = (0, 1, 0, 0)
+    for siblings in SIBLINGS:
+        table.add_column(siblings.replace("without_replacement", "w/o\nrepl."), justify="center")
+    table.add_column("draft\nlaws")
+    table.add_column("graph")
+    for card in cards:
+        table.add_row(
+            Text(card.name, "bold"),
+            Text("lossless", "green") if card.lossless else Text("LOSSY", "bold red"),
+            "trees" if card.tree else "chains",
+            *("●" if siblings in card.siblings else "·" for siblings in SIBLINGS),
+            "needed" if card.needs_laws else "–",
+            "yes" if card.capturable else "no",
+        )
+    return table
+
+
+def summaries_table(cards: Iterable[Card]) -> Table:
+    """What each rule does, and where it comes from."""
+    table = _table("rule", "what it does", "papers")
+    table.columns[0].no_wrap = True
+    for card in cards:
+        papers = "; ".join(PAPERS[key].short if key in PAPERS else key for key in card.papers)
+        table.add_row(Text(card.name, "bold"), card.summary, Text(papers, "dim"))
+    return table
+
+
+def comparison_heading(found: Comparison) -> Text:
+    """The family, and what its laws are."""
+    return Text.assemble((found.family.name, "bold"), ("  " + found.family.note, "dim"))
+
+
+def _cell(value: float | None, best: float | None) -> Text:
+    if value is None:
+        return Text("–")
+    return Text(f"{value:.4f}", _BEST if best is not None and value > best - _SAME else "")
+
+
+def comparison_table(found: Comparison) -> Table:
+    """One rule a row, one K a column; the best that sampled drafts reach at each K is marked."""
+    table = _table("rule (all lossless)", "siblings")
+    for k in found.ks:
+        table.add_column(f"K = {k}", justify="right", no_wrap=True)
+    for name, values in found.acceptance.items():
+        column = COLUMNS[name]
+        best = [found.best(at) if column.sampled else None for at in range(len(values))]
+        cells = (_cell(value, top) for value, top in zip(values, best, strict=True))
+        table.add_row(column.label, column.siblings, *cells)
+    return table
+
+
+def _widest(found: Comparison) -> int:
+    """Index of the K where the rules of iid drafts are furthest apart."""
+    optimum, worst = found.acceptance["optimum"], found.acceptance["recursive"]
+    gaps = [(high or 0.0) - (low or 0.0) for high, low in zip(optimum, worst, strict=True)]
+    return gaps.index(max(gaps))
+
+
+def comparison_reading(found: Comparison) -> Text:
+    """What the table says, in a line."""
+    at = _widest(found)
+    values = {name: row[at] or 0.0 for name, row in found.acceptance.items()}
+    best = max(values, key=lambda name: round(values[name], 4))
+    highest = f"highest: {COLUMNS[best].label}, {values[best]:.4f}"
+    if not values["optimum"]:
+        return Text(f"The draft law shares no token with the target's; {highest}.", "italic")
+    shares = [
+        f"{COLUMNS[name].label} {values[name] / values['optimum']:.1%}"
+        for name in ("kseq", "kseq_plus", "race")
+        if found.acceptance[name][at] is not None
+    ]
+    return Text(f"At K = {found.ks[at]}, of what iid drafts allow: {', '.join(shares)}; {highest}.", "italic")
+
+
+def bench_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """One timing a row; the ratio is to a softmax of the same logits."""
+    table = _table("rule", "mode")
+    for name in ("vocabulary", "children", "ms", "softmax ms", "ratio"):
+        table.add_column(name, justify="right")
+    for row in results:
+        table.add_row(
+            Text(str(row["rule"]), "bold"),
+            str(row["mode"]),
+            f"{row['vocabulary']:,}",
+            str(row["children"]),
+            f"{row['milliseconds']:.3f}",
+            f"{row['softmax_milliseconds']:.3f}",
+            f"{row['ratio']:.2f}",
+        )
+    return table

@@ -1,0 +1,156 @@
+"""Every registered rule × the sibling laws it declares × the corners of policies: exact laws, one step and three."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import spectr
+from spectr import Growth, Shape
+from spectr.audit import enumerate_steps
+from spectr.audit.toys import CASES, RandomModel, toy_pair
+from spectr.types import Siblings
+from spectr.verify import RULES, Rule
+
+MADE = {name: spectr.rule(name) for name in RULES}
+LOSSLESS = [name for name, rule in MADE.items() if rule.card.lossless]
+LOSSY = [name for name in MADE if name not in LOSSLESS]
+PAIRS = [(n, s) for n in LOSSLESS for s in MADE[n].card.siblings if s != "race"]
+
+
+def shapes(rule: Rule) -> list[tuple[int, ...]]:
+    return [(2, 2), (3, 1), (2, 1, 1)] if rule.card.tree else [(1, 1, 1)]
+
+
+def one_fixed(law: Tensor, most: int) -> Tensor:
+    return torch.full(law.shape[:-1], min(1, most - 1))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("name", "siblings"), PAIRS)
+def test_one_step(name: str, siblings: Siblings, case: str) -> None:
+    rule = MADE[name]
+    for seed, widths in enumerate(shapes(rule)):
+        size = 3 if (sum(widths) < 5 and widths != (2, 2)) or siblings == "fixed" else 2
+        target, draft = toy_pair(case, size, seed)
+        law = enumerate_steps(rule, (target, draft), Growth(Shape.branching(widths), siblings, fixed=one_fixed))
+        assert sum(law.values()) == pytest.approx(1, abs=1e-12)
+        assert law.deviation(target) < 1e-12
+
+
+@pytest.mark.parametrize("siblings", ["iid", "hybrid", "without_replacement", "fixed"])
+@pytest.mark.parametrize("name", [n for n in LOSSLESS if MADE[n].card.tree])
+def test_four_drafts(name: str, siblings: Siblings) -> None:
+    if siblings not in MADE[name].card.siblings:
+        pytest.skip(f"{name} does not hold for {siblings}")
+    for case in ("plain", "zeros", "ties"):
+        target, draft = toy_pair(case, 4, 3)
+        law = enumerate_steps(MADE[name], (target, draft), Growth(Shape.branching((4,)), siblings))
+        assert law.deviation(target) < 1e-12
+
+
+@pytest.mark.parametrize(("name", "siblings"), PAIRS)
+def test_three_steps(name: str, siblings: Siblings) -> None:
+    """Coins that come again would show here and not in one step."""
+    rule = MADE[name]
+    for case in ("plain", "zeros"):
+        target, draft = toy_pair(case, 2, 7)
+        widths = (2, 1) if rule.card.tree else (1, 1, 1)
+        law = enumerate_steps(
+            rule, (target, draft), Growth(Shape.branching(widths), siblings, fixed=one_fixed), steps=3
+        )
+        assert law.deviation(target) < 1e-12
+
+
+def flat_laws_branch(law: Tensor) -> Tensor:
+    """A census from the draft law alone: two children where the law is flat, one where it is peaked."""
+    return torch.where(law.amax(-1) < 0.6, 2, 1)
+
+
+@pytest.mark.parametrize(("name", "siblings"), [(n, s) for n, s in PAIRS if MADE[n].card.tree])
+def test_shapes_that_depend_on_drawn_tokens(name: str, siblings: Siblings) -> None:
+    """Which laws are met depends on what was drawn, so the shape is random; it is fixed before each draw."""
+    for seed in (11, 12):
+        target, draft = RandomModel(seed, 2), RandomModel(seed + 50, 2)
+        growth = Growth(Shape.branching((2, 2, 1)), siblings, census=flat_laws_branch, fixed=one_fixed)
+        assert enumerate_steps(MADE[name], (target, draft), growth).deviation(target) < 1e-12
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_lossy_rules_keep_their_bound(name: str) -> None:
+    for case in CASES:
+        target, draft = toy_pair(case, 3, 2)
+        law = spectr.exact_step_law(MADE[name], target, draft, (2,))
+        first: dict[int, float] = {}
+        for text, chance in law.items():
+            first[text[0]] = first.get(text[0], 0.0) + chance
+        meant = target(()).tolist()
+        off = sum(abs(first.get(token, 0.0) - meant[token]) for token in range(3)) / 2
+        assert off <= MADE[name].bias_bound + 1e-12
+
+
+def test_lossy_rules_are_seen_to_be_lossy() -> None:
+    target, draft = toy_pair("plain", 3, 2)
+    for name in LOSSY:
+        assert spectr.exact_step_law(name, target, draft, (2, 1)).total_variation(target) > 1e-3
+
+
+def test_lossy_rules_without_slack_are_lossless() -> None:
+    target, draft = toy_pair("plain", 3, 2)
+    for rule in (spectr.rule("lenience", lenience=1.0), spectr.rule("pareto", budget=0.0)):
+        assert spectr.exact_step_law(rule, target, draft, (2, 1)).deviation(target) < 1e-12
+
+
+def test_pareto_is_on_the_front() -> None:
+    """Rejections fall by exactly the bias spent: P(reject) = TV − bias, for one draft and for two."""
+    target_lm, draft_lm = toy_pair("plain", 4, 3)
+    target, draft = target_lm(()), draft_lm(())
+    for k, name in ((1, "maximal"), (2, "optimal")):
+        gap = 1 - float(spectr.coupling(name).acceptance(target, draft, k))
+        rule = spectr.rule("pareto", budget=gap / 3, coupling=name)
+        assert float(rule.coupling.acceptance(target, draft, k)) == pytest.approx(1 - gap + gap / 3, abs=1e-12)
+        law = spectr.exact_step_law(rule, target_lm, draft_lm, (k,))
+        assert law.total_variation(target_lm) == pytest.approx(gap / 3, abs=1e-12)
+
+
+def test_block_keeps_at_least_what_tokens_keep() -> None:
+    for seed in range(8):
+        models = toy_pair("plain", 3, seed)
+        token = spectr.exact_step_law("speculative", *models, (1, 1, 1)).expected_tokens
+        block = spectr.exact_step_law("block", *models, (1, 1, 1)).expected_tokens
+        assert block >= token - 1e-12
+    assert block > token + 1e-4
+
+
+def test_path_block_keeps_at_least_what_the_walk_keeps() -> None:
+    gains = []
+    for seed in range(8):
+        models = toy_pair("plain", 2, seed)
+        for widths in ((2, 2), (3, 1, 1)):
+            walk = spectr.exact_step_law("optimal", *models, widths).expected_tokens
+            path = spectr.exact_step_law("path_block", *models, widths).expected_tokens
+            gains.append(path - walk)
+    assert min(gains) >= -1e-12
+    assert max(gains) > 1e-4
+
+
+def test_path_block_on_a_chain_is_block_and_traversal_too() -> None:
+    models = toy_pair("plain", 3, 4)
+    laws = [spectr.exact_step_law(name, *models, (1, 1, 1)) for name in ("block", "path_block", "traversal")]
+    for law in laws[1:]:
+        assert dict(law) == pytest.approx(dict(laws[0]), abs=1e-12)
+
+
+def test_known_example_of_block_verification() -> None:
+    """target (1/3, 2/3), draft (2/3, 1/3), two tokens: 10/9 token by token, 11/9 as a block."""
+
+    def target(text: tuple[int, ...]) -> Tensor:
+        return torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
+
+    def draft(text: tuple[int, ...]) -> Tensor:
+        return torch.tensor([2 / 3, 1 / 3], dtype=torch.float64)
+
+    token, block = (
+        spectr.exact_step_law(n, target, draft, (1, 1)).expected_tokens - 1 for n in ("speculative", "block")
+    )
+    assert token == pytest.approx(10 / 9, abs=1e-12)
+    assert block == pytest.approx(11 / 9, abs=1e-12)
