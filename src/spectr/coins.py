@@ -43,7 +43,8 @@ def _mix_(state: Tensor) -> Tensor:
 
 
 def _absorb(state: Tensor, word: Tensor) -> Tensor:
-    """Mix one more key word into the state; both broadcast."""
+    """Mix one more key word into the state; both broadcast. One word at a time: two words that only met in an
+    exclusive or would be interchangeable."""
     return _mix_((state ^ word) + _GOLDEN)
 
 
@@ -54,13 +55,14 @@ def _bits53(state: Tensor) -> Tensor:
 
 def uniform(seed: Tensor, committed: Tensor, node: Tensor, purpose: int) -> Tensor:
     """Coins in [0, 1) with 53 bits, float64 (B, M), for seeds and committed counts (B,) and nodes (B, M)."""
-    state = _absorb(_absorb(seed ^ _COIN_STREAM, committed), torch.full_like(committed, purpose))
+    state = _absorb(_absorb(torch.full_like(seed, _COIN_STREAM), seed), committed)
+    state = _absorb(state, torch.full_like(committed, purpose))
     return _bits53(_absorb(state[:, None], node)) * 2.0**-53
 
 
 def _gumbel_states(seed: Tensor, position: Tensor) -> Tensor:
     """One generator state per (row, position): (B, M)."""
-    return _absorb(_absorb(seed ^ _NOISE_STREAM, torch.zeros_like(seed))[:, None], position)
+    return _absorb(_absorb(torch.full_like(seed, _NOISE_STREAM), seed)[:, None], position)
 
 
 def gumbel(seed: Tensor, position: Tensor, vocabulary: int) -> Tensor:

@@ -107,7 +107,7 @@ def test_pooling_copies_whose_fixed_sets_differ() -> None:
     """Copies of one prefix must agree on how many children are fixed; a count that looks at the node does not."""
     calls = [0]
 
-    def changing(law: Tensor, most: int) -> Tensor:
+    def changing(law: Tensor, _: int) -> Tensor:
         calls[0] += 1
         return (torch.arange(law.shape[1]) % 2).expand(law.shape[:-1])
 

@@ -18,7 +18,7 @@ def cite(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Print the papers behind rules as BibTeX; without a rule, the entry of this software."""
+    """Print the papers behind rules as BibTeX. Without a rule, print the entry of this software."""
     cited = (key for name in rules for key in rule(name).card.papers) if rules else ("spectr",)
     keys = list(dict.fromkeys(cited))
     if as_json:

@@ -1,9 +1,8 @@
 """`spectr rules`: every rule by its card, and what they accept side by side."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,8 @@ import typer
 
 from spectr.cli.output import JsonFlag, console, numbers, print_json, progress_bar, talk
 from spectr.cli.tables import comparison_heading, comparison_reading, comparison_table, rules_table, summaries_table
-from spectr.errors import ArgumentError
+from spectr.errors import ArgumentError, UnknownNameError
+from spectr.registry import nearest
 from spectr.theory import COLUMNS, Comparison, Family, bernoulli, compare, from_files, uniform, zipf
 from spectr.theory.compare import RACE_TOKENS
 from spectr.theory.figure import check_figure, save_figure
@@ -35,20 +35,15 @@ def list_rules(context: typer.Context, as_json: JsonFlag = False) -> None:
         console().print(rules_table(cards), "", summaries_table(cards), sep="\n")
 
 
-class Families(StrEnum):
-    """What `--family` may say."""
-
-    BERNOULLI = "bernoulli"
-    UNIFORM = "uniform"
-    ZIPF = "zipf"
-    ALL = "all"
+_BUILDERS: Mapping[str, Callable[..., Family]] = {"bernoulli": bernoulli, "uniform": uniform, "zipf": zipf}
+_FAMILIES = [*_BUILDERS, "all"]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Which laws the flags ask for; None is a flag that was not given."""
 
-    family: Families | None
+    family: str | None
     target: Path | None
     draft: Path | None
     temperature: str | None
@@ -57,7 +52,7 @@ class Choice:
     def families(self) -> list[Family]:
         """The laws themselves."""
         if self.target is None and self.draft is None:
-            return self._drawn(self.family or Families.ALL)
+            return self._drawn(self.family or "all")
         if self.target is None or self.draft is None:
             raise ArgumentError("--target and --draft belong together: give both, or none of them")
         if self.family is not None:
@@ -65,18 +60,15 @@ class Choice:
         self._refuse_zipf_flags("laws from files")
         return [from_files(self.target, self.draft)]
 
-    def _drawn(self, family: Families) -> list[Family]:
-        if family not in (Families.ZIPF, Families.ALL):
+    def _drawn(self, family: str) -> list[Family]:
+        if family not in _FAMILIES:
+            raise UnknownNameError(f"no family is called {family!r}; {nearest(family, _FAMILIES)}")
+        names = list(_BUILDERS) if family == "all" else [family]
+        if "zipf" not in names:
             self._refuse_zipf_flags(f"--family {family}")
-        found = []
-        if family in (Families.BERNOULLI, Families.ALL):
-            found.append(bernoulli())
-        if family in (Families.UNIFORM, Families.ALL):
-            found.append(uniform())
-        if family in (Families.ZIPF, Families.ALL):
-            temperatures = numbers("--temperature", self.temperature or "1,0.5", float, 0.0)
-            found += [zipf(temperature=temperature, **self.zipf) for temperature in temperatures]
-        return found
+        temperatures = numbers("--temperature", self.temperature or "1,0.5", float, 0.0)
+        found = [_BUILDERS[name]() for name in names if name != "zipf"]
+        return found + [zipf(temperature=t, **self.zipf) for t in temperatures if "zipf" in names]
 
     def _refuse_zipf_flags(self, what: str) -> None:
         given = [*self.zipf, *(["temperature"] if self.temperature is not None else [])]
@@ -114,7 +106,11 @@ def _print_tables(found: Sequence[Comparison]) -> None:
 
 
 FamilyFlag = Annotated[
-    Families | None, typer.Option(help="Laws to compare on: the papers' two, a model-like one, or all. [default: all]")
+    str | None,
+    typer.Option(
+        metavar="|".join(_FAMILIES),
+        help="Laws to compare on: the papers' two, a model-like one, or all. [default: all]",
+    ),
 ]
 TargetFlag = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Your target law: a JSON list, .npy, or numbers in a text file.")
@@ -146,8 +142,8 @@ def compare_rules(
     plot: PlotFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compare acceptance against the number of drafts K, in closed form: the chance that the next token is one of the
-    K drafted ones, for every rule beside the optimum."""
+    """Compare what the rules accept with K drafts. Acceptance is the chance that the next token is one of the K drafted
+    ones; it is computed in closed form, not sampled, and stands beside the optimum."""
     ks = numbers("--k", k, int, 1)
     shape = {"size": size, "exponent": exponent, "noise": noise, "seed": seed}
     choice = Choice(family, target, draft, temperature, {n: v for n, v in shape.items() if v is not None})

@@ -64,7 +64,8 @@ def _all_at_once(decide: Decide, tree: Topology) -> Trail:
     for _ in range(tree.path.shape[-1].bit_length()):  # twice as far each time
         jump = jump.gather(-1, jump)
     nodes = pick_rows(tree.path, jump[:, :1]).squeeze(1)
-    return Trail(jump[:, 0], nodes, payload, nodes.clamp_min(0))
+    decided = tree.twin.gather(-1, nodes.clamp_min(0))  # a copy's children are decided on at the first copy
+    return Trail(jump[:, 0], nodes, payload, decided)
 
 
 def conclude(tree: Topology, end: Tensor, bonus: Tensor) -> Verdict:

@@ -1,0 +1,113 @@
+"""Coins and noise: uniform, independent of their neighbours, a function of their keys; draws by inverse CDF."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2, kstest
+
+from spectr.coins import Purpose, SeededCoins, draw, gumbel, uniform
+
+
+def keys(count: int, vary: str) -> dict[str, torch.Tensor]:
+    """Keys (count, 1) in which one word counts up and the others stay."""
+    line = torch.arange(count)
+    return {word: line if word == vary else torch.full((count,), 5) for word in ("seed", "committed", "node")}
+
+
+@pytest.mark.parametrize("vary", ["seed", "committed", "node"])
+def test_coins_are_uniform_along_every_key(vary: str) -> None:
+    """Kolmogorov–Smirnov on consecutive keys, and the serial correlation; false alarms once in 10^7."""
+    words = keys(100_000, vary)
+    coins = uniform(words["seed"], words["committed"], words["node"][:, None], Purpose.CHILD)[:, 0].numpy()
+    assert coins.min() >= 0
+    assert coins.max() < 1
+    assert kstest(coins, "uniform").pvalue > 1e-7
+    serial = float(np.corrcoef(coins[:-1], coins[1:])[0, 1])
+    assert abs(serial) < 5.5 / np.sqrt(len(coins))
+
+
+def test_no_two_keys_share_a_coin() -> None:
+    seed, committed, node, purpose = torch.cartesian_prod(
+        torch.arange(-3, 4), torch.arange(20), torch.arange(20), torch.arange(1, 7)
+    ).unbind(-1)
+    coins = torch.cat(
+        [uniform(seed[purpose == p], committed[purpose == p], node[purpose == p, None], p)[:, 0] for p in range(1, 7)]
+    )
+    assert len(coins.unique()) == len(coins)
+
+
+def test_coins_and_noise_are_separate_streams() -> None:
+    seeds = torch.arange(20_000)
+    coins = uniform(seeds, torch.zeros_like(seeds), torch.zeros(20_000, 1, dtype=torch.int64), 1)[:, 0].numpy()
+    noise = gumbel(seeds, torch.zeros(20_000, 1, dtype=torch.int64), 1)[:, 0, 0].numpy()
+    assert abs(float(np.corrcoef(coins, noise)[0, 1])) < 5.5 / np.sqrt(20_000)
+
+
+@pytest.mark.parametrize("vary", ["seed", "position", "token"])
+def test_noise_is_exponential_along_every_key(vary: str) -> None:
+    line = torch.arange(100_000)
+    if vary == "token":
+        noise = gumbel(torch.tensor([9]), torch.tensor([[4]]), 100_000).flatten()
+    else:
+        seed = line if vary == "seed" else torch.full_like(line, 9)
+        position = line if vary == "position" else torch.full_like(line, 4)
+        noise = gumbel(seed, position[:, None], 1).flatten()
+    assert kstest((-noise).exp().numpy(), "expon").pvalue > 1e-7
+    assert abs(float(np.corrcoef(noise[:-1], noise[1:])[0, 1])) < 5.5 / np.sqrt(100_000)
+
+
+def test_the_smallest_noise_is_fine_enough() -> None:
+    """Among 152,064 tokens the winner's E is about 1e-5; V times the smallest E is Exp(1), with no grid in it."""
+    size = 152_064
+    smallest = torch.stack([(-gumbel(torch.tensor([s]), torch.tensor([[0]]), size)).amin().exp() for s in range(400)])
+    assert kstest((smallest * size).numpy(), "expon").pvalue > 1e-7
+    assert len(smallest.unique()) == 400
+
+
+def test_noise_of_a_token_does_not_depend_on_the_vocabulary() -> None:
+    short, long = (gumbel(torch.tensor([1]), torch.tensor([[2, 3]]), size) for size in (10, 1000))
+    assert torch.equal(short, long[..., :10])
+
+
+@pytest.mark.parametrize("size", [1, 7, 1024, 1025, 5_000, 152_064])
+def test_draw_finds_every_boundary(size: int) -> None:
+    """On either side of a boundary of the exact CDF (long double) the draw falls on either side, to 1e-12."""
+    rng = np.random.default_rng(size)
+    weights = rng.exponential(size=size).astype(np.float32) ** 4
+    weights[rng.random(size) < 0.3] = 0
+    weights[0] = max(weights[0], 0.5)
+    exact = np.cumsum(weights.astype(np.longdouble))
+    ends = (exact / exact[-1]).astype(np.float64)
+    probe = rng.choice(np.flatnonzero(weights), min(40, int((weights > 0).sum())), replace=False)
+    for token in probe:
+        low = ends[token - 1] if token else 0.0
+        if ends[token] - low > 4e-12:
+            coins = torch.tensor([low + 1e-12, ends[token] - 1e-12], dtype=torch.float64)
+            assert draw(torch.tensor(weights).expand(2, size), coins).tolist() == [token, token]
+
+
+def test_draw_never_picks_what_has_no_weight() -> None:
+    for size in (3, 2_000):
+        weights = torch.zeros(size)
+        weights[1] = 1e-30
+        for coin in (0.0, 0.5, 1 - 2**-53):
+            assert int(draw(weights, torch.tensor(coin, dtype=torch.float64))) == 1
+
+
+def test_draw_follows_the_weights() -> None:
+    weights = torch.tensor([0.1, 0.0, 0.4, 0.5])
+    seeds = torch.arange(50_000)
+    coins = SeededCoins(seeds, torch.zeros_like(seeds))
+    found = coins.pick(weights.expand(50_000, 1, 4), torch.zeros(50_000, 1, dtype=torch.int64), Purpose.BONUS)
+    counts = torch.bincount(found.flatten(), minlength=4).double()
+    expected = weights.double() * 50_000
+    live = expected > 0
+    assert int(counts[1]) == 0
+    assert float(((counts - expected)[live] ** 2 / expected[live]).sum()) < chi2.isf(1e-7, 2)
+
+
+def test_flips_are_strict() -> None:
+    seeds = torch.arange(10_000)
+    coins, node = SeededCoins(seeds, torch.zeros_like(seeds)), torch.zeros(10_000, 1, dtype=torch.int64)
+    assert not bool(coins.flip(torch.zeros(10_000, 1), node, 1).any())
+    assert bool(coins.flip(torch.ones(10_000, 1), node, 1).all())
