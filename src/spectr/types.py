@@ -4,18 +4,24 @@ Everything is a batch of fixed capacity: B rows, N nodes, depth D, vocabulary V.
 dynamic trees, short lookups and chains are no special cases. Nothing here knows a model.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 from torch import Tensor
 
-__all__ = ["SIBLINGS", "Coins", "Draft", "Siblings", "Verdict"]
+__all__ = ["SIBLINGS", "Coins", "Draft", "LogitsAt", "Siblings", "Verdict"]
 
 Siblings = Literal["iid", "hybrid", "without_replacement", "fixed", "race"]
 """How the children of a node were drawn. `iid`: independent draws of the draft law. `hybrid`: its top m, fixed, and
 the rest iid off them. `without_replacement`: in the order drawn. `fixed`: any set chosen without looking at the
 target. `race`: the best by shared noise."""
 SIBLINGS: tuple[Siblings, ...] = get_args(Siblings)
+
+
+LogitsAt = Callable[[Tensor | None], Tensor]
+"""The target's policy logits at nodes (B, M), as (B, M, V); None means every node. A rule asks for what it looks at, so
+that filters are not computed where nobody looks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,31 @@
 """`spectr bench`: what rules cost on this machine."""
 
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from spectr.cli.output import JsonFlag, console, numbers, print_json, talk, write_text
 from spectr.cli.tables import bench_table
+from spectr.errors import ArgumentError
 from spectr.verify import rule
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Measure on this machine.", no_args_is_help=True, rich_markup_mode=None)
 
-_RULES = "race,optimal,kseq_plus,kseq,recursive,match"
+_RULES = "race,match,kseq,kseq_plus,optimal,path_block,recursive,block,traversal"
+
+
+def _check_device(name: str) -> None:
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        raise ArgumentError(f"--device must be cpu, cuda or cuda:N, got {name!r}") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError(f"--device {name} needs a CUDA device, and torch finds none here; use --device cpu")
 
 
 @app.callback()
@@ -26,25 +36,26 @@ def _bench() -> None:
 @app.command("rules")
 def bench_rules(
     vocabulary: Annotated[str, typer.Option(metavar="V,V,...", help="Sizes of the vocabulary.")] = "32000,152064",
-    children: Annotated[str, typer.Option(metavar="K,K,...", help="Children of each node.")] = "1,4",
+    children: Annotated[str, typer.Option(metavar="K,K,...", help="Chains in the token tree.")] = "1,8",
     rules: Annotated[str, typer.Option(metavar="RULE,RULE,...", help="Rules of `spectr rules`.")] = _RULES,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes of the token tree.")] = 32,
-    device: Annotated[str, typer.Option(help="Where to measure: cpu, cuda, cuda:1, ...")] = "cpu",
-    repeats: Annotated[int, typer.Option(min=1, help="Timings of which the median is taken.")] = 20,
+    nodes: Annotated[int, typer.Option(min=1, metavar="N", help="Nodes of the token tree.")] = 64,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="Where to measure: cpu, cuda, cuda:1, ...")] = "cpu",
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Timings of which the median is taken.")] = 5,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the JSON to a file.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Time every rule against a softmax over the same logits."""
+    _check_device(device)
     names = tuple(dict.fromkeys(rules.split(",")))
     for name in names:
         rule(name)  # an unknown name is refused before anything is measured
-    found = import_module("spectr.bench.rules").run(
+    from spectr.bench.rules import run
+
+    found = run(
         vocabularies=numbers("--vocabulary", vocabulary, int, 1),
         children=numbers("--children", children, int, 1),
         rules=names,
-        nodes=nodes,
-        device=device,
-        repeats=repeats,
+        size=(nodes, device, repeats),
         progress=talk,
     )
     if out is not None:

@@ -14,7 +14,7 @@ __all__ = ["cite"]
 
 def cite(
     rules: Annotated[
-        list[str] | None, typer.Argument(metavar="[RULE]...", help="Rules of `spectr rules`.", show_default=False)
+        list[str] | None, typer.Argument(metavar="RULE", help="Rules of `spectr rules`.", show_default=False)
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:

@@ -123,7 +123,7 @@ TemperatureFlag = Annotated[
 SizeFlag = Annotated[int | None, typer.Option(metavar="TOKENS", help="zipf: size of the vocabulary. [default: 200]")]
 ExponentFlag = Annotated[float | None, typer.Option(metavar="S", help="zipf: how fast it falls. [default: 1.3]")]
 NoiseFlag = Annotated[float | None, typer.Option(metavar="SIGMA", help="zipf: the drafter's error. [default: 1]")]
-SeedFlag = Annotated[int | None, typer.Option(help="zipf: seed of its noise. [default: 0]")]
+SeedFlag = Annotated[int | None, typer.Option(metavar="N", help="zipf: seed of its noise. [default: 0]")]
 PlotFlag = Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw all of it into a .png, .svg or .pdf.")]
 
 

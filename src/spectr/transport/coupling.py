@@ -14,6 +14,7 @@ from torch import Tensor
 
 from spectr.coins import draw
 from spectr.errors import ArgumentError, MismatchError
+from spectr.rows import Rows
 from spectr.transport.laws import check_count, check_pair, check_tokens, normalise, take, without
 from spectr.types import Siblings
 
@@ -44,7 +45,7 @@ class Outcome:
     """The law of the output token given the drafted ones."""
 
     ending: Tensor  # (…, k) float64: probability of ending on this draft
-    residual: Tensor  # (…, V) weights of the output token when no draft is taken
+    residual: Rows  # (…, V) weights of the output token when no draft is taken
 
     @property
     def choices(self) -> Tensor:
@@ -53,9 +54,9 @@ class Outcome:
 
     def law(self, tokens: Tensor) -> Tensor:
         """The law of the output token, (…, V)."""
-        rest = self.choices[..., -1:]
-        spread = normalise(self.residual, self.residual) * rest
-        return spread.scatter_add(-1, tokens, self.ending.to(spread.dtype)).to(self.residual.dtype)
+        weights = self.residual.all()
+        spread = normalise(weights, weights) * self.choices[..., -1:].to(weights.dtype)
+        return spread.scatter_add(-1, tokens, self.ending.to(weights.dtype))
 
 
 def first_copies(tokens: Tensor, mask: Tensor) -> Tensor:
@@ -72,10 +73,10 @@ def settle_hybrid(coupling: "Coupling", target: Tensor, draft: Tensor, drafted: 
     """
     tokens, pinned = drafted.tokens, drafted.pinned
     outcome = coupling.settle(target, without(draft, tokens, pinned), Drafted(tokens, drafted.sampled))
-    law = normalise(outcome.residual, target)  # (…, V)
+    law = normalise(outcome.residual.all(), target)  # (…, V)
     first = first_copies(tokens, pinned)  # of several copies of a fixed token one collects the hit
     hits = torch.where(first, take(law, tokens), 0).to(torch.float64) * outcome.choices[..., -1:]
-    return Outcome(outcome.ending + hits, normalise(without(law, tokens, pinned), target))
+    return Outcome(outcome.ending + hits, Rows.of(normalise(without(law, tokens, pinned), target)))
 
 
 class Coupling(ABC):
@@ -136,7 +137,7 @@ class Coupling(ABC):
         target, draft, drafted = self._arguments(target, draft, tokens, fixed)
         outcome, shape = self.outcome(target, draft, drafted), drafted.tokens.shape[:-1]
         slot = draw(outcome.choices, coins[..., 0].expand(shape))
-        other = draw(outcome.residual, coins[..., 1].expand(shape))
+        other = draw(outcome.residual.all(), coins[..., 1].expand(shape))
         return slot, torch.cat([drafted.tokens, other[..., None]], -1).gather(-1, slot[..., None]).squeeze(-1)
 
     def _check_fixed(self, fixed: Tensor, target: Tensor) -> None:

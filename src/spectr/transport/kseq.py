@@ -9,10 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from spectr.rows import Rows
 from spectr.transport.coupling import Coupling, Drafted, Outcome
 from spectr.transport.laws import ratio, residual, take
 from spectr.transport.roots import falling_root
-from spectr.transport.selection import SelectingCoupling, Selection
+from spectr.transport.selection import SelectingCoupling, Selection, at_most_one, first_draft
 
 __all__ = ["KSeq", "KSeqPlus"]
 
@@ -32,6 +33,16 @@ def _any_of(chance: Tensor, k: Tensor) -> Tensor:
 def _per_visit(chance: Tensor, k: Tensor) -> Tensor:
     """(1 − (1 − chance)^k) / chance; its limit k at chance 0."""
     return torch.where(chance > 0, _any_of(chance, k) / torch.where(chance > 0, chance, 1.0), k)
+
+
+def _visit(target: Tensor, draft: Tensor, rho: Tensor) -> Tensor:
+    """min(draft, target / ρ): the mass that one visit accepts."""
+    return torch.minimum(draft, target / rho.to(target.dtype))
+
+
+def _kseq_residual(target: Tensor, draft: Tensor, plan: Tensor) -> Tensor:
+    rho, phi = plan[..., :1], plan[..., 1:]
+    return residual(target, _visit(target, draft, rho) * phi.to(target.dtype))
 
 
 def _two_values(low: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,13 +68,18 @@ class KSeq(Coupling):
     def settle(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Outcome:
         """The same test for every draft; the first to pass comes out."""
         tokens, live = drafted.tokens, drafted.live
-        rho, k = self._rho(target, draft, live.sum(-1))
-        visits = torch.minimum(draft, target / rho[..., None].to(target.dtype))  # accepted mass of one visit
-        phi = _per_visit(visits.sum(-1, dtype=torch.float64), k)
-        passes = take(visits, tokens).to(torch.float64) / take(draft, tokens).to(torch.float64).clamp_min(1e-300)
+        plan = self._plan(target, draft, live)
+        passes = _visit(take(target, tokens), take(draft, tokens), plan[..., :1]).to(torch.float64)
+        passes = passes / take(draft, tokens).to(torch.float64).clamp_min(1e-300)
         passes = torch.where(live, passes.clamp_max(1.0), 0.0)
         before = torch.cat([torch.ones_like(passes[..., :1]), (1 - passes).cumprod(-1)[..., :-1]], -1)
-        return Outcome(before * passes, residual(target, visits * phi[..., None].to(target.dtype)))
+        return Outcome(before * passes, Rows(_kseq_residual, (target, draft, plan)))
+
+    def _plan(self, target: Tensor, draft: Tensor, live: Tensor) -> Tensor:
+        """(ρ, φ) of each row, (…, 2)."""
+        rho, k = self._rho(target, draft, live.sum(-1))
+        phi = _per_visit(_visit(target, draft, rho[..., None]).sum(-1, dtype=torch.float64), k)
+        return torch.stack([rho, phi], -1)
 
     def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
         """1 − (1 − β)^k with β = Σ min(draft, target / ρ)."""
@@ -75,6 +91,8 @@ class KSeq(Coupling):
         count = k.to(torch.float64)
         if self.rho is not None:
             return torch.full_like(count, self.rho), count
+        if k.device.type == "cpu" and bool((k < 2).all()):
+            return torch.ones_like(count), count
 
         def surplus(rho: Tensor) -> Tensor:
             clipped = _clipped(target, draft, rho)
@@ -98,11 +116,14 @@ class KSeqPlus(SelectingCoupling):
     def select(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Selection:
         """The first high draft, else the first."""
         tokens, live = drafted.tokens, drafted.live
+        if at_most_one(live):
+            return first_draft(draft, drafted)
         high, law = self._levels(target, draft, live.sum(-1))
         up = torch.where(live, take(high, tokens).to(torch.float64), 0.0)
         none_before = torch.cat([torch.ones_like(up[..., :1]), (1 - up).cumprod(-1)], -1)
         first = live & (live.cumsum(-1) == 1)
-        return Selection(none_before[..., :-1] * up + first * none_before[..., -1:], law)
+        chance = none_before[..., :-1] * up + first * none_before[..., -1:]
+        return Selection(chance, Rows.of(law), take(law, tokens))
 
     def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
         """Σ min(target, r)."""

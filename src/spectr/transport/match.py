@@ -5,11 +5,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from spectr.rows import Rows
 from spectr.transport.coupling import Coupling, Drafted, Outcome, first_copies
 from spectr.transport.laws import normalise, take, without
 from spectr.types import SIBLINGS, Siblings
 
 __all__ = ["Match"]
+
+
+def _off_drafted(target: Tensor, tokens: Tensor, live: Tensor) -> Tensor:
+    return normalise(without(target, tokens, live), target)
 
 
 class Match(Coupling):
@@ -24,7 +29,7 @@ class Match(Coupling):
         tokens, live = drafted.tokens, drafted.live
         first = first_copies(tokens, live)
         ending = torch.where(first, take(target, tokens), 0).to(torch.float64)
-        return Outcome(ending, normalise(without(target, tokens, live), target))
+        return Outcome(ending, Rows(_off_drafted, (target, tokens, live)))
 
     def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
         """Σ target·(1 − (1 − draft)^k) for iid drafts."""

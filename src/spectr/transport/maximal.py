@@ -7,7 +7,7 @@ from torch import Tensor
 
 from spectr.transport.coupling import Drafted
 from spectr.transport.laws import overlap
-from spectr.transport.selection import SelectingCoupling, Selection
+from spectr.transport.selection import SelectingCoupling, Selection, first_draft
 
 __all__ = ["Maximal"]
 
@@ -28,9 +28,7 @@ class Maximal(SelectingCoupling):
 
     def select(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Selection:
         """The first live draft, whose law is the draft law."""
-        live = drafted.live
-        first = live & (live.cumsum(-1) == 1)
-        return Selection(first.to(torch.float64), draft * live.any(-1, keepdim=True))
+        return first_draft(draft, drafted)
 
     def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
         """Σ min(target, draft)."""

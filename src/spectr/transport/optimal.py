@@ -11,6 +11,7 @@ the class alone and r = draft × (mean of the class), so the binned form is exac
 Σ min(target, r) and falls short of the optimum by about 1e-4 at most.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,50 +19,69 @@ import torch
 from torch import Tensor
 
 from spectr.errors import ArgumentError
+from spectr.rows import Rows
 from spectr.transport.coupling import Drafted
-from spectr.transport.laws import ratio
-from spectr.transport.selection import SelectingCoupling, Selection
+from spectr.transport.laws import ratio, take
+from spectr.transport.selection import SelectingCoupling, Selection, at_most_one, first_draft
 
-__all__ = ["Classes", "Levels", "Optimal", "binned_classes", "sorted_classes"]
+__all__ = ["Bins", "Classes", "Levels", "Optimal", "highest", "level_law", "level_swaps", "sorted_classes"]
 
 _TINY = 1e-12  # masses below this carry no usable ratio
 _LOWEST = -12.0  # log ratio below which all tokens share a class
+_MOST_AT_ONCE = 1 << 25  # entries of the level laws held at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """Tokens in classes of rising target / draft."""
+    """Tokens in classes of rising target / draft, as masses. All float64."""
 
-    member: Tensor  # (…, V) int64 class of each token; meaningless where the draft law is zero
-    target: Tensor  # (…, C) float64 target mass on drafted tokens
-    draft: Tensor  # (…, C) float64 draft mass
-    undrafted: Tensor  # (…, 1) float64 target mass where the draft law is zero
+    target: Tensor  # (…, C) target mass on drafted tokens
+    draft: Tensor  # (…, C) draft mass
+    undrafted: Tensor  # (…, 1) target mass where the draft law is zero
 
 
 def _undrafted(target: Tensor, draft: Tensor) -> Tensor:
     return torch.where(draft > 0, 0, target).sum(-1, keepdim=True, dtype=torch.float64)
 
 
-def sorted_classes(target: Tensor, draft: Tensor) -> Classes:
-    """Every token a class of its own: the exact form."""
+def sorted_classes(target: Tensor, draft: Tensor) -> tuple[Classes, Tensor]:
+    """Every token a class of its own: the exact form. Also the class of each token, (…, V)."""
     rise, order = ratio(target.double(), draft.double()).sort(dim=-1, stable=True)
-    member = torch.empty_like(order).scatter_(
-        -1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order)
-    )
+    places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    member = torch.empty_like(order).scatter_(-1, order, places)
     owed, given = (torch.where(rise < torch.inf, law.gather(-1, order), 0).to(torch.float64) for law in (target, draft))
-    return Classes(member, owed, given, _undrafted(target, draft))
+    return Classes(owed, given, _undrafted(target, draft)), member
 
 
-def binned_classes(target: Tensor, draft: Tensor, most: int, bins: int) -> Classes:
-    """`bins` classes, log-spaced from e^−12 to `most`, the largest ratio that can matter for that many drafts."""
-    logs = ratio(target.double(), draft.double()).log_()
-    width = (torch.tensor(float(max(most, 2))).log().item() - _LOWEST) / (bins - 2)
-    member = ((logs - _LOWEST) / width + 1).clamp_(0, bins - 1).long()
-    zeros = torch.zeros(*target.shape[:-1], bins, dtype=torch.float64, device=target.device)
-    owed, given = (
-        zeros.scatter_add(-1, member, torch.where(draft > 0, law, 0).to(torch.float64)) for law in (target, draft)
-    )
-    return Classes(member, owed, given, _undrafted(target, draft))
+@dataclass(frozen=True, slots=True)
+class Bins:
+    """`count` classes, log-spaced from e^−12 to `most`, the largest ratio that matters for that many drafts."""
+
+    count: int
+    most: int
+
+    def of(self, target: Tensor, draft: Tensor) -> Tensor:
+        """The class of tokens with these probabilities, int64; float64 inside, so that classes rise."""
+        width = (math.log(max(self.most, 2)) - _LOWEST) / (self.count - 2)
+        logs = ratio(target.double(), draft.double()).log_()
+        return ((logs - _LOWEST) / width + 1).clamp_(0, self.count - 1).long()
+
+    def classes(self, target: Tensor, draft: Tensor) -> Classes:
+        """Masses of the classes: one histogram, no sort."""
+        member = self.of(target, draft)
+        zeros = torch.zeros(*target.shape[:-1], self.count, dtype=torch.float64, device=target.device)
+        owed, given = (
+            zeros.scatter_add(-1, member, torch.where(draft > 0, law, 0).to(torch.float64)) for law in (target, draft)
+        )
+        return Classes(owed, given, _undrafted(target, draft))
+
+    def law(self, target: Tensor, draft: Tensor, mean: Tensor) -> Tensor:
+        """draft × mean of the class, (…, V)."""
+        return _scaled(draft, self.of(target, draft), mean)
+
+
+def _scaled(draft: Tensor, member: Tensor, mean: Tensor) -> Tensor:
+    return torch.where(draft > 0, draft * mean.gather(-1, member), 0).to(draft.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +118,7 @@ def level_swaps(classes: Classes, k: Tensor, most: int) -> Levels:
     """The swaps that make the selected law the optimal clip, for k (…) ≤ most drafts."""
     count = k[..., None].to(torch.float64).clamp_min(1.0)
     total = classes.draft.sum(-1, keepdim=True)
-    classes = Classes(
-        classes.member, classes.target, classes.draft / torch.where(total > 0, total, 1.0), classes.undrafted
-    )
+    classes = Classes(classes.target, classes.draft / torch.where(total > 0, total, 1.0), classes.undrafted)
     upper = classes.draft.cumsum(-1).clamp_max(1.0)
     lower = torch.cat([torch.zeros_like(upper[..., :1]), upper[..., :-1]], -1)
     value = _level_values(upper, lower, count, most)
@@ -146,6 +164,15 @@ def highest(law: Tensor, live: Tensor) -> Tensor:
     return chance / torch.where(total > 0, total, 1.0)
 
 
+def _chances(levels: Levels, own: Tensor, live: Tensor) -> Tensor:
+    """Chance of each draft (…, k) to be selected, some rows at a time where the level laws would be large."""
+    classes, drafts = levels.value.shape[-1], own.shape[-1]
+    tables = [x.reshape(-1, classes) for x in (levels.value, levels.mean, levels.up, levels.down)]
+    rows = max(1, _MOST_AT_ONCE // (classes * drafts))
+    parts = zip(*(x.split(rows) for x in (*tables, own.reshape(-1, drafts), live.reshape(-1, drafts))), strict=True)
+    return torch.cat([highest(level_law(Levels(*part[:4]), part[4]), part[5]) for part in parts]).view(own.shape)
+
+
 class Optimal(SelectingCoupling):
     """Exactly the membership optimum. `bins=0` sorts; by default vocabularies above `sort_below` are binned.
 
@@ -166,24 +193,34 @@ class Optimal(SelectingCoupling):
 
     def select(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Selection:
         """The draft on the highest level."""
-        tokens, live, most = drafted.tokens, drafted.live, drafted.tokens.shape[-1]
-        classes = self._classes(target, draft, most)
-        levels = level_swaps(classes, live.sum(-1), most)
-        chance = highest(level_law(levels, classes.member.gather(-1, tokens)), live)
-        return Selection(chance, self._law(draft, classes, levels) * live.any(-1, keepdim=True))
+        tokens, live = drafted.tokens, drafted.live
+        if at_most_one(live):
+            return first_draft(draft, drafted)
+        bins = self._bins(target, tokens.shape[-1])
+        levels, law, member = self._tables(target, draft, live.sum(-1), bins)
+        own = bins.of(take(target, tokens), take(draft, tokens)) if member is None else member.gather(-1, tokens)
+        at_drafts = take(draft, tokens) * self._mean(draft, levels, live.sum(-1)).gather(-1, own)
+        return Selection(_chances(levels, own, live), law, at_drafts)
 
     def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
         """Σ min(target, r); the optimum itself when the classes are single tokens."""
-        classes = self._classes(target, draft, most)
-        law = self._law(draft, classes, level_swaps(classes, k, most))
-        return torch.where(k > 0, torch.minimum(target, law).sum(-1, dtype=torch.float64), 0.0)
+        law = self._tables(target, draft, k, self._bins(target, most))[1].all()
+        return torch.minimum(target, law).sum(-1, dtype=torch.float64)
 
-    def _classes(self, target: Tensor, draft: Tensor, most: int) -> Classes:
-        if self.bins == 0 or target.shape[-1] <= self.sort_below:
-            return sorted_classes(target, draft)
-        return binned_classes(target, draft, most, self.bins)
+    def _bins(self, target: Tensor, most: int) -> Bins:
+        """The classes for this vocabulary and at most so many drafts; no bins means sort."""
+        return Bins(0 if target.shape[-1] <= self.sort_below else self.bins, most)
 
-    def _law(self, draft: Tensor, classes: Classes, levels: Levels) -> Tensor:
+    def _tables(self, target: Tensor, draft: Tensor, k: Tensor, bins: Bins) -> tuple[Levels, Rows, Tensor | None]:
+        """Levels, the selected law, and where tokens were sorted the class of each."""
+        if bins.count == 0:
+            classes, member = sorted_classes(target, draft)
+            levels = level_swaps(classes, k, bins.most)
+            return levels, Rows(_scaled, (draft, member, self._mean(draft, levels, k))), member
+        levels = level_swaps(bins.classes(target, draft), k, bins.most)
+        return levels, Rows(bins.law, (target, draft, self._mean(draft, levels, k))), None
+
+    def _mean(self, draft: Tensor, levels: Levels, k: Tensor) -> Tensor:
+        """r / draft of each class, (…, C); zero where there is no draft."""
         total = draft.sum(-1, keepdim=True, dtype=torch.float64)
-        mean = levels.mean.gather(-1, classes.member) / torch.where(total > 0, total, 1.0)
-        return torch.where(draft > 0, draft * mean, 0).to(draft.dtype)
+        return torch.where((total > 0) & (k > 0)[..., None], levels.mean / torch.where(total > 0, total, 1.0), 0.0)

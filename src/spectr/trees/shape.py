@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from spectr.errors import ArgumentError
+from spectr.rows import pick_rows
 from spectr.types import Draft
 
-__all__ = ["Shape", "Topology", "as_shape", "pick_rows", "topology"]
+__all__ = ["Shape", "Topology", "as_shape", "topology"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +80,6 @@ def as_shape(tree: Shape | Sequence[int]) -> Shape:
     return tree if isinstance(tree, Shape) else Shape.branching(tuple(tree))
 
 
-def pick_rows(values: Tensor, nodes: Tensor | None) -> Tensor:
-    """`values` (B, N, …) at `nodes` (B, M), as (B, M, …); None means every node, with no copy."""
-    if nodes is None:
-        return values
-    return values[torch.arange(values.shape[0], device=values.device)[:, None], nodes]
-
-
 @dataclass(frozen=True, slots=True)
 class Topology:
     """Who is whose child, once copies are pooled: siblings that carry one token share their children."""
@@ -99,7 +93,8 @@ class Topology:
 def _ancestors(parents: Tensor, depth: int) -> Tensor:
     """(B, N, N) bool: column is row or an ancestor of row."""
     nodes = parents.shape[1]
-    reach = torch.nn.functional.one_hot(parents, nodes).float() + torch.eye(nodes, device=parents.device)
+    ids = torch.arange(nodes, device=parents.device)
+    reach = ((parents[..., None] == ids) | (ids[:, None] == ids)).float()
     for _ in range(max(depth - 1, 1).bit_length()):
         reach = (reach @ reach).clamp_max_(1)
     return reach > 0

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from spectr.coins import Purpose
+from spectr.rows import pick_rows
 from spectr.transport.laws import residual, take
-from spectr.trees.shape import pick_rows, topology
-from spectr.types import Coins, Draft, Verdict
+from spectr.trees.shape import topology
+from spectr.types import Coins, Draft, LogitsAt, Verdict
 from spectr.verify.descent import conclude
 from spectr.verify.rule import Card, Rule, law_of, laws_in
 
@@ -79,14 +80,14 @@ class Block(Rule):
 
     card = Card("block", "one chain judged as a whole", ("iid", "without_replacement"), ("sun2024block",), tree=False)
 
-    def verdict(self, logits: Tensor, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
         """All rows of the chain at once."""
         tree = topology(draft)
         last = torch.where(draft.alive, tree.depth, -1).argmax(-1, keepdim=True)
         nodes = pick_rows(tree.path, last).squeeze(1)
         at = nodes.clamp_min(0)
         path = ProposedPath(
-            nodes, draft.tokens.gather(-1, at[:, 1:]), law_of(pick_rows(logits, at)), pick_rows(laws_in(draft), at)
+            nodes, draft.tokens.gather(-1, at[:, 1:]), law_of(logits(at)), pick_rows(laws_in(draft), at)
         )
         end, weights = keep_longest(path, coins)
         bonus = coins.pick(weights[:, None], end[:, None], Purpose.BONUS).squeeze(1)

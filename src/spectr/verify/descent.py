@@ -10,32 +10,41 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spectr.trees.shape import Topology, pick_rows
+from spectr.rows import Rows, pick_rows
+from spectr.trees.shape import Topology
 from spectr.types import Verdict
 
 __all__ = ["Decide", "Trail", "conclude", "descend"]
 
-Decide = Callable[[Tensor | None], tuple[Tensor, Tensor]]
-"""Nodes (B, M), or None for all of them → child to go to (B, M), -1 to stop; payload (B, M, …)."""
+Decide = Callable[[Tensor | None], tuple[Tensor, Rows]]
+"""Nodes (B, M), or None for all of them → child to go to (B, M), -1 to stop; payload rows (B, M, …)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """The way down: where it ended, and the payloads met."""
+    """The way down: where it ended, and the payloads met, in batches of columns."""
 
     end: Tensor  # (B,) node
     nodes: Tensor  # (B, D + 1) node at each depth, padded with -1
-    payloads: Tensor  # (B, R, …)
-    rows: Tensor  # (B, D + 1) which payload belongs to each depth
+    payloads: list[Rows]  # one of all nodes (B, N, …), or one for each depth (B, 1, …)
+    rows: Tensor  # (B, D + 1) which column belongs to each depth
 
     def at_end(self) -> Tensor:
         """The payload of the last node, (B, …)."""
-        last = (self.nodes >= 0).sum(-1, keepdim=True) - 1
-        return pick_rows(self.payloads, self.rows.gather(-1, last)).squeeze(1)
+        row = self.rows.gather(-1, (self.nodes >= 0).sum(-1, keepdim=True) - 1)
+        if len(self.payloads) == 1:
+            return self.payloads[0].at(row).squeeze(1)
+        needed = [d for d in range(len(self.payloads)) if row.device.type != "cpu" or bool((row == d).any())]
+        found = self.payloads[needed[0]].all()
+        for depth in needed[1:]:
+            found = torch.where((row == depth).view(-1, *[1] * (found.dim() - 1)), self.payloads[depth].all(), found)
+        return found.squeeze(1)
 
     def along(self) -> Tensor:
         """The payloads of all depths, (B, D + 1, …); beyond the end anything."""
-        return pick_rows(self.payloads, self.rows)
+        if len(self.payloads) == 1:
+            return self.payloads[0].at(self.rows)
+        return pick_rows(torch.cat([payload.all() for payload in self.payloads], 1), self.rows)
 
 
 def descend(decide: Decide, tree: Topology, *, lazily: bool) -> Trail:
@@ -54,7 +63,7 @@ def _node_by_node(decide: Decide, tree: Topology) -> Trail:
         node = torch.where(child < 0, node, child)
     nodes = pick_rows(tree.path, node).squeeze(1)
     rows = torch.arange(nodes.shape[-1], device=nodes.device).clamp_max(len(payloads) - 1).expand_as(nodes)
-    return Trail(node.squeeze(1), nodes, torch.cat(payloads, 1), rows)
+    return Trail(node.squeeze(1), nodes, payloads, rows)
 
 
 def _all_at_once(decide: Decide, tree: Topology) -> Trail:
@@ -65,7 +74,7 @@ def _all_at_once(decide: Decide, tree: Topology) -> Trail:
         jump = jump.gather(-1, jump)
     nodes = pick_rows(tree.path, jump[:, :1]).squeeze(1)
     decided = tree.twin.gather(-1, nodes.clamp_min(0))  # a copy's children are decided on at the first copy
-    return Trail(jump[:, 0], nodes, payload, decided)
+    return Trail(jump[:, 0], nodes, [payload], decided)
 
 
 def conclude(tree: Topology, end: Tensor, bonus: Tensor) -> Verdict:

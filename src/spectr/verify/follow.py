@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
+from spectr.rows import pick_rows
 from spectr.transport.coupling import Drafted
-from spectr.trees.shape import Topology, pick_rows
+from spectr.trees.shape import Topology
 from spectr.types import Draft
 
 __all__ = ["child_in_slot", "child_with_token", "drafted_at", "node_ids"]

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from spectr.coins import Purpose
 from spectr.errors import MismatchError
+from spectr.rows import Rows, pick_rows
 from spectr.transport import coupling as named_coupling
 from spectr.transport.selection import SelectingCoupling
-from spectr.trees.shape import pick_rows, topology
-from spectr.types import Coins, Draft, Verdict
+from spectr.trees.shape import topology
+from spectr.types import Coins, Draft, LogitsAt, Verdict
 from spectr.verify.block import ProposedPath, keep_longest
 from spectr.verify.descent import conclude, descend
 from spectr.verify.follow import child_in_slot, drafted_at, node_ids
@@ -38,20 +39,20 @@ class PathBlock(Rule):
             ("spectr", "sun2024block", "sun2023spectr"),
         )
 
-    def verdict(self, logits: Tensor, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
         """A selection per node looked at, then the laws of one path."""
         tree, laws = topology(draft), laws_in(draft)
 
-        def decide(nodes: Tensor | None) -> tuple[Tensor, Tensor]:
+        def decide(nodes: Tensor | None) -> tuple[Tensor, Rows]:
             children, drafted = drafted_at(tree, draft, nodes)
-            chosen = self.coupling.selection(law_of(pick_rows(logits, nodes)), pick_rows(laws, nodes), drafted)
+            chosen = self.coupling.selection(law_of(logits(nodes)), pick_rows(laws, nodes), drafted)
             slot = coins.pick(chosen.chance, node_ids(draft, nodes), Purpose.CHILD)
             return child_in_slot(tree, children, slot), chosen.law
 
         trail = descend(decide, tree, lazily=lazily)
         at = trail.nodes.clamp_min(0)
         tokens = draft.tokens.gather(-1, at[:, 1:])
-        path = ProposedPath(trail.nodes, tokens, law_of(pick_rows(logits, at)), trail.along())
+        path = ProposedPath(trail.nodes, tokens, law_of(logits(at)), trail.along())
         end, weights = keep_longest(path, coins)
         bonus = coins.pick(weights[:, None], end[:, None], Purpose.BONUS).squeeze(1)
         return conclude(tree, end, bonus)

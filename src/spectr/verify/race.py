@@ -7,8 +7,9 @@ the same seed gives the same text with any drafter, any tree, or none. No draft 
 
 from torch import Tensor
 
-from spectr.trees.shape import pick_rows, topology
-from spectr.types import SIBLINGS, Coins, Draft, Verdict
+from spectr.rows import Rows
+from spectr.trees.shape import topology
+from spectr.types import SIBLINGS, Coins, Draft, LogitsAt, Verdict
 from spectr.verify.descent import conclude, descend
 from spectr.verify.follow import child_with_token
 from spectr.verify.rule import Card, Rule
@@ -27,14 +28,14 @@ class Race(Rule):
         needs_laws=False,
     )
 
-    def verdict(self, logits: Tensor, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
         """One pass over the logits of the nodes looked at."""
         tree = topology(draft)
 
-        def decide(nodes: Tensor | None) -> tuple[Tensor, Tensor]:
+        def decide(nodes: Tensor | None) -> tuple[Tensor, Rows]:
             depth = tree.depth if nodes is None else tree.depth.gather(-1, nodes)
-            winner = coins.race(pick_rows(logits, nodes), depth)
-            return child_with_token(tree, draft, nodes, winner), winner
+            winner = coins.race(logits(nodes), depth)
+            return child_with_token(tree, draft, nodes, winner), Rows.of(winner)
 
         trail = descend(decide, tree, lazily=lazily)
         return conclude(tree, trail.end, trail.at_end())

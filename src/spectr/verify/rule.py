@@ -2,12 +2,14 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from spectr.errors import ArgumentError, MismatchError
-from spectr.types import Coins, Draft, Siblings, Verdict
+from spectr.rows import pick_rows
+from spectr.types import Coins, Draft, LogitsAt, Siblings, Verdict
 
 __all__ = ["Card", "Rule", "law_of", "laws_in"]
 
@@ -41,6 +43,15 @@ def laws_in(draft: Draft) -> Tensor:
     return draft.laws
 
 
+def _as_function(logits: Tensor | LogitsAt, draft: Draft) -> LogitsAt:
+    if not isinstance(logits, Tensor):
+        return logits
+    if logits.dim() != 3 or logits.shape[:2] != draft.tokens.shape:
+        wanted = tuple(draft.tokens.shape)
+        raise ArgumentError(f"logits must be (B, N, V) with (B, N) = {wanted}, got {tuple(logits.shape)}")
+    return partial(pick_rows, logits)
+
+
 class Rule(ABC):
     """Decides, for each row of a batch, which path of a token tree is kept and which token follows it."""
 
@@ -48,18 +59,16 @@ class Rule(ABC):
     bias_bound: float = 0.0
     """Total variation that one emitted token may be off by; 0 for a lossless rule."""
 
-    def __call__(self, logits: Tensor, draft: Draft, coins: Coins, *, lazily: bool | None = None) -> Verdict:
-        """The verdict on `draft` for policy logits (B, N, V): the target's at every node, after all filters.
+    def __call__(self, logits: Tensor | LogitsAt, draft: Draft, coins: Coins, *, lazily: bool | None = None) -> Verdict:
+        """The verdict on `draft`, given the target's policy logits at its nodes: (B, N, V), or a function of nodes.
 
         `lazily`: look at nodes one by one down the path (cheapest on a CPU, the default there) or at all at once
         (fewest kernels, the default elsewhere). The verdict is the same.
         """
         self.check(draft)
-        if logits.shape[:2] != draft.tokens.shape:
-            raise ArgumentError(
-                f"logits must be (B, N, V) with B, N = {tuple(draft.tokens.shape)}, got {tuple(logits.shape)}"
-            )
-        return self.verdict(logits, draft, coins, lazily=logits.device.type == "cpu" if lazily is None else lazily)
+        if lazily is None:
+            lazily = draft.tokens.device.type == "cpu"
+        return self.verdict(_as_function(logits, draft), draft, coins, lazily=lazily)
 
     def check(self, draft: Draft) -> None:
         """Refuse a draft this rule does not hold for: with the wrong sibling law it would be silently biased."""
@@ -78,5 +87,5 @@ class Rule(ABC):
             laws_in(draft)
 
     @abstractmethod
-    def verdict(self, logits: Tensor, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
         """The verdict, for a draft that was checked."""

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from spectr.coins import Purpose
+from spectr.rows import pick_rows
 from spectr.transport.laws import normalise, without
-from spectr.trees.shape import Topology, pick_rows, topology
-from spectr.types import Coins, Draft, Verdict
+from spectr.trees.shape import Topology, topology
+from spectr.types import Coins, Draft, LogitsAt, Verdict
 from spectr.verify.descent import conclude
 from spectr.verify.rule import Card, Rule, law_of, laws_in
 
@@ -82,16 +83,16 @@ class Traversal(Rule):
         ("weng2025traversal",),
     )
 
-    def verdict(self, logits: Tensor, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
         """One event after the other; on a CPU until every row has ended."""
         tree, length = topology(draft), 2 * draft.tokens.shape[1]
         entered, tested = (_timetable(times, length) for times in _events(tree, draft.alive))
         chance = torch.ones_like(draft.tokens, dtype=torch.float64)
-        state = _State(law_of(logits).clone(), laws_in(draft).clone(), chance, torch.full_like(draft.tokens[:, 0], -1))
+        state = _State(law_of(logits(None)), laws_in(draft).clone(), chance, torch.full_like(draft.tokens[:, 0], -1))
         for moment in range(length):
             self._enter(state, draft, entered[:, moment])
             self._test(state, draft, tested[:, moment], coins)
-            if logits.device.type == "cpu" and bool((state.end >= 0).all()):
+            if draft.tokens.device.type == "cpu" and bool((state.end >= 0).all()):
                 break
         weights = pick_rows(state.target, state.end[:, None])
         bonus = coins.pick(weights, state.end[:, None], Purpose.BONUS).squeeze(1)

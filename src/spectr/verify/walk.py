@@ -7,10 +7,11 @@ walk ends with a token from the residual, or at a leaf with one from the target.
 from torch import Tensor
 
 from spectr.coins import Purpose
+from spectr.rows import Rows, pick_rows
 from spectr.transport import coupling as named_coupling
 from spectr.transport.coupling import Coupling
-from spectr.trees.shape import pick_rows, topology
-from spectr.types import Coins, Draft, Verdict
+from spectr.trees.shape import topology
+from spectr.types import Coins, Draft, LogitsAt, Verdict
 from spectr.verify.descent import conclude, descend
 from spectr.verify.follow import child_in_slot, drafted_at, node_ids
 from spectr.verify.rule import Card, Rule, law_of, laws_in
@@ -29,13 +30,13 @@ class Walk(Rule):
         text = summary or f"token by token down the tree with the coupling {held.name!r}"
         self.card = Card(name, text, held.siblings, held.papers, held.lossless)
 
-    def verdict(self, logits: Tensor, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
         """A choice per node looked at, and one draw from what the last of them left."""
         tree, laws = topology(draft), laws_in(draft)
 
-        def decide(nodes: Tensor | None) -> tuple[Tensor, Tensor]:
+        def decide(nodes: Tensor | None) -> tuple[Tensor, Rows]:
             children, drafted = drafted_at(tree, draft, nodes)
-            outcome = self.coupling.outcome(law_of(pick_rows(logits, nodes)), pick_rows(laws, nodes), drafted)
+            outcome = self.coupling.outcome(law_of(logits(nodes)), pick_rows(laws, nodes), drafted)
             slot = coins.pick(outcome.choices, node_ids(draft, nodes), Purpose.CHILD)
             return child_in_slot(tree, children, slot), outcome.residual
 

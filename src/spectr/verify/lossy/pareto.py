@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from spectr.errors import ArgumentError
-from spectr.transport.laws import overlap
 from spectr.transport.selection import SelectingCoupling
-from spectr.verify.lossy.relaxed import RelaxedCoupling, at_tokens, selecting
+from spectr.verify.lossy.relaxed import RelaxedCoupling, selecting
 from spectr.verify.walk import Walk
 
 __all__ = ["Pareto"]
@@ -28,11 +27,8 @@ class ParetoCoupling(RelaxedCoupling):
         super().__init__(inner)
         self.budget = budget
 
-    def test(self, target: Tensor, law: Tensor, tokens: Tensor) -> Tensor:
+    def test(self, lossless: Tensor, gap: Tensor) -> Tensor:
         """1 − (1 − min(1, target / law)) · (1 − budget / TV)⁺."""
-        owed, given = at_tokens(target, law, tokens)
-        lossless = torch.where(given > owed, owed / torch.where(given > 0, given, 1.0), 1.0)
-        gap = 1 - overlap(target, law)[..., None]
         shrink = torch.where(gap > 0, 1 - self.budget / torch.where(gap > 0, gap, 1.0), 0.0).clamp_min(0)
         return 1 - (1 - lossless) * shrink
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from spectr.errors import MismatchError
 from spectr.transport import coupling as named_coupling
 from spectr.transport.coupling import Coupling, Drafted, Outcome
-from spectr.transport.laws import residual, take
-from spectr.transport.selection import SelectingCoupling, Selection
+from spectr.transport.laws import overlap
+from spectr.transport.selection import SelectingCoupling, Selection, left_over, one_draft_test
 
-__all__ = ["RelaxedCoupling", "at_tokens", "selecting"]
+__all__ = ["RelaxedCoupling", "selecting"]
 
 
 class RelaxedCoupling(Coupling):
@@ -29,8 +29,8 @@ class RelaxedCoupling(Coupling):
         self.inner = inner
 
     @abstractmethod
-    def test(self, target: Tensor, law: Tensor, tokens: Tensor) -> Tensor:
-        """Chance to accept each of the tokens (…, k) if it was selected from `law` (…, V), float64."""
+    def test(self, lossless: Tensor, gap: Tensor) -> Tensor:
+        """Relaxed acceptance from the lossless one, min(1, target / law) (…, k), and 1 − Σ min(target, law) (…, 1)."""
 
     def settle(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Outcome:
         """Select, then the relaxed test."""
@@ -41,26 +41,21 @@ class RelaxedCoupling(Coupling):
         return self._test_selected(target, self.inner.selection(target, draft, drafted), drafted)
 
     def _test_selected(self, target: Tensor, chosen: Selection, drafted: Drafted) -> Outcome:
-        ending = chosen.chance * self.test(target, chosen.law, drafted.tokens)
-        return Outcome(ending, residual(target, chosen.law))
+        lossless = chosen.acceptance(target, drafted.tokens)
+        gap = 1 - overlap(target, chosen.law.all())[..., None]
+        return Outcome(chosen.chance * self.test(lossless, gap), left_over(target, chosen.law))
 
     def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
-        """Σ law · test: needs the selected law alone, which any k live drafts have."""
-        size = target.shape[-1]
-        tokens = torch.arange(size, device=target.device).expand(*target.shape[:-1], size)
+        """Σ law · test: needs the selected law alone, which does not depend on what was drafted."""
         law = self.selected_law(target, draft, k, most)
-        return (law * self.test(target, law, tokens)).sum(-1, dtype=torch.float64)
+        relaxed = self.test(one_draft_test(target, law), 1 - overlap(target, law)[..., None])
+        return (law * relaxed).sum(-1, dtype=torch.float64)
 
     def selected_law(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
         """The law of the selected token for k (…) drafts."""
         likely = draft.argmax(-1, keepdim=True).expand(*target.shape[:-1], most)
         live = torch.arange(most, device=target.device) < k[..., None]
-        return self.inner.select(target, draft, Drafted(likely, live)).law
-
-
-def at_tokens(target: Tensor, law: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Target and selected law at the tokens, float64 (…, k)."""
-    return take(target, tokens).to(torch.float64), take(law, tokens).to(torch.float64)
+        return self.inner.select(target, draft, Drafted(likely, live)).law.all()
 
 
 def selecting(name: str) -> SelectingCoupling:

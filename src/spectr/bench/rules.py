@@ -1,0 +1,166 @@
+"""What a verdict costs: every rule against one softmax over the same logits, in one run. Timed, so never a test.
+
+The work is one row × N nodes, K chains, from the target's logits in memory to path and bonus; the policy is a
+temperature. Draft laws are taken as given: the drafter made them when it drew.
+"""
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spectr.coins import SeededCoins
+from spectr.errors import ArgumentError
+from spectr.policy import Policy
+from spectr.rows import pick_rows
+from spectr.trees import Growth, Shape, grow
+from spectr.types import Draft, Siblings
+from spectr.verify import Rule
+from spectr.verify import rule as named_rule
+
+__all__ = ["RULES", "Workload", "run", "workload"]
+
+RULES = ("race", "match", "kseq", "kseq_plus", "optimal", "path_block", "recursive", "block", "traversal")
+_POLICY = Policy(temperature=0.8)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One draft and the target's logits at its nodes."""
+
+    logits: Tensor  # (1, N, V)
+    draft: Draft
+    coins: SeededCoins
+
+
+def _laws(vocabulary: int, nodes: int, device: str, seed: int) -> tuple[Tensor, Tensor]:
+    """Target logits and draft laws (1, N, V): Zipf-like in a random order, a drafter that is close but not equal."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(vocabulary, generator=generator)
+    base = -1.3 * torch.arange(1, vocabulary + 1).log()[order]
+    target = base + 0.5 * torch.randn(1, nodes, vocabulary, generator=generator)
+    draft = 0.95 * target + 0.7 * torch.randn(1, nodes, vocabulary, generator=generator)
+    return target.to(device), (draft / _POLICY.temperature).softmax(-1).to(device)
+
+
+def workload(vocabulary: int, children: int, nodes: int, device: str, siblings: Siblings = "iid") -> Workload:
+    """`children` chains that fill `nodes` nodes."""
+    if not 1 <= children < nodes:
+        raise ArgumentError(f"children must lie in [1, nodes), got {children} of {nodes} nodes")
+    shape = Shape.chains(children, (nodes - 1) // children)
+    logits, laws = _laws(vocabulary, len(shape.parents), device, seed=vocabulary + children)
+    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    coins = SeededCoins(zero + 7, zero + 100)
+    draft = grow(zero, lambda _, members: laws[:, members], Growth(shape, siblings), coins)
+    return Workload(logits, draft, coins)
+
+
+def _verdict(rule: Rule, work: Workload, *, lazily: bool) -> Callable[[], Any]:
+    return lambda: rule(lambda nodes: _POLICY(pick_rows(work.logits, nodes)), work.draft, work.coins, lazily=lazily)
+
+
+def _captured(call: Callable[[], Any]) -> Callable[[], None]:
+    """The call as a CUDA graph, warmed up on a side stream first."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def _seconds(call: Callable[[], Any], device: str) -> float:
+    """One call; on a GPU the mean of ten back to back, by events."""
+    if device == "cpu":
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+    start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start_event.record()
+    for _ in range(10):
+        call()
+    end_event.record()
+    end_event.synchronize()
+    return float(start_event.elapsed_time(end_event)) / 1e4
+
+
+def _interleaved(calls: dict[str, Callable[[], Any]], device: str, repeats: int) -> dict[str, float]:
+    """Median seconds of each call, all called in turn so that noise hits all alike."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(repeats + 1):
+        for name, call in calls.items():
+            seconds = _seconds(call, device)
+            if turn:  # the first round warms up
+                times[name].append(seconds)
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def _modes(device: str) -> dict[str, bool]:
+    """How to go down the tree: node by node on a CPU, and everywhere at once, which is what is captured."""
+    return {"node by node": True, "all at once": False} if device == "cpu" else {"captured": False}
+
+
+def _measure(vocabulary: int, children: int, rules: Sequence[str], size: tuple[int, str, int]) -> list[dict[str, Any]]:
+    nodes, device, repeats = size
+    calls: dict[str, Callable[[], Any]] = {}
+    for name in rules:
+        rule = named_rule(name)
+        if children > 1 and not rule.card.tree:
+            continue
+        work = workload(vocabulary, children, nodes, device)
+        for mode, lazily in _modes(device).items():
+            calls[f"{name}|{mode}"] = _verdict(rule, work, lazily=lazily)
+    calls["softmax|"] = lambda: work.logits.softmax(-1)
+    if device != "cpu":
+        calls = {name: _captured(call) for name, call in calls.items()}
+    seconds = _interleaved(calls, device, repeats)
+    softmax = seconds.pop("softmax|")
+    return [
+        {
+            "rule": name.split("|")[0],
+            "mode": name.split("|")[1],
+            "vocabulary": vocabulary,
+            "children": children,
+            "milliseconds": 1e3 * taken,
+            "softmax_milliseconds": 1e3 * softmax,
+            "ratio": taken / softmax,
+        }
+        for name, taken in seconds.items()
+    ]
+
+
+def _machine(device: str) -> dict[str, Any]:
+    name = torch.cuda.get_device_name() if device != "cpu" else platform.processor() or platform.machine()
+    return {"device": device, "name": name, "threads": torch.get_num_threads(), "torch": torch.__version__}
+
+
+def run(
+    vocabularies: Sequence[int] = (10_000, 32_000, 49_152, 152_064),
+    children: Sequence[int] = (1, 4, 8, 16),
+    rules: Sequence[str] = RULES,
+    size: tuple[int, str, int] = (64, "cpu", 5),
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Every rule at every vocabulary and number of chains; `size` is (nodes, device, repeats)."""
+    nodes, device, _ = size
+    results = []
+    for vocabulary in vocabularies:
+        for count in children:
+            progress(f"{vocabulary} tokens, {count} chains")
+            results += _measure(vocabulary, count, rules, size)
+    return {
+        "benchmark": "rules",
+        "nodes": nodes,
+        "temperature": _POLICY.temperature,
+        **_machine(device),
+        "results": results,
+    }

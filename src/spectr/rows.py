@@ -1,0 +1,40 @@
+"""Rows of batched tensors: picking some, and not computing the others. Knows nothing of what a row means."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Rows", "pick_rows"]
+
+
+def pick_rows(values: Tensor, nodes: Tensor | None) -> Tensor:
+    """`values` (B, N, …) at `nodes` (B, M), as (B, M, …); None means every node, with no copy."""
+    if nodes is None:
+        return values
+    return values[torch.arange(values.shape[0], device=values.device)[:, None], nodes]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A tensor (…, V) computed row by row from `parts` with the same leading shape, when and where it is asked for.
+
+    A rule looks at many nodes and needs the law after one of them: the others are never written.
+    """
+
+    compute: Callable[..., Tensor]
+    parts: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, values: Tensor) -> "Rows":
+        """Rows that are there already."""
+        return cls(lambda values: values, (values,))
+
+    def all(self) -> Tensor:
+        """Every row, (…, V)."""
+        return self.compute(*self.parts)
+
+    def at(self, nodes: Tensor) -> Tensor:
+        """The rows of leading shape (B, N) at `nodes` (B, M), as (B, M, V)."""
+        return self.compute(*(pick_rows(part, nodes) for part in self.parts))

@@ -1,0 +1,80 @@
+"""The prose is true: every `$ spectr …` in README and docs prints what stands below it, every rule is explained, the
+page of help texts is the help, and the annotated tree has every folder."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spectr.verify import RULES, rule
+
+Spectr = Callable[..., Any]
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RULES_PAGE = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
+
+
+def shown(page: str) -> Iterator[tuple[str, str]]:
+    """Commands of spectr in the console blocks of a page, and the output shown for them."""
+    for block in BLOCK.findall(page):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, output = part.partition("\n")
+            if command.startswith("spectr "):
+                yield command, output
+
+
+EXAMPLES = [example for page in PAGES for example in shown(page.read_text(encoding="utf-8"))]
+
+
+def trimmed(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+def test_there_are_examples() -> None:
+    assert any(command.startswith("spectr rules compare") and output for command, output in EXAMPLES)
+
+
+@pytest.mark.parametrize(("command", "output"), EXAMPLES, ids=[command for command, _ in EXAMPLES])
+def test_an_example_prints_what_is_shown(spectr: Spectr, command: str, output: str) -> None:
+    ran = spectr(*command.split()[1:])
+    assert ran.code == 0
+    assert trimmed(output) == trimmed(ran.out)
+
+
+def test_every_rule_is_explained_where_it_belongs() -> None:
+    lossless, lossy = RULES_PAGE.split("\n## Lossy\n")
+    names = {text: re.findall(r"^### (\w+)$", text, re.MULTILINE) for text in (lossless, lossy)}
+    assert sorted(names[lossless]) == sorted(name for name in RULES if rule(name).card.lossless)
+    assert sorted(names[lossy]) == sorted(name for name in RULES if not rule(name).card.lossless)
+
+
+def test_the_help_page_is_up_to_date(tmp_path: Path) -> None:
+    tool = [sys.executable, str(ROOT / "tools" / "cli_help.py"), "--check"]
+    fresh = subprocess.run(tool, capture_output=True, text=True, check=False)
+    assert (fresh.returncode, fresh.stderr) == (0, "")
+    stale = tmp_path / "cli.md"
+    stale.write_text("# The command line\n")
+    found = subprocess.run([*tool, "--out", str(stale)], capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert "run python tools/cli_help.py" in found.stderr
+
+
+def test_the_tree_has_every_folder_and_module() -> None:
+    tree = README.split("## Where things are")[1].split("```")[1]
+    package = ROOT / "src" / "spectr"
+    folders = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    modules = {path.stem for path in package.glob("*.py") if not path.stem.startswith("__")}
+    top = {f"{path.name}/" for path in (ROOT / "tests", ROOT / "tools", ROOT / "docs")}
+    assert folders | modules | top <= set(tree.split())
+
+
+def test_links_lead_somewhere() -> None:
+    links = [(page, link) for page in PAGES for link in re.findall(r"\]\((?!http)([^)#]+)", page.read_text())]
+    assert len(links) >= 6
+    assert [(page.name, link) for page, link in links if not (page.parent / link).exists()] == []

@@ -1,0 +1,54 @@
+"""The help of every command, as the page docs/cli.md; a test holds the page to it.
+
+Reads the help texts off the command line itself and knows no command by name.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from spectr.cli import app
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
+WIDTH = 100
+HEAD = """# The command line
+
+Results go to stdout, talk to stderr, and `--json` prints JSON and nothing else. What spectr refuses is one line on
+stderr and exit code 2. This page is the output of `python tools/cli_help.py`.
+"""
+
+
+def helps(command: Any, name: str, parent: typer.Context | None = None) -> Iterator[tuple[str, str]]:
+    """The path and the help text of a command and of everything below it."""
+    width = {"terminal_width": WIDTH, "max_content_width": WIDTH}
+    context = command.make_context(name, [], parent=parent, resilient_parsing=True, **width)
+    yield context.command_path, command.get_help(context)
+    for below, found in getattr(command, "commands", {}).items():
+        yield from helps(found, below, context)
+
+
+def render() -> str:
+    """The page."""
+    parts = [
+        f"## {path}\n\n```text\n{text.rstrip()}\n```\n" for path, text in helps(typer.main.get_command(app), "spectr")
+    ]
+    return "\n".join([HEAD, *parts])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the help of every command to docs/cli.md.")
+    parser.add_argument("--out", type=Path, default=PAGE, help="the page (default: docs/cli.md)")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is not up to date")
+    options = parser.parse_args()
+    if not options.check:
+        options.out.write_text(render(), encoding="utf-8")
+    elif not options.out.is_file() or options.out.read_text(encoding="utf-8") != render():
+        sys.exit(f"{options.out} is not up to date: run python tools/cli_help.py")
+
+
+if __name__ == "__main__":
+    main()
