@@ -20,7 +20,7 @@ PACKAGE = ROOT / "src" / "spectr"
 FACADE = "spectr"  # the package itself: what `spectr/__init__.py` exports
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("rows",),
+    ("rows", "kernels"),
     ("types",),
     ("registry",),
     ("papers",),
@@ -41,7 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}
 
 # Stricter than the layers: pure numerics sees only these, and of `types` nothing that speaks of trees.
-TRANSPORT_SEES = {"errors", "rows", "registry", "types", "coins", "transport"}
+TRANSPORT_SEES = {"errors", "rows", "kernels", "registry", "types", "coins", "transport"}
 TREE_NOUNS = {"Draft", "Verdict"}
 
 

@@ -14,6 +14,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from spectr.kernels import usable
+
 __all__ = ["Purpose", "SeededCoins", "draw", "gumbel", "uniform"]
 
 
@@ -125,6 +127,10 @@ class SeededCoins:
 
     def race(self, logits: Tensor, depth: Tensor) -> Tensor:
         """argmax of policy logits plus noise."""
+        if usable(logits):
+            from spectr.kernels.noise import race_winner
+
+            return race_winner(logits, self.seed, self.committed[:, None] + depth, _NOISE_STREAM)
         return self._noisy(logits, depth).argmax(-1)
 
     def front(self, logits: Tensor, depth: Tensor, count: int) -> Tensor:

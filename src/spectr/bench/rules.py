@@ -18,7 +18,7 @@ from spectr.coins import SeededCoins
 from spectr.errors import ArgumentError
 from spectr.policy import Policy
 from spectr.rows import pick_rows
-from spectr.trees import Growth, Shape, grow
+from spectr.trees import Growth, Shape, Topology, grow, topology
 from spectr.types import Draft, Siblings
 from spectr.verify import Rule
 from spectr.verify import rule as named_rule
@@ -35,6 +35,7 @@ class Workload:
 
     logits: Tensor  # (1, N, V)
     draft: Draft
+    tree: Topology  # made before the target call, whose mask needs it
     coins: SeededCoins
 
 
@@ -57,11 +58,14 @@ def workload(vocabulary: int, children: int, nodes: int, device: str, siblings: 
     zero = torch.zeros(1, dtype=torch.int64, device=device)
     coins = SeededCoins(zero + 7, zero + 100)
     draft = grow(zero, lambda _, members: laws[:, members], Growth(shape, siblings), coins)
-    return Workload(logits, draft, coins)
+    return Workload(logits, draft, topology(draft), coins)
 
 
 def _verdict(rule: Rule, work: Workload, *, lazily: bool) -> Callable[[], Any]:
-    return lambda: rule(lambda nodes: _POLICY(pick_rows(work.logits, nodes)), work.draft, work.coins, lazily=lazily)
+    def logits(nodes: Tensor | None) -> Tensor:
+        return _POLICY(pick_rows(work.logits, nodes))
+
+    return lambda: rule(logits, work.draft, work.coins, tree=work.tree, lazily=lazily)
 
 
 def _captured(call: Callable[[], Any]) -> Callable[[], None]:

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from spectr.kernels import usable
 from spectr.rows import Rows
 from spectr.transport.coupling import Coupling, Drafted, Outcome
 from spectr.transport.laws import ratio, residual, take
@@ -77,6 +78,10 @@ class KSeq(Coupling):
 
     def _plan(self, target: Tensor, draft: Tensor, live: Tensor) -> Tensor:
         """(ρ, φ) of each row, (…, 2)."""
+        if self.rho is None and usable(target, draft):
+            from spectr.kernels.sections import kseq_plan
+
+            return kseq_plan(target, draft, live.sum(-1), live.shape[-1])
         rho, k = self._rho(target, draft, live.sum(-1))
         phi = _per_visit(_visit(target, draft, rho[..., None]).sum(-1, dtype=torch.float64), k)
         return torch.stack([rho, phi], -1)

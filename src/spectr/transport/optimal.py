@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from spectr.errors import ArgumentError
+from spectr.kernels import usable
 from spectr.rows import Rows
 from spectr.transport.coupling import Drafted
 from spectr.transport.laws import ratio, take
@@ -60,11 +61,15 @@ class Bins:
     count: int
     most: int
 
+    @property
+    def width(self) -> float:
+        """Width of a class in log ratio."""
+        return (math.log(max(self.most, 2)) - _LOWEST) / (self.count - 2)
+
     def of(self, target: Tensor, draft: Tensor) -> Tensor:
         """The class of tokens with these probabilities, int64; float64 inside, so that classes rise."""
-        width = (math.log(max(self.most, 2)) - _LOWEST) / (self.count - 2)
         logs = ratio(target.double(), draft.double()).log_()
-        return ((logs - _LOWEST) / width + 1).clamp_(0, self.count - 1).long()
+        return ((logs - _LOWEST) / self.width + 1).clamp_(0, self.count - 1).long()
 
     def classes(self, target: Tensor, draft: Tensor) -> Classes:
         """Masses of the classes: one histogram, no sort."""
@@ -173,6 +178,16 @@ def _chances(levels: Levels, own: Tensor, live: Tensor) -> Tensor:
     return torch.cat([highest(level_law(Levels(*part[:4]), part[4]), part[5]) for part in parts]).view(own.shape)
 
 
+def _fused_selection(target: Tensor, draft: Tensor, drafted: Drafted, bins: Bins) -> Selection:
+    """The same selection in three kernels."""
+    from spectr.kernels.levels import optimal_selection
+
+    tokens = drafted.tokens
+    chance, mean = optimal_selection((target, draft), tokens, drafted.live, bins.count, _LOWEST, bins.width)
+    own = bins.of(take(target, tokens), take(draft, tokens))
+    return Selection(chance, Rows(bins.law, (target, draft, mean)), take(draft, tokens) * mean.gather(-1, own))
+
+
 class Optimal(SelectingCoupling):
     """Exactly the membership optimum. `bins=0` sorts; by default vocabularies above `sort_below` are binned.
 
@@ -186,8 +201,8 @@ class Optimal(SelectingCoupling):
     papers: ClassVar[tuple[str, ...]] = ("spectr", "sun2023spectr", "khisti2025", "hu2025")
 
     def __init__(self, bins: int = 4096, sort_below: int = 8192) -> None:
-        if bins != 0 and bins < 3:
-            raise ArgumentError(f"bins must be 0 (sort, exact) or at least 3, got {bins}")
+        if bins and (bins < 4 or bins & (bins - 1)):
+            raise ArgumentError(f"bins must be 0 (sort, exact) or a power of two of at least 4, got {bins}")
         self.bins = bins
         self.sort_below = sort_below
 
@@ -197,6 +212,8 @@ class Optimal(SelectingCoupling):
         if at_most_one(live):
             return first_draft(draft, drafted)
         bins = self._bins(target, tokens.shape[-1])
+        if bins.count and usable(target, draft):
+            return _fused_selection(target, draft, drafted, bins)
         levels, law, member = self._tables(target, draft, live.sum(-1), bins)
         own = bins.of(take(target, tokens), take(draft, tokens)) if member is None else member.gather(-1, tokens)
         at_drafts = take(draft, tokens) * self._mean(draft, levels, live.sum(-1)).gather(-1, own)

@@ -13,10 +13,9 @@ from torch import Tensor
 from spectr.coins import Purpose
 from spectr.rows import pick_rows
 from spectr.transport.laws import residual, take
-from spectr.trees.shape import topology
 from spectr.types import Coins, Draft, LogitsAt, Verdict
 from spectr.verify.descent import conclude
-from spectr.verify.rule import Card, Rule, law_of, laws_in
+from spectr.verify.rule import Card, Rule, Way, law_of, laws_in
 
 __all__ = ["Block", "ProposedPath", "keep_longest"]
 
@@ -80,9 +79,9 @@ class Block(Rule):
 
     card = Card("block", "one chain judged as a whole", ("iid", "without_replacement"), ("sun2024block",), tree=False)
 
-    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
         """All rows of the chain at once."""
-        tree = topology(draft)
+        tree = way.tree
         last = torch.where(draft.alive, tree.depth, -1).argmax(-1, keepdim=True)
         nodes = pick_rows(tree.path, last).squeeze(1)
         at = nodes.clamp_min(0)

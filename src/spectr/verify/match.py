@@ -4,11 +4,10 @@ from torch import Tensor
 
 from spectr.coins import Purpose
 from spectr.rows import Rows
-from spectr.trees.shape import topology
 from spectr.types import SIBLINGS, Coins, Draft, LogitsAt, Verdict
 from spectr.verify.descent import conclude, descend
 from spectr.verify.follow import child_with_token, node_ids
-from spectr.verify.rule import Card, Rule, law_of
+from spectr.verify.rule import Card, Rule, Way, law_of
 
 __all__ = ["Match"]
 
@@ -24,14 +23,14 @@ class Match(Rule):
         needs_laws=False,
     )
 
-    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
         """A token per node looked at."""
-        tree = topology(draft)
+        tree = way.tree
 
         def decide(nodes: Tensor | None) -> tuple[Tensor, Rows]:
             law = law_of(logits(nodes))
             token = coins.pick(law, node_ids(draft, nodes), Purpose.BONUS)
             return child_with_token(tree, draft, nodes, token), Rows.of(token)
 
-        trail = descend(decide, tree, lazily=lazily)
+        trail = descend(decide, tree, lazily=way.lazily)
         return conclude(tree, trail.end, trail.at_end())

@@ -5,6 +5,7 @@ selected token is known in closed form. Backward: block verification of that one
 proposal. Testing the same path token by token would be the walk with the same coupling, so this keeps no less.
 """
 
+import torch
 from torch import Tensor
 
 from spectr.coins import Purpose
@@ -12,14 +13,18 @@ from spectr.errors import MismatchError
 from spectr.rows import Rows, pick_rows
 from spectr.transport import coupling as named_coupling
 from spectr.transport.selection import SelectingCoupling
-from spectr.trees.shape import topology
 from spectr.types import Coins, Draft, LogitsAt, Verdict
 from spectr.verify.block import ProposedPath, keep_longest
 from spectr.verify.descent import conclude, descend
 from spectr.verify.follow import child_in_slot, drafted_at, node_ids
-from spectr.verify.rule import Card, Rule, law_of, laws_in
+from spectr.verify.rule import Card, Rule, Way, law_of, laws_in
 
 __all__ = ["PathBlock"]
+
+
+def _with_target(target: Tensor, law: Rows) -> Rows:
+    """Target and selected law side by side, (…, 2, V)."""
+    return Rows(lambda target, *parts: torch.stack([target, law.compute(*parts)], -2), (target, *law.parts))
 
 
 class PathBlock(Rule):
@@ -39,20 +44,21 @@ class PathBlock(Rule):
             ("spectr", "sun2024block", "sun2023spectr"),
         )
 
-    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
         """A selection per node looked at, then the laws of one path."""
-        tree, laws = topology(draft), laws_in(draft)
+        tree, laws = way.tree, laws_in(draft)
 
         def decide(nodes: Tensor | None) -> tuple[Tensor, Rows]:
             children, drafted = drafted_at(tree, draft, nodes)
-            chosen = self.coupling.selection(law_of(logits(nodes)), pick_rows(laws, nodes), drafted)
+            target = law_of(logits(nodes))
+            chosen = self.coupling.selection(target, pick_rows(laws, nodes), drafted)
             slot = coins.pick(chosen.chance, node_ids(draft, nodes), Purpose.CHILD)
-            return child_in_slot(tree, children, slot), chosen.law
+            return child_in_slot(tree, children, slot), _with_target(target, chosen.law)
 
-        trail = descend(decide, tree, lazily=lazily)
-        at = trail.nodes.clamp_min(0)
-        tokens = draft.tokens.gather(-1, at[:, 1:])
-        path = ProposedPath(trail.nodes, tokens, law_of(logits(at)), trail.along())
+        trail = descend(decide, tree, lazily=way.lazily)
+        tokens = draft.tokens.gather(-1, trail.nodes.clamp_min(0)[:, 1:])
+        target, proposal = trail.along().unbind(-2)
+        path = ProposedPath(trail.nodes, tokens, target, proposal)
         end, weights = keep_longest(path, coins)
         bonus = coins.pick(weights[:, None], end[:, None], Purpose.BONUS).squeeze(1)
         return conclude(tree, end, bonus)

@@ -8,11 +8,10 @@ the same seed gives the same text with any drafter, any tree, or none. No draft 
 from torch import Tensor
 
 from spectr.rows import Rows
-from spectr.trees.shape import topology
 from spectr.types import SIBLINGS, Coins, Draft, LogitsAt, Verdict
 from spectr.verify.descent import conclude, descend
 from spectr.verify.follow import child_with_token
-from spectr.verify.rule import Card, Rule
+from spectr.verify.rule import Card, Rule, Way
 
 __all__ = ["Race"]
 
@@ -28,14 +27,14 @@ class Race(Rule):
         needs_laws=False,
     )
 
-    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
         """One pass over the logits of the nodes looked at."""
-        tree = topology(draft)
+        tree = way.tree
 
         def decide(nodes: Tensor | None) -> tuple[Tensor, Rows]:
             depth = tree.depth if nodes is None else tree.depth.gather(-1, nodes)
             winner = coins.race(logits(nodes), depth)
             return child_with_token(tree, draft, nodes, winner), Rows.of(winner)
 
-        trail = descend(decide, tree, lazily=lazily)
+        trail = descend(decide, tree, lazily=way.lazily)
         return conclude(tree, trail.end, trail.at_end())

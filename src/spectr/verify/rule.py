@@ -9,9 +9,10 @@ from torch import Tensor
 
 from spectr.errors import ArgumentError, MismatchError
 from spectr.rows import pick_rows
+from spectr.trees.shape import Topology, topology
 from spectr.types import Coins, Draft, LogitsAt, Siblings, Verdict
 
-__all__ = ["Card", "Rule", "law_of", "laws_in"]
+__all__ = ["Card", "Rule", "Way", "law_of", "laws_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,14 @@ class Card:
     tree: bool = True  # False: chains only
     capturable: bool = True  # no host round trip inside
     needs_laws: bool = True  # reads the draft laws
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """The tree to go down, and how: node by node, or everywhere at once."""
+
+    tree: Topology
+    lazily: bool
 
 
 def law_of(logits: Tensor) -> Tensor:
@@ -59,8 +68,18 @@ class Rule(ABC):
     bias_bound: float = 0.0
     """Total variation that one emitted token may be off by; 0 for a lossless rule."""
 
-    def __call__(self, logits: Tensor | LogitsAt, draft: Draft, coins: Coins, *, lazily: bool | None = None) -> Verdict:
+    def __call__(
+        self,
+        logits: Tensor | LogitsAt,
+        draft: Draft,
+        coins: Coins,
+        *,
+        tree: Topology | None = None,
+        lazily: bool | None = None,
+    ) -> Verdict:
         """The verdict on `draft`, given the target's policy logits at its nodes: (B, N, V), or a function of nodes.
+
+        `tree`: the draft's topology, where it was made already (the target call's mask needs it).
 
         `lazily`: look at nodes one by one down the path (cheapest on a CPU, the default there) or at all at once
         (fewest kernels, the default elsewhere). The verdict is the same.
@@ -68,7 +87,8 @@ class Rule(ABC):
         self.check(draft)
         if lazily is None:
             lazily = draft.tokens.device.type == "cpu"
-        return self.verdict(_as_function(logits, draft), draft, coins, lazily=lazily)
+        way = Way(topology(draft) if tree is None else tree, lazily)
+        return self.verdict(_as_function(logits, draft), draft, coins, way)
 
     def check(self, draft: Draft) -> None:
         """Refuse a draft this rule does not hold for: with the wrong sibling law it would be silently biased."""
@@ -87,5 +107,5 @@ class Rule(ABC):
             laws_in(draft)
 
     @abstractmethod
-    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
         """The verdict, for a draft that was checked."""

@@ -12,10 +12,10 @@ from torch import Tensor
 from spectr.coins import Purpose
 from spectr.rows import pick_rows
 from spectr.transport.laws import normalise, without
-from spectr.trees.shape import Topology, topology
+from spectr.trees.shape import Topology
 from spectr.types import Coins, Draft, LogitsAt, Verdict
 from spectr.verify.descent import conclude
-from spectr.verify.rule import Card, Rule, law_of, laws_in
+from spectr.verify.rule import Card, Rule, Way, law_of, laws_in
 
 __all__ = ["Traversal"]
 
@@ -83,9 +83,9 @@ class Traversal(Rule):
         ("weng2025traversal",),
     )
 
-    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
         """One event after the other; on a CPU until every row has ended."""
-        tree, length = topology(draft), 2 * draft.tokens.shape[1]
+        tree, length = way.tree, 2 * draft.tokens.shape[1]
         entered, tested = (_timetable(times, length) for times in _events(tree, draft.alive))
         chance = torch.ones_like(draft.tokens, dtype=torch.float64)
         state = _State(law_of(logits(None)), laws_in(draft).clone(), chance, torch.full_like(draft.tokens[:, 0], -1))

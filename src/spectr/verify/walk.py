@@ -10,11 +10,10 @@ from spectr.coins import Purpose
 from spectr.rows import Rows, pick_rows
 from spectr.transport import coupling as named_coupling
 from spectr.transport.coupling import Coupling
-from spectr.trees.shape import topology
 from spectr.types import Coins, Draft, LogitsAt, Verdict
 from spectr.verify.descent import conclude, descend
 from spectr.verify.follow import child_in_slot, drafted_at, node_ids
-from spectr.verify.rule import Card, Rule, law_of, laws_in
+from spectr.verify.rule import Card, Rule, Way, law_of, laws_in
 
 __all__ = ["Walk"]
 
@@ -30,9 +29,9 @@ class Walk(Rule):
         text = summary or f"token by token down the tree with the coupling {held.name!r}"
         self.card = Card(name, text, held.siblings, held.papers, held.lossless)
 
-    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, *, lazily: bool) -> Verdict:
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
         """A choice per node looked at, and one draw from what the last of them left."""
-        tree, laws = topology(draft), laws_in(draft)
+        tree, laws = way.tree, laws_in(draft)
 
         def decide(nodes: Tensor | None) -> tuple[Tensor, Rows]:
             children, drafted = drafted_at(tree, draft, nodes)
@@ -40,6 +39,6 @@ class Walk(Rule):
             slot = coins.pick(outcome.choices, node_ids(draft, nodes), Purpose.CHILD)
             return child_in_slot(tree, children, slot), outcome.residual
 
-        trail = descend(decide, tree, lazily=lazily)
+        trail = descend(decide, tree, lazily=way.lazily)
         bonus = coins.pick(trail.at_end()[:, None], trail.end[:, None], Purpose.BONUS)
         return conclude(tree, trail.end, bonus.squeeze(1))

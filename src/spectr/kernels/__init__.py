@@ -1,0 +1,22 @@
+"""Fused forms of what the plain code says, for CUDA. Each is tested against the plain one; nothing here is a new idea.
+
+Knows tensors and nothing else. Imported only where a tensor is on a CUDA device, since Triton ships with those builds.
+"""
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+__all__ = ["usable"]
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def usable(*tensors: Tensor) -> bool:
+    """These tensors can go to a kernel: on a CUDA device, float32 or narrower, and Triton is there."""
+    return all(x.is_cuda and x.dtype != torch.float64 for x in tensors) and _has_triton()

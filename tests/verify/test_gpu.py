@@ -1,0 +1,44 @@
+"""On a GPU: captured, eager and CPU verdicts are one, and nothing waits for the host."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+
+import spectr
+from spectr import Draft
+from spectr.bench.rules import _captured, workload
+from spectr.types import Verdict
+from spectr.verify import RULES
+
+pytestmark = pytest.mark.gpu
+NAMES = [n for n in RULES if n not in ("recursive_wor", "walk")]
+
+
+def same(left: Verdict, right: Verdict) -> bool:
+    return all(torch.equal(getattr(left, f.name).cpu(), getattr(right, f.name).cpu()) for f in fields(Verdict))
+
+
+def on_cpu(draft: Draft) -> Draft:
+    parts = {f.name: getattr(draft, f.name) for f in fields(Draft)}
+    return Draft(**{k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in parts.items()})
+
+
+@pytest.mark.parametrize("children", [1, 8])
+@pytest.mark.parametrize("name", NAMES)
+def test_one_verdict_everywhere(name: str, children: int) -> None:
+    rule = spectr.rule(name)
+    if children > 1 and not rule.card.tree:
+        pytest.skip("chains only")
+    work = workload(32_000, children, 33, "cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        eager = rule(work.logits, work.draft, work.coins)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    coins = spectr.SeededCoins(work.coins.seed.cpu(), work.coins.committed.cpu())
+    assert same(eager, rule(work.logits.cpu(), on_cpu(work.draft), coins))
+    kept: list[Verdict] = []
+    _captured(lambda: kept.append(rule(work.logits, work.draft, work.coins)))()
+    torch.cuda.synchronize()
+    assert same(eager, kept[-1])
