@@ -57,6 +57,10 @@ def _bits53(state: Tensor) -> Tensor:
 
 def uniform(seed: Tensor, committed: Tensor, node: Tensor, purpose: int) -> Tensor:
     """Coins in [0, 1) with 53 bits, float64 (B, M), for seeds and committed counts (B,) and nodes (B, M)."""
+    if usable(node):
+        from spectr.kernels.noise import fused_uniform
+
+        return fused_uniform(seed, committed, node, purpose, _COIN_STREAM)
     state = _absorb(_absorb(torch.full_like(seed, _COIN_STREAM), seed), committed)
     state = _absorb(state, torch.full_like(committed, purpose))
     return _bits53(_absorb(state[:, None], node)) * 2.0**-53

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from spectr.coins import _NOISE_STREAM, gumbel
+from spectr.coins import _COIN_STREAM, _NOISE_STREAM, gumbel, uniform
 from spectr.transport.coupling import Drafted
 from spectr.transport.kseq import KSeq
 from spectr.transport.optimal import _LOWEST, Bins, Optimal
@@ -50,13 +50,13 @@ def test_kseq_plan() -> None:
     exact = KSeq()._plan(target.double(), draft.double(), live)
     plan = kseq_plan(target.to(DEVICE), draft.to(DEVICE), k.to(DEVICE), 16).cpu()
     assert bool((plan[:, 0] >= exact[:, 0] - 1e-12).all())
-    assert bool((plan[:, 0] <= exact[:, 0] * (1 + 2e-4)).all())
+    assert bool((plan[:, 0] <= exact[:, 0] * (1 + 2e-6)).all())
     visits = torch.minimum(draft, target / plan[:, :1].float()).sum(-1, dtype=torch.float64)
     meant = torch.where(k > 1, (1 - (1 - visits) ** k) / visits, k.double())
     assert plan[:, 1].tolist() == pytest.approx(meant.tolist(), abs=1e-9)
 
 
-@pytest.mark.parametrize("bins", [1024, 4096])
+@pytest.mark.parametrize("bins", [512, 2048])
 def test_optimal_selection(bins: int) -> None:
     from spectr.kernels.levels import optimal_selection
 
@@ -65,11 +65,24 @@ def test_optimal_selection(bins: int) -> None:
     tokens = torch.multinomial(draft, k, replacement=True, generator=torch.Generator().manual_seed(4))
     tokens[-1, 2] = tokens[-1, 0]  # a copy
     count = torch.tensor([0, 1, 2, 3, k, k] * (rows // 6))
-    live = torch.rand(rows, k, generator=torch.Generator().manual_seed(5)).argsort(-1) < count[:, None]  # dead slots between
+    live = (
+        torch.rand(rows, k, generator=torch.Generator().manual_seed(5)).argsort(-1) < count[:, None]
+    )  # dead slots between
     meant = Optimal(bins=bins, sort_below=0).select(target, draft, Drafted(tokens, live))
     classes = Bins(bins, k)
     assert classes.width == pytest.approx((math.log(k) - _LOWEST) / (bins - 2))
     on = [x.to(DEVICE) for x in (target, draft, tokens, live)]
     chance, mean = optimal_selection((on[0], on[1]), on[2], on[3], bins, _LOWEST, classes.width)
-    assert (chance.cpu() - meant.chance).abs().max() < 1e-11
-    assert (classes.law(target, draft, mean.cpu()) - meant.law.all()).abs().max() < 1e-7
+    off = (chance.cpu() - meant.chance).abs().max()
+    assert off < 1e-4, off  # drafts of tiny mass share tiny parts of a level
+    off = (classes.law(target, draft, mean.cpu()) - meant.law.all()).abs().sum(-1).max() / 2
+    assert off < 1e-6, off
+
+
+def test_coins() -> None:
+    from spectr.kernels.noise import fused_uniform
+
+    seed, committed = torch.tensor([5, -2, 2**60]), torch.tensor([0, 9, 1000])
+    node = torch.arange(200).expand(3, 200)
+    found = fused_uniform(seed.to(DEVICE), committed.to(DEVICE), node.to(DEVICE), 3, _COIN_STREAM)
+    assert torch.equal(found.cpu(), uniform(seed, committed, node, 3))

@@ -1,4 +1,4 @@
-"""The optimal selection in three kernels: a histogram, the level tables of a row, the chances of its drafts.
+"""The optimal selection by kernels: a histogram, the level tables of a row, level laws and chances of its drafts.
 
 Rows with at most one live draft need none of it and are left at once, so the cost follows the nodes that branch.
 """
@@ -10,7 +10,7 @@ from torch import Tensor
 
 __all__ = ["optimal_selection"]
 
-_CHUNK = 2048
+_CHUNK = 512  # small: few rows branch, and those should fill the chip
 
 
 @triton.jit
@@ -106,42 +106,46 @@ def _level_law(table, own, BINS: tl.constexpr):
 
 
 @triton.jit
-def _own(target, draft, token, lowest, width, BINS: tl.constexpr):
+def _laws(
+    target, draft, tokens, live, count, tables, laws, vocabulary, lowest, width,
+    K: tl.constexpr, BINS: tl.constexpr,
+):  # fmt: skip
+    """The level law of one draft and its running sum, (2, BINS)."""
+    row, draft_slot = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = row * K + draft_slot
+    if tl.load(count + row) < 2:
+        return
+    if tl.load(live + at) == 0:
+        return
+    token = row * vocabulary + tl.load(tokens + at)
     owed, given = tl.load(target + token).to(tl.float64), tl.load(draft + token).to(tl.float64)
-    return _class(owed, given, lowest, width, BINS)
+    law = _level_law(tables + row * 5 * BINS, _class(owed, given, lowest, width, BINS), BINS)
+    out = laws + at * 2 * BINS + tl.arange(0, BINS)
+    tl.store(out, law)
+    tl.store(out + BINS, tl.associative_scan(law, 0, _add))
 
 
 @triton.jit
-def _chances(
-    target, draft, tokens, live, count, tables, scratch, chance, vocabulary, lowest, width,
-    K: tl.constexpr, BINS: tl.constexpr,
-):  # fmt: skip
-    """Chance of each draft to sit highest, first of equals; `later` products wait in scratch (K, BINS)."""
-    row = tl.program_id(0).to(tl.int64)
-    slot = tl.arange(0, BINS)
+def _chances(live, count, laws, chance, K: tl.constexpr, BINS: tl.constexpr, PART: tl.constexpr):
+    """What some levels add to the chance of each draft to sit highest, first of equals."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.load(count + row) < 2:
-        for draft_slot in range(K):
-            at = row * K + draft_slot
-            tl.store(chance + at, tl.load(live + at).to(tl.float64))
+        if part == 0:
+            for draft_slot in range(K):
+                tl.store(chance + row * K + draft_slot, tl.load(live + row * K + draft_slot).to(tl.float64))
         return
-    table = tables + row * 5 * BINS
-    owed, given = target + row * vocabulary, draft + row * vocabulary
-    later = tl.zeros([BINS], tl.float64) + 1.0
-    for turn in range(K):
-        at = row * K + (K - 1 - turn)
-        tl.store(scratch + at * BINS + slot, later)
-        if tl.load(live + at) != 0:
-            law = _level_law(table, _own(owed, given, tl.load(tokens + at), lowest, width, BINS), BINS)
-            later *= tl.associative_scan(law, 0, _add)
-    earlier = tl.zeros([BINS], tl.float64) + 1.0
+    place = part * PART + tl.arange(0, PART)
     for draft_slot in range(K):
         at = row * K + draft_slot
         if tl.load(live + at) != 0:
-            law = _level_law(table, _own(owed, given, tl.load(tokens + at), lowest, width, BINS), BINS)
-            tl.store(chance + at, tl.sum(law * earlier * tl.load(scratch + at * BINS + slot), 0))
-            earlier *= tl.associative_scan(law, 0, _add) - law
-        else:
-            tl.store(chance + at, tl.cast(0.0, tl.float64))
+            alone = tl.load(laws + at * 2 * BINS + place)
+            for other in range(K):
+                rival = row * K + other
+                if (other != draft_slot) & (tl.load(live + rival) != 0):
+                    reach = tl.load(laws + rival * 2 * BINS + BINS + place)
+                    below = reach - tl.load(laws + rival * 2 * BINS + place)
+                    alone *= tl.where(other < draft_slot, below, reach)
+            tl.atomic_add(chance + at, tl.sum(alone, 0))
 
 
 def optimal_selection(
@@ -152,16 +156,17 @@ def optimal_selection(
     lead, k = tokens.shape[:-1], tokens.shape[-1]
     target, draft = (law.reshape(-1, law.shape[-1]).contiguous() for law in laws)
     ids, on = tokens.reshape(-1, k).contiguous(), live.reshape(-1, k).to(torch.int32)
-    count, device = on.sum(-1), tokens.device
-    rows, vocabulary = target.shape
-    masses = torch.zeros(rows, 2 * bins + 1, dtype=torch.float64, device=device)
-    tables = torch.empty(rows, 5, bins, dtype=torch.float64, device=device)
-    scratch = torch.empty(rows, k, bins, dtype=torch.float64, device=device)
-    chance = torch.empty(rows, k, dtype=torch.float64, device=device)
+    count, (rows, vocabulary) = on.sum(-1), target.shape
+    masses = torch.zeros(rows, 2 * bins + 1, dtype=torch.float64, device=tokens.device)
+    chance = torch.zeros(rows, k, dtype=torch.float64, device=tokens.device)
+    tables = torch.empty(rows, 5, bins, dtype=torch.float64, device=tokens.device)
+    level_laws = torch.empty(rows, k, 2, bins, dtype=torch.float64, device=tokens.device)
     grid = (rows, triton.cdiv(vocabulary, _CHUNK))
-    _histogram[grid](target, draft, count, masses, vocabulary, lowest, width, BINS=bins, CHUNK=_CHUNK, num_warps=8)
+    _histogram[grid](target, draft, count, masses, vocabulary, lowest, width, BINS=bins, CHUNK=_CHUNK)
     _tables[(rows,)](masses, count, tables, MOST=k, BINS=bins, num_warps=16)
-    _chances[(rows,)](
-        target, draft, ids, on, count, tables, scratch, chance, vocabulary, lowest, width, K=k, BINS=bins, num_warps=16
+    _laws[(rows, k)](
+        target, draft, ids, on, count, tables, level_laws, vocabulary, lowest, width, K=k, BINS=bins, num_warps=8
     )
+    part = min(bins, 128)
+    _chances[(rows, bins // part)](on, count, level_laws, chance, K=k, BINS=bins, PART=part)
     return chance.view(*lead, k), tables[:, 4].view(*lead, bins)

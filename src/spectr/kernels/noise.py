@@ -1,11 +1,11 @@
-"""Race noise and its winner in one pass over the logits: `coins.gumbel` and an argmax, without writing the noise."""
+"""Coins and race noise by kernel: the winner of a race in one pass over the logits, without writing the noise."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["race_winner"]
+__all__ = ["fused_uniform", "race_winner"]
 
 _CHUNK = 2048
 
@@ -24,7 +24,7 @@ def _absorb(state, word):
 
 @triton.jit
 def _gumbel(state):
-    """−log(−log1p(−u)); for small u by series, where 1 − u would round."""
+    """−log(−log1p(−u)) in float64; for small u by series, where 1 − u would round."""
     u = ((state >> 11).to(tl.int64).to(tl.float64) + 0.5) * 1.1102230246251565e-16
     series = u * (1.0 + u * (0.5 + u * (1.0 / 3 + u * (0.25 + u * 0.2))))
     exponential = tl.where(u < 1e-4, series, -tl.log(1.0 - tl.minimum(u, 0.9999999999999999)))
@@ -32,17 +32,60 @@ def _gumbel(state):
 
 
 @triton.jit
+def _rough_gumbel(state):
+    """The same in float32, good to 1e-5: enough to see who cannot win."""
+    u = ((state >> 11).to(tl.int64).to(tl.float32) + 0.5) * 1.1102230246251565e-16
+    series = u * (1.0 + u * (0.5 + u * (1.0 / 3 + u * (0.25 + u * (0.2 + u * (1.0 / 6 + u / 7))))))
+    exponential = tl.where(u < 0.1, series, -tl.log(1.0 - tl.minimum(u, 0.9999999)))
+    return -tl.log(exponential)
+
+
+@triton.jit
 def _winners(logits, seed, position, best, where, vocabulary, nodes, stream, CHUNK: tl.constexpr):
+    """The best of one chunk: all tokens roughly, those within 1e-3 of the best exactly."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     state = _absorb(tl.cast(stream, tl.uint64), tl.load(seed + row // nodes).to(tl.uint64))
     state = _absorb(state, tl.load(position + row).to(tl.uint64))
-    token = part * CHUNK + tl.arange(0, CHUNK)
-    score = tl.load(logits + row * vocabulary + token, mask=token < vocabulary, other=-float("inf")).to(tl.float64)
-    score += _gumbel(_mix(state + token.to(tl.uint64) * 0x9E3779B97F4A7C15))
-    value, index = tl.max(score, 0, return_indices=True)
+    place = tl.arange(0, CHUNK)
+    token = part * CHUNK + place
+    rough = tl.load(logits + row * vocabulary + token, mask=token < vocabulary, other=-float("inf")).to(tl.float32)
+    rough += _rough_gumbel(_mix(state + token.to(tl.uint64) * 0x9E3779B97F4A7C15))
+    leader = tl.max(rough, 0)
+    floor = tl.maximum(leader - 1e-3, -3.0e38)
+    value = tl.cast(-float("inf"), tl.float64)
+    winner = tl.cast(0, tl.int64)
+    while leader >= floor:
+        index = tl.argmax(rough, 0)
+        candidate = (part * CHUNK + index).to(tl.int64)
+        score = tl.load(logits + row * vocabulary + candidate).to(tl.float64)
+        score += _gumbel(_mix(state + candidate.to(tl.uint64) * 0x9E3779B97F4A7C15))
+        winner = tl.where(score > value, candidate, winner)
+        value = tl.maximum(score, value)
+        rough = tl.where(place == index, -float("inf"), rough)
+        leader = tl.max(rough, 0)
     at = row * tl.num_programs(1) + part
     tl.store(best + at, value)
-    tl.store(where + at, part * CHUNK + index)
+    tl.store(where + at, winner)
+
+
+@triton.jit
+def _coins(seed, committed, node, out, purpose, nodes, entries, stream, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < entries
+    row = at // nodes
+    state = _absorb(tl.cast(stream, tl.uint64), tl.load(seed + row, mask=inside, other=0).to(tl.uint64))
+    state = _absorb(state, tl.load(committed + row, mask=inside, other=0).to(tl.uint64))
+    state = _absorb(_absorb(state, tl.cast(purpose, tl.uint64)), tl.load(node + at, mask=inside, other=0).to(tl.uint64))
+    coin = (state >> 11).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16
+    tl.store(out + at, coin, mask=inside)
+
+
+def fused_uniform(seed: Tensor, committed: Tensor, node: Tensor, purpose: int, stream: int) -> Tensor:
+    """`coins.uniform` in one kernel."""
+    out = torch.empty(node.shape, dtype=torch.float64, device=node.device)
+    grid = (triton.cdiv(node.numel(), 128),)
+    _coins[grid](seed, committed, node.contiguous(), out, purpose, node.shape[-1], node.numel(), stream, BLOCK=128)
+    return out
 
 
 def race_winner(logits: Tensor, seed: Tensor, position: Tensor, stream: int) -> Tensor:

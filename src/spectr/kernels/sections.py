@@ -7,8 +7,8 @@ from torch import Tensor
 
 __all__ = ["kseq_plan"]
 
-_CHUNK = 2048
-_PASSES = 3
+_CHUNK = 512  # small: few rows branch, and those should fill the chip
+_PASSES = 5  # 32 to the fifth: ρ to float32
 _SECTIONS = 32
 
 
@@ -68,7 +68,7 @@ def _section(
 @triton.jit
 def _visits(
     target, draft, count, ends, sums, plan, vocabulary, rows,
-    MOST: tl.constexpr, J: tl.constexpr, CHUNK: tl.constexpr,
+    PASSES: tl.constexpr, MOST: tl.constexpr, J: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The last section's upper end becomes ρ; sums the mass one visit accepts at exactly that ρ."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -78,7 +78,7 @@ def _visits(
             tl.store(plan + 3 * row, tl.cast(1.0, tl.float64))
         return
     step = tl.arange(0, J)
-    last = (2 * rows + row).to(tl.int64)
+    last = (PASSES - 1) * rows + row
     low, high = tl.load(ends + 2 * last), tl.load(ends + 2 * last + 1)
     low, high = _narrow(low, high, tl.load(sums + last * J + step), k, MOST, J)
     rho = high * (1.0 + 4.8e-7)
@@ -88,7 +88,7 @@ def _visits(
     inside = token < vocabulary
     owed = tl.load(target + row * vocabulary + token, mask=inside, other=0.0)
     given = tl.load(draft + row * vocabulary + token, mask=inside, other=0.0)
-    visit = tl.minimum(given, owed / rho.to(tl.float32))
+    visit = tl.minimum(given, tl.div_rn(owed, tl.zeros_like(owed) + rho.to(tl.float32)))  # as torch divides
     tl.atomic_add(plan + 3 * row + 2, tl.sum(visit.to(tl.float64), 0))
 
 
@@ -111,7 +111,7 @@ def kseq_plan(target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
     sums = torch.zeros(_PASSES, rows, _SECTIONS, dtype=torch.float64, device=target.device)
     plan = torch.zeros(rows, 3, dtype=torch.float64, device=target.device)
     for turn in range(_PASSES):
-        _section[grid](owed, given, count, ends, sums, vocabulary, turn, rows, **fixed, num_warps=8)
-    _visits[grid](owed, given, count, ends, sums, plan, vocabulary, rows, **fixed)
+        _section[grid](owed, given, count, ends, sums, vocabulary, turn, rows, **fixed)
+    _visits[grid](owed, given, count, ends, sums, plan, vocabulary, rows, PASSES=_PASSES, **fixed)
     _phi[(triton.cdiv(rows, 64),)](plan, count, rows, MOST=most, BLOCK=64)
     return plan[:, :2].view(*k.shape, 2)

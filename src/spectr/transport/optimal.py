@@ -28,7 +28,7 @@ from spectr.transport.selection import SelectingCoupling, Selection, at_most_one
 __all__ = ["Bins", "Classes", "Levels", "Optimal", "highest", "level_law", "level_swaps", "sorted_classes"]
 
 _TINY = 1e-12  # masses below this carry no usable ratio
-_LOWEST = -12.0  # log ratio below which all tokens share a class
+_LOWEST = -9.0  # log ratio below which all tokens share a class
 _MOST_AT_ONCE = 1 << 25  # entries of the level laws held at a time
 
 
@@ -56,7 +56,7 @@ def sorted_classes(target: Tensor, draft: Tensor) -> tuple[Classes, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Bins:
-    """`count` classes, log-spaced from e^−12 to `most`, the largest ratio that matters for that many drafts."""
+    """`count` classes, log-spaced from e^−9 to `most`, the largest ratio that matters for that many drafts."""
 
     count: int
     most: int
@@ -179,7 +179,7 @@ def _chances(levels: Levels, own: Tensor, live: Tensor) -> Tensor:
 
 
 def _fused_selection(target: Tensor, draft: Tensor, drafted: Drafted, bins: Bins) -> Selection:
-    """The same selection in three kernels."""
+    """The same selection by kernels."""
     from spectr.kernels.levels import optimal_selection
 
     tokens = drafted.tokens
@@ -200,7 +200,7 @@ class Optimal(SelectingCoupling):
     name: ClassVar[str] = "optimal"
     papers: ClassVar[tuple[str, ...]] = ("spectr", "sun2023spectr", "khisti2025", "hu2025")
 
-    def __init__(self, bins: int = 4096, sort_below: int = 8192) -> None:
+    def __init__(self, bins: int = 2048, sort_below: int = 8192) -> None:
         if bins and (bins < 4 or bins & (bins - 1)):
             raise ArgumentError(f"bins must be 0 (sort, exact) or a power of two of at least 4, got {bins}")
         self.bins = bins

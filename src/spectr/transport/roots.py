@@ -22,6 +22,7 @@ def falling_root(function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor
     Illinois' false position: the end that stays put twice has its value halved, so both ends close in superlinearly.
     """
     start, at_low, at_high = low, function(low), function(high)
+    enough = 1e-15 if rounds > 32 else 1e-8
     settled, side = at_low <= 0, torch.zeros_like(low)
     nearest, least = torch.where(at_low.abs() < at_high.abs(), low, high), torch.minimum(at_low.abs(), at_high.abs())
     for _ in range(rounds):
@@ -34,6 +35,6 @@ def falling_root(function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor
         at_high = torch.where(right, value, torch.where(side < 0, at_high / 2, at_high))
         low, high = torch.where(right, low, middle), torch.where(right, middle, high)
         side = torch.where(right, 1.0, -1.0)
-        if low.device.type == "cpu" and bool((settled | (high - low <= 1e-15 * high)).all()):
+        if low.device.type == "cpu" and bool((settled | (high - low <= enough * high)).all()):
             break
     return Root(torch.where(settled, start, high), torch.where(settled, start, nearest))
