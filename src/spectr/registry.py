@@ -5,10 +5,11 @@ point group (`spectr.rules`, `spectr.couplings`).
 """
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
+from inspect import signature
 from typing import Any
 
 from spectr.errors import ArgumentError, UnknownNameError
@@ -23,10 +24,11 @@ class Entry:
     target: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def make(self, options: Mapping[str, Any]) -> Any:
-        """The thing itself, built with the entry's options and the caller's on top."""
+    def load(self) -> Callable[..., Any]:
+        """What makes the thing."""
         module, _, attribute = self.target.partition(":")
-        return getattr(import_module(module), attribute)(**{**self.options, **options})
+        made: Callable[..., Any] = getattr(import_module(module), attribute)
+        return made
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -57,12 +59,13 @@ class Registry:
 
     def make(self, name: str, **options: Any) -> Any:
         """The thing called `name`, built with `options`."""
+        entry = self._find(name)
+        maker, arguments = entry.load(), {**entry.options, **options}
         try:
-            return self._find(name).make(options)
+            signature(maker).bind(**arguments)
         except TypeError as error:
-            if "unexpected keyword argument" not in str(error):
-                raise
-            raise ArgumentError(f"{self.kind} {name!r} does not take an option it was given: {error}") from None
+            raise ArgumentError(f"{self.kind} {name!r} was given an option it does not take: {error}") from None
+        return maker(**arguments)
 
     def _find(self, name: str) -> Entry:
         if name in self._entries:

@@ -14,9 +14,9 @@ from spectr.errors import ArgumentError
 from spectr.theory import COLUMNS, Comparison, Family, bernoulli, compare, uniform, zipf
 from spectr.transport import coupling
 from spectr.transport.coupling import Drafted
+from spectr.transport.hybrid import fixed_count
 from spectr.transport.laws import without
 from spectr.transport.lp import iid_sets, lp_optimum
-from spectr.trees import fixed_count
 
 KS = (1, 2, 3)
 FAMILIES = [

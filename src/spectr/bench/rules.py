@@ -4,6 +4,7 @@ The work is one row × N nodes, K chains, from the target's logits in memory to 
 temperature. Draft laws are taken as given: the drafter made them when it drew.
 """
 
+import itertools
 import platform
 import statistics
 import time
@@ -19,7 +20,7 @@ from spectr.errors import ArgumentError
 from spectr.policy import Policy
 from spectr.rows import pick_rows
 from spectr.trees import Growth, Shape, Topology, grow, topology
-from spectr.types import Draft, Siblings
+from spectr.types import Draft, Siblings, Verdict
 from spectr.verify import Rule
 from spectr.verify import rule as named_rule
 
@@ -61,11 +62,19 @@ def workload(vocabulary: int, children: int, nodes: int, device: str, siblings: 
     return Workload(logits, draft, topology(draft), coins)
 
 
-def _verdict(rule: Rule, work: Workload, *, lazily: bool) -> Callable[[], Any]:
+def _verdict(rule: Rule, work: Workload) -> Callable[[], Any]:
     def logits(nodes: Tensor | None) -> Tensor:
         return _POLICY(pick_rows(work.logits, nodes))
 
-    return lambda: rule(logits, work.draft, work.coins, tree=work.tree, lazily=lazily)
+    if work.draft.tokens.is_cuda:
+        return lambda: rule(logits, work.draft, work.coins, tree=work.tree)
+    seeds = itertools.count()
+
+    def next_seed() -> Verdict:  # how far one looks depends on the coins: another seed each time
+        coins = SeededCoins(work.coins.seed + next(seeds), work.coins.committed)
+        return rule(logits, work.draft, coins, tree=work.tree)
+
+    return next_seed
 
 
 def _captured(call: Callable[[], Any]) -> Callable[[], None]:
@@ -108,30 +117,23 @@ def _interleaved(calls: dict[str, Callable[[], Any]], device: str, repeats: int)
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def _modes(device: str) -> dict[str, bool]:
-    """How to go down the tree: node by node on a CPU, and everywhere at once, which is what is captured."""
-    return {"node by node": True, "all at once": False} if device == "cpu" else {"captured": False}
-
-
 def _measure(vocabulary: int, children: int, rules: Sequence[str], size: tuple[int, str, int]) -> list[dict[str, Any]]:
     nodes, device, repeats = size
     calls: dict[str, Callable[[], Any]] = {}
-    for name in rules:
-        rule = named_rule(name)
-        if children > 1 and not rule.card.tree:
-            continue
-        work = workload(vocabulary, children, nodes, device)
-        for mode, lazily in _modes(device).items():
-            calls[f"{name}|{mode}"] = _verdict(rule, work, lazily=lazily)
-    calls["softmax|"] = lambda: work.logits.softmax(-1)
+    work = workload(vocabulary, children, nodes, device)
+    calls["softmax"] = lambda: work.logits.softmax(-1)
+    for rule in map(named_rule, rules):
+        if children == 1 or rule.card.tree:
+            kind = "iid" if "iid" in rule.card.siblings else rule.card.siblings[0]
+            calls[rule.card.name] = _verdict(rule, workload(vocabulary, children, nodes, device, kind))
     if device != "cpu":
         calls = {name: _captured(call) for name, call in calls.items()}
     seconds = _interleaved(calls, device, repeats)
-    softmax = seconds.pop("softmax|")
+    softmax = seconds.pop("softmax")
     return [
         {
-            "rule": name.split("|")[0],
-            "mode": name.split("|")[1],
+            "rule": name,
+            "mode": "node by node" if device == "cpu" else "captured",
             "vocabulary": vocabulary,
             "children": children,
             "milliseconds": 1e3 * taken,

@@ -13,8 +13,8 @@ from torch import Tensor
 from spectr.errors import ArgumentError
 from spectr.theory.families import Family
 from spectr.transport import coupling, optimal_acceptance, race_acceptance
+from spectr.transport.hybrid import fixed_count
 from spectr.transport.laws import overlap, total_variation
-from spectr.trees import fixed_count
 from spectr.types import Siblings
 
 __all__ = ["COLUMNS", "KS", "RACE_TOKENS", "Column", "Comparison", "compare"]

@@ -27,6 +27,7 @@ COUPLINGS = Registry(
         "optimal": Entry("spectr.transport.optimal:Optimal"),
         "optimal_sorted": Entry("spectr.transport.optimal:Optimal", {"bins": 0}),
         "optimal_binned": Entry("spectr.transport.optimal:Optimal", {"sort_below": 0}),
+        "hybrid": Entry("spectr.transport.hybrid:Hybrid"),
         "recursive": Entry("spectr.transport.recursive:Recursive"),
         "recursive_wor": Entry("spectr.transport.recursive:RecursiveWithoutReplacement"),
         "match": Entry("spectr.transport.match:Match"),

@@ -1,6 +1,6 @@
 """Token trees: shapes, and growing them from draft laws. Knows no rule and no model."""
 
-from spectr.trees.grow import Growth, fixed_count, grow
+from spectr.trees.grow import Growth, grow
 from spectr.trees.shape import Shape, Topology, as_shape, topology
 
-__all__ = ["Growth", "Shape", "Topology", "as_shape", "fixed_count", "grow", "topology"]
+__all__ = ["Growth", "Shape", "Topology", "as_shape", "grow", "topology"]

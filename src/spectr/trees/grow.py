@@ -12,33 +12,18 @@ from torch import Tensor
 
 from spectr.coins import Purpose
 from spectr.errors import ArgumentError
+from spectr.transport.hybrid import fixed_count
 from spectr.transport.laws import without
 from spectr.trees.shape import Shape
 from spectr.types import Coins, Draft, Siblings
 
-__all__ = ["Census", "Growth", "LawAt", "fixed_count", "grow"]
+__all__ = ["Census", "Growth", "LawAt", "grow"]
 
 LawAt = Callable[[Tensor, list[int]], Tensor]
 """(tokens (B, N) so far, node ids (M)) → draft laws (B, M, V) of the tokens after those nodes."""
 
 Census = Callable[[Tensor], Tensor]
 """Draft laws (B, M, V) → how many children each node gets, (B, M); the shape's own number is the most."""
-
-
-def fixed_count(law: Tensor, k: int) -> Tensor:
-    """How many of k drafts to fix at the top of a draft law (…, V), from that law alone: (…) int64.
-
-    A token that the remaining draws would be expected to repeat is better drafted once and for all: fix the top token
-    while (draws left) × (its probability off the fixed ones) exceeds 2, and keep at least one draw.
-
-    >>> fixed_count(torch.tensor([[0.7, 0.2, 0.1], [0.34, 0.33, 0.33]]), 4).tolist()
-    [1, 0]
-    """
-    top = law.topk(min(k, law.shape[-1]), -1).values.to(torch.float64)
-    before = top.cumsum(-1) - top
-    draws = k - torch.arange(top.shape[-1], device=law.device)
-    worth = (draws * top > 2.0 * (1 - before)) & (draws > 1)
-    return worth.to(torch.int64).cumprod(-1).sum(-1)
 
 
 @dataclass(frozen=True, slots=True)

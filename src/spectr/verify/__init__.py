@@ -15,6 +15,7 @@ RULES = Registry(
         "race": Entry("spectr.verify.race:Race"),
         "path_block": Entry("spectr.verify.path_block:PathBlock"),
         "optimal": Entry(_WALK, {"coupling": "optimal", "name": "optimal"}),
+        "hybrid": Entry(_WALK, {"coupling": "hybrid", "name": "hybrid"}),
         "kseq_plus": Entry(_WALK, {"coupling": "kseq_plus", "name": "kseq_plus"}),
         "kseq": Entry(_WALK, {"coupling": "kseq", "name": "kseq"}),
         "spectr": Entry(
