@@ -26,8 +26,6 @@ class Purpose(IntEnum):
     CHILD = 2  # which child (or none) a node ends on
     BONUS = 3  # the token after the accepted path
     BLOCK = 4  # whether a path is kept this far
-    FIXED = 5  # which fixed child replaces a selected one
-    KEEP = 6  # whether a selected child is replaced by a fixed one
 
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
