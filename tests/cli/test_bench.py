@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from spectr.bench import rules as bench_rules
+from spectr.cli import bench as cli_bench
+
 Spectr = Callable[..., Any]
 
-ROW = {"rule": "kseq", "vocabulary": 32000, "children": 4, "mode": "eager"}
+ROW = {"rule": "kseq", "vocabulary": 32000, "children": 4, "mode": "captured"}
 RESULTS = {"results": [{**ROW, "milliseconds": 1.25, "softmax_milliseconds": 0.5, "ratio": 2.5}]}
 
 
@@ -47,7 +50,7 @@ def test_flags_reach_the_benchmark(spectr: Spectr, asked: dict[str, Any]) -> Non
 def test_the_table(spectr: Spectr) -> None:
     ran = spectr("bench", "rules")
     assert ran.err == "measuring\n"
-    assert ran.out.splitlines()[-1].split() == ["kseq", "eager", "32,000", "4", "1.250", "0.500", "2.50"]
+    assert ran.out.splitlines()[-1].split() == ["kseq", "captured", "32,000", "4", "1.250", "0.500", "2.50"]
 
 
 @pytest.mark.usefixtures("asked")
@@ -63,6 +66,14 @@ def test_a_file_that_cannot_be_written_is_named(spectr: Spectr, tmp_path: Path) 
     ran = spectr("bench", "rules", "--out", str(tmp_path))
     assert ran.code == 2
     assert ran.err.splitlines()[-1].startswith(f"spectr: cannot write {tmp_path}")
+
+
+def test_a_folder_that_is_not_there_is_refused_before_the_work(
+    spectr: Spectr, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    ran = spectr("bench", "rules", "--out", str(tmp_path / "nowhere" / "rules.json"))
+    assert (ran.code, ran.out, asked) == (2, "", {})
+    assert f"there is no folder {tmp_path / 'nowhere'}" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -82,6 +93,10 @@ def test_a_device_that_is_not_here_is_refused(
     ran = spectr("bench", "rules", "--device", "cuda:1")
     assert (ran.code, asked) == (2, {})
     assert ran.err == "spectr: --device cuda:1 needs a CUDA device, and torch finds none here; use --device cpu\n"
+
+
+def test_the_default_rules_are_those_of_the_benchmark() -> None:
+    assert tuple(cli_bench._RULES.split(",")) == bench_rules.RULES
 
 
 def test_the_benchmark_itself_runs(spectr: Spectr) -> None:

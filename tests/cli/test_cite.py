@@ -3,12 +3,14 @@
 import json
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from spectr.cli import cite as cite_module
 from spectr.papers import PAPERS
-from spectr.verify import RULES, rule
+from spectr.verify import RULES, Card, rule
 
 Spectr = Callable[..., Any]
 NEEDED = {"inproceedings": {"title", "author", "booktitle", "year"}, "article": {"title", "author", "journal", "year"}}
@@ -84,3 +86,16 @@ def test_without_a_rule_it_is_this_software(spectr: Spectr) -> None:
 def test_as_json(spectr: Spectr) -> None:
     (paper,) = json.loads(spectr("cite", "kseq", "spectr", "--json").out)["papers"]  # both cite one paper
     assert paper == {"key": "sun2023spectr", "short": "Sun et al. 2023", "bibtex": PAPERS["sun2023spectr"].bibtex}
+
+
+def test_a_paper_that_is_not_known_here_is_said_and_not_made_up(
+    spectr: Spectr, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rule of another package may cite what it likes, or nothing."""
+    for papers, cited in ((("own2026", "yin2024"), ["yin2024"]), ((), [])):
+        foreign = SimpleNamespace(card=Card("foreign", "a rule of another package", ("iid",), papers))
+        monkeypatch.setattr(cite_module, "rule", lambda _, foreign=foreign: foreign)
+        ran = spectr("cite", "foreign")
+        assert (ran.code, list(parse(ran.out.strip()))) == (0, cited)
+        assert ran.err == ("no BibTeX is known here for own2026\n" if papers else "")
+        assert [paper["key"] for paper in json.loads(spectr("cite", "foreign", "--json").out)["papers"]] == cited

@@ -148,10 +148,12 @@ def marked(found: Any) -> dict[str, list[bool]]:
 def test_the_best_sampled_drafts_are_marked() -> None:
     marks = marked(compare(bernoulli(), (2, 4, 16)))
     assert marks["race"] == [True, True, True]
-    assert marks["hybrid optimum"] == [False, True, True]
+    assert marks["hybrid optimum"] == [True, True, True]
     assert marks["iid optimum"] == [False, False, True]
     assert marks["top-k"] == [False, False, False]  # not sampled
     assert marks["one draft"] == [False, False, False]
+    flat = marked(compare(zipf(), (8,)))
+    assert [name for name, (best,) in flat.items() if best] == ["iid optimum"]
 
 
 def test_the_reading_names_what_is_highest() -> None:

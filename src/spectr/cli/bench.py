@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 import typer
 
-from spectr.cli.output import JsonFlag, console, numbers, print_json, talk, write_text
+from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, talk, write_text
 from spectr.cli.tables import bench_table
 from spectr.errors import ArgumentError
 from spectr.verify import rule
@@ -49,6 +49,8 @@ def bench_rules(
     names = tuple(dict.fromkeys(rules.split(",")))
     for name in names:
         rule(name)  # an unknown name is refused before anything is measured
+    if out is not None:
+        check_folder(out)
     from spectr.bench.rules import run
 
     found = run(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from spectr.cli.output import JsonFlag, print_json
+from spectr.cli.output import JsonFlag, print_json, talk
 from spectr.papers import PAPERS, bibtex
 from spectr.verify import rule
 
@@ -21,7 +21,10 @@ def cite(
     """Print the papers behind rules as BibTeX. Without a rule, print the entry of this software."""
     cited = (key for name in rules for key in rule(name).card.papers) if rules else ("spectr",)
     keys = list(dict.fromkeys(cited))
+    known = [key for key in keys if key in PAPERS]  # a rule of another package may name papers that are not here
+    if len(known) < len(keys):
+        talk(f"no BibTeX is known here for {', '.join(key for key in keys if key not in PAPERS)}")
     if as_json:
-        print_json({"papers": [asdict(PAPERS[key]) for key in keys]})
-    else:
-        typer.echo(bibtex(*keys))
+        print_json({"papers": [asdict(PAPERS[key]) for key in known]})
+    elif known:
+        typer.echo(bibtex(*known))

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from spectr.errors import ArgumentError
 
-__all__ = ["JsonFlag", "console", "numbers", "print_json", "progress_bar", "talk", "write_text"]
+__all__ = ["JsonFlag", "check_folder", "console", "numbers", "print_json", "progress_bar", "talk", "write_text"]
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
 Number = TypeVar("Number", int, float)
@@ -37,6 +37,12 @@ def talk(sentence: str) -> None:
 def print_json(data: Mapping[str, Any]) -> None:
     """A result as JSON."""
     typer.echo(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def check_folder(path: Path) -> None:
+    """Refuse before the work is done what could not be written after it."""
+    if not path.absolute().parent.is_dir():
+        raise ArgumentError(f"cannot write {path}: there is no folder {path.parent}; make it first")
 
 
 def write_text(path: Path, text: str) -> None:

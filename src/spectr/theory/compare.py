@@ -13,7 +13,6 @@ from torch import Tensor
 from spectr.errors import ArgumentError
 from spectr.theory.families import Family
 from spectr.transport import coupling, optimal_acceptance, race_acceptance
-from spectr.transport.hybrid import fixed_count
 from spectr.transport.laws import overlap, total_variation
 from spectr.types import Siblings
 
@@ -23,14 +22,8 @@ KS = (1, 2, 4, 8, 16)
 RACE_TOKENS = 2048  # the race costs V²·K; beyond this vocabulary it is left out, and said to be
 
 
-def _coupled(name: str) -> Callable[[Tensor, Tensor, int], Tensor]:
-    return lambda target, draft, k: coupling(name).acceptance(target, draft, k)
-
-
-def _hybrid(target: Tensor, draft: Tensor, k: int) -> Tensor:
-    """The optimum of drafts of which the top few of the draft law, as many as that law suggests, are fixed."""
-    fixed = draft.argsort(descending=True, stable=True)[: int(fixed_count(draft, k))]
-    return coupling("optimal_sorted").acceptance(target, draft, k - len(fixed), fixed=fixed)
+def _coupled(name: str, **options: Any) -> Callable[[Tensor, Tensor, int], Tensor]:
+    return lambda target, draft, k: coupling(name, **options).acceptance(target, draft, k)
 
 
 def _top_k(target: Tensor, draft: Tensor, k: int) -> Tensor:
@@ -62,7 +55,7 @@ COLUMNS: Mapping[str, Column] = {
     "kseq_plus": Column("K-SEQ+", "iid", _coupled("kseq_plus")),
     "recursive": Column("recursive rejection", "iid", _coupled("recursive")),
     "race": Column("race", "race", race_acceptance),
-    "hybrid": Column("hybrid optimum", "hybrid", _hybrid),
+    "hybrid": Column("hybrid optimum", "hybrid", _coupled("hybrid", bins=0)),
     "top_k": Column("top-k", "fixed", _top_k),
     "one_draft": Column("one draft", "iid", lambda target, draft, _: overlap(target, draft)),
 }

@@ -36,7 +36,8 @@ def child_in_slot(tree: Topology, children: Tensor, slot: Tensor) -> Tensor:
 
 def child_with_token(tree: Topology, draft: Draft, nodes: Tensor | None, token: Tensor) -> Tensor:
     """The child of each node that carries `token` (B, M), first copy; -1 if none does."""
-    children, drafted = drafted_at(tree, draft, nodes)
-    hit = drafted.live & (drafted.tokens == token[..., None])
-    child = torch.where(hit, children, tree.depth.shape[1]).amin(-1)
-    return torch.where(hit.any(-1), tree.twin.gather(-1, child.clamp_max(tree.depth.shape[1] - 1)), -1)
+    children = pick_rows(tree.children, nodes)
+    tokens = draft.tokens.gather(-1, children.clamp_min(0).flatten(1)).view_as(children)
+    hit = (children >= 0) & (tokens == token[..., None])
+    child = torch.where(hit, children, -1).amax(-1)
+    return torch.where(child < 0, -1, tree.twin.gather(-1, child.clamp_min(0)))
