@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("verify",),
     ("draft",),
     ("models",),
-    ("engine", "scheduler", "metrics", "text"),
+    ("engine", "scheduler", "metrics", "text", "lm"),
     ("theory", "tune", "train", "bench", "audit", "server"),
     (FACADE,),
     ("cli",),

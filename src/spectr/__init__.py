@@ -2,15 +2,18 @@
 
 from spectr.audit import StepLaw, exact_step_law
 from spectr.coins import SeededCoins
+from spectr.lm import LM, Output, load
 from spectr.transport import Coupling, coupling, optimal_acceptance, race_acceptance
 from spectr.trees import Growth, Shape, grow
 from spectr.types import Draft, Verdict
 from spectr.verify import Rule, rule
 
 __all__ = [
+    "LM",
     "Coupling",
     "Draft",
     "Growth",
+    "Output",
     "Rule",
     "SeededCoins",
     "Shape",
@@ -19,6 +22,7 @@ __all__ = [
     "coupling",
     "exact_step_law",
     "grow",
+    "load",
     "optimal_acceptance",
     "race_acceptance",
     "rule",

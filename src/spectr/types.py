@@ -6,11 +6,11 @@ dynamic trees, short lookups and chains are no special cases. Nothing here knows
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from torch import Tensor
 
-__all__ = ["SIBLINGS", "Coins", "Draft", "LogitsAt", "Siblings", "Verdict"]
+__all__ = ["SIBLINGS", "Coins", "Draft", "Drafter", "LogitsAt", "Siblings", "TreeTarget", "Verdict"]
 
 Siblings = Literal["iid", "hybrid", "without_replacement", "fixed", "race"]
 """How the children of a node were drawn. `iid`: independent draws of the draft law. `hybrid`: its top m, fixed, and
@@ -66,4 +66,39 @@ class Coins(Protocol):
 
     def front(self, logits: Tensor, depth: Tensor, count: int) -> Tensor:
         """The first `count` tokens of the same race, best first, (B, M, count): what a drafter guesses with."""
+        ...
+
+
+class Drafter(Protocol):
+    """Proposes a token tree for each row. Shared and immutable; what it knows of a row is the row's text."""
+
+    name: str
+    siblings: Siblings
+
+    def propose(self, texts: list[list[int]]) -> Draft:
+        """A draft whose roots are the last tokens of `texts`."""
+        ...
+
+
+class TreeTarget(Protocol):
+    """The model whose law is kept, as the engine sees it: it scores whole trees and keeps one path of each."""
+
+    def open(self, rows: int, slots: int) -> Any:
+        """A session with room for so many rows and tokens."""
+        ...
+
+    def read(self, session: Any, prompts: list[list[int]]) -> None:
+        """Commit a prompt to each row."""
+        ...
+
+    def score(self, session: Any, tokens: Tensor, ancestors: Tensor, depth: Tensor) -> Tensor:
+        """Logits (B, N, V) after every node of trees of `tokens` (B, N) whose roots come next."""
+        ...
+
+    def keep(self, session: Any, path: Tensor) -> None:
+        """Commit the root and the nodes of `path` (B, D), padded with -1, of the trees just scored."""
+        ...
+
+    def take_rows(self, session: Any, rows: Tensor) -> None:
+        """Let the other rows leave the session."""
         ...

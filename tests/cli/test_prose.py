@@ -1,6 +1,8 @@
 """The prose is true: every `$ spectr …` in README and docs prints what stands below it, every rule is explained, the
-page of help texts is the help, and the annotated tree has every folder."""
+page of help texts is the help, the annotated tree has every folder, and every test that a page names is there."""
 
+import ast
+import doctest
 import re
 import subprocess
 import sys
@@ -14,7 +16,7 @@ from spectr.verify import RULES, rule
 
 Spectr = Callable[..., Any]
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")), *sorted(ROOT.glob("docs/*.md"))]
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RULES_PAGE = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
@@ -48,10 +50,38 @@ def test_an_example_prints_what_is_shown(spectr: Spectr, command: str, output: s
 
 
 def test_every_rule_is_explained_where_it_belongs() -> None:
+    """Rules of this package, that is: another one explains its own."""
+    own = [name for name in RULES if type(rule(name)).__module__.startswith("spectr.")]
     lossless, lossy = RULES_PAGE.split("\n## Lossy\n")
     names = {text: re.findall(r"^### (\w+)$", text, re.MULTILINE) for text in (lossless, lossy)}
-    assert sorted(names[lossless]) == sorted(name for name in RULES if rule(name).card.lossless)
-    assert sorted(names[lossy]) == sorted(name for name in RULES if not rule(name).card.lossless)
+    assert sorted(names[lossless]) == sorted(name for name in own if rule(name).card.lossless)
+    assert sorted(names[lossy]) == sorted(name for name in own if not rule(name).card.lossless)
+
+
+def test_the_walk_throughs_run() -> None:
+    """README and docs are run as they are collected; this page is not."""
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    ran = doctest.testfile(str(ROOT / "CONTRIBUTING.md"), module_relative=False, optionflags=flags, encoding="utf-8")
+    assert ran.failed == 0
+    assert ran.attempted >= 8
+
+
+def functions_in(path: Path) -> set[str]:
+    found = ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if path.is_file() else ()
+    return {node.name for node in found if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_test_that_a_page_names_is_there() -> None:
+    named = [m for page in PAGES for m in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text(encoding="utf-8"))]
+    assert len(named) >= 40
+    assert [f"{path}::{name}" for path, name in named if name not in functions_in(ROOT / path)] == []
+
+
+def test_every_note_of_the_mathematics_has_its_test() -> None:
+    page = (ROOT / "docs" / "mathematics.md").read_text(encoding="utf-8")
+    defined = re.findall(r"^\[\^([\w-]+)\]: `tests/", page, re.MULTILINE)
+    assert len(defined) == len(set(defined))
+    assert set(re.findall(r"\[\^([\w-]+)\](?!:)", page)) == set(defined)
 
 
 def test_the_help_page_is_up_to_date(tmp_path: Path) -> None:

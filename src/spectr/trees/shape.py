@@ -84,6 +84,7 @@ def as_shape(tree: Shape | Sequence[int]) -> Shape:
 class Topology:
     """Who is whose child, once copies are pooled: siblings that carry one token share their children."""
 
+    ancestors: Tensor  # (B, N, N) bool: column is row or an ancestor of row; what a node may attend to
     depth: Tensor  # (B, N) int64
     path: Tensor  # (B, N, D + 1) int64: the node at each depth on the way from the root, padded with -1
     twin: Tensor  # (B, N) int64: the first alive node with the same path of tokens
@@ -100,9 +101,8 @@ def _ancestors(parents: Tensor, depth: int) -> Tensor:
     return reach > 0
 
 
-def _paths(parents: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+def _paths(parents: Tensor, reach: Tensor, depth: int) -> tuple[Tensor, Tensor]:
     """Depth of each node, and its path."""
-    reach = _ancestors(parents, depth)
     level = reach.sum(-1) - 1  # (B, N)
     batch, nodes = parents.shape
     ids = torch.arange(nodes, device=parents.device).expand(batch, nodes, nodes)
@@ -136,8 +136,9 @@ def _children(home: Tensor, counted: Tensor, width: int) -> Tensor:
 
 def topology(draft: Draft) -> Topology:
     """What a rule must know of a draft's trees."""
-    depth, path = _paths(draft.parents, draft.depth)
+    reach = _ancestors(draft.parents, draft.depth)
+    depth, path = _paths(draft.parents, reach, draft.depth)
     twin = _twins(draft.tokens, path, draft.alive)
     ids = torch.arange(draft.tokens.shape[1], device=draft.tokens.device)
     children = _children(twin.gather(-1, draft.parents), draft.alive & (ids > 0), draft.width)
-    return Topology(depth, path, twin, children)
+    return Topology(reach, depth, path, twin, children)

@@ -1,0 +1,54 @@
+"""Prompt lookup: what followed the last few tokens when they stood earlier in the text, several places as one tree."""
+
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from spectr.draft.trie import draft_of_paths
+from spectr.errors import ArgumentError
+from spectr.types import Draft, Siblings
+
+__all__ = ["Lookup"]
+
+Text = npt.NDArray[np.int64]
+
+
+def _places_after(text: Text, count: int) -> Text:
+    """Positions after earlier occurrences of the last `count` tokens, latest first."""
+    if len(text) <= count:
+        return np.empty(0, dtype=np.int64)
+    windows = np.lib.stride_tricks.sliding_window_view(text[:-1], count)
+    return np.flatnonzero((windows == text[-count:]).all(1))[::-1] + count
+
+
+class Lookup:
+    """The longest suffix that occurred before, up to `longest` tokens, then shorter ones; `drafts` continuations of
+    `length` tokens each."""
+
+    name: ClassVar[str] = "lookup"
+    siblings: ClassVar[Siblings] = "fixed"
+
+    def __init__(self, drafts: int = 4, length: int = 6, longest: int = 4, nodes: int = 16) -> None:
+        for name, value in (("drafts", drafts), ("length", length), ("longest", longest), ("nodes", nodes)):
+            if value < 1:
+                raise ArgumentError(f"{name} of lookup must be at least 1, got {value}")
+        self.drafts, self.length, self.longest, self.nodes = drafts, length, longest, nodes
+
+    def continuations(self, text: list[int]) -> list[tuple[int, ...]]:
+        """Distinct continuations, those after the longest match first and among equals the latest first.
+
+        >>> Lookup(drafts=2, length=2).continuations([1, 2, 3, 4, 9, 2, 3])
+        [(4, 9)]
+        """
+        array, found = np.asarray(text), dict[tuple[int, ...], None]()
+        for count in range(min(self.longest, len(text) - 1), 0, -1):
+            for place in _places_after(array, count)[: 4 * self.drafts]:
+                found.setdefault(tuple(array[place : place + self.length].tolist()))
+                if len(found) == self.drafts:
+                    return list(found)
+        return list(found)
+
+    def propose(self, texts: list[list[int]]) -> Draft:
+        """One tree a row."""
+        return draft_of_paths([text[-1] for text in texts], [self.continuations(text) for text in texts], self.nodes)

