@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from spectr.cli import bench, cite, rules
+from spectr.cli.generate import generate, models, pull_model
 from spectr.errors import SpectrError
 
 __all__ = ["app", "main"]
@@ -21,6 +22,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("generate")(generate)
+app.command("models")(models)
+app.command("pull")(pull_model)
 app.add_typer(rules.app, name="rules")
 app.command("cite")(cite.cite)
 app.add_typer(bench.app, name="bench")

@@ -39,7 +39,9 @@ def bench_rules(
     children: Annotated[str, typer.Option(metavar="K,K,...", help="Chains in the token tree.")] = "1,8",
     rules: Annotated[str, typer.Option(metavar="RULE,RULE,...", help="Rules of `spectr rules`.")] = _RULES,
     nodes: Annotated[int, typer.Option(min=1, metavar="N", help="Nodes of the token tree.")] = 64,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="Where to measure: cpu, cuda, cuda:1, ...")] = "cpu",
+    device: Annotated[
+        str, typer.Option("--device", metavar="DEVICE", help="Where to measure: cpu, cuda, cuda:1, ...")
+    ] = "cpu",
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Timings of which the median is taken.")] = 5,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the JSON to a file.")] = None,
     as_json: JsonFlag = False,

@@ -1,0 +1,5 @@
+"""`python -m spectr` is the `spectr` command."""
+
+from spectr.cli import main
+
+main()
