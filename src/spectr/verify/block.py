@@ -5,6 +5,7 @@ tokens. With Z_i = Σ (w_i·target − proposal)⁺ a coin of chance Z_i / (Z_i 
 (w_L at the end), and the *longest* success counts, not the run before the first failure.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,22 +13,22 @@ from torch import Tensor
 
 from spectr.coins import Purpose
 from spectr.rows import pick_rows
-from spectr.transport.laws import residual, take
+from spectr.transport.laws import residual
 from spectr.types import Coins, Draft, LogitsAt, Verdict
 from spectr.verify.descent import conclude
 from spectr.verify.rule import Card, Rule, Way, law_of, laws_in
 
-__all__ = ["Block", "ProposedPath", "keep_longest"]
+__all__ = ["Block", "ProposedPath", "keep_longest", "path_tokens"]
 
 
 @dataclass(frozen=True, slots=True)
 class ProposedPath:
-    """A path of up to L tokens per row, with the laws along it. Row i of a law follows the first i tokens."""
+    """A path of up to L tokens per row, and the laws along it where they are asked for."""
 
     nodes: Tensor  # (B, L + 1) int64 from the root, padded with -1
-    tokens: Tensor  # (B, L) int64; beyond the end anything
-    target: Tensor  # (B, L + 1, V)
-    proposal: Tensor  # (B, L + 1, V) law the next token was proposed from; beyond the end anything
+    tokens: Tensor  # (B, L + 1) int64: the token after each node; beyond the end anything
+    laws: Callable[[Tensor], Tensor]
+    """Depths (B, M) → target's law and the law the next token was proposed from, (B, M, 2, V)."""
 
     @property
     def length(self) -> Tensor:
@@ -35,24 +36,45 @@ class ProposedPath:
         return (self.nodes >= 0).sum(-1) - 1
 
 
-def _kept_chances(path: ProposedPath) -> Tensor:
-    """w_0 … w_L, float64 (B, L + 1): a walk in logarithms that is never let above zero."""
-    owed, given = (
-        take(law[:, :-1], path.tokens[..., None]).squeeze(-1).double() for law in (path.target, path.proposal)
-    )
-    steps = torch.where(path.nodes[:, 1:] >= 0, owed.log() - torch.where(given > 0, given, 1.0).log(), 0.0)
-    climbed = torch.nn.functional.pad(steps.cumsum(-1), (1, 0))
-    return (climbed - climbed.cummax(-1).values).exp()
+def path_tokens(draft: Draft, nodes: Tensor) -> Tensor:
+    """The token after each of `nodes` (B, L + 1) on a path; beyond the end 0."""
+    after = torch.nn.functional.pad(nodes[:, 1:], (0, 1), value=0)
+    return draft.tokens.gather(-1, after.clamp_min(0))
 
 
-def _stop_chances(path: ProposedPath, kept: Tensor, left: Tensor) -> Tensor:
-    """Chance of the coin at each depth, float64 (B, L + 1); 1 at the root, which is always kept."""
-    missing = left.sum(-1, dtype=torch.float64)  # Z
+def _climbs(path: ProposedPath, depth: Tensor, laws: Tensor) -> Tensor:
+    """log target / proposal of the token after each depth (B, M), 0 where the path has ended."""
+    token = path.tokens.gather(-1, depth)[..., None, None].expand(*depth.shape, 2, 1)
+    owed, given = laws.gather(-1, token).squeeze(-1).double().unbind(-1)
+    return torch.where(depth < path.length[:, None], owed.log() - torch.where(given > 0, given, 1.0).log(), 0.0)
+
+
+def _stop_chance(kept: Tensor, missing: Tensor, depth: Tensor, length: Tensor) -> Tensor:
+    """Chance of the coin at each depth, from w and Z; the root is always kept."""
     scale = missing + 1 - kept
     inner = torch.where(scale > 0, missing / torch.where(scale > 0, scale, 1.0), 1.0)
-    depth = torch.arange(kept.shape[-1], device=kept.device)
-    chance = torch.where(depth < path.length[:, None], inner, torch.where(depth == path.length[:, None], kept, 0.0))
+    chance = torch.where(depth < length, inner, torch.where(depth == length, kept, 0.0))
     return torch.where(depth == 0, 1.0, chance)
+
+
+def _look_along(path: ProposedPath, at_once: int) -> tuple[Tensor, Tensor]:
+    """w and the coin's chance at every depth, float64 (B, L + 1), `at_once` depths at a time.
+
+    w is a walk in logarithms that is never let above zero.
+    """
+    columns, last = path.nodes.shape[1], torch.zeros_like(path.nodes[:, :1], dtype=torch.float64)  # log w so far
+    kept, chances = [], []
+    for start in range(0, columns, at_once):
+        depth = torch.arange(start, min(start + at_once, columns), device=path.nodes.device).expand(len(path.nodes), -1)
+        laws = path.laws(depth)
+        walk = last + torch.nn.functional.pad(_climbs(path, depth, laws).cumsum(-1), (1, 0))
+        walk = walk - walk.cummax(-1).values.clamp_min(0)
+        here, last = walk[:, :-1].exp(), walk[:, -1:]
+        target, proposal = laws.unbind(-2)
+        left = (target * here[..., None].to(target.dtype) - proposal).clamp_min_(0)
+        chances.append(_stop_chance(here, left.sum(-1, dtype=torch.float64), depth, path.length[:, None]))
+        kept.append(here)
+    return torch.cat(kept, -1), torch.cat(chances, -1)
 
 
 def _longest(success: Tensor) -> Tensor:
@@ -61,17 +83,14 @@ def _longest(success: Tensor) -> Tensor:
     return torch.where(success, depth, 0).amax(-1)
 
 
-def keep_longest(path: ProposedPath, coins: Coins) -> tuple[Tensor, Tensor]:
+def keep_longest(path: ProposedPath, coins: Coins, *, lazily: bool) -> tuple[Tensor, Tensor]:
     """The node (B,) where the kept path ends, and the weights (B, V) of the token after it."""
-    kept = _kept_chances(path)
-    owed = path.target * kept[..., None].to(path.target.dtype)
-    left = (owed - path.proposal).clamp_min_(0)
-    success = coins.flip(_stop_chances(path, kept, left), path.nodes.clamp_min(0), Purpose.BLOCK)
-    last = _longest(success)[:, None]
+    kept, chances = _look_along(path, 1 if lazily else path.nodes.shape[1])
+    last = _longest(coins.flip(chances, path.nodes.clamp_min(0), Purpose.BLOCK))[:, None]
+    target, proposal = path.laws(last).squeeze(1).unbind(-2)
+    left_over = residual(target * kept.gather(-1, last).to(target.dtype), proposal)
     whole = last == path.length[:, None]
-    end_target, end_owed, end_given = (pick_rows(x, last).squeeze(1) for x in (path.target, owed, path.proposal))
-    left_over = residual(end_owed, end_given)
-    return path.nodes.gather(-1, last).squeeze(-1), torch.where(whole, end_target, left_over)
+    return path.nodes.gather(-1, last).squeeze(-1), torch.where(whole, target, left_over)
 
 
 class Block(Rule):
@@ -80,14 +99,16 @@ class Block(Rule):
     card = Card("block", "one chain judged as a whole", ("iid", "without_replacement"), ("sun2024block",), tree=False)
 
     def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
-        """All rows of the chain at once."""
-        tree = way.tree
+        """Every row of the chain: one after the other, or all at once."""
+        tree, given = way.tree, laws_in(draft)
         last = torch.where(draft.alive, tree.depth, -1).argmax(-1, keepdim=True)
         nodes = pick_rows(tree.path, last).squeeze(1)
-        at = nodes.clamp_min(0)
-        path = ProposedPath(
-            nodes, draft.tokens.gather(-1, at[:, 1:]), law_of(logits(at)), pick_rows(laws_in(draft), at)
-        )
-        end, weights = keep_longest(path, coins)
+
+        def laws(depth: Tensor) -> Tensor:
+            at = nodes.gather(-1, depth).clamp_min(0)
+            return torch.stack([law_of(logits(at)), pick_rows(given, at)], -2)
+
+        path = ProposedPath(nodes, path_tokens(draft, nodes), laws)
+        end, weights = keep_longest(path, coins, lazily=way.lazily)
         bonus = coins.pick(weights[:, None], end[:, None], Purpose.BONUS).squeeze(1)
         return conclude(tree, end, bonus)

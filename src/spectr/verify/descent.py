@@ -29,22 +29,18 @@ class Trail:
     payloads: list[Rows]  # one of all nodes (B, N, …), or one for each depth (B, 1, …)
     rows: Tensor  # (B, D + 1) which column belongs to each depth
 
+    def at(self, depth: Tensor) -> Tensor:
+        """The payloads at depths (B, M), as (B, M, …); beyond the end anything."""
+        row = self.rows.gather(-1, depth)
+        if len(self.payloads) == 1:
+            return self.payloads[0].at(row)
+        needed = row.unique().tolist() if row.device.type == "cpu" else list(range(len(self.payloads)))
+        found = torch.cat([self.payloads[d].all() for d in needed], 1)
+        return pick_rows(found, torch.searchsorted(torch.tensor(needed, device=row.device), row))
+
     def at_end(self) -> Tensor:
         """The payload of the last node, (B, …)."""
-        row = self.rows.gather(-1, (self.nodes >= 0).sum(-1, keepdim=True) - 1)
-        if len(self.payloads) == 1:
-            return self.payloads[0].at(row).squeeze(1)
-        needed = [d for d in range(len(self.payloads)) if row.device.type != "cpu" or bool((row == d).any())]
-        found = self.payloads[needed[0]].all()
-        for depth in needed[1:]:
-            found = torch.where((row == depth).view(-1, *[1] * (found.dim() - 1)), self.payloads[depth].all(), found)
-        return found.squeeze(1)
-
-    def along(self) -> Tensor:
-        """The payloads of all depths, (B, D + 1, …); beyond the end anything."""
-        if len(self.payloads) == 1:
-            return self.payloads[0].at(self.rows)
-        return pick_rows(torch.cat([payload.all() for payload in self.payloads], 1), self.rows)
+        return self.at((self.nodes >= 0).sum(-1, keepdim=True) - 1).squeeze(1)
 
 
 def descend(decide: Decide, tree: Topology, *, lazily: bool) -> Trail:

@@ -14,7 +14,7 @@ from spectr.rows import Rows, pick_rows
 from spectr.transport import coupling as named_coupling
 from spectr.transport.selection import SelectingCoupling
 from spectr.types import Coins, Draft, LogitsAt, Verdict
-from spectr.verify.block import ProposedPath, keep_longest
+from spectr.verify.block import ProposedPath, keep_longest, path_tokens
 from spectr.verify.descent import conclude, descend
 from spectr.verify.follow import child_in_slot, drafted_at, node_ids
 from spectr.verify.rule import Card, Rule, Way, law_of, laws_in
@@ -56,9 +56,7 @@ class PathBlock(Rule):
             return child_in_slot(tree, children, slot), _with_target(target, chosen.law)
 
         trail = descend(decide, tree, lazily=way.lazily)
-        tokens = draft.tokens.gather(-1, trail.nodes.clamp_min(0)[:, 1:])
-        target, proposal = trail.along().unbind(-2)
-        path = ProposedPath(trail.nodes, tokens, target, proposal)
-        end, weights = keep_longest(path, coins)
+        path = ProposedPath(trail.nodes, path_tokens(draft, trail.nodes), trail.at)
+        end, weights = keep_longest(path, coins, lazily=way.lazily)
         bonus = coins.pick(weights[:, None], end[:, None], Purpose.BONUS).squeeze(1)
         return conclude(tree, end, bonus)
