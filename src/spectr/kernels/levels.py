@@ -8,21 +8,32 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["optimal_selection"]
+__all__ = ["class_law", "optimal_selection"]
 
 _CHUNK = 512  # small: few rows branch, and those should fill the chip
 
 
 @triton.jit
-def _class(owed, given, lowest, width, BINS: tl.constexpr):
-    """The class of a token, as `transport.optimal.Bins.of` has it."""
+def _class(owed, given, lowest: tl.constexpr, width: tl.constexpr, BINS: tl.constexpr):
+    """The class of a token, as `transport.optimal.Bins.of` has it. Constants, since a plain argument would be rounded
+    to float32 and move the borders of the classes."""
     ratio = tl.where(given > 0, owed / tl.where(given > 0, given, 1.0), float("inf"))
     place = (tl.log(ratio) - lowest) / width + 1.0
     return tl.minimum(tl.maximum(place, 0.0), BINS - 1.0).to(tl.int64)
 
 
 @triton.jit
-def _histogram(target, draft, count, masses, vocabulary, lowest, width, BINS: tl.constexpr, CHUNK: tl.constexpr):
+def _histogram(
+    target,
+    draft,
+    count,
+    masses,
+    vocabulary,
+    lowest: tl.constexpr,
+    width: tl.constexpr,
+    BINS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.load(count + row) < 2:
         return
@@ -35,6 +46,30 @@ def _histogram(target, draft, count, masses, vocabulary, lowest, width, BINS: tl
     tl.atomic_add(base + place, owed, mask=inside & (given > 0))
     tl.atomic_add(base + BINS + place, given, mask=inside & (given > 0))
     tl.atomic_add(base + 2 * BINS, tl.sum(tl.where(given > 0, 0.0, owed), 0))
+
+
+@triton.jit
+def _class_law(
+    target, draft, mean, out, vocabulary,
+    lowest: tl.constexpr, width: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = part * CHUNK + tl.arange(0, CHUNK)
+    inside = token < vocabulary
+    owed = tl.load(target + row * vocabulary + token, mask=inside, other=0.0).to(tl.float64)
+    given = tl.load(draft + row * vocabulary + token, mask=inside, other=0.0).to(tl.float64)
+    scale = tl.load(mean + row * BINS + _class(owed, given, lowest, width, BINS), mask=inside, other=0.0)
+    tl.store(out + row * vocabulary + token, (given * scale).to(tl.float32), mask=inside)
+
+
+def class_law(target: Tensor, draft: Tensor, mean: Tensor, lowest: float, width: float) -> Tensor:
+    """draft × mean of the class, float32 (…, V), for means (…, bins): `transport.optimal.Bins.law` in one pass."""
+    vocabulary, bins = target.shape[-1], mean.shape[-1]
+    rows = [x.reshape(-1, x.shape[-1]).contiguous() for x in (target, draft, mean)]
+    out = torch.empty_like(rows[0])
+    grid = (len(out), triton.cdiv(vocabulary, _CHUNK))
+    _class_law[grid](*rows, out, vocabulary, lowest, width, BINS=bins, CHUNK=_CHUNK)
+    return out.view(target.shape)
 
 
 @triton.jit
@@ -107,7 +142,7 @@ def _level_law(table, own, BINS: tl.constexpr):
 
 @triton.jit
 def _laws(
-    target, draft, tokens, live, count, tables, laws, vocabulary, lowest, width,
+    target, draft, tokens, live, count, tables, laws, vocabulary, lowest: tl.constexpr, width: tl.constexpr,
     K: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
     """The level law of one draft and its running sum, (2, BINS)."""

@@ -82,6 +82,10 @@ class Bins:
 
     def law(self, target: Tensor, draft: Tensor, mean: Tensor) -> Tensor:
         """draft × mean of the class, (…, V)."""
+        if usable(target, draft):
+            from spectr.kernels.levels import class_law
+
+            return class_law(target, draft, mean, _LOWEST, self.width)
         return _scaled(draft, self.of(target, draft), mean)
 
 

@@ -5,7 +5,7 @@ tokens. With Z_i = Σ (w_i·target − proposal)⁺ a coin of chance Z_i / (Z_i 
 (w_L at the end), and the *longest* success counts, not the run before the first failure.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -57,16 +57,14 @@ def _stop_chance(kept: Tensor, missing: Tensor, depth: Tensor, length: Tensor) -
     return torch.where(depth == 0, 1.0, chance)
 
 
-def _look_along(path: ProposedPath, at_once: int) -> tuple[Tensor, Tensor]:
-    """w and the coin's chance at every depth, float64 (B, L + 1), `at_once` depths at a time.
+def _look_along(path: ProposedPath, pieces: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """w and the coin's chance at every depth, float64 (B, L + 1), from consecutive (depths, laws there).
 
     w is a walk in logarithms that is never let above zero.
     """
-    columns, last = path.nodes.shape[1], torch.zeros_like(path.nodes[:, :1], dtype=torch.float64)  # log w so far
+    last = torch.zeros_like(path.nodes[:, :1], dtype=torch.float64)  # log w so far
     kept, chances = [], []
-    for start in range(0, columns, at_once):
-        depth = torch.arange(start, min(start + at_once, columns), device=path.nodes.device).expand(len(path.nodes), -1)
-        laws = path.laws(depth)
+    for depth, laws in pieces:
         walk = last + torch.nn.functional.pad(_climbs(path, depth, laws).cumsum(-1), (1, 0))
         walk = walk - walk.cummax(-1).values.clamp_min(0)
         here, last = walk[:, :-1].exp(), walk[:, -1:]
@@ -85,9 +83,15 @@ def _longest(success: Tensor) -> Tensor:
 
 def keep_longest(path: ProposedPath, coins: Coins, *, lazily: bool) -> tuple[Tensor, Tensor]:
     """The node (B,) where the kept path ends, and the weights (B, V) of the token after it."""
-    kept, chances = _look_along(path, 1 if lazily else path.nodes.shape[1])
+    every = torch.arange(path.nodes.shape[1], device=path.nodes.device).expand_as(path.nodes)
+    if lazily:
+        kept, chances = _look_along(path, ((depth, path.laws(depth)) for depth in every.split(1, -1)))
+    else:
+        whole_path = path.laws(every)
+        kept, chances = _look_along(path, [(every, whole_path)])
     last = _longest(coins.flip(chances, path.nodes.clamp_min(0), Purpose.BLOCK))[:, None]
-    target, proposal = path.laws(last).squeeze(1).unbind(-2)
+    end = path.laws(last) if lazily else pick_rows(whole_path, last)
+    target, proposal = end.squeeze(1).unbind(-2)
     left_over = residual(target * kept.gather(-1, last).to(target.dtype), proposal)
     whole = last == path.length[:, None]
     return path.nodes.gather(-1, last).squeeze(-1), torch.where(whole, target, left_over)
