@@ -111,3 +111,28 @@ def test_flips_are_strict() -> None:
     coins, node = SeededCoins(seeds, torch.zeros_like(seeds)), torch.zeros(10_000, 1, dtype=torch.int64)
     assert not bool(coins.flip(torch.zeros(10_000, 1), node, 1).any())
     assert bool(coins.flip(torch.ones(10_000, 1), node, 1).all())
+
+
+def test_every_bit_of_a_seed_counts() -> None:
+    zero = torch.zeros(1, dtype=torch.int64)
+    seeds = [0, *(1 << bit for bit in range(63)), -(1 << 63)]
+    coins = {float(uniform(torch.tensor([s]), zero, zero[None], 1)) for s in seeds}
+    noise = {float(gumbel(torch.tensor([s]), zero[None], 1)) for s in seeds}
+    assert len(coins) == len(noise) == len(seeds)
+
+
+def test_a_coin_of_zero_does_not_pass_a_chance_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spectr.coins.uniform", lambda *_: torch.zeros(1, 1, dtype=torch.float64))
+    zero = torch.zeros(1, dtype=torch.int64)
+    coins = SeededCoins(zero, zero)
+    assert not bool(coins.flip(torch.zeros(1, 1), zero[None], 1))
+    assert int(coins.pick(torch.tensor([[[0.0, 1.0]]]), zero[None], 1)) == 1
+
+
+def test_a_coin_at_the_end_of_a_chunk_stays_on_weight() -> None:
+    """512 tokens share a chunk; its weight ends early, and the coin points at its very end."""
+    weights = torch.zeros(2048)
+    weights[:100], weights[512:600] = 0.1, 0.3
+    end = float(weights[:512].sum(dtype=torch.float64) / weights.sum(dtype=torch.float64))
+    for coin in (end - 2**-53, end, end + 2**-53, 1 - 2**-53):
+        assert float(weights[draw(weights, torch.tensor(coin, dtype=torch.float64))]) > 0

@@ -14,7 +14,8 @@ def kept(policy: Policy) -> list[list[int]]:
 
 
 def test_temperature() -> None:
-    assert torch.equal(Policy(0.5)(LOGITS), LOGITS / 0.5)
+    assert torch.allclose(Policy(0.5)(LOGITS).softmax(-1), (LOGITS / 0.5).softmax(-1))
+    assert Policy(1e-39)(LOGITS).softmax(-1)[1].tolist() == [0, 0, 0, 0, 1]
     assert torch.equal(Policy()(LOGITS), LOGITS)
     assert Policy()(LOGITS.bfloat16()).dtype == torch.float32
 

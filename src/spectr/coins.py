@@ -76,7 +76,8 @@ def gumbel(seed: Tensor, position: Tensor, vocabulary: int) -> Tensor:
     """
     token = torch.arange(vocabulary, device=seed.device)
     state = _mix_(_gumbel_states(seed, position)[..., None] + token * _GOLDEN)
-    exponential = _bits53(state).add_(0.5).mul_(-(2.0**-53)).log1p_().neg_()
+    negative = _bits53(state).add_(0.5).mul_(-(2.0**-53)).clamp_min_(2.0**-53 - 1)  # u = 1 would never win
+    exponential = negative.log1p_().neg_()
     return exponential.log_().neg_()
 
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import spectr
+from spectr.transport import kseq_share
 from spectr.transport.coupling import Drafted
 from spectr.transport.hybrid import Hybrid
 from spectr.transport.kseq import KSeq, KSeqPlus
@@ -75,10 +77,11 @@ def test_maximal(laws: tuple[Tensor, Tensor]) -> None:
     assert bias(after_the_test(draft.double() / draft.double().sum(), r, target), target) < 1e-6
 
 
-def selected_by_levels(target: Tensor, draft: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The law of the token that the level swaps really select, and the law the coupling takes it for."""
+def selected_by_levels(target: Tensor, draft: Tensor, k: int, slots: int) -> tuple[Tensor, Tensor]:
+    """The law of the token that the level swaps really select, and the law the coupling takes it for; `slots` is the
+    capacity, which sets the range of the classes."""
     coupling = Optimal()
-    bins = Bins(coupling.bins, k)
+    bins = Bins(coupling.bins, slots)
     levels, r, _ = coupling._tables(target, draft, torch.tensor(k), bins)
     member = bins.of(target, draft)
     q = draft.double() / draft.double().sum()
@@ -94,9 +97,35 @@ def selected_by_levels(target: Tensor, draft: Tensor, k: int) -> tuple[Tensor, T
 @pytest.mark.parametrize("k", [2, 8])
 def test_optimal(laws: tuple[Tensor, Tensor], k: int) -> None:
     target, draft = laws
-    selected, r = selected_by_levels(target, draft, k)
+    selected, r = selected_by_levels(target, draft, k, k)
     assert bias(selected, r) < 1e-6  # the selected law is what the coupling says
     assert bias(after_the_test(selected, r, target), target) < 1e-6
+
+
+@pytest.mark.parametrize("size", [3, 100, 49_152, SIZE])
+def test_acceptance_is_the_optimum(size: int) -> None:
+    """What float32 leaves of the sums must not cost acceptance: K-SEQ's too is within its own distance."""
+    generator = torch.Generator().manual_seed(size)
+    logits = -1.2 * torch.arange(1, size + 1).log() + 0.6 * torch.randn(6, size, generator=generator)
+    target, draft = law_of(logits), law_of(0.9 * logits + 0.7 * torch.randn(6, size, generator=generator))
+    for k in (2, 8, 16):
+        best = spectr.optimal_acceptance(target, draft, k)
+        for name in ("optimal", "optimal_binned"):
+            assert bool((spectr.coupling(name).acceptance(target, draft, k) > best - 4e-4).all())
+        assert bool((spectr.coupling("kseq").acceptance(target, draft, k) > kseq_share(k) * best - 1e-6).all())
+    tokens = torch.multinomial(draft, 8, replacement=True, generator=generator)
+    selection = Optimal().select(target, draft, Drafted(tokens, torch.ones_like(tokens, dtype=torch.bool)))
+    kept = torch.minimum(target, selection.law.all()).sum(-1, dtype=torch.float64)
+    assert bool((kept > spectr.optimal_acceptance(target, draft, 8) - 4e-4).all())
+
+
+def test_kseq_never_gives_out_more_than_the_target_owes(laws: tuple[Tensor, Tensor]) -> None:
+    """visits · φ ≤ target at every token, so that the residual's clamp removes nothing."""
+    target, draft = laws
+    for k in (2, 8, 16):
+        rho, phi = KSeq()._plan(target, draft, torch.ones(k, dtype=torch.bool))
+        visits = torch.minimum(draft, target / rho.float()).double()
+        assert bool((visits * phi <= target.double() * (1 + 1e-7)).all())
 
 
 @pytest.mark.parametrize("k", [2, 8])
@@ -107,7 +136,7 @@ def test_hybrid(laws: tuple[Tensor, Tensor], k: int) -> None:
     off = draft.clone()
     off[fixed] = 0
     off = normalise(off, off)
-    selected, r = selected_by_levels(target, off, k)
+    selected, r = selected_by_levels(target, off, k, k + 3)
     assert bias(after_the_test(selected, r, target), target) < 1e-6
     tokens = torch.cat([off.topk(k).indices, fixed])
     flags = torch.arange(k + 3) >= k

@@ -1,12 +1,15 @@
 """Every registered rule × the sibling laws it declares × the corners of policies: exact laws, one step and three."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 import spectr
-from spectr import Growth, Shape
+from spectr import Draft, Growth, Shape
 from spectr.audit import enumerate_steps
+from spectr.audit.exact import Fault
 from spectr.audit.toys import CASES, RandomModel, toy_pair
 from spectr.types import Siblings
 from spectr.verify import RULES, Rule
@@ -70,6 +73,42 @@ def test_shapes_that_depend_on_drawn_tokens(name: str, siblings: Siblings) -> No
         target, draft = RandomModel(seed, 2), RandomModel(seed + 50, 2)
         growth = Growth(Shape.branching((2, 2, 1)), siblings, census=flat_laws_branch, fixed=one_fixed)
         assert enumerate_steps(MADE[name], (target, draft), growth).deviation(target) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["optimal", "hybrid", "kseq"])
+def test_pooled_copies_with_fixed_children(name: str) -> None:
+    """Two sampled siblings carry one token, and both have the same fixed child: one of them collects the hit."""
+    target, draft = toy_pair("plain", 3, 1)
+    law = enumerate_steps(MADE[name], (target, draft), Growth(Shape.branching((3, 2)), "hybrid", fixed=one_fixed))
+    assert law.deviation(target) < 1e-12
+
+
+def peaked_below_the_root(text: tuple[int, ...]) -> Tensor:
+    peaked = torch.tensor([0.6, 0.25, 0.05, 0.05, 0.05], dtype=torch.float64)
+    return peaked if text else torch.full((5,), 0.2, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", ["optimal", "kseq", "path_block"])
+def test_copies_agree_on_what_is_fixed_in_uneven_shapes(name: str) -> None:
+    """Node 1 has three children and node 2 one; when both carry one token their children are pooled."""
+    growth = Growth(Shape((0, 0, 0, 1, 1, 1, 2)), "hybrid")
+    target = RandomModel(3, 5)
+    assert enumerate_steps(MADE[name], (target, peaked_below_the_root), growth).deviation(target) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["block", "path_block", "optimal"])
+def test_laws_at_leaves_are_not_read(name: str) -> None:
+    """A drafter may leave anything there."""
+    target, draft = toy_pair("plain", 2, 5)
+
+    def filled(tree: Draft) -> Draft:
+        assert tree.laws is not None
+        empty = tree.laws.sum(-1, keepdim=True) == 0
+        return replace(tree, laws=torch.where(empty, torch.tensor([0.9, 0.1], dtype=torch.float64), tree.laws))
+
+    growth = Growth(Shape.branching((1, 1)))
+    law = enumerate_steps(MADE[name], (target, draft), growth, fault=Fault(change=filled))
+    assert law.deviation(target) < 1e-12
 
 
 @pytest.mark.parametrize("name", LOSSY)

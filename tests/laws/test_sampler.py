@@ -57,6 +57,22 @@ def test_both_ways_down_agree(name: str) -> None:
         assert torch.equal(getattr(lazy, field), getattr(eager, field))
 
 
+@pytest.mark.parametrize("name", ["race", "match", "speculative", "path_block", "block"])
+def test_both_ways_reach_the_end_of_a_long_chain(name: str) -> None:
+    """A drafter that is the target: everything is kept, nine deep."""
+    shape, rows = Shape.branching((1,) * 9), 50
+    law = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    seeds = torch.arange(rows)
+    coins = SeededCoins(seeds, torch.zeros_like(seeds))
+    siblings = "race" if name == "race" else "iid"
+    tree = grow(torch.zeros_like(seeds), lambda _, n: law.expand(rows, len(n), 3), Growth(shape, siblings), coins)
+    logits = law.log().expand(rows, 10, 3)
+    lazy, eager = (spectr.rule(name)(logits, tree, coins, lazily=way) for way in (True, False))
+    assert torch.equal(lazy.path, eager.path)
+    if name != "match":
+        assert eager.length.unique().tolist() == [9]
+
+
 @pytest.mark.parametrize("name", list(RULES))
 def test_a_row_does_not_depend_on_its_batch(name: str) -> None:
     widths = (2, 2) if spectr.rule(name).card.tree else (1, 1)

@@ -92,6 +92,9 @@ def _tables(masses, count, tables, MOST: tl.constexpr, BINS: tl.constexpr):
     given = tl.load(base + BINS + place)
     total = tl.sum(given, 0)
     given = given / total
+    undrafted = tl.load(base + 2 * BINS)
+    all_owed = tl.sum(owed, 0) + undrafted
+    owed, undrafted = owed / all_owed, undrafted / all_owed
     upper = tl.minimum(tl.associative_scan(given, 0, _add), 1.0)
     lower = tl.maximum(upper - given, 0.0)
     value = tl.zeros([BINS], tl.float64) + 1.0
@@ -103,7 +106,7 @@ def _tables(masses, count, tables, MOST: tl.constexpr, BINS: tl.constexpr):
     under = tl.associative_scan(owed, 0, _add)
     loss = tl.maximum(tl.max(power - under, 0), 0.0)
     tail = tl.associative_scan(given, 0, _add, reverse=True)
-    tail_owed = tl.associative_scan(owed, 0, _add, reverse=True) + tl.load(base + 2 * BINS)
+    tail_owed = tl.associative_scan(owed, 0, _add, reverse=True) + undrafted
     low = tl.min(tl.where(upper > 1e-12, (loss + under) / tl.maximum(upper, 1e-12), float("inf")), 0)
     high = tl.max(tl.where(tail > 1e-12, (tail_owed - loss) / tl.maximum(tail, 1e-12), 0.0), 0)
     high = tl.minimum(tl.maximum(high, low), k.to(tl.float64))

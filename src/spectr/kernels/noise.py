@@ -42,7 +42,7 @@ def _rough_gumbel(state):
 
 @triton.jit
 def _winners(logits, seed, position, best, where, vocabulary, nodes, stream, CHUNK: tl.constexpr):
-    """The best of one chunk: all tokens roughly, those within 1e-3 of the best exactly."""
+    """The best of one chunk: all tokens roughly, those that rounding may hide behind the best exactly."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     state = _absorb(tl.cast(stream, tl.uint64), tl.load(seed + row // nodes).to(tl.uint64))
     state = _absorb(state, tl.load(position + row).to(tl.uint64))
@@ -51,7 +51,7 @@ def _winners(logits, seed, position, best, where, vocabulary, nodes, stream, CHU
     rough = tl.load(logits + row * vocabulary + token, mask=token < vocabulary, other=-float("inf")).to(tl.float32)
     rough += _rough_gumbel(_mix(state + token.to(tl.uint64) * 0x9E3779B97F4A7C15))
     leader = tl.max(rough, 0)
-    floor = tl.maximum(leader - 1e-3, -3.0e38)
+    floor = tl.maximum(leader - tl.maximum(1e-3, 1e-6 * tl.abs(leader)), -3.0e38)
     value = tl.cast(-float("inf"), tl.float64)
     winner = tl.cast(0, tl.int64)
     while leader >= floor:

@@ -123,11 +123,18 @@ def _clip_ends(classes: Classes, upper: Tensor, k: Tensor) -> tuple[Tensor, Tens
     return low, torch.minimum(torch.maximum(high, low), k)
 
 
+def _normalised(classes: Classes) -> Classes:
+    """Both laws divided by their sums: what float32 leaves of them would look like an infeasible selection."""
+    given = classes.draft.sum(-1, keepdim=True)
+    owed = classes.target.sum(-1, keepdim=True) + classes.undrafted
+    given = torch.where(given > 0, given, 1.0)
+    return Classes(classes.target / owed, classes.draft / given, classes.undrafted / owed)
+
+
 def level_swaps(classes: Classes, k: Tensor, most: int) -> Levels:
     """The swaps that make the selected law the optimal clip, for k (…) ≤ most drafts."""
     count = k[..., None].to(torch.float64).clamp_min(1.0)
-    total = classes.draft.sum(-1, keepdim=True)
-    classes = Classes(classes.target, classes.draft / torch.where(total > 0, total, 1.0), classes.undrafted)
+    classes = _normalised(classes)
     upper = classes.draft.cumsum(-1).clamp_max(1.0)
     lower = torch.cat([torch.zeros_like(upper[..., :1]), upper[..., :-1]], -1)
     value = _level_values(upper, lower, count, most)

@@ -13,8 +13,8 @@ _STEP, _FROM, _TO = 0.15, -36.0, 4.1  # trapezoid in log τ; doubly exponential 
 def race_acceptance(target: Tensor, draft: Tensor, k: int) -> Tensor:
     """P(the winner by target is among the best k by draft) for shared noise E, float64 (…).
 
-    Given that v wins at time τ·target(v), every other w is ahead of it in the drafter's race independently with
-    s_w = 1 − exp(−τ·(target(v)·draft(w)/draft(v) − target(w))⁺), so that
+    Given that v wins at time τ, with noise τ·target(v), every other w is ahead of it in the drafter's race
+    independently with s_w = 1 − exp(−τ·(target(v)·draft(w)/draft(v) − target(w))⁺), so that
 
         acceptance = Σ_v target(v) ∫ e^−τ P(PoissonBinomial(s) < k) dτ,
 

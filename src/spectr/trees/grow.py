@@ -86,13 +86,29 @@ def _hybrid(law: Tensor, slots: Tensor, pinned: Tensor, coins: Coins) -> _Brood:
 
 def _race(law: Tensor, slots: Tensor, depth: int, coins: Coins) -> _Brood:
     """The first of the race on the draft law at this depth."""
-    tokens = coins.front(law.log(), torch.full_like(law[..., 0], depth, dtype=torch.int64), slots.shape[-1])
-    places = torch.arange(slots.shape[-1], device=law.device) < (law > 0).sum(-1, keepdim=True)
+    count = slots.shape[-1]
+    front = coins.front(law.log(), torch.full_like(law[..., 0], depth, dtype=torch.int64), min(count, law.shape[-1]))
+    tokens = torch.nn.functional.pad(front, (0, count - front.shape[-1]))
+    places = torch.arange(count, device=law.device) < (law > 0).sum(-1, keepdim=True)
     return _Brood(tokens, torch.zeros_like(places), places)
 
 
-def _brood(law: Tensor, slots: Tensor, depth: int, growth: Growth, coins: Coins) -> _Brood:
-    """Children in the node `slots` (B, M, C) for laws (B, M, V)."""
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """Nodes of one depth that have equally many children."""
+
+    depth: int
+    nodes: list[int]
+    children: list[list[int]]
+    fewest: int  # children of any node of this depth that has some
+
+
+def _brood(law: Tensor, slots: Tensor, level: _Level, growth: Growth, coins: Coins) -> _Brood:
+    """Children in the node `slots` (B, M, C) for laws (B, M, V).
+
+    How many are fixed depends on the law and on the depth alone: copies of one prefix must agree on it, since their
+    children are pooled.
+    """
     match growth.siblings:
         case "iid":
             return _iid(law, slots, coins)
@@ -101,17 +117,27 @@ def _brood(law: Tensor, slots: Tensor, depth: int, growth: Growth, coins: Coins)
         case "fixed":
             return _fixed(law, slots)
         case "hybrid":
-            return _hybrid(law, slots, growth.fixed(law, slots.shape[-1]), coins)
+            return _hybrid(law, slots, growth.fixed(law, level.fewest), coins)
         case "race":
-            return _race(law, slots, depth, coins)
+            return _race(law, slots, level.depth, coins)
 
 
-def _families(shape: Shape, level: list[int]) -> list[tuple[list[int], list[list[int]]]]:
-    """The nodes of a level that have children, grouped by how many: (nodes, their children)."""
-    children = {node: [n for n, p in enumerate(shape.parents) if n and p == node] for node in level}
-    sizes = sorted({len(kids) for kids in children.values() if kids})
-    groups = ([node for node in level if len(children[node]) == size] for size in sizes)
-    return [(nodes, [children[node] for node in nodes]) for nodes in groups]
+def _levels(shape: Shape) -> list[_Level]:
+    """The nodes that have children, by depth and by how many."""
+    found = []
+    for depth, nodes in enumerate(shape.levels):
+        children = {node: [n for n, p in enumerate(shape.parents) if n and p == node] for node in nodes}
+        sizes = sorted({len(kids) for kids in children.values() if kids})
+        for size in sizes:
+            members = [node for node in nodes if len(children[node]) == size]
+            found.append(_Level(depth, members, [children[node] for node in members], sizes[0]))
+    return found
+
+
+def _as_drawn(law: Tensor) -> Tensor:
+    """float32 or better, divided by its float64 sum: the law that is stored is the law that is drawn from."""
+    law = law.to(torch.promote_types(law.dtype, torch.float32))
+    return (law / law.sum(-1, keepdim=True, dtype=torch.float64)).to(law.dtype)
 
 
 def grow(root: Tensor, law_at: LawAt, growth: Growth, coins: Coins) -> Draft:
@@ -123,17 +149,19 @@ def grow(root: Tensor, law_at: LawAt, growth: Growth, coins: Coins) -> Draft:
     fixed, alive = torch.zeros_like(tokens, dtype=torch.bool), torch.zeros_like(tokens, dtype=torch.bool)
     alive[:, 0] = True
     laws: Tensor | None = None
-    for depth, level in enumerate(shape.levels):
-        for nodes, kids in _families(shape, level):
-            law, slots = law_at(tokens, nodes), torch.tensor(kids, device=device)  # (B, M, V), (M, C)
-            laws = law.new_zeros(batch, tokens.shape[1], law.shape[-1]) if laws is None else laws
-            laws[:, nodes] = law
-            brood = _brood(law, slots.expand(batch, *slots.shape), depth, growth, coins)
-            born = brood.born & alive[:, nodes][..., None]
-            if growth.census is not None:
-                born &= torch.arange(slots.shape[-1], device=device) < growth.census(law)[..., None]
-            places = slots.flatten()
-            tokens[:, places] = brood.tokens.flatten(1)
-            alive[:, places], fixed[:, places] = born.flatten(1), (born & brood.fixed).flatten(1)
+    for level in _levels(shape):
+        law, slots = (
+            _as_drawn(law_at(tokens, level.nodes)),
+            torch.tensor(level.children, device=device),
+        )  # (B, M, V), (M, C)
+        laws = law.new_zeros(batch, tokens.shape[1], law.shape[-1]) if laws is None else laws
+        laws[:, level.nodes] = law
+        brood = _brood(law, slots.expand(batch, *slots.shape), level, growth, coins)
+        born = brood.born & alive[:, level.nodes][..., None]
+        if growth.census is not None:
+            born &= torch.arange(slots.shape[-1], device=device) < growth.census(law)[..., None]
+        places = slots.flatten()
+        tokens[:, places] = brood.tokens.flatten(1)
+        alive[:, places], fixed[:, places] = born.flatten(1), (born & brood.fixed).flatten(1)
     parents = torch.tensor(shape.parents, device=device).expand_as(tokens)
     return Draft(tokens, parents, alive, fixed, laws, growth.siblings, shape.depth, shape.width)

@@ -52,6 +52,8 @@ def laws_in(draft: Draft) -> Tensor:
             "this rule needs the law each child was drawn from, and the draft has none; use race or match, or a "
             "drafter that gives its laws"
         )
+    if draft.laws.dtype not in (torch.float32, torch.float64):
+        raise MismatchError(f"draft laws must be float32 or float64, got {draft.laws.dtype}; convert before drawing")
     return draft.laws
 
 

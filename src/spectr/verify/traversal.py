@@ -88,7 +88,10 @@ class Traversal(Rule):
         tree, length = way.tree, 2 * draft.tokens.shape[1]
         entered, tested = (_timetable(times, length) for times in _events(tree, draft.alive))
         chance = torch.ones_like(draft.tokens, dtype=torch.float64)
-        state = _State(law_of(logits(None)), laws_in(draft).clone(), chance, torch.full_like(draft.tokens[:, 0], -1))
+        target = law_of(logits(None))
+        state = _State(
+            target, laws_in(draft).to(target.dtype, copy=True), chance, torch.full_like(draft.tokens[:, 0], -1)
+        )
         for moment in range(length):
             self._enter(state, draft, entered[:, moment])
             self._test(state, draft, tested[:, moment], coins)
