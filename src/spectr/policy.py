@@ -42,8 +42,10 @@ class Policy:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.temperature == 0:
             return _point_mass(logits)
-        if self.temperature != 1:  # from the largest down, so that no temperature overflows
-            logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
+        if self.temperature < 1e-3:  # from the largest down, where a plain division could overflow
+            logits = logits - logits.amax(-1, keepdim=True)
+        if self.temperature != 1:
+            logits = logits / self.temperature
         if 0 < self.top_k < logits.shape[-1]:
             logits = _keep_ranks(logits, self.top_k)
         if self.top_p < 1:
