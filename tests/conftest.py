@@ -1,4 +1,14 @@
-"""Small tensors everywhere: one thread per worker, and the same draws of hypothesis on every machine."""
+"""Small tensors everywhere: one thread per worker, and the same draws of hypothesis on every machine.
+
+Kernels run on the GPU where there is one, else through Triton's interpreter, which must be chosen before anything
+imports Triton.
+"""
+
+import os
+import shutil
+
+if shutil.which("nvidia-smi") is None:
+    os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 import torch

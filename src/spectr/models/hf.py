@@ -38,7 +38,7 @@ def open_model(model: str, dtype: str = "float32", progress: Progress = lambda _
     try:
         net = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         why = (
             "the folder lacks something" if Path(folder).exists() else "no such folder, and no hub has it or is reached"
         )
