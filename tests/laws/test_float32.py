@@ -112,6 +112,7 @@ def test_acceptance_is_the_optimum(size: int) -> None:
         best = spectr.optimal_acceptance(target, draft, k)
         for name in ("optimal", "optimal_binned"):
             assert bool((spectr.coupling(name).acceptance(target, draft, k) > best - 4e-4).all())
+            assert not bool(spectr.coupling(name).stays(target, draft, k).any())
         assert bool((spectr.coupling("kseq").acceptance(target, draft, k) > kseq_share(k) * best - 1e-6).all())
     tokens = torch.multinomial(draft, 8, replacement=True, generator=generator)
     selection = Optimal().select(target, draft, Drafted(tokens, torch.ones_like(tokens, dtype=torch.bool)))

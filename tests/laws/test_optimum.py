@@ -40,6 +40,7 @@ def test_order_of_the_couplings(pair: tuple[np.ndarray, np.ndarray], k: int) -> 
         n: float(spectr.coupling(n).acceptance(target, draft, k)) for n in ("kseq", "kseq_plus", "optimal", "recursive")
     }
     assert found["optimal"] == pytest.approx(best, abs=1e-9)
+    assert not bool(spectr.coupling("optimal").stays(target, draft, k))
     assert found["kseq"] <= found["kseq_plus"] + 1e-9
     assert found["kseq_plus"] <= best + 1e-12
     assert found["recursive"] <= best + 1e-12

@@ -22,7 +22,7 @@ from spectr.errors import ArgumentError
 from spectr.kernels import usable
 from spectr.rows import Rows
 from spectr.transport.coupling import Drafted
-from spectr.transport.laws import ratio, take
+from spectr.transport.laws import check_count, check_pair, ratio, take
 from spectr.transport.selection import SelectingCoupling, Selection, at_most_one, first_draft
 
 __all__ = ["Bins", "Classes", "Levels", "Optimal", "highest", "level_law", "level_swaps", "sorted_classes"]
@@ -101,6 +101,7 @@ class Levels:
     mean: Tensor  # t: what each class's mean must become, r / draft
     up: Tensor  # D+: running surplus of the classes that must rise
     down: Tensor  # D−: running surplus of the classes that must fall
+    stayed: Tensor | None = None  # (…, 1) bool: rounding left no such swaps, and every draft stays on its own level
 
 
 def _level_values(upper: Tensor, lower: Tensor, k: Tensor, most: int) -> Tensor:
@@ -145,7 +146,7 @@ def level_swaps(classes: Classes, k: Tensor, most: int) -> Levels:
     off = ((classes.draft * mean).sum(-1, keepdim=True) - 1).abs() > 1e-9
     mean = torch.where(off | ((mean - value).abs() < 1e-13 * value), value, mean)  # stay put: lossless, if less good
     surplus = classes.draft * (mean - value)
-    return Levels(value, mean, surplus.clamp_min(0).cumsum(-1), (-surplus).clamp_min(0).cumsum(-1))
+    return Levels(value, mean, surplus.clamp_min(0).cumsum(-1), (-surplus).clamp_min(0).cumsum(-1), off)
 
 
 def _from_previous(running: Tensor) -> Tensor:
@@ -234,6 +235,15 @@ class Optimal(SelectingCoupling):
         """Σ min(target, r); the optimum itself when the classes are single tokens."""
         law = self._tables(target, draft, k, self._bins(target, most))[1].all()
         return torch.minimum(target, law).sum(-1, dtype=torch.float64)
+
+    def stays(self, target: Tensor, draft: Tensor, k: int) -> Tensor:
+        """Rows (…) where rounding leaves no swaps: lossless, but not optimal. To be counted; none is expected."""
+        check_pair(target, draft)
+        check_count("k", k)
+        target, draft = torch.broadcast_tensors(target, draft)
+        count = torch.full(target.shape[:-1], k, device=target.device)
+        levels = self._tables(target, draft, count, self._bins(target, k))[0]
+        return torch.zeros_like(count, dtype=torch.bool) if levels.stayed is None else levels.stayed.squeeze(-1)
 
     def _bins(self, target: Tensor, most: int) -> Bins:
         """The classes for this vocabulary and at most so many drafts; no bins means sort."""
