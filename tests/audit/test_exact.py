@@ -20,7 +20,15 @@ def test_a_law_that_is_known() -> None:
 def test_float32_models_are_taken() -> None:
     third = torch.full((3,), 1 / 3)
     law = spectr.exact_step_law("kseq", lambda _: third, lambda _: third, (2,))
-    assert law.deviation(lambda _: third.double() / third.double().sum()) < 1e-12
+    assert law.deviation(lambda _: third) < 1e-12
+
+
+def test_lists_are_taken() -> None:
+    def target(_: tuple[int, ...]) -> list[float]:
+        return [0.1, 0.2, 0.7]
+
+    law = spectr.exact_step_law("optimal", target, lambda _: [0.6, 0.3, 0.1], (2, 1))
+    assert law.deviation(target) < 1e-12
 
 
 def test_a_model_that_gives_no_law() -> None:

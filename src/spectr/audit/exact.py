@@ -7,6 +7,7 @@ grows with V to the number of nodes.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,11 +22,20 @@ from spectr.verify import rule as named_rule
 
 __all__ = ["Fault", "LanguageModel", "StepLaw", "enumerate_steps", "exact_step_law"]
 
-LanguageModel = Callable[[tuple[int, ...]], Tensor]
-"""A small autoregressive model: the tokens so far → the law of the next one, (V,)."""
+LanguageModel = Callable[[tuple[int, ...]], Tensor | Sequence[float]]
+"""A small autoregressive model: the tokens so far → the law of the next one, V probabilities."""
 
 _MOST_ROWS = 1 << 16  # rows enumerated at once; more are done in turns
 _MOST_TEXT = 24  # tokens; longer texts do not fit the code of a prefix
+
+
+def _law_after(model: LanguageModel, text: tuple[int, ...], name: str) -> Tensor:
+    """A model's law, checked as given, float64; what float32 leaves of its sum is divided out, so that enumeration is
+    exact. Plain lists are taken as float64."""
+    given = model(text)
+    law = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given, dtype=np.float64))
+    check_law(f"{name}{text}", law)
+    return law.double() / law.double().sum()
 
 
 class StepLaw(Mapping[tuple[int, ...], float]):
@@ -65,7 +75,7 @@ class StepLaw(Mapping[tuple[int, ...], float]):
             if len(text) == horizon:
                 yield found, meant
             else:
-                law = torch.as_tensor(target_lm(text)).tolist()
+                law = _law_after(target_lm, text, "target_lm").tolist()
                 stack += [((*text, x), found * chance, meant * chance) for x, chance in enumerate(law)]
 
 
@@ -74,14 +84,8 @@ class _Codes:
 
     def __init__(self, model: LanguageModel, name: str) -> None:
         self._model, self._name = model, name
-        self._known = {0: self._law(())}
+        self._known = {0: _law_after(model, (), name)}
         self.size = len(self._known[0])
-
-    def _law(self, text: tuple[int, ...]) -> Tensor:
-        """Checked as given; what float32 leaves of the sum is divided out, so that enumeration is exact."""
-        law = torch.as_tensor(self._model(text))
-        check_law(f"{self._name}{text}", law)
-        return law.double() / law.double().sum()
 
     def text(self, code: int) -> tuple[int, ...]:
         """The tokens behind a code."""
@@ -97,7 +101,7 @@ class _Codes:
         table = []
         for code in distinct.tolist():
             if code not in self._known:
-                self._known[code] = self._law(self.text(code))
+                self._known[code] = _law_after(self._model, self.text(code), self._name)
             table.append(self._known[code])
         return torch.stack(table)[where]
 
