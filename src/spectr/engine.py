@@ -101,9 +101,14 @@ class Engine:
                 raise ArgumentError("a prompt must have at least one token; start it with the model's first token")
             if request.max_new_tokens < 1:
                 raise ArgumentError(f"max_new_tokens must be at least 1, got {request.max_new_tokens}")
+            if len(request.prompt) + request.max_new_tokens > self.target.context:
+                raise ArgumentError(
+                    f"prompt and new tokens must fit into the model's {self.target.context} positions, got "
+                    f"{len(request.prompt)} + {request.max_new_tokens}; shorten the prompt or lower max_new_tokens"
+                )
         texts = [list(request.prompt) for request in requests]
-        room = max(len(text) + request.max_new_tokens for text, request in zip(texts, requests, strict=True))
-        session = self.target.open(len(requests), room + 256)
+        room = max(len(request.prompt) + request.max_new_tokens for request in requests)
+        session = self.target.open(len(requests), room + self.drafter.nodes)
         self.target.read(session, [text[:-1] for text in texts])
         return _Batch(list(range(len(requests))), texts, torch.tensor([r.seed for r in requests])), session
 

@@ -1,14 +1,15 @@
 """`spectr.load`: a target by name, hub id or folder, with its tokenizer, a drafter and a rule, ready to generate."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, overload
 
 from spectr.draft import drafter as named_drafter
 from spectr.engine import Engine, Request
 from spectr.errors import ArgumentError
 from spectr.metrics import Stats
 from spectr.policy import Policy
+from spectr.registry import nearest
 from spectr.types import Drafter
 from spectr.verify import rule as named_rule
 
@@ -23,6 +24,15 @@ class Output:
     tokens: list[int]
     finish_reason: str  # "stop" or "length"
     stats: Stats
+
+
+def _policy(settings: Mapping[str, Any]) -> Policy:
+    """A policy from keywords; an unknown one is refused with the nearest."""
+    known = [field.name for field in fields(Policy)]
+    for name in settings:
+        if name not in known:
+            raise ArgumentError(f"the policy has no setting {name!r}; {nearest(name, known)}")
+    return Policy(**settings)
 
 
 class LM:
@@ -40,6 +50,16 @@ class LM:
             self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]
         )
 
+    @overload
+    def generate(
+        self, prompts: str, max_new_tokens: int = 128, seed: int = 0, *, raw: bool = False, **policy: Any
+    ) -> Output: ...
+
+    @overload
+    def generate(
+        self, prompts: Sequence[str], max_new_tokens: int = 128, seed: int = 0, *, raw: bool = False, **policy: Any
+    ) -> list[Output]: ...
+
     def generate(
         self,
         prompts: str | Sequence[str],
@@ -48,14 +68,14 @@ class LM:
         *,
         raw: bool = False,
         **policy: Any,
-    ) -> Any:
+    ) -> Output | list[Output]:
         """An `Output` for one prompt, a list of them for several; row i uses seed + i. `policy` takes temperature,
         top_k, top_p and min_p."""
         several = [prompts] if isinstance(prompts, str) else list(prompts)
         if not several or any(not prompt for prompt in several):
             raise ArgumentError("a prompt must not be empty")
         requests = [Request(self.encode(p, raw=raw), seed + i, max_new_tokens) for i, p in enumerate(several)]
-        results = self.engine.generate(requests, Policy(**policy))
+        results = self.engine.generate(requests, _policy(policy))
         outputs = [Output(self._text(r.tokens), r.tokens, r.finish_reason, r.stats) for r in results]
         return outputs[0] if isinstance(prompts, str) else outputs
 
@@ -65,9 +85,8 @@ class LM:
         """The text in pieces; never half a character. Closing the iterator cancels."""
         tokens: list[int] = []
         shown = ""
-        for step in self.engine.stream(
-            [Request(self.encode(prompt, raw=raw), seed, max_new_tokens)], Policy(**policy), [Stats()]
-        ):
+        request = Request(self.encode(prompt, raw=raw), seed, max_new_tokens)
+        for step in self.engine.stream([request], _policy(policy), [Stats()]):
             tokens += step.tokens
             text = self._text(tokens)
             if text.startswith(shown) and (step.finish_reason or not text.endswith("\ufffd")):

@@ -74,6 +74,7 @@ class Drafter(Protocol):
 
     name: str
     siblings: Siblings
+    nodes: int  # capacity: no tree has more
 
     def propose(self, texts: list[list[int]]) -> Draft:
         """A draft whose roots are the last tokens of `texts`."""
@@ -82,6 +83,8 @@ class Drafter(Protocol):
 
 class TreeTarget(Protocol):
     """The model whose law is kept, as the engine sees it: it scores whole trees and keeps one path of each."""
+
+    context: int  # positions the model has
 
     def open(self, rows: int, slots: int) -> Any:
         """A session with room for so many rows and tokens."""

@@ -113,5 +113,14 @@ def test_refusals(model: LlamaForCausalLM) -> None:
         engine(model, "none").generate([Request([])], Policy())
     with pytest.raises(ArgumentError, match="max_new_tokens"):
         engine(model, "none").generate([Request([1], max_new_tokens=0)], Policy())
-    with pytest.raises(ArgumentError, match="must fit"):
-        engine(model, "none").generate([Request([1] * 300)], Policy())
+    with pytest.raises(ArgumentError, match=r"must fit into the model's 256 positions, got 200 \+ 57"):
+        engine(model, "none").generate([Request([1] * 200, max_new_tokens=57)], Policy())
+
+
+def test_a_text_may_fill_the_context_and_a_tree_may_be_large(model: LlamaForCausalLM) -> None:
+    """Trees stand out over the end of the context, and hold more nodes than any margin: neither changes the text."""
+    request = Request([3, 4, 5] * 78, seed=2, max_new_tokens=22)
+    plain = engine(model, "none").generate([request], Policy(0.3))[0].tokens
+    wide = engine(model, "lookup", drafts=60, length=8, longest=1, nodes=300).generate([request], Policy(0.3))[0]
+    assert wide.tokens == plain
+    assert len(plain) == 22

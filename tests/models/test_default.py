@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import spectr
-from spectr.errors import UnknownNameError
+from spectr.errors import ArgumentError, UnknownNameError
 from spectr.models.catalog import CATALOG, FetchError, _extract, home, locate, pull
 
 PROMPT = "Repeat after me, twice: the quick brown fox jumps over the lazy dog."
@@ -32,6 +32,8 @@ def test_text_is_the_same_with_and_without_drafts(folder: Path) -> None:
 
 def test_a_stream_is_the_text_in_pieces(folder: Path) -> None:
     lm = spectr.load(str(folder))
+    with pytest.raises(ArgumentError, match="did you mean temperature"):
+        lm.generate("x", temprature=1)
     pieces = list(lm.stream("Count: one, two,", 8, seed=1, raw=True))
     assert len(pieces) > 1
     assert "".join(pieces) == lm.generate("Count: one, two,", 8, seed=1, raw=True).text

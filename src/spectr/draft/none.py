@@ -13,7 +13,8 @@ class NoDrafter:
 
     name: ClassVar[str] = "none"
     siblings: ClassVar[Siblings] = "fixed"
+    nodes: int = 1
 
     def propose(self, texts: list[list[int]]) -> Draft:
         """The roots alone."""
-        return draft_of_paths([text[-1] for text in texts], [[] for _ in texts], nodes=1)
+        return draft_of_paths([text[-1] for text in texts], [[] for _ in texts], nodes=self.nodes)

@@ -100,7 +100,7 @@ class Target:
             raise ArgumentError(
                 f"the cache has {session.cache.size} slots and {used} are needed; open a larger session"
             )
-        where = session.filled[:, None] + depth
+        where = (session.filled[:, None] + depth).clamp_max(self.context - 1)  # beyond it nothing is ever emitted
         session.position.scatter_(1, slots, where)
         session.cache.slots, session.cache.used = slots, used
         seen = self._seen(session, within, slots, used)

@@ -27,7 +27,7 @@ def _events(tree: Topology, alive: Tensor) -> tuple[Tensor, Tensor]:
     first = differ.int().argmax(-1, keepdim=True)
     before = (earlier.expand_as(differ).gather(-1, first) < deeper.expand_as(differ).gather(-1, first)).squeeze(-1)
     rank = (before & alive[:, :, None]).sum(1)  # alive nodes ahead in preorder
-    inside = pick_rows(tree.path, None)[:, :, :, None] == torch.arange(alive.shape[1], device=alive.device)
+    inside = tree.path[:, :, :, None] == torch.arange(alive.shape[1], device=alive.device)
     size = (inside.any(2) & alive[:, :, None]).sum(1)  # alive nodes in the subtree
     entered = 2 * rank - tree.depth
     never = 2 * alive.shape[1]
