@@ -134,13 +134,15 @@ class SeededCoins:
             from spectr.kernels.noise import race_winner
 
             return race_winner(logits, self.seed, self.committed[:, None] + depth, _NOISE_STREAM)
-        return self._noisy(logits, depth).argmax(-1)
+        return self.noisy(logits, depth).argmax(-1)
 
     def front(self, logits: Tensor, depth: Tensor, count: int) -> Tensor:
         """The `count` largest of policy logits plus noise, best first."""
-        return self._noisy(logits, depth).topk(count, -1).indices
+        return self.noisy(logits, depth).topk(count, -1).indices
 
-    def _noisy(self, logits: Tensor, depth: Tensor) -> Tensor:
-        """float64: in float32 near-ties at the top would be broken by token id. A root's children stand at position
+    def noisy(self, logits: Tensor, depth: Tensor) -> Tensor:
+        """Logits (B, M, V) plus the noise at `depth` (B, M), or (B, 1) for one depth: what the race compares.
+
+        float64: in float32 near-ties at the top would be broken by token id. A root's children stand at position
         `committed`."""
         return logits + gumbel(self.seed, self.committed[:, None] + depth, logits.shape[-1])

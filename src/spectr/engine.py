@@ -1,22 +1,26 @@
 """The loop: draft, one target call, verdict, keep. It knows no names: parts say what they are, compared once."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from spectr.coins import SeededCoins
 from spectr.errors import ArgumentError, MismatchError
-from spectr.metrics import Stats, count_step
-from spectr.policy import Policy
+from spectr.metrics import Counted, Stats, best_possible, child_ranks, count_step
+from spectr.policy import History, Past, Policy
 from spectr.rows import pick_rows
-from spectr.trees import topology
-from spectr.types import Draft, Drafter, TreeTarget, Verdict
+from spectr.trees import Topology, topology
+from spectr.types import Draft, Drafter, Drafting, LogitsAt, Opening, Scene, TreeModel, Verdict
 from spectr.verify import Rule
 
-__all__ = ["Engine", "Request", "Result", "Step"]
+__all__ = ["Engine", "Job", "Memory", "Request", "Result", "Step"]
+
+Ends = Callable[[list[int]], int | None]
+"""New tokens of a row → how many of them belong to the text, if it ends among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,19 @@ class Request:
     prompt: Sequence[int]
     seed: int = 0
     max_new_tokens: int = 128
+    source: Sequence[int] | None = None  # what an encoder-decoder model answers to
+    padding: Sequence[int] = ()  # tokens that custom processors see before the prompt
+    ends: Ends | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Requests that run as one batch, and what is to be told of them."""
+
+    requests: Sequence[Request]
+    policy: Policy = field(default_factory=Policy)
+    logprobs: bool = False
+    optimality_gap: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +52,9 @@ class Step:
     row: int
     tokens: list[int]  # accepted, then the bonus; cut at the end of the text
     accepted: int  # draft tokens among them
+    corrected: bool  # the token after the accepted ones stands in the place of a draft
     finish_reason: str | None  # "stop", "length", or None while the row goes on
+    logprobs: list[float] | None = None  # of the tokens, under the model's law before the policy
 
 
 @dataclass(slots=True)
@@ -45,101 +64,285 @@ class Result:
     tokens: list[int] = field(default_factory=list)
     finish_reason: str = "length"
     stats: Stats = field(default_factory=Stats)
+    logprobs: list[float] | None = None
+    steps: list[Step] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Memory:
+    """A session that outlives its request, so that a text which begins alike is not read again."""
+
+    session: Any = None
+    text: list[int] = field(default_factory=list)  # what the session holds
 
 
 @dataclass(slots=True)
 class _Batch:
-    """The rows still going: which requests they are, and their texts, prompt included."""
+    """The rows still going: which requests they are, their texts, prompt included, and who remembers what of them."""
 
     rows: list[int]
     texts: list[list[int]]
-    seeds: Tensor
+    seeds: Tensor  # (B,)
+    session: Any  # the target's
+    drafting: Drafting
+    history: History | None
+    guesses: Policy  # what drafts are ranked by
 
-    def without(self, ended: set[int]) -> tuple["_Batch", Tensor]:
-        """The batch without rows that ended, and the places of those that stay."""
-        stay = [place for place, row in enumerate(self.rows) if row not in ended]
-        index = torch.tensor(stay, dtype=torch.int64, device=self.seeds.device)
-        return _Batch([self.rows[p] for p in stay], [self.texts[p] for p in stay], self.seeds[index]), index
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """One step as tensors."""
+
+    draft: Draft
+    tree: Topology
+    logits: Tensor  # (B, N, V) raw
+    law: LogitsAt  # policy logits
+    verdict: Verdict
 
 
 class Engine:
     """A target, a drafter and a rule that fit together."""
 
-    def __init__(self, target: TreeTarget, drafter: Drafter, rule: Rule, stops: frozenset[int] = frozenset()) -> None:
+    def __init__(self, target: TreeModel, drafter: Drafter, rule: Rule, stops: frozenset[int] = frozenset()) -> None:
         if drafter.siblings not in rule.card.siblings:
             raise MismatchError(
                 f"rule {rule.card.name!r} holds for siblings {', '.join(rule.card.siblings)}, and drafter "
                 f"{drafter.name!r} draws {drafter.siblings!r}; race and match take any"
             )
+        if rule.card.needs_laws and not drafter.gives_laws:
+            raise MismatchError(
+                f"rule {rule.card.name!r} reads the law each child was drawn from, and drafter {drafter.name!r} has "
+                "none; use race or match, or a drafter that has laws: ngram, early_exit, a model"
+            )
         self.target, self.drafter, self.rule, self.stops = target, drafter, rule, stops
 
-    def generate(self, requests: Sequence[Request], policy: Policy) -> list[Result]:
+    def generate(self, job: Job) -> list[Result]:
         """Run every request to its end."""
-        results = [Result() for _ in requests]
-        for step in self.stream(requests, policy, [result.stats for result in results]):
-            results[step.row].tokens += step.tokens
-            results[step.row].finish_reason = step.finish_reason or "length"
+        results = [Result(logprobs=[] if job.logprobs else None) for _ in job.requests]
+        for step in self.stream(job, [result.stats for result in results]):
+            result = results[step.row]
+            result.tokens += step.tokens
+            result.steps.append(step)
+            result.finish_reason = step.finish_reason or "length"
+            if result.logprobs is not None and step.logprobs is not None:
+                result.logprobs += step.logprobs
         return results
 
-    def stream(self, requests: Sequence[Request], policy: Policy, stats: Sequence[Stats]) -> Iterator[Step]:
+    def stream(self, job: Job, stats: Sequence[Stats], memory: Memory | None = None) -> Iterator[Step]:
         """Steps of all rows as they come. A finished row leaves the batch within the step."""
-        batch, session = self._open(requests)
+        batch = self._begin(job, memory)
         while batch.rows:
-            draft, verdict = self._step(batch, session, policy, stats)
-            ended: set[int] = set()
-            for place, step in enumerate(self._emit(batch, draft, verdict, requests)):
-                batch.texts[place] += step.tokens
-                ended |= {step.row} if step.finish_reason else set()
-                yield step
-            if ended:
-                batch, stay = batch.without(ended)
-                self.target.take_rows(session, stay)
+            yield from self._step(batch, job, stats, memory)
+            self._let_go(batch)
 
-    def _open(self, requests: Sequence[Request]) -> tuple[_Batch, object]:
-        for request in requests:
-            if not request.prompt:
-                raise ArgumentError("a prompt must have at least one token; start it with the model's first token")
-            if request.max_new_tokens < 1:
-                raise ArgumentError(f"max_new_tokens must be at least 1, got {request.max_new_tokens}")
-            if len(request.prompt) + request.max_new_tokens > self.target.context:
-                raise ArgumentError(
-                    f"prompt and new tokens must fit into the model's {self.target.context} positions, got "
-                    f"{len(request.prompt)} + {request.max_new_tokens}; shorten the prompt or lower max_new_tokens"
-                )
-        texts = [list(request.prompt) for request in requests]
-        room = max(len(request.prompt) + request.max_new_tokens for request in requests)
-        session = self.target.open(len(requests), room + self.drafter.nodes)
-        self.target.read(session, [text[:-1] for text in texts])
-        return _Batch(list(range(len(requests))), texts, torch.tensor([r.seed for r in requests])), session
+    # -- beginning and end of rows ----------------------------------------------------------------------------------
 
-    def _step(self, batch: _Batch, session: object, policy: Policy, stats: Sequence[Stats]) -> tuple[Draft, Verdict]:
-        """One draft, one target call, one verdict."""
+    def _begin(self, job: Job, memory: Memory | None) -> _Batch:
+        """Read every distinct prompt once."""
+        for request in job.requests:
+            self._check(request)
+        distinct, order = _distinct(job.requests)
+        room = max(len(r.prompt) + r.max_new_tokens for r in job.requests) + self.drafter.nodes
+        prompts = [list(request.prompt) for request in distinct]
+        sources = None if distinct[0].source is None else [list(r.source or []) for r in distinct]
+        session = self._read(prompts, sources, room, memory)
+        opening = Opening(prompts, sources, room, self.target.vocabulary, session)
+        drafting = self.drafter.open(opening)
+        if len(order) > len(distinct):
+            rows = torch.tensor(order, device=self.target.device)
+            self.target.take_rows(session, rows)
+            drafting.take_rows(rows)
+        texts = [list(request.prompt) for request in job.requests]
+        seeds = torch.tensor([request.seed for request in job.requests], device=self.target.device)
+        return _Batch(
+            list(range(len(texts))), texts, seeds, session, drafting, self._history(job), job.policy.for_drafts
+        )
+
+    def _check(self, request: Request) -> None:
+        if not request.prompt:
+            raise ArgumentError("a prompt must have at least one token; start it with the model's first token")
+        if request.max_new_tokens < 1:
+            raise ArgumentError(f"max_new_tokens must be at least 1, got {request.max_new_tokens}")
+        if len(request.prompt) + request.max_new_tokens > self.target.context:
+            raise ArgumentError(
+                f"prompt and new tokens must fit into the model's {self.target.context} positions, got "
+                f"{len(request.prompt)} + {request.max_new_tokens}; shorten the prompt or lower max_new_tokens"
+            )
+        if max(request.prompt) >= self.target.vocabulary or min(request.prompt) < 0:
+            raise ArgumentError(
+                f"tokens of a prompt must lie in 0 … {self.target.vocabulary - 1}, got {request.prompt}"
+            )
+
+    def _read(self, prompts: list[list[int]], sources: list[list[int]] | None, room: int, memory: Memory | None) -> Any:
+        """A session that holds all but the last token of each prompt; what `memory` holds already is not read again."""
+        if memory is not None and memory.session is not None and len(prompts) == 1:
+            shared = _common(memory.text, prompts[0][:-1])
+            self.target.grow(memory.session, room)
+            self.target.rewind(memory.session, [shared])
+            self.target.read(memory.session, [prompts[0][shared:-1]])
+            return memory.session
+        session = self.target.open(len(prompts), room)
+        if sources is not None:
+            self.target.encode(session, sources)
+        self.target.read(session, [prompt[:-1] for prompt in prompts])
+        if memory is not None:
+            memory.session = session
+        return session
+
+    def _history(self, job: Job) -> History | None:
+        if not job.policy.remembers:
+            return None
+        prompts, padding = [list(r.prompt) for r in job.requests], [list(r.padding) for r in job.requests]
+        return History(prompts, self.target.vocabulary, device=self.target.device, stops=self.stops, padding=padding)
+
+    def _let_go(self, batch: _Batch) -> None:
+        """Rows that ended leave; they were marked with -1."""
+        stay = [place for place, row in enumerate(batch.rows) if row >= 0]
+        if len(stay) == len(batch.rows):
+            return
+        if not stay:  # what the session holds may serve the next turn
+            batch.rows = []
+            return
+        index = torch.tensor(stay, dtype=torch.int64, device=batch.seeds.device)
+        batch.rows, batch.texts = [batch.rows[p] for p in stay], [batch.texts[p] for p in stay]
+        batch.seeds = batch.seeds[index]
+        self.target.take_rows(batch.session, index)
+        batch.drafting.take_rows(index)
+        if batch.history is not None:
+            batch.history.take_rows(stay)
+
+    # -- one step ---------------------------------------------------------------------------------------------------
+
+    def _step(self, batch: _Batch, job: Job, stats: Sequence[Stats], memory: Memory | None) -> list[Step]:
+        """Score, count, and cut: one `Step` for each row."""
         marks = [time.perf_counter()]
-        draft = self.drafter.propose(batch.texts)
+        scored = self._score(batch, job, marks)
+        best = best_possible(scored.law, scored.draft, scored.tree, scored.verdict) if job.optimality_gap else None
+        told = _told(scored, best, logprobs=job.logprobs)
+        steps = []
+        for place, row in enumerate(batch.rows):
+            count_step(stats[row], told.counted[place], marks)
+            steps.append(self._cut(job.requests[row], row, told, place, len(batch.texts[place])))
+        self._commit(batch, steps, told, memory)
+        return steps
+
+    def _score(self, batch: _Batch, job: Job, marks: list[float]) -> _Scored:
+        """One draft, one target call, one verdict."""
+        scene = self._scene(batch, job)
+        draft = batch.drafting.propose(scene)
         tree = topology(draft)
         marks.append(time.perf_counter())
-        logits = self.target.score(session, draft.tokens, tree.ancestors, tree.depth)
+        logits = self.target.score(batch.session, draft.tokens, tree.ancestors, tree.depth)
         marks.append(time.perf_counter())
-        coins = SeededCoins(batch.seeds, torch.tensor([len(text) for text in batch.texts]))
-        verdict = self.rule(lambda nodes: policy(pick_rows(logits, nodes)), draft, coins, tree=tree)
-        self.target.keep(session, verdict.path)
+        words = None if batch.history is None else _words(draft, tree)
+
+        def law(nodes: Tensor | None) -> Tensor:
+            past = None if words is None or batch.history is None else Past(batch.history, pick_rows(words, nodes))
+            return job.policy(pick_rows(logits, nodes), past)
+
+        verdict = self.rule(law, draft, scene.coins, tree=tree)
+        self.target.keep(batch.session, torch.nn.functional.pad(verdict.path, (1, 0)))
+        batch.drafting.keep(verdict.path)
         marks.append(time.perf_counter())
-        for place, row in enumerate(batch.rows):
-            count_step(stats[row], draft, verdict, place, marks)
-        return draft, verdict
+        return _Scored(draft, tree, logits, law, verdict)
 
-    def _emit(self, batch: _Batch, draft: Draft, verdict: Verdict, requests: Sequence[Request]) -> Iterator[Step]:
-        """The verdict as tokens, cut at a stop token or at the length asked for."""
-        bonuses = verdict.bonus.tolist()
-        for place, (row, path) in enumerate(zip(batch.rows, verdict.path.tolist(), strict=True)):
-            kept = draft.tokens[place, [node for node in path if node >= 0]].tolist()
-            request = requests[row]
-            left = len(request.prompt) + request.max_new_tokens - len(batch.texts[place])
-            yield self._cut(row, [*kept, bonuses[place]], left)
+    def _scene(self, batch: _Batch, job: Job) -> Scene:
+        policy, guesses, history = job.policy, batch.guesses, batch.history
+        device = self.target.device
+        root = torch.tensor([text[-1] for text in batch.texts], device=device)
+        committed = torch.tensor([len(text) for text in batch.texts], device=device)
 
-    def _cut(self, row: int, tokens: list[int], left: int) -> Step:
-        accepted = len(tokens) - 1
-        for place, token in enumerate(tokens[:left], start=1):
-            if token in self.stops:
-                return Step(row, tokens[:place], min(accepted, place), "stop")
-        return Step(row, tokens[:left], min(accepted, left), "length" if len(tokens) >= left else None)
+        def shaped(logits: Tensor, paths: Tensor) -> Tensor:
+            return policy(logits, None if history is None else Past(history, paths))
+
+        def ranked(logits: Tensor, paths: Tensor) -> Tensor:
+            return guesses(logits, None if history is None else Past(history, paths))
+
+        coins = SeededCoins(batch.seeds, committed)
+        return Scene(batch.texts, root, coins, shaped, ranked, policy.temperature, wants_laws=job.optimality_gap)
+
+    def _cut(self, request: Request, row: int, told: "_Told", place: int, length: int) -> Step:
+        """The verdict as tokens, cut at the end of the text or at the length asked for."""
+        tokens = told.tokens[place]
+        left = len(request.prompt) + request.max_new_tokens - length
+        count, reason = min(left, len(tokens)), "length" if len(tokens) >= left else None
+        stop = next((at for at, token in enumerate(tokens[:count], start=1) if token in self.stops), None)
+        if stop is not None:
+            count, reason = stop, "stop"
+        ended = request.ends(tokens[:count]) if request.ends is not None else None
+        if ended is not None:
+            count, reason = ended, "stop"
+        logprobs = None if told.logprobs is None else told.logprobs[place][:count]
+        accepted = min(len(tokens) - 1, count)
+        return Step(row, tokens[:count], accepted, told.counted[place].corrected, reason, logprobs)
+
+    def _commit(self, batch: _Batch, steps: list[Step], told: "_Told", memory: Memory | None) -> None:
+        """Texts, history and memory grow; rows that ended are marked."""
+        if memory is not None:  # the session holds all but the bonus, of which the text may use less
+            held = [*batch.texts[0], *told.tokens[0][:-1]]
+            memory.text = held[: len(batch.texts[0]) + len(steps[0].tokens)]
+        if batch.history is not None:
+            batch.history.commit([step.tokens for step in steps])
+        for place, step in enumerate(steps):
+            batch.texts[place] += step.tokens
+            if step.finish_reason:
+                batch.rows[place] = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """One step on the host, row by row."""
+
+    tokens: list[list[int]]
+    counted: list[Counted]
+    logprobs: list[list[float]] | None
+
+
+def _told(scored: _Scored, best: Tensor | None, *, logprobs: bool) -> _Told:
+    """Read the verdict, once."""
+    draft, verdict = scored.draft, scored.verdict
+    emitted = torch.cat([draft.tokens.gather(1, verdict.path.clamp_min(0)), verdict.bonus[:, None]], 1)
+    ranks = child_ranks(scored.tree, verdict) if draft.tokens.shape[1] > 1 else torch.zeros_like(verdict.path)
+    numbers = torch.stack([verdict.length, verdict.corrected.long(), draft.alive.sum(-1) - 1], -1)
+    rows = torch.cat([numbers, emitted, ranks], 1).tolist()
+    depth = verdict.path.shape[1]
+    bests = [None] * len(rows) if best is None else best.tolist()
+    tokens, counted = [], []
+    for (length, corrected, drafted, *rest), gap in zip(rows, bests, strict=True):
+        tokens.append([*rest[:length], rest[depth]])
+        counted.append(Counted(drafted, bool(corrected), rest[depth + 1 : depth + 1 + length], gap))
+    return _Told(tokens, counted, _logprobs(scored, tokens) if logprobs else None)
+
+
+def _logprobs(scored: _Scored, tokens: list[list[int]]) -> list[list[float]]:
+    """Of the emitted tokens, under the model's own law."""
+    nodes = torch.nn.functional.pad(scored.verdict.path, (1, 0)).clamp_min(0)
+    laws = pick_rows(scored.logits, nodes).float().log_softmax(-1)
+    padded = torch.tensor([row + [0] * (nodes.shape[1] - len(row)) for row in tokens], device=laws.device)
+    found = laws.gather(-1, padded[..., None]).squeeze(-1).tolist()
+    return [values[: len(row)] for values, row in zip(found, tokens, strict=True)]
+
+
+def _words(draft: Draft, tree: Topology) -> Tensor:
+    """(B, N, D): the tokens below the root on the way to each node, padded with -1."""
+    below = tree.path[..., 1:]
+    tokens = draft.tokens.gather(1, below.clamp_min(0).flatten(1)).view_as(below)
+    return torch.where(below >= 0, tokens, -1)
+
+
+def _distinct(requests: Sequence[Request]) -> tuple[list[Request], list[int]]:
+    """The requests with distinct prompts, and which of them each request is."""
+    known: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+    firsts, order = list[Request](), list[int]()
+    for request in requests:
+        key = (tuple(request.prompt), tuple(request.source or ()))
+        if key not in known:
+            known[key] = len(firsts)
+            firsts.append(request)
+        order.append(known[key])
+    return firsts, order
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two texts share from the beginning."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

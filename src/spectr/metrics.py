@@ -1,13 +1,21 @@
 """What speculation did, counted step by step. Names as people know them; block efficiency is the mean acceptance
 length of other engines, bonus token included."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from spectr.types import Draft, Verdict
+import torch
+from torch import Tensor
 
-__all__ = ["Stats", "count_step"]
+from spectr.rows import pick_rows
+from spectr.transport.bounds import optimal_acceptance
+from spectr.transport.laws import law_of
+from spectr.trees.shape import Topology
+from spectr.types import Draft, LogitsAt, Verdict
+
+__all__ = ["PARTS", "Counted", "Stats", "best_possible", "child_ranks", "count_step"]
+
+PARTS = ("draft", "target", "rule")
 
 
 @dataclass(slots=True)
@@ -17,12 +25,16 @@ class Stats:
     steps: int = 0  # target calls
     drafted: int = 0  # draft tokens scored
     accepted: int = 0
-    corrections: int = 0  # steps that ended at a rejected child
+    corrections: int = 0  # steps that ended at a node with children, none of them right
+    bonuses: int = 0  # steps that accepted a path to its end, so that the target's token came on top
     reached: list[int] = field(
         default_factory=list
     )  # by depth: steps that had a draft there after accepting all before
     kept: list[int] = field(default_factory=list)  # by depth: of those, the steps that accepted it
-    seconds: dict[str, float] = field(default_factory=lambda: {"draft": 0.0, "target": 0.0, "rule": 0.0})
+    ranks: list[int] = field(default_factory=list)  # by rank among its siblings: draft tokens accepted
+    best: float = 0.0  # draft tokens that the best coupling would be expected to accept at the nodes reached, if asked
+    measured: int = 0  # nodes it was computed for
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
     @property
     def block_efficiency(self) -> float:
@@ -34,19 +46,78 @@ class Stats:
         """Of the steps that came to a depth with a draft there, the share that accepted one."""
         return [kept / reached if reached else 0.0 for kept, reached in zip(self.kept, self.reached, strict=True)]
 
+    @property
+    def acceptance_by_rank(self) -> list[float]:
+        """Of the nodes with children that were reached, the share that went on to the first child, the second, …"""
+        reached = sum(self.reached)
+        return [kept / reached for kept in self.ranks] if reached else []
 
-def count_step(stats: Stats, draft: Draft, verdict: Verdict, place: int, marks: Sequence[float]) -> None:
-    """Add what happened to the row at `place`; `marks` are the times before draft, target, rule, and after."""
-    length, corrected = int(verdict.length[place]), bool(verdict.corrected[place])
+    @property
+    def optimality_gap(self) -> float | None:
+        """What the best coupling accepts per node reached, less what was accepted; None unless it was asked for."""
+        return (self.best - self.accepted) / self.measured if self.measured else None
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """One step of one row, as numbers."""
+
+    drafted: int
+    corrected: bool
+    ranks: list[int]  # of the accepted nodes
+    best: float | None
+
+
+def _add_at(counts: list[int], place: int, amount: int) -> None:
+    counts += [0] * (place + 1 - len(counts))
+    counts[place] += amount
+
+
+def count_step(stats: Stats, step: Counted, marks: list[float]) -> None:
+    """Add one step; `marks` are the times before draft, target and rule, and after."""
+    length = len(step.ranks)
     stats.steps += 1
-    stats.drafted += int(draft.alive[place].sum()) - 1
+    stats.drafted += step.drafted
     stats.accepted += length
-    stats.corrections += corrected
-    deepest = length + corrected
-    stats.reached += [0] * (deepest - len(stats.reached))
-    stats.kept += [0] * (deepest - len(stats.kept))
-    for depth in range(deepest):
-        stats.reached[depth] += 1
-        stats.kept[depth] += depth < length
-    for part, (start, end) in zip(stats.seconds, pairwise(marks), strict=True):
+    stats.corrections += step.corrected
+    stats.bonuses += not step.corrected
+    for depth in range(length + step.corrected):
+        _add_at(stats.reached, depth, 1)
+        _add_at(stats.kept, depth, depth < length)
+    for rank in step.ranks:
+        _add_at(stats.ranks, rank, 1)
+    if step.best is not None:
+        stats.best += step.best
+        stats.measured += length + step.corrected
+    for part, (start, end) in zip(PARTS, pairwise(marks), strict=True):
         stats.seconds[part] += end - start
+
+
+def child_ranks(tree: Topology, verdict: Verdict) -> Tensor:
+    """The rank of each accepted node (B, D) among its siblings, copies pooled."""
+    above = torch.nn.functional.pad(verdict.path, (1, 0))[:, :-1].clamp_min(0)
+    siblings = pick_rows(tree.children, tree.twin.gather(1, above))  # (B, D, W)
+    same = tree.twin.gather(1, siblings.clamp_min(0).flatten(1)).view_as(siblings) == verdict.path[..., None]
+    return (same & (siblings >= 0)).to(torch.int8).argmax(-1)
+
+
+def best_possible(logits: LogitsAt, draft: Draft, tree: Topology, verdict: Verdict) -> Tensor:
+    """Draft tokens (B,) that the best coupling accepts in expectation at the nodes reached.
+
+    For fixed children that is the target's mass on them. For drawn ones it is the optimum of as many iid draws of the
+    draft law, so siblings drawn with the noise or off fixed ones may exceed it.
+    """
+    nodes = torch.nn.functional.pad(verdict.path, (1, 0))  # (B, D + 1), the root first
+    homes = tree.twin.gather(1, nodes.clamp_min(0))
+    children = pick_rows(tree.children, homes)
+    counts = (children >= 0).sum(-1)
+    target = law_of(logits(homes))
+    if draft.laws is None:
+        tokens = draft.tokens.gather(1, children.clamp_min(0).flatten(1)).view_as(children)
+        chance = torch.where(children >= 0, target.gather(-1, tokens), 0.0).sum(-1)
+    else:
+        leaf = counts[..., None] == 0  # has no law of its own
+        chance = optimal_acceptance(
+            target, torch.where(leaf, target, pick_rows(draft.laws, homes)), counts.clamp_min(1)
+        )
+    return torch.where((nodes >= 0) & (counts > 0), chance, 0.0).sum(-1)

@@ -8,9 +8,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
+import torch
 from torch import Tensor
 
-__all__ = ["SIBLINGS", "Coins", "Draft", "Drafter", "LogitsAt", "Siblings", "TreeTarget", "Verdict"]
+__all__ = [
+    "SIBLINGS",
+    "Coins",
+    "Draft",
+    "Drafter",
+    "Drafting",
+    "LogitsAt",
+    "Opening",
+    "Scene",
+    "Shaped",
+    "Siblings",
+    "TreeModel",
+    "Verdict",
+]
 
 Siblings = Literal["iid", "hybrid", "without_replacement", "fixed", "race"]
 """How the children of a node were drawn. `iid`: independent draws of the draft law. `hybrid`: its top m, fixed, and
@@ -68,40 +82,128 @@ class Coins(Protocol):
         """The first `count` tokens of the same race, best first, (B, M, count): what a drafter guesses with."""
         ...
 
-
-class Drafter(Protocol):
-    """Proposes a token tree for each row. Shared and immutable; what it knows of a row is the row's text."""
-
-    name: str
-    siblings: Siblings
-    nodes: int  # capacity: no tree has more
-
-    def propose(self, texts: list[list[int]]) -> Draft:
-        """A draft whose roots are the last tokens of `texts`."""
+    def noisy(self, logits: Tensor, depth: Tensor) -> Tensor:
+        """What the race compares: policy logits (B, M, V) plus the noise at `depth` (B, M) or (B, 1)."""
         ...
 
 
-class TreeTarget(Protocol):
-    """The model whose law is kept, as the engine sees it: it scores whole trees and keeps one path of each."""
+class TreeModel(Protocol):
+    """A language model as the rest sees it: it scores token trees level by level and keeps one path of each.
+
+    A session holds what the model remembers of a batch of rows: committed tokens, then scratch nodes that were scored
+    and not yet kept.
+    """
 
     context: int  # positions the model has
+    vocabulary: int
+    device: torch.device
 
     def open(self, rows: int, slots: int) -> Any:
-        """A session with room for so many rows and tokens."""
+        """A session with room for so many rows and tokens, scratch included."""
         ...
 
-    def read(self, session: Any, prompts: list[list[int]]) -> None:
-        """Commit a prompt to each row."""
+    def encode(self, session: Any, sources: list[list[int]]) -> None:
+        """Give an encoder-decoder model the text its rows answer to."""
+        ...
+
+    def read(self, session: Any, texts: list[list[int]]) -> None:
+        """Commit more tokens to each row; a row may get none."""
         ...
 
     def score(self, session: Any, tokens: Tensor, ancestors: Tensor, depth: Tensor) -> Tensor:
-        """Logits (B, N, V) after every node of trees of `tokens` (B, N) whose roots come next."""
+        """Logits (B, T, V) after fresh scratch nodes with `tokens` (B, T), `depth` (B, T) below the next position.
+        `ancestors` (B, T, S + T): which of the S scratch nodes scored before, and of the fresh ones, each sees."""
         ...
 
-    def keep(self, session: Any, path: Tensor) -> None:
-        """Commit the root and the nodes of `path` (B, D), padded with -1, of the trees just scored."""
+    def keep(self, session: Any, nodes: Tensor) -> None:
+        """Commit scratch `nodes` (B, L) in this order, -1 is padding; the others are forgotten."""
+        ...
+
+    def grow(self, session: Any, slots: int) -> None:
+        """Make room for so many tokens, if there is less."""
+        ...
+
+    def rewind(self, session: Any, lengths: list[int]) -> None:
+        """Forget committed tokens beyond these lengths."""
         ...
 
     def take_rows(self, session: Any, rows: Tensor) -> None:
-        """Let the other rows leave the session."""
+        """The rows of the session become these, in this order; a row may be repeated."""
+        ...
+
+    def share(self, session: Any) -> Any:
+        """A session on the same committed tokens with scratch of its own, which the next call on `session` overwrites:
+        for a model that is the beginning of another one."""
+        ...
+
+
+Shaped = Callable[[Tensor, Tensor], Tensor]
+"""Raw logits (B, M, V) and the tokens (B, M, D) on each node's way below the root, padded with -1 → policy logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a drafter is told when rows begin."""
+
+    prompts: list[list[int]]
+    sources: list[list[int]] | None  # what an encoder-decoder model answers to
+    slots: int  # most tokens a row may come to, its tree included
+    vocabulary: int  # of the target
+    session: Any  # the target's own session, for drafters that share its cache
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a drafter may look at when it proposes: everything but the target's laws to come."""
+
+    texts: list[list[int]]  # committed, prompt included; the last token is the root
+    root: Tensor  # (B,) int64
+    coins: Coins
+    shaped: Shaped  # the policy: the law drafts are drawn from
+    ranked: Shaped  # the same for guesses: greedy still tells which token would come second
+    heat: float  # the policy's temperature: how much of the noise counts
+    wants_laws: bool = False  # somebody will look at the draft laws, though the rule may not
+
+
+class Drafting(Protocol):
+    """A drafter at work on a batch of rows: what it remembers of them."""
+
+    def propose(self, scene: Scene) -> Draft:
+        """A token tree for each row."""
+        ...
+
+    def keep(self, path: Tensor) -> None:
+        """The nodes (B, D), padded with -1, of its last draft that were accepted."""
+        ...
+
+    def take_rows(self, rows: Tensor) -> None:
+        """The rows of the batch become these, in this order."""
+        ...
+
+
+class Drafter(Protocol):
+    """Anything that proposes tokens. Shared and immutable: what it remembers of rows is in its drafting."""
+
+    @property
+    def name(self) -> str:
+        """As in the registry."""
+        ...
+
+    @property
+    def siblings(self) -> Siblings:
+        """How children are drawn."""
+        ...
+
+    @property
+    def nodes(self) -> int:
+        """Room a step needs in the target's cache: no tree has more nodes, the root included."""
+        ...
+
+    @property
+    def gives_laws(self) -> bool:
+        """Its drafts carry the laws they were drawn from."""
+        ...
+
+    def open(self, opening: Opening) -> Drafting:
+        """Begin with a batch of rows."""
         ...

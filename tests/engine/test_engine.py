@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import spectr
 from spectr.draft import drafter
-from spectr.engine import Engine, Request
+from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError, MismatchError
 from spectr.models.target import Target
 from spectr.policy import Policy
@@ -43,13 +43,13 @@ PROMPTS = [[3, 4, 5, 3, 4, 5, 3], [1], [2, 2, 2, 2]]
 @pytest.mark.parametrize("policy", [Policy(), Policy(0.7, top_k=5), Policy(0)])
 def test_text_is_the_same_with_any_drafter_and_batch(model: LlamaForCausalLM, policy: Policy) -> None:
     requests = [Request(prompt, seed=9 + i, max_new_tokens=30 - 7 * i) for i, prompt in enumerate(PROMPTS)]
-    alone = [engine(model, "none").generate([request], policy)[0].tokens for request in requests]
+    alone = [engine(model, "none").generate(Job([request], policy))[0].tokens for request in requests]
     for name, options in (
         ("none", {}),
         ("lookup", {}),
         ("lookup", {"drafts": 8, "length": 3, "longest": 1, "nodes": 20}),
     ):
-        results = engine(model, name, **options).generate(requests, policy)
+        results = engine(model, name, **options).generate(Job(requests, policy))
         assert [result.tokens for result in results] == alone
         assert [len(result.tokens) for result in results] == [30, 23, 16]
         if name == "lookup":
@@ -63,15 +63,15 @@ def test_greedy_text_is_that_of_transformers(model: LlamaForCausalLM) -> None:
             0, len(prompt) :
         ]
         for rule in ("race", "match"):
-            result = engine(model, "lookup", rule).generate([Request(prompt, max_new_tokens=25)], Policy(0))[0]
+            result = engine(model, "lookup", rule).generate(Job([Request(prompt, max_new_tokens=25)], Policy(0)))[0]
             assert result.tokens == meant.tolist()
 
 
 def test_stop_tokens_end_a_row_at_once(model: LlamaForCausalLM) -> None:
-    free = engine(model, "none").generate([Request(PROMPTS[0], 4, 40)], Policy())[0].tokens
+    free = engine(model, "none").generate(Job([Request(PROMPTS[0], 4, 40)], Policy()))[0].tokens
     stop = free[9]
     first = free.index(stop)
-    result = engine(model, "lookup", stops=frozenset({stop})).generate([Request(PROMPTS[0], 4, 40)], Policy())[0]
+    result = engine(model, "lookup", stops=frozenset({stop})).generate(Job([Request(PROMPTS[0], 4, 40)], Policy()))[0]
     assert result.tokens == free[: first + 1]
     assert result.finish_reason == "stop"
 
@@ -88,7 +88,7 @@ def test_law_of_two_tokens(model: LlamaForCausalLM, rule: str) -> None:
     found = torch.zeros(SIZE * SIZE, dtype=torch.float64)
     for start in range(0, count, 500):
         requests = [Request(prompt, seed=start + i, max_new_tokens=2) for i in range(500)]
-        for result in engine(model, "lookup", rule).generate(requests, Policy(0.8)):
+        for result in engine(model, "lookup", rule).generate(Job(requests, Policy(0.8))):
             found[result.tokens[0] * SIZE + result.tokens[1]] += 1
     likely = expected > 5
     statistic = ((found - expected)[likely] ** 2 / expected[likely]).sum()
@@ -97,7 +97,7 @@ def test_law_of_two_tokens(model: LlamaForCausalLM, rule: str) -> None:
 
 
 def test_statistics_add_up(model: LlamaForCausalLM) -> None:
-    result = engine(model, "lookup").generate([Request(PROMPTS[0], 1, 40)], Policy(0.3))[0]
+    result = engine(model, "lookup").generate(Job([Request(PROMPTS[0], 1, 40)], Policy(0.3)))[0]
     stats = result.stats
     assert stats.steps + stats.accepted >= len(result.tokens)
     assert stats.block_efficiency == (stats.steps + stats.accepted) / stats.steps
@@ -110,17 +110,17 @@ def test_refusals(model: LlamaForCausalLM) -> None:
     with pytest.raises(MismatchError, match=r"recursive_wor"):
         engine(model, "lookup", "recursive_wor")
     with pytest.raises(ArgumentError, match="at least one token"):
-        engine(model, "none").generate([Request([])], Policy())
+        engine(model, "none").generate(Job([Request([])], Policy()))
     with pytest.raises(ArgumentError, match="max_new_tokens"):
-        engine(model, "none").generate([Request([1], max_new_tokens=0)], Policy())
+        engine(model, "none").generate(Job([Request([1], max_new_tokens=0)], Policy()))
     with pytest.raises(ArgumentError, match=r"must fit into the model's 256 positions, got 200 \+ 57"):
-        engine(model, "none").generate([Request([1] * 200, max_new_tokens=57)], Policy())
+        engine(model, "none").generate(Job([Request([1] * 200, max_new_tokens=57)], Policy()))
 
 
 def test_a_text_may_fill_the_context_and_a_tree_may_be_large(model: LlamaForCausalLM) -> None:
     """Trees stand out over the end of the context, and hold more nodes than any margin: neither changes the text."""
     request = Request([3, 4, 5] * 78, seed=2, max_new_tokens=22)
-    plain = engine(model, "none").generate([request], Policy(0.3))[0].tokens
-    wide = engine(model, "lookup", drafts=60, length=8, longest=1, nodes=300).generate([request], Policy(0.3))[0]
+    plain = engine(model, "none").generate(Job([request], Policy(0.3)))[0].tokens
+    wide = engine(model, "lookup", drafts=60, length=8, longest=1, nodes=300).generate(Job([request], Policy(0.3)))[0]
     assert wide.tokens == plain
     assert len(plain) == 22

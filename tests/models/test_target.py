@@ -1,152 +1,231 @@
 """Trees on unmodified models: logits at every node equal a plain forward of its path, and the cache after a keep too.
 
-Weights are drawn wide, since with the default ones a wrong mask or position hides; negative controls show it does not.
+Negative controls show that a wrong mask or position would be seen.
 """
+
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSpeechSeq2Seq
 
 from spectr.errors import ArgumentError, MismatchError
-from spectr.models.target import Session, Target
-from spectr.trees.shape import _ancestors
+from spectr.models.target import Target
+from spectr.types import TreeModel
 
-BASE = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-GPT = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 128}
-MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}
-WINDOW = {"sliding_window": 6}
-ARCHITECTURES: dict[str, dict[str, object]] = {
-    "llama": {},
-    "mistral": WINDOW,
-    "qwen2": {},
-    "qwen3": {"head_dim": 8},
-    "phi3": {},
-    "gemma2": {"head_dim": 8, **WINDOW},
-    "gemma3_text": {"head_dim": 8, **WINDOW},
-    "olmo2": {},
-    "granite": {},
-    "stablelm": {},
-    "cohere2": WINDOW,
-    "smollm3": {},
-    "mixtral": {"num_local_experts": 4},
-    "qwen3_moe": MOE,
-    "gpt_neox": {},
-    "gpt2": GPT,
-    "gptj": {**GPT, "rotary_dim": 8},
-    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
-    "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
-}
-EAGER = {"gemma2", "gptj"}
-PARENTS = [0, 0, 0, 1, 1, 2, 3]
+FAMILIES = ["llama", "gemma3_text", "bloom", "falcon alibi", "t5", "umt5", "bart", "marian"]
 
 
-def tiny(name: str) -> PreTrainedModel:
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(name, **{**BASE, **ARCHITECTURES.get(name, {})})
-    extra = {"attn_implementation": "eager"} if name in EAGER else {}
-    model = AutoModelForCausalLM.from_config(config, **extra)
-    with torch.no_grad():
-        for weights in model.parameters():
-            if weights.dim() > 1:
-                weights.normal_(0, 0.25)
-    return model
+def test_trees_and_kept_paths(play: Any) -> None:
+    logits = play.target.score(play.session, play.tokens, play.seen, play.depth)
+    assert logits.shape[-1] == play.target.vocabulary
+    assert play.worst(logits) < 5e-5
+    play.target.keep(play.session, torch.tensor([[0, 1, 3, 6], [0, 2, -1, -1]]))
+    kept = [play.prompts[0] + play.path(0, 6), play.prompts[1] + play.path(1, 2)]
+    assert play.session.filled.tolist() == [len(text) for text in kept]
+    play.next_is_right(play.session, kept)
 
 
-def plain(model: PreTrainedModel, ids: list[int]) -> Tensor:
-    with torch.no_grad():
-        return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+def test_levels_equal_one_call(play: Any) -> None:
+    """Root, depth 1, 2 and 3 one after the other; then padding anywhere in what is kept."""
+    found = []
+    for first, last in ((0, 1), (1, 3), (3, 6), (6, 7)):
+        assert play.session.pending == first
+        level = slice(first, last)
+        seen = play.seen[:, level, :last]
+        found.append(play.target.score(play.session, play.tokens[:, level], seen, play.depth[:, level]))
+    assert play.worst(torch.cat(found, 1)) < 5e-5
+    play.target.keep(play.session, torch.tensor([[0, -1, 1, -1, 4], [-1, -1, 0, 2, -1]]))
+    assert (play.session.pending, play.session.filled.tolist()) == (0, [14, 9])
+    play.next_is_right(play.session, [play.prompts[0] + play.path(0, 4), play.prompts[1] + play.path(1, 2)])
 
 
-def two_rows(target: Target) -> tuple[Session, list[list[int]], Tensor, Tensor]:
-    """A ragged session after prompts of 11 and 7 tokens, the prompts, tree tokens and the ancestor mask."""
-    generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(3, 61, (n,), generator=generator).tolist() for n in (11, 7)]
-    session = target.open(2, 48)
-    target.read(session, prompts)
-    tokens = torch.randint(3, 61, (2, len(PARENTS)), generator=generator)
-    return session, prompts, tokens, _ancestors(torch.tensor([PARENTS, PARENTS]), 3)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_wrong_masks_and_positions_are_seen(name: str, make: Any) -> None:
+    play = make(name)
+    causal = torch.ones_like(play.seen).tril()
+    assert play.worst(play.target.score(play.session, play.tokens, causal, play.depth)) > 1e-2
+    play.session.pending = 0
+    slots = torch.arange(play.tokens.shape[1]).expand_as(play.tokens)
+    assert play.worst(play.target.score(play.session, play.tokens, play.seen, slots)) > 1e-2
 
 
-def worst(model: PreTrainedModel, prompts: list[list[int]], tokens: Tensor, seen: Tensor, logits: Tensor) -> float:
-    """Largest difference to plain forwards of every node's path."""
-    found = 0.0
-    for row, prompt in enumerate(prompts):
-        for node in range(tokens.shape[1]):
-            path = [int(tokens[row, n]) for n in range(tokens.shape[1]) if seen[row, node, n]]
-            found = max(found, float((logits[row, node] - plain(model, prompt + path)).abs().max()))
-    return found
+@pytest.mark.parametrize("name", FAMILIES)
+def test_texts_grow_and_shrink(name: str, make: Any) -> None:
+    """Read more later, some rows none; rewind and read again. Another row's padding never touches a full row."""
+    play = make(name)
+    session = play.fresh(slots=17)
+    play.target.read(session, [play.prompts[0][:1], []])
+    play.target.read(session, [play.prompts[0][1:] + [7] * 5, []])
+    play.target.read(session, [[], play.prompts[1]])
+    texts = [play.prompts[0] + [7] * 5, play.prompts[1]]
+    assert (session.filled.tolist(), session.longest) == ([16, 7], 16)
+    play.next_is_right(session, texts)
+    play.target.read(session, [[9], play.prompts[0][:10]])
+    play.target.rewind(session, [12, 99])
+    assert session.filled.tolist() == [12, 17]
+    play.target.rewind(session, [12, 3])
+    play.target.read(session, [[8, 9], [8] * 6])
+    play.next_is_right(session, [[*texts[0][:12], 8, 9], texts[1][:3] + [8] * 6])
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_trees_and_kept_paths(name: str) -> None:
-    model = tiny(name)
-    target = Target(model, chunk=4)
-    session, prompts, tokens, seen = two_rows(target)
-    depth = seen.sum(-1) - 1
-    logits = target.score(session, tokens, seen, depth)
-    assert worst(model, prompts, tokens, seen, logits) < 5e-5 * max(1.0, float(logits.std()))
-    target.keep(session, torch.tensor([[1, 3, 6], [2, -1, -1]]))
-    kept = [prompts[0] + tokens[0, [0, 1, 3, 6]].tolist(), prompts[1] + tokens[1, [0, 2]].tolist()]
-    assert session.filled.tolist() == [len(text) for text in kept]
-    one = torch.ones(2, 1, 1, dtype=torch.bool)
-    after = target.score(session, torch.tensor([[5], [6]]), one, torch.zeros(2, 1, dtype=torch.int64))
-    for row, text in enumerate(kept):
-        assert (after[row, 0] - plain(model, [*text, 5 + row])).abs().max() < 5e-5 * max(1.0, float(after.std()))
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rows_leave_and_repeat(name: str, make: Any) -> None:
+    play = make(name)
+    play.target.take_rows(play.session, torch.tensor([1, 0, 1]))
+    play.next_is_right(play.session, [play.prompts[row] for row in (1, 0, 1)], [1, 0, 1])
+    play.target.score(play.session, torch.tensor([[9], [8], [7]]), torch.ones(3, 1, 1) > 0, torch.zeros(3, 1).long())
+    play.target.keep(play.session, torch.tensor([[0], [-1], [0]]))
+    play.next_is_right(play.session, [[*play.prompts[1], 9], play.prompts[0], [*play.prompts[1], 7]], [1, 0, 1])
+    play.target.take_rows(play.session, torch.tensor([2]))
+    play.next_is_right(play.session, [[*play.prompts[1], 7]], [1])
 
 
-def test_rows_that_stay_are_untouched_when_others_leave() -> None:
-    model = tiny("llama")
-    target = Target(model)
-    session, prompts, tokens, seen = two_rows(target)
-    target.take_rows(session, torch.tensor([1]))
-    logits = target.score(session, tokens[1:], seen[1:], seen[1:].sum(-1) - 1)
-    assert worst(model, prompts[1:], tokens[1:], seen[1:], logits) < 5e-5
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "t5"])
+def test_sessions_grow(name: str, make: Any) -> None:
+    play = make(name)
+    session = play.fresh(slots=11)
+    play.target.read(session, play.prompts)
+    play.target.grow(session, 5)
+    with pytest.raises(ArgumentError, match="11 slots and 12 are needed"):
+        play.next_is_right(session, play.prompts)
+    play.target.grow(session, 40)
+    play.target.read(session, [[4] * 20, [6]])
+    play.next_is_right(session, [play.prompts[0] + [4] * 20, [*play.prompts[1], 6]])
 
 
-def test_wrong_masks_and_positions_are_seen() -> None:
-    model = tiny("llama")
-    target = Target(model)
-    session, prompts, tokens, seen = two_rows(target)
-    causal = torch.ones_like(seen).tril()
-    assert worst(model, prompts, tokens, seen, target.score(session, tokens, causal, seen.sum(-1) - 1)) > 1e-2
-    slots = torch.arange(len(PARENTS)).expand_as(tokens)
-    assert worst(model, prompts, tokens, seen, target.score(session, tokens, seen, slots)) > 1e-2
+def test_the_bound_on_lengths_stays_a_bound(make: Any) -> None:
+    """Keeping less than was asked for loosens it; it is tightened before it would cost room or much work."""
+    play = make("llama")
+    one, zero = torch.ones(2, 1, 1, dtype=torch.bool), torch.zeros(2, 1, dtype=torch.int64)
+    texts = [list(prompt) for prompt in play.prompts]
+    for step in range(9):
+        play.target.score(play.session, torch.full((2, 1), step), one, zero)
+        play.target.keep(play.session, torch.tensor([[-1] * 8 + [0], [-1] * 9]))
+        texts[0].append(step)
+        assert play.session.longest >= int(play.session.filled.max())
+    play.next_is_right(play.session, texts)
+    assert play.session.longest == 20
 
 
-@pytest.mark.parametrize(("name", "reason"), [("bloom", "ALiBi"), ("mamba", "recurrent state"), ("t5", "encoder")])
-def test_models_that_cannot_be_driven(name: str, reason: str) -> None:
-    from transformers import AutoModelForSeq2SeqLM
+def test_a_view_writes_scratch_and_commits_nothing(make: Any) -> None:
+    play = make("llama")
+    view = play.target.share(play.session)
+    play.target.score(view, play.tokens[:, :1], play.seen[:, :1, :1], play.depth[:, :1])
+    assert (view.pending, play.session.pending) == (1, 0)
+    logits = play.target.score(play.session, play.tokens, play.seen, play.depth)
+    assert play.worst(logits) < 5e-5
+    play.target.keep(view, torch.tensor([[0], [0]]))
+    play.target.rewind(view, [0, 0])
+    play.target.take_rows(view, torch.tensor([0]))
+    assert (view.pending, view.filled.tolist()) == (0, [11, 7])
+    play.target.keep(play.session, torch.tensor([[0, 1], [0, -1]]))
+    assert view.filled.tolist() == [13, 8]
+    with pytest.raises(ArgumentError, match="a view reads nothing"):
+        play.target.read(view, [[1], [1]])
 
-    config = AutoConfig.for_model(
-        name, **({**BASE, "n_layer": 2, "n_head": 4} if name != "t5" else {"d_model": 32, "num_layers": 1})
-    )
-    auto = AutoModelForSeq2SeqLM if name == "t5" else AutoModelForCausalLM
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_is_as_before_outside_our_calls(name: str, make: Any) -> None:
+    play = make(name)
+    before = play.plain(0, play.prompts[0])
+    play.target.score(play.session, play.tokens, play.seen, play.depth)
+    with pytest.raises(IndexError):  # whatever happens in between
+        play.target.score(play.session, torch.full((2, 1), 999), torch.ones(2, 1, 8) > 0, torch.zeros(2, 1).long())
+    assert torch.equal(play.plain(0, play.prompts[0]), before)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in play.model.modules())
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt2", "bloom", "t5", "bart"])
+def test_features_are_what_enters_the_output_layer(name: str, make: Any) -> None:
+    play = make(name)
+    assert play.session.features is None
+    session = play.fresh()
+    session.wants_features = True
+    play.target.read(session, play.prompts)
+    assert session.features.shape == (2, 11, 32)
+    head = play.model.get_output_embeddings()
+    plain = torch.stack([play.plain(1, play.prompts[1][: n + 1]).argmax() for n in range(7)])
+    assert torch.equal(head(session.features[1, :7]).argmax(-1), plain)
+    logits = play.target.score(session, play.tokens, play.seen, play.depth)
+    assert torch.equal(head(session.features).argmax(-1), logits.argmax(-1))
+    play.target.take_rows(session, torch.tensor([1]))
+    assert session.features.shape == (1, 7, 32)
+
+
+def test_prompts_need_no_logits_of_all_their_tokens(make: Any) -> None:
+    widths = []
+    for name in ("llama", "t5"):
+        play = make(name)
+        head = play.model.get_output_embeddings()
+        handle = head.register_forward_hook(lambda _, __, out: widths.append(out.shape[1]))
+        play.target.read(play.session, [[5] * 9, [6] * 9])
+        handle.remove()
+    assert widths == [1] * 6
+
+
+def driven(name: str, **settings: object) -> Target:
+    config = AutoConfig.for_model(name, num_hidden_layers=2, hidden_size=32, vocab_size=61, **settings)
+    return Target(AutoModelForCausalLM.from_config(config))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        ("mamba", {}, "recurrent state"),
+        ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 1}, "no position_ids"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "longest text"),
+    ],
+)
+def test_models_that_cannot_be_driven(name: str, settings: dict[str, object], reason: str) -> None:
     with pytest.raises(MismatchError, match=reason):
-        Target(auto.from_config(config))
+        driven(name, **settings)
 
 
-def test_limits_have_figures() -> None:
-    target = Target(tiny("llama"))
+def test_sound_is_refused() -> None:
+    config = AutoConfig.for_model("whisper", d_model=24, encoder_layers=1, decoder_layers=1)
+    with pytest.raises(MismatchError, match="images or sound"):
+        Target(AutoModelForSpeechSeq2Seq.from_config(config))
+
+
+def test_sources(make: Any) -> None:
+    play = make("llama")
+    with pytest.raises(MismatchError, match="has no encoder"):
+        play.target.encode(play.session, [[5], [6]])
+    play = make("bart")
+    session = play.target.open(2, 20)
+    with pytest.raises(MismatchError, match="call encode before"):
+        play.target.read(session, play.prompts)
+    with pytest.raises(MismatchError, match="call encode before"):
+        play.target.score(session, play.tokens, play.seen, play.depth)
+    with pytest.raises(ArgumentError, match="128 positions, got one of 129"):
+        play.target.encode(session, [[5] * 129, [5]])
+    with pytest.raises(ArgumentError, match="2 rows needs one source, got 1"):
+        play.target.encode(session, [[5]])
+    with pytest.raises(ArgumentError, match="at least one token"):
+        play.target.encode(session, [[5], []])
+    play.target.encode(session, play.sources)
+    play.target.encode(session, [play.sources[1], play.sources[0]])  # the last one counts
+    play.target.read(session, play.prompts)
+    play.next_is_right(session, play.prompts, [1, 0])
+
+
+def test_limits_have_figures(make: Any) -> None:
+    play = make("llama")
+    target: TreeModel = play.target
+    assert (target.context, target.vocabulary, target.device.type) == (128, 61, "cpu")
     with pytest.raises(ArgumentError, match="48 tokens, got one of 60"):
         target.read(target.open(1, 48), [[5] * 60])
     with pytest.raises(ArgumentError, match="at least one row"):
         target.open(0, 8)
+    with pytest.raises(ArgumentError, match="2 rows needs a text"):
+        target.read(play.session, [[5]])
+    with pytest.raises(ArgumentError, match="at least 0, got"):
+        target.rewind(play.session, [4, -1])
+    with pytest.raises(ArgumentError, match="0 scratch nodes were scored before these 7"):
+        target.score(play.session, play.tokens, torch.ones(2, 7, 9, dtype=torch.bool), play.depth)
     session = target.open(1, 4)
     target.read(session, [[5, 6, 7]])
     with pytest.raises(ArgumentError, match="4 slots and 10 are needed"):
-        target.score(
-            session, torch.zeros(1, 7, dtype=torch.int64), torch.eye(7)[None] > 0, torch.zeros(1, 7, dtype=torch.int64)
-        )
-    assert target.memory(2, 100) == 2 * 2 * 100 * 3 * 2 * 8 * 4
+        target.score(session, play.tokens[:1], play.seen[:1], play.depth[:1])
+    assert play.target.memory(2, 100) == 2 * 2 * 100 * 3 * 2 * 8 * 4

@@ -116,6 +116,10 @@ class ExactCoins:
         return torch.stack(columns, -1)
 
     def front(self, logits: Tensor, depth: Tensor, count: int) -> Tensor:
+        """As `noisy`."""
+        return self.noisy(logits, depth)
+
+    def noisy(self, logits: Tensor, depth: Tensor) -> Tensor:
         """Not enumerable: the order of a race has no finite law in this form."""
         raise MismatchError(
             "siblings 'race' cannot be enumerated; the race holds for any tree, so enumerate with iid ones"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from spectr.errors import ArgumentError
 from spectr.policy import Policy
-from spectr.verify.rule import law_of
+from spectr.transport.laws import law_of
 
 __all__ = ["CASES", "Case", "RandomModel", "toy_pair"]
 

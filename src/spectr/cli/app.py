@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from spectr.cli import bench, cite, rules
-from spectr.cli.generate import generate, models, pull_model
+from spectr.cli.chat import chat
+from spectr.cli.generate import generate
+from spectr.cli.models import doctor, models, pull_model
 from spectr.errors import SpectrError
 
 __all__ = ["app", "main"]
@@ -23,8 +25,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("generate")(generate)
+app.command("chat")(chat)
 app.command("models")(models)
 app.command("pull")(pull_model)
+app.command("doctor")(doctor)
 app.add_typer(rules.app, name="rules")
 app.command("cite")(cite.cite)
 app.add_typer(bench.app, name="bench")

@@ -1,4 +1,4 @@
-"""`spectr bench`: what rules cost on this machine."""
+"""`spectr bench`: what rules and steps cost on this machine."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,9 @@ from typing import Annotated
 import torch
 import typer
 
+from spectr.cli.generate import ModelFlag
 from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, talk, write_text
-from spectr.cli.tables import bench_table
+from spectr.cli.tables import bench_table, step_table
 from spectr.errors import ArgumentError
 from spectr.verify import rule
 
@@ -68,3 +69,26 @@ def bench_rules(
         print_json(found)
     else:
         console().print(bench_table(found["results"]))
+
+
+@app.command("step")
+def bench_step(
+    model: ModelFlag = "smollm2-135m",
+    drafters: Annotated[str, typer.Option(metavar="NAME,NAME,...", help="Ways to draft.")] = "none,lookup",
+    tokens: Annotated[int, typer.Option(min=8, metavar="N", help="Tokens of each text.")] = 64,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds over the prompts.")] = 3,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the JSON to a file.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Time a step around the model, against transformers' plain sampling of the same model."""
+    if out is not None:
+        check_folder(out)
+    from spectr.bench.step import run
+
+    found = run(model, drafters.split(","), tokens, repeats, talk)
+    if out is not None:
+        write_text(out, json.dumps(found, indent=2) + "\n")
+    if as_json:
+        print_json(found)
+    else:
+        console().print(step_table(found["results"]))

@@ -18,6 +18,7 @@ __all__ = [
     "comparison_reading",
     "comparison_table",
     "rules_table",
+    "step_table",
     "summaries_table",
 ]
 
@@ -121,4 +122,15 @@ def bench_table(results: Sequence[Mapping[str, Any]]) -> Table:
             f"{row['softmax_milliseconds']:.3f}",
             f"{row['ratio']:.2f}",
         )
+    return table
+
+
+def step_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
+    """One way to generate a row; the ratio is to transformers' plain sampling."""
+    table = _table("way")
+    for name in ("ms per token", "ratio", "tokens per call", "Python ms per step"):
+        table.add_column(name, justify="right")
+    for name, row in results.items():
+        more = [f"{row[key]:.2f}" if key in row else "" for key in ("tokens_per_call", "python_ms_per_step")]
+        table.add_row(Text(name, "bold"), f"{row['ms_per_token']:.1f}", f"{row['ratio_to_transformers']:.3f}", *more)
     return table

@@ -1,17 +1,23 @@
-"""Drafters: anything that proposes tokens. One file per drafter; none of them knows a rule or a target."""
+"""Drafters: anything that proposes tokens. One file per drafter; none of them knows a rule or a target's laws."""
 
 from typing import Any
 
+from spectr.draft.plan import Plan
 from spectr.registry import Entry, Registry
 from spectr.types import Drafter
 
-__all__ = ["DRAFTERS", "drafter"]
+__all__ = ["DRAFTERS", "Plan", "drafter"]
 
 DRAFTERS = Registry(
     "drafter",
     {
         "none": Entry("spectr.draft.none:NoDrafter"),
         "lookup": Entry("spectr.draft.lookup:Lookup"),
+        "ngram": Entry("spectr.draft.ngram:NGram"),
+        "model": Entry("spectr.draft.model:ModelDrafter"),
+        "early_exit": Entry("spectr.draft.early_exit:EarlyExit"),
+        "random": Entry("spectr.draft.random:RandomDrafter"),
+        "mixed": Entry("spectr.draft.mixed:Mixed"),
     },
     group="spectr.drafters",
 )

@@ -4,10 +4,11 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from spectr.draft.trie import draft_of_paths
 from spectr.errors import ArgumentError
-from spectr.types import Draft, Siblings
+from spectr.types import Draft, Drafting, Opening, Scene, Siblings
 
 __all__ = ["Lookup"]
 
@@ -27,6 +28,7 @@ class Lookup:
     `length` tokens each."""
 
     name: ClassVar[str] = "lookup"
+    gives_laws: ClassVar[bool] = False
     siblings: ClassVar[Siblings] = "fixed"
 
     def __init__(self, drafts: int = 4, length: int = 6, longest: int = 4, nodes: int = 16) -> None:
@@ -49,6 +51,26 @@ class Lookup:
                     return list(found)
         return list(found)
 
-    def propose(self, texts: list[list[int]]) -> Draft:
+    def open(self, opening: Opening) -> Drafting:
+        """An encoder-decoder model's source is searched too: it stands before the text."""
+        return _LookupDrafting(self, opening.sources or [[] for _ in opening.prompts])
+
+
+class _LookupDrafting:
+    """The sources of the rows."""
+
+    def __init__(self, lookup: Lookup, sources: list[list[int]]) -> None:
+        self.lookup, self.sources = lookup, sources
+
+    def propose(self, scene: Scene) -> Draft:
         """One tree a row."""
-        return draft_of_paths([text[-1] for text in texts], [self.continuations(text) for text in texts], self.nodes)
+        texts = [source + text for source, text in zip(self.sources, scene.texts, strict=True)]
+        paths = [self.lookup.continuations(text) for text in texts]
+        return draft_of_paths(scene.root, paths, self.lookup.nodes)
+
+    def keep(self, path: Tensor) -> None:
+        """Nothing to keep."""
+
+    def take_rows(self, rows: Tensor) -> None:
+        """The sources of these rows."""
+        self.sources = [self.sources[row] for row in rows.tolist()]

@@ -2,8 +2,10 @@
 
 from typing import ClassVar
 
-from spectr.draft.trie import draft_of_paths
-from spectr.types import Draft, Siblings
+import torch
+
+from spectr.draft.stateless import Stateless
+from spectr.types import Draft, Drafting, Opening, Scene, Siblings
 
 __all__ = ["NoDrafter"]
 
@@ -12,9 +14,16 @@ class NoDrafter:
     """Every tree is its root."""
 
     name: ClassVar[str] = "none"
+    gives_laws: ClassVar[bool] = False
     siblings: ClassVar[Siblings] = "fixed"
     nodes: int = 1
 
-    def propose(self, texts: list[list[int]]) -> Draft:
+    def open(self, opening: Opening) -> Drafting:
+        """Nothing to prepare."""
+        return Stateless(self.propose)
+
+    def propose(self, scene: Scene) -> Draft:
         """The roots alone."""
-        return draft_of_paths([text[-1] for text in texts], [[] for _ in texts], nodes=self.nodes)
+        tokens = scene.root[:, None]
+        alive = torch.ones_like(tokens, dtype=torch.bool)
+        return Draft(tokens, torch.zeros_like(tokens), alive, ~alive, None, "fixed", 1, 1)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 import torch
+from torch import Tensor
 
 from spectr.types import Draft
 
@@ -37,19 +38,20 @@ def _depth_and_width(parents: list[list[int]]) -> tuple[int, int]:
     return deepest, widest
 
 
-def draft_of_paths(roots: Sequence[int], paths: Sequence[Iterable[Sequence[int]]], nodes: int) -> Draft:
-    """A draft of fixed siblings: row b has the continuations `paths[b]` below `roots[b]`, in at most `nodes` nodes.
+def draft_of_paths(root: Tensor, paths: Sequence[Iterable[Sequence[int]]], nodes: int) -> Draft:
+    """A draft of fixed siblings: row b has the continuations `paths[b]` below `root` (B,), in at most `nodes` nodes.
 
     Only as many nodes as the largest row needs are made.
 
-    >>> draft_of_paths([7], [[(1, 2), (1, 3)]], nodes=8).tokens.tolist()
+    >>> draft_of_paths(torch.tensor([7]), [[(1, 2), (1, 3)]], nodes=8).tokens.tolist()
     [[7, 1, 2, 3]]
     """
     tries = [_grow_trie(row, nodes) for row in paths]
-    size = max(len(tokens) for tokens, _ in tries)
-    tokens = torch.tensor([[root, *t[1:], *[0] * (size - len(t))] for root, (t, _) in zip(roots, tries, strict=True)])
-    parents = torch.tensor([p + [0] * (size - len(p)) for _, p in tries])
-    alive = torch.tensor([[n < len(t) for n in range(size)] for t, _ in tries])
+    size, device = max(len(tokens) for tokens, _ in tries), root.device
+    tokens = torch.tensor([t + [0] * (size - len(t)) for t, _ in tries], device=device)
+    tokens[:, 0] = root
+    parents = torch.tensor([p + [0] * (size - len(p)) for _, p in tries], device=device)
+    alive = torch.tensor([[n < len(t) for n in range(size)] for t, _ in tries], device=device)
     deepest, widest = _depth_and_width([p for _, p in tries])
     fixed = alive.clone()
     fixed[:, 0] = False

@@ -4,6 +4,7 @@ transformers hands every layer's keys and values to `update`; ours writes them i
 before the call and returns the part of the buffers in use. Which slot holds which position is the caller's table.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -16,7 +17,7 @@ __all__ = ["SlotCache"]
 class _Layer:
     """One layer's buffers, allocated when its widths are seen (they differ between keys and values in MLA)."""
 
-    keys: Tensor | None = None  # (B, H, M, d)
+    keys: Tensor | None = None  # (B, H, M + 1, d)
     values: Tensor | None = None
     is_sliding: bool = False
     is_compileable: bool = False
@@ -26,15 +27,24 @@ def _write(buffer: Tensor | None, fresh: Tensor, slots: Tensor, size: int) -> Te
     """`fresh` (B, H, T, d) at `slots` (B, T) of a buffer of `size`; zeros at first, since a masked NaN spreads."""
     if buffer is None:
         buffer = fresh.new_zeros(*fresh.shape[:2], size, fresh.shape[-1])
-    return buffer.scatter_(2, slots[:, None, :, None].expand_as(fresh), fresh)
+    return buffer.scatter_(2, slots.to(fresh.device)[:, None, :, None].expand_as(fresh), fresh)
+
+
+def _spread(slots: Tensor, buffer: Tensor) -> Tensor:
+    """Slots (B, T) as an index into every head and width of a buffer."""
+    return slots.to(buffer.device)[:, None, :, None].expand(-1, buffer.shape[1], -1, buffer.shape[3])
 
 
 class SlotCache(Cache):
-    """Buffers of `size` slots a row. `slots` says where the next call writes, `used` how many slots it may look at."""
+    """Buffers of `size` slots a row and one more, slot `size`, where padding is written and nobody looks.
+
+    `slots` says where the next call writes, `used` how many slots it looks at, `past` what it is told was there.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.used = size
+        self.past = 0
         self.slots: Tensor | None = None  # (B, T), set before every call
         self.layers: list[_Layer] = []  # type: ignore[assignment]
 
@@ -47,40 +57,55 @@ class SlotCache(Cache):
         while len(self.layers) <= layer_idx:
             self.layers.append(_Layer())
         layer = self.layers[layer_idx]
-        layer.keys = _write(layer.keys, key_states, self.slots, self.size)
-        layer.values = _write(layer.values, value_states, self.slots, self.size)
+        layer.keys = _write(layer.keys, key_states, self.slots, self.size + 1)
+        layer.values = _write(layer.values, value_states, self.slots, self.size + 1)
         return layer.keys[:, :, : self.used], layer.values[:, :, : self.used]
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy slots `source` (B, T) to `target` (B, T) in every layer; all are read before any is written."""
-        for layer in self.layers:
-            for buffer in (layer.keys, layer.values):
-                if buffer is not None:
-                    where = [
-                        s[:, None, :, None].expand(-1, buffer.shape[1], -1, buffer.shape[3]) for s in (source, target)
-                    ]
-                    buffer.scatter_(2, where[1], buffer.gather(2, where[0]))
+        self._change(
+            lambda buffer: buffer.scatter_(2, _spread(target, buffer), buffer.gather(2, _spread(source, buffer)))
+        )
 
     def take_rows(self, rows: Tensor) -> None:
-        """Keep only these rows of the batch."""
+        """The rows become these; a row may be repeated."""
+        self._change(lambda buffer: buffer.index_select(0, rows.to(buffer.device)))
+
+    def grow(self, size: int) -> None:
+        """Room for `size` slots, contents kept."""
+        old, self.size = self.size, size
+
+        def larger(buffer: Tensor) -> Tensor:
+            made = buffer.new_zeros(*buffer.shape[:2], size + 1, buffer.shape[3])
+            made[:, :, :old] = buffer[:, :, :old]
+            return made
+
+        self._change(larger)
+
+    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Every buffer in turn, so that only one is ever held twice."""
         for layer in self.layers:
-            layer.keys = None if layer.keys is None else layer.keys[rows]
-            layer.values = None if layer.values is None else layer.values[rows]
+            layer.keys = None if layer.keys is None else change(layer.keys)
+            layer.values = None if layer.values is None else change(layer.values)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Positions are given explicitly, so nothing may be derived from a length."""
-        return 0
+        return self.past
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """As `get_seq_length`."""
-        return 0
+        return self.past
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """Masks cover the slots in use, from the first."""
         return self.used, 0
 
-    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+    def get_max_length(self, layer_idx: int | None = None) -> int:
         """The number of slots."""
+        return self.size
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+        """What older transformers call `get_max_length`."""
         return self.size
 
     def __bool__(self) -> bool:

@@ -1,18 +1,24 @@
-"""From a name to a model: catalog, hub or folder, through transformers' own loading."""
+"""From a name to a model: catalog, hub or folder, through transformers' own loading; or a model already loaded."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
-from spectr.errors import ArgumentError
+from spectr.errors import ArgumentError, MismatchError
 from spectr.models.catalog import CATALOG, FetchError, Progress, pull
+from spectr.models.memory import afford, need, weights_on_disk
+from spectr.models.support import UNBOUNDED
 from spectr.models.target import Target
+from spectr.registry import nearest
 
-__all__ = ["OpenedModel", "open_model"]
+__all__ = ["Loading", "OpenedModel", "open_loaded", "open_model", "weigh"]
+
+_DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,25 +28,131 @@ class OpenedModel:
     target: Target
     tokenizer: Any
     stops: frozenset[int]  # tokens that end a text
+    start: int | None  # the token an encoder-decoder model's answers begin with
 
 
-def _stops(net: PreTrainedModel) -> frozenset[int]:
-    ids = getattr(net.generation_config, "eos_token_id", None)
-    return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How weights are loaded."""
+
+    dtype: str = "float32"  # "auto": as they are stored
+    device: str = "auto"  # cuda where there is one
+    device_map: Any = None  # for accelerate, instead of `device`
+    quantization_config: Any = None
+    trust_remote_code: bool = False
+    attn_implementation: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _DTYPES:
+            raise ArgumentError(f"dtype must be {', '.join(_DTYPES[:-1])} or {_DTYPES[-1]}, got {self.dtype!r}")
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise ArgumentError(f"device is {self.device!r} and no CUDA device is found; use device='cpu' or 'auto'")
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "Loading":
+        """From keywords; one that is not known is refused with the nearest."""
+        known = [field.name for field in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise ArgumentError(f"loading takes no option {name!r}; {nearest(name, known)}")
+        return cls(**options)
+
+    @property
+    def place(self) -> torch.device:
+        """The device meant."""
+        found = "cuda" if torch.cuda.is_available() else "cpu"
+        return torch.device(found if self.device == "auto" else self.device)
+
+    @property
+    def kind(self) -> torch.dtype | None:
+        """The dtype meant, None for that of the file."""
+        return None if self.dtype == "auto" else getattr(torch, self.dtype)
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """For `from_pretrained`."""
+        given = {
+            "device_map": self.device_map,
+            "quantization_config": self.quantization_config,
+            "attn_implementation": self.attn_implementation,
+        }
+        given = {name: value for name, value in given.items() if value is not None}
+        return {"dtype": self.kind or "auto", "trust_remote_code": self.trust_remote_code, **given}
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether transformers puts the weights where they belong."""
+        return self.device_map is not None or self.quantization_config is not None
 
 
-def open_model(model: str, dtype: str = "float32", progress: Progress = lambda _: None) -> OpenedModel:
-    """A catalog name, a hub id or a local folder."""
-    if dtype not in ("float32", "bfloat16", "float16", "float64"):
-        raise ArgumentError(f"dtype must be float32, bfloat16, float16 or float64, got {dtype!r}")
+def open_model(model: str, progress: Progress = lambda _: None, **options: Any) -> OpenedModel:
+    """A catalog name, a hub id or a local folder; `options` are those of `Loading`."""
+    loading = Loading.of(options)
     folder = str(pull(model, progress)) if model in CATALOG else model
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    auto = _auto_of(model, _config(model, folder, loading.trust_remote_code))
+    if Path(folder).is_dir() and not loading.is_placed:
+        size = weights_on_disk(Path(folder), loading.kind)
+        afford(size, loading.place, f"{model!r} in {loading.dtype}", "use a smaller dtype or another device")
     try:
-        net = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        net: PreTrainedModel = auto.from_pretrained(folder, **loading.keywords)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=loading.trust_remote_code)
     except (OSError, ValueError) as error:
-        why = (
-            "the folder lacks something" if Path(folder).exists() else "no such folder, and no hub has it or is reached"
+        raise _unloadable(model, folder) from error
+    return open_loaded(net if loading.is_placed else net.to(loading.place), tokenizer)  # type: ignore[arg-type]
+
+
+def open_loaded(net: PreTrainedModel, tokenizer: Any = None) -> OpenedModel:
+    """A model that is there already; its weights are used where they are."""
+    return OpenedModel(Target(net), tokenizer, _stops(net, tokenizer), _start(net))
+
+
+def weigh(folder: str) -> tuple[int, int, int]:
+    """Of a local model, from its config and files alone: how many weights, how many numbers its cache holds for one
+    token, and its positions."""
+    config = _config(folder, folder, trust_remote_code=False)
+    text = config if config.is_encoder_decoder else config.get_text_config(decoder=True)
+    numbers = need(text, 1, 1, torch.int8)  # one byte each
+    context = int(getattr(text, "max_position_embeddings", None) or UNBOUNDED)
+    return weights_on_disk(Path(folder), torch.float32) // torch.float32.itemsize, numbers, context
+
+
+def _config(model: str, folder: str, trust_remote_code: bool) -> Any:
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise _unloadable(model, folder) from error
+
+
+def _unloadable(model: str, folder: str) -> FetchError:
+    why = "the folder lacks something" if Path(folder).exists() else "no such folder, and no hub has it or is reached"
+    return FetchError(f"{model!r} could not be loaded: {why}. Catalog models: {', '.join(CATALOG)}")
+
+
+def _auto_of(model: str, config: Any) -> Any:
+    """What loads a model of this config, if it writes text from text."""
+    auto: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    if type(config) not in auto._model_mapping and auto.__name__ not in (getattr(config, "auto_map", None) or {}):
+        raise MismatchError(
+            f"{model!r} is a {config.model_type} model, which does not write text from text; use a causal or a "
+            "sequence-to-sequence language model"
         )
-        raise FetchError(f"{model!r} could not be loaded: {why}. Catalog models: {', '.join(CATALOG)}") from error
-    return OpenedModel(Target(net), tokenizer, _stops(net))
+    return auto
+
+
+def _ids(found: Any) -> set[int]:
+    return set(found) if isinstance(found, list | tuple) else set() if found is None else {int(found)}
+
+
+def _stops(net: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
+    """The ends of text that the model's generation config and its tokenizer name."""
+    owners = (net.generation_config, tokenizer)
+    return frozenset[int]().union(*(_ids(getattr(owner, "eos_token_id", None)) for owner in owners))
+
+
+def _start(net: PreTrainedModel) -> int | None:
+    """The token a decoder begins with, for models that have an encoder."""
+    if not net.config.is_encoder_decoder:
+        return None
+    owners = [(o, n) for n in ("decoder_start_token_id", "bos_token_id") for o in (net.generation_config, net.config)]
+    return next((int(v) for v in (getattr(o, n, None) for o, n in owners) if v is not None), None)

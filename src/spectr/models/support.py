@@ -2,23 +2,39 @@
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from spectr.errors import MismatchError
+from spectr.models.drivers.alibi import Alibi
+from spectr.models.drivers.bart import Bart
+from spectr.models.drivers.call import Driver
+from spectr.models.drivers.causal import Causal
+from spectr.models.drivers.t5 import T5
 
-__all__ = ["Needs", "needs_of"]
+__all__ = ["UNBOUNDED", "Family", "Needs", "driver_of", "needs_of"]
+
+Family = Literal["causal", "alibi", "t5", "bart"]
+UNBOUNDED = 1 << 30  # positions of a model that has no table of them
+
+_T5_KIN = ("t5", "mt5", "umt5")
+_BART_KIN = ("bart", "mbart", "marian", "pegasus", "plbart", "blenderbot", "blenderbot-small")
+_ONE_MASK = ("mistral", "ministral3")  # their configs list kinds of layers, but the models take one mask
+_KINDS = ("full_attention", "sliding_attention")
+_SENSES = ("pixel_values", "input_features", "input_values")
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What one model's forward wants to be told."""
 
+    family: Family
     layer_kinds: tuple[str, ...] | None  # a mask for each kind of layer, or None for one mask
     window: int | None  # of the sliding layers
-    accepts_rows: bool  # logits of chosen positions only
+    context: int  # positions of the decoder
+    source: int | None  # positions of the encoder, None where there is none
 
 
 def _is_recurrent(model: PreTrainedModel) -> bool:
@@ -27,37 +43,81 @@ def _is_recurrent(model: PreTrainedModel) -> bool:
     return bool(getattr(model, "_is_stateful", False)) or any("Linear" in type(layer).__name__ for layer in layers)
 
 
+def _ropes(config: Any) -> set[Any]:
+    """The kinds of rotary scaling in use; some configs have one for each kind of layer."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    parts = [rope, *rope.values()] if isinstance(rope, dict) else []
+    return {part.get("rope_type") for part in parts if isinstance(part, dict)}
+
+
 def _refuse(model: PreTrainedModel, parameters: frozenset[str]) -> None:
+    """Say why a model cannot be driven, if it cannot."""
     name, config = type(model).__name__, model.config.get_text_config(decoder=True)
-    if model.config.is_encoder_decoder:
-        raise MismatchError(f"{name} has an encoder; a target here is a decoder-only causal model")
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if parameters & set(_SENSES):
+        raise MismatchError(f"{name} takes images or sound; a target here reads text only, so use a text model")
+    if head is None:
+        raise MismatchError(
+            f"{name} has no output layer over tokens; load it as a causal or sequence-to-sequence model"
+        )
     if _is_recurrent(model):
         raise MismatchError(
             f"{name} keeps a recurrent state, which cannot be kept along one path of a tree; use attention models"
         )
-    if "position_ids" not in parameters:
-        raise MismatchError(f"{name} takes no position_ids, so nodes of one depth cannot share a position (ALiBi)")
-    if getattr(config, "alibi", False):
-        raise MismatchError(f"{name} derives ALiBi biases from slot order, which a tree does not have; set alibi off")
-    rope = getattr(config, "rope_parameters", None) or {}
-    if isinstance(rope, dict) and rope.get("rope_type") in ("dynamic", "longrope"):
+    if _ropes(config) & {"dynamic", "longrope"}:
         raise MismatchError(
             f"{name} scales its rotary positions by the longest text of the call; use another rope_type"
         )
+    if getattr(config, "num_kv_shared_layers", 0) or getattr(config, "index_topk", None):
+        raise MismatchError(f"{name} shares or indexes keys between layers, which the cache here does not know")
 
 
-def _kinds(config: Any, model_type: str) -> tuple[str, ...] | None:
-    """Kinds of layers that take their own mask. Mistral's config lists kinds, but its model takes one mask."""
+def _family(model: PreTrainedModel, parameters: frozenset[str]) -> Family:
+    name, kind = type(model).__name__, model.config.model_type
+    if model.config.is_encoder_decoder:
+        if kind not in _T5_KIN + _BART_KIN:
+            raise MismatchError(
+                f"{name} is of a family of encoder-decoder models that is not driven here; those that are: "
+                f"{', '.join(_T5_KIN + _BART_KIN)}"
+            )
+        return "t5" if kind in _T5_KIN else "bart"
+    if kind == "bloom" or (kind == "falcon" and getattr(model.config, "alibi", False)):
+        return "alibi"
+    if "position_ids" not in parameters or getattr(model.config, "alibi", False):
+        raise MismatchError(f"{name} takes no position_ids, so nodes of one depth cannot share a position")
+    return "causal"
+
+
+def _kinds(model: PreTrainedModel, config: Any) -> tuple[str, ...] | None:
+    """Kinds of layers that take their own mask."""
     kinds = getattr(config, "layer_types", None)
-    return tuple(sorted(set(kinds))) if kinds and model_type not in ("mistral", "ministral3") else None
+    if not kinds or config.model_type in _ONE_MASK:
+        return None
+    if strange := sorted(set(kinds) - set(_KINDS)):
+        raise MismatchError(
+            f"{type(model).__name__} has layers of kind {', '.join(strange)}; only {' and '.join(_KINDS)} can be "
+            "scored on trees"
+        )
+    return tuple(sorted(set(kinds)))
 
 
 def needs_of(model: PreTrainedModel) -> Needs:
     """What `model` needs, or a `MismatchError` that says why it cannot be driven."""
     parameters = frozenset(inspect.signature(model.forward).parameters)
     _refuse(model, parameters)
-    config = model.config.get_text_config(decoder=True)
+    family, config = _family(model, parameters), model.config.get_text_config(decoder=True)
     window = getattr(config, "sliding_window", None)
     if getattr(config, "use_sliding_window", True) is False:
         window = None
-    return Needs(_kinds(config, config.model_type), window, "logits_to_keep" in parameters)
+    context = UNBOUNDED if family == "t5" else int(getattr(config, "max_position_embeddings", None) or UNBOUNDED)
+    source = context if model.config.is_encoder_decoder else None
+    kinds = _kinds(model, config) if family == "causal" else None
+    return Needs(family, kinds, window, context, source)
+
+
+def driver_of(model: PreTrainedModel, needs: Needs) -> Driver:
+    """How a model with these needs is called."""
+    if needs.family == "causal":
+        return Causal(model, needs.layer_kinds, needs.window)
+    made: dict[str, type[Alibi] | type[T5] | type[Bart]] = {"alibi": Alibi, "t5": T5, "bart": Bart}
+    return made[needs.family](model)

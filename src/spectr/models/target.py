@@ -1,137 +1,205 @@
-"""A causal language model as a target: prompts in, logits of whole token trees out, accepted paths kept.
+"""A language model as a target: texts in, logits of whole token trees out, accepted paths kept.
 
-Rows advance by different lengths. A row's committed tokens fill its slots 0, 1, 2, … in order; a tree stands in the
-slots after them while it is scored, and keeping a path moves its slots down. Positions are depth, not slot order.
+Rows advance by different lengths. A row's committed tokens fill its slots 0, 1, 2, … in order; scratch nodes stand in
+the slots after them, and keeping a path moves its slots down. Positions are depth, not slot order.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from spectr.errors import ArgumentError
+from spectr.errors import ArgumentError, MismatchError
 from spectr.models.cache import SlotCache
-from spectr.models.support import needs_of
+from spectr.models.drivers.call import Call
+from spectr.models.encoder import check_sources, encode
+from spectr.models.memory import afford, need
+from spectr.models.session import Session, Store
+from spectr.models.support import driver_of, needs_of
+from spectr.models.tap import tap
 
 __all__ = ["Session", "Target"]
 
+_FEWER = "use fewer rows or a smaller max_new_tokens"
 
-@dataclass(slots=True)
-class Session:
-    """What the target remembers of a batch of rows; the only thing that changes."""
 
-    cache: SlotCache
-    position: Tensor  # (B, M) int64: the position each slot holds
-    filled: Tensor  # (B,) int64: committed tokens whose keys and values are in the cache
+@dataclass(frozen=True, slots=True)
+class _Fresh:
+    """Tokens of one call, where they go, and which scratch slots they see."""
+
+    tokens: Tensor  # (B, T)
+    where: Tensor  # (B, T) positions
+    slots: Tensor  # (B, S + T) of the scratch: that scored before, then these tokens
+    within: Tensor  # (B, T, S + T) bool
+    used: int  # slots looked at
 
 
 class Target:
-    """An unmodified `AutoModelForCausalLM`, scored on trees."""
+    """An unmodified causal or encoder-decoder model of transformers, scored on trees."""
 
     def __init__(self, model: PreTrainedModel, chunk: int = 512) -> None:
         self.model = model
         model.eval()  # type: ignore[no-untyped-call]
         self.needs = needs_of(model)
+        self.driver = driver_of(model, self.needs)
         self.chunk = chunk  # prompt tokens per call
-        self.context = int(getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", 1 << 30))
+        self.context = self.needs.context
+        self.device = model.device
+        self.head: torch.nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        self.vocabulary = int(getattr(self.head, "out_features", None) or model.config.vocab_size)
 
     def memory(self, rows: int, slots: int) -> int:
         """Bytes of a cache, from the widths in the config."""
-        config = self.model.config.get_text_config(decoder=True)
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return 2 * rows * slots * int(config.num_hidden_layers * heads * width) * self.model.dtype.itemsize
+        whole = self.model.config
+        config = whole if whole.is_encoder_decoder else whole.get_text_config(decoder=True)
+        return need(config, rows, slots, self.model.dtype)
 
     def open(self, rows: int, slots: int) -> Session:
         """Room for `rows` rows of `slots` tokens, trees included."""
         if rows < 1 or slots < 1:
             raise ArgumentError(f"a session needs at least one row and one slot, got {rows} and {slots}")
-        device = self.model.device
-        position = torch.zeros(rows, slots, dtype=torch.int64, device=device)
-        return Session(SlotCache(slots), position, torch.zeros(rows, dtype=torch.int64, device=device))
+        afford(self.memory(rows, slots), self.device, f"a cache of {rows} rows of {slots} tokens", _FEWER)
+        position = torch.zeros(rows, slots + 1, dtype=torch.int64, device=self.device)
+        filled = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        return Session(Store(SlotCache(slots), position, filled))
+
+    def share(self, session: Session) -> Session:
+        """A view of a session with scratch of its own, in the same slots: for a drafter made of the target's first
+        layers. The owner alone commits; to keep, rewind or take rows of a view only forgets its scratch."""
+        return Session(session.store, is_view=True)
 
     @torch.no_grad()
-    def read(self, session: Session, prompts: list[list[int]]) -> None:
-        """Commit a prompt to each row, in chunks; an empty one commits nothing."""
-        longest = max(map(len, prompts))
-        if longest > min(session.cache.size, self.context):
-            room = min(session.cache.size, self.context)
-            raise ArgumentError(f"a prompt must fit into {room} tokens, got one of {longest}; shorten it")
-        device = self.model.device
-        tokens = torch.tensor([p + [0] * (longest - len(p)) for p in prompts], device=device)
-        counts = torch.tensor([len(p) for p in prompts], device=device)
+    def encode(self, session: Session, sources: list[list[int]]) -> None:
+        """Give an encoder-decoder model the text its rows answer to; before anything is read."""
+        if self.needs.source is None:
+            raise MismatchError(f"{type(self.model).__name__} has no encoder; put the source into the prompt instead")
+        check_sources(sources, session.rows, self.needs.source)
+        size = self.memory(len(sources), max(map(len, sources)))
+        afford(size, self.device, f"{len(sources)} encoded sources", "use fewer rows or shorter sources")
+        session.store.memory = encode(self.model, sources, session.cache)
+
+    @torch.no_grad()
+    def read(self, session: Session, texts: list[list[int]]) -> None:
+        """Commit more tokens to each row, in chunks; a row may get none. Scratch nodes are forgotten."""
+        filled = self._room(session, texts)
+        longest, store, session.pending = max(map(len, texts)), session.store, 0
+        tokens = torch.tensor([t + [0] * (longest - len(t)) for t in texts], dtype=torch.int64, device=self.device)
+        counts = torch.tensor([len(t) for t in texts], device=self.device)
+        features: list[Tensor] = []
         for start in range(0, longest, self.chunk):
             part = tokens[:, start : start + self.chunk]
-            ids = torch.arange(part.shape[1], device=device)
-            within = (ids[:, None] >= ids).expand(len(prompts), -1, -1)  # causal among the fresh tokens
             fresh = (counts - start).clamp(0, part.shape[1])
-            self._call(session, part, within, ids.expand_as(part), logits=False)
-            session.filled = session.filled + fresh
+            used = max(f + min(len(t), start + part.shape[1]) for f, t in zip(filled, texts, strict=True))
+            self._run(session, self._chunk(session, part, fresh, used), last_only=True)
+            features.extend([] if session.features is None else [session.features])
+            store.filled = store.filled + fresh
+        store.longest, store.slack = max(f + len(t) for f, t in zip(filled, texts, strict=True)), 0
+        session.features = torch.cat(features, 1) if features else None
 
     @torch.no_grad()
     def score(self, session: Session, tokens: Tensor, ancestors: Tensor, depth: Tensor) -> Tensor:
-        """Logits (B, N, V) after every node of trees with `tokens` (B, N), whose roots are the next tokens to commit;
-        `ancestors` (B, N, N) says which nodes a node sees, itself included."""
-        return self._call(session, tokens, ancestors, depth, logits=True)
+        """Logits (B, T, V) after fresh scratch nodes with `tokens` (B, T), `depth` (B, T) below the next position;
+        `ancestors` (B, T, S + T) says which of the S scratch nodes before and of these each sees, itself included."""
+        self._ready(session)
+        scratch = session.pending + tokens.shape[1]
+        if ancestors.shape != (*tokens.shape, scratch):
+            raise ArgumentError(
+                f"ancestors must be {(*tokens.shape, scratch)}: {session.pending} scratch nodes were scored before "
+                f"these {tokens.shape[1]}; got {tuple(ancestors.shape)}"
+            )
+        used = session.store.used(scratch)
+        slots = session.filled[:, None] + torch.arange(scratch, device=self.device)
+        where = (session.filled[:, None] + depth).clamp_max(self.context - 1)  # beyond it nothing is ever emitted
+        logits = self._run(session, _Fresh(tokens, where, slots, ancestors, used), last_only=False)
+        session.pending = scratch
+        return logits
 
-    def keep(self, session: Session, path: Tensor) -> None:
-        """Commit the root and the nodes of `path` (B, D), padded with -1, of the trees just scored."""
-        nodes = torch.nn.functional.pad(path, (1, 0))  # the root first
-        places = torch.arange(nodes.shape[1], device=path.device)
-        base = session.filled[:, None]
-        source = torch.where(nodes >= 0, base + nodes, base + places)
-        session.cache.move(source, base + places)
-        session.position.scatter_(1, base + places, base + places)
-        session.filled = session.filled + (nodes >= 0).sum(-1)
+    def keep(self, session: Session, nodes: Tensor) -> None:
+        """Commit scratch `nodes` (B, L) in this order; -1 is padding, anywhere. The others are forgotten."""
+        session.pending = 0
+        if session.is_view:
+            return
+        store, trash = session.store, session.cache.size
+        real, order = torch.sort((nodes >= 0).long(), dim=1, descending=True, stable=True)  # padding last
+        places = store.filled[:, None] + torch.arange(nodes.shape[1], device=nodes.device)
+        source = torch.where(real > 0, store.filled[:, None] + nodes.gather(1, order), trash)
+        target = torch.where(real > 0, places, trash)
+        store.cache.move(source, target)
+        store.position.scatter_(1, target, places)
+        store.advance(real.sum(-1), nodes.shape[1])
+
+    def rewind(self, session: Session, lengths: list[int]) -> None:
+        """Forget scratch nodes, and committed tokens beyond these lengths."""
+        if len(lengths) != session.rows or min(lengths) < 0:
+            raise ArgumentError(f"each of {session.rows} rows needs a length of at least 0, got {lengths}")
+        session.pending = 0
+        if not session.is_view:
+            session.store.cut(torch.tensor(lengths, device=self.device), max(lengths))
 
     def take_rows(self, session: Session, rows: Tensor) -> None:
-        """Let the other rows leave the batch."""
-        session.cache.take_rows(rows)
-        session.position, session.filled = session.position[rows], session.filled[rows]
+        """The rows become these, in this order; a row may be repeated, so a prompt read once serves many samples."""
+        if session.is_view:
+            session.pending = 0
+            return
+        if (extra := len(rows) - session.rows) > 0:
+            size = self.memory(extra, session.cache.size)
+            afford(size, self.device, f"a cache for {extra} rows more", _FEWER)
+        session.store.take_rows(rows)
+        session.features = None if session.features is None else session.features[rows]
 
-    def _call(self, session: Session, tokens: Tensor, within: Tensor, depth: Tensor, *, logits: bool) -> Tensor:
-        """One forward pass of fresh tokens (B, T) in the slots after the filled ones; logits of all, or of one."""
-        count = tokens.shape[1]
-        slots = session.filled[:, None] + torch.arange(count, device=tokens.device)
-        used = int(slots.max()) + 1
-        if used > session.cache.size:
-            raise ArgumentError(
-                f"the cache has {session.cache.size} slots and {used} are needed; open a larger session"
-            )
-        where = (session.filled[:, None] + depth).clamp_max(self.context - 1)  # beyond it nothing is ever emitted
-        session.position.scatter_(1, slots, where)
-        session.cache.slots, session.cache.used = slots, used
-        seen = self._seen(session, within, slots, used)
-        masks = self._masks(seen, where, session.position[:, :used])
-        few = {"logits_to_keep": 1} if self.needs.accepts_rows and not logits else {}
-        out: Any = self.model(
-            input_ids=tokens,
-            position_ids=where,
-            attention_mask=masks,
-            past_key_values=session.cache,
-            use_cache=True,
-            **few,
-        )
-        found: Tensor = out.logits
-        return found
+    def grow(self, session: Session, slots: int) -> None:
+        """Room for `slots` tokens a row, contents kept; a session never shrinks."""
+        extra = slots - session.cache.size
+        if extra > 0:
+            afford(self.memory(session.rows, extra), self.device, f"a cache of {extra} tokens more a row", _FEWER)
+            session.store.grow(slots)
 
-    def _seen(self, session: Session, within: Tensor, slots: Tensor, used: int) -> Tensor:
-        """(B, T, M) bool: all committed slots, and of the fresh ones those that `within` (B, T, T) allows."""
-        every = torch.arange(used, device=slots.device)
-        seen = (every < session.filled[:, None, None]).expand(-1, slots.shape[1], -1).clone()
-        return seen.scatter_(2, slots[:, None, :].expand(-1, slots.shape[1], -1), within)
+    def _ready(self, session: Session) -> None:
+        if self.needs.source is not None and session.memory is None:
+            raise MismatchError(f"{type(self.model).__name__} answers to a source: call encode before read and score")
 
-    def _masks(self, seen: Tensor, query: Tensor, key: Tensor) -> Tensor | dict[str, Tensor]:
-        """Additive masks, one or one for each kind of layer; a bool mask is silently wrong in eager attention."""
-        window = self.needs.window
-        near = seen if window is None else seen & (query[:, :, None] - key[:, None, :] < window)
-        if self.needs.layer_kinds is None:
-            return self._additive(near)
-        return {kind: self._additive(near if "sliding" in kind else seen) for kind in self.needs.layer_kinds}
+    def _room(self, session: Session, texts: list[list[int]]) -> list[int]:
+        """The committed lengths, once it is clear that the texts fit after them."""
+        self._ready(session)
+        if session.is_view:
+            raise ArgumentError("a view reads nothing: its owner commits; read with the session it was shared from")
+        if len(texts) != session.rows:
+            raise ArgumentError(f"each of {session.rows} rows needs a text, an empty one at least; got {len(texts)}")
+        filled: list[int] = session.filled.tolist()
+        room = min(session.cache.size, self.context)
+        if (longest := max(f + len(t) for f, t in zip(filled, texts, strict=True))) > room:
+            raise ArgumentError(f"a row must fit into {room} tokens, got one of {longest}; shorten it")
+        return filled
 
-    def _additive(self, seen: Tensor) -> Tensor:
-        dtype = self.model.dtype
-        zeros = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-        return zeros.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+    def _chunk(self, session: Session, part: Tensor, fresh: Tensor, used: int) -> _Fresh:
+        """The first `fresh` (B,) of the tokens (B, T) of each row follow its text; the rest is padding."""
+        ids = torch.arange(part.shape[1], device=self.device)
+        places = session.filled[:, None] + ids
+        slots = torch.where(ids < fresh[:, None], places, session.cache.size)
+        within = (ids[:, None] >= ids).expand(len(part), -1, -1)  # causal among the fresh tokens
+        return _Fresh(part, places.clamp_max(self.context - 1), slots, within, used)
+
+    def _run(self, session: Session, fresh: _Fresh, *, last_only: bool) -> Tensor:
+        """One forward pass; logits of all fresh tokens, or of one."""
+        store, count = session.store, fresh.tokens.shape[1]
+        slots = fresh.slots[:, -count:]
+        store.position.scatter_(1, slots, fresh.where)
+        store.cache.slots, store.cache.used = slots, fresh.used
+        key = store.position[:, : fresh.used]
+        call = Call(fresh.tokens, fresh.where, key, _seen(store.filled, fresh), store.cache, store.memory)
+        looking = tap(self.head, last_only) if last_only or session.wants_features else nullcontext(list[Tensor]())
+        with looking as entered:
+            logits = self.driver(call)
+        session.features = entered[0] if session.wants_features else None
+        return logits
+
+
+def _seen(filled: Tensor, fresh: _Fresh) -> Tensor:
+    """(B, T, M) bool: all committed slots, and of the scratch what `within` allows. Padding stands past the end."""
+    count = fresh.tokens.shape[1]
+    every = torch.arange(fresh.used + 1, device=filled.device)
+    seen = (every < filled[:, None, None]).expand(-1, count, -1).clone()
+    where = fresh.slots.clamp_max(fresh.used)[:, None, :].expand(-1, count, -1)
+    return seen.scatter_(2, where, fresh.within)[:, :, : fresh.used]

@@ -14,6 +14,7 @@ __all__ = [
     "check_law",
     "check_pair",
     "check_tokens",
+    "law_of",
     "normalise",
     "overlap",
     "ratio",
@@ -24,6 +25,14 @@ __all__ = [
 ]
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
+
+
+def law_of(logits: Tensor) -> Tensor:
+    """Policy logits (…, V) to the law they stand for, float32 or better.
+
+    On a CPU softmax sums in float32 and is off by 5e-6 at 152k tokens: one more division mends that."""
+    law = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
+    return law.div_(law.sum(-1, keepdim=True, dtype=torch.float64)) if law.device.type == "cpu" else law
 
 
 def check_law(name: str, law: Tensor) -> None:

@@ -1,6 +1,20 @@
-"""Token trees: shapes, and growing them from draft laws. Knows no rule and no model."""
+"""Token trees: shapes, and drawing them from draft laws. Knows no rule and no model."""
 
+from spectr.trees.frontier import Frontier, LogitsOf, static_frontier
 from spectr.trees.grow import Growth, grow
+from spectr.trees.prune import Budget, prune
 from spectr.trees.shape import Shape, Topology, as_shape, topology
 
-__all__ = ["Growth", "Shape", "Topology", "as_shape", "grow", "topology"]
+__all__ = [
+    "Budget",
+    "Frontier",
+    "Growth",
+    "LogitsOf",
+    "Shape",
+    "Topology",
+    "as_shape",
+    "grow",
+    "prune",
+    "static_frontier",
+    "topology",
+]

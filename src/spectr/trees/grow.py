@@ -5,13 +5,15 @@ draft law before any of them is. That is what keeps the coupling rules lossless 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from spectr.coins import Purpose
 from spectr.errors import ArgumentError
+from spectr.rows import pick_rows
 from spectr.transport.hybrid import fixed_count
 from spectr.transport.laws import without
 from spectr.trees.shape import Shape
@@ -20,7 +22,8 @@ from spectr.types import Coins, Draft, Siblings
 __all__ = ["Census", "Growth", "LawAt", "grow"]
 
 LawAt = Callable[[Tensor, list[int]], Tensor]
-"""(tokens (B, N) so far, node ids (M)) → draft laws (B, M, V) of the tokens after those nodes."""
+"""(tokens (B, N) so far, node ids (M)) → draft laws (B, M, V) of the tokens after those nodes. Asked once for each
+depth, for all its nodes that have children."""
 
 Census = Callable[[Tensor], Tensor]
 """Draft laws (B, M, V) → how many children each node gets, (B, M); the shape's own number is the most."""
@@ -94,13 +97,22 @@ def _race(law: Tensor, slots: Tensor, depth: int, coins: Coins) -> _Brood:
 
 
 @dataclass(frozen=True, slots=True)
+class _Group:
+    """Nodes of one depth that have equally many children: their places among the parents of that depth."""
+
+    places: list[int]
+    children: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
 class _Level:
-    """Nodes of one depth that have equally many children."""
+    """The nodes of one depth that have children."""
 
     depth: int
     nodes: list[int]
-    children: list[list[int]]
-    fewest: int  # children of any node of this depth that has some
+    ways: list[list[int]]  # from the root to each of them
+    groups: list[_Group]
+    fewest: int  # children of any of them
 
 
 def _brood(law: Tensor, slots: Tensor, level: _Level, growth: Growth, coins: Coins) -> _Brood:
@@ -122,15 +134,16 @@ def _brood(law: Tensor, slots: Tensor, level: _Level, growth: Growth, coins: Coi
             return _race(law, slots, level.depth, coins)
 
 
+@cache
 def _levels(shape: Shape) -> list[_Level]:
-    """The nodes that have children, by depth and by how many."""
+    """The nodes that have children, by depth, and in each depth by how many."""
     found = []
-    for depth, nodes in enumerate(shape.levels):
-        children = {node: [n for n, p in enumerate(shape.parents) if n and p == node] for node in nodes}
-        sizes = sorted({len(kids) for kids in children.values() if kids})
-        for size in sizes:
-            members = [node for node in nodes if len(children[node]) == size]
-            found.append(_Level(depth, members, [children[node] for node in members], sizes[0]))
+    for depth, nodes in enumerate(shape.parents_by_depth):
+        children = [[n for n, p in enumerate(shape.parents) if n and p == node] for node in nodes]
+        sizes = sorted({len(kids) for kids in children})
+        places = [[at for at, kids in enumerate(children) if len(kids) == size] for size in sizes]
+        groups = [_Group(members, [children[at] for at in members]) for members in places]
+        found.append(_Level(depth, nodes, [shape.way(node) for node in nodes], groups, sizes[0]))
     return found
 
 
@@ -140,28 +153,47 @@ def _as_drawn(law: Tensor) -> Tensor:
     return (law / law.sum(-1, keepdim=True, dtype=torch.float64)).to(law.dtype)
 
 
+def _of_first_copies(law: Tensor, words: Tensor) -> Tensor:
+    """Laws (B, M, V) of nodes whose paths of tokens are `words` (B, M, D): copies of one path get the first one's.
+
+    A model may give copies laws that differ in the last bits, and a rule reads one law for all their children."""
+    same = (words[:, :, None] == words[:, None]).all(-1)  # (B, M, M)
+    return pick_rows(law, same.to(torch.int8).argmax(-1))
+
+
+def _draw_children(drawn: Draft, law: Tensor, level: _Level, growth: Growth, coins: Coins) -> None:
+    """Fill in tokens, alive and fixed of the children of one level; `law` (B, M, V) for its nodes."""
+    batch, device = law.shape[0], law.device
+    for group in level.groups:
+        nodes = [level.nodes[place] for place in group.places]
+        own = law if len(nodes) == law.shape[1] else law[:, group.places]
+        slots = torch.tensor(group.children, device=device)  # (M, C)
+        brood = _brood(own, slots.expand(batch, *slots.shape), level, growth, coins)
+        born = brood.born & drawn.alive[:, nodes][..., None]
+        if growth.census is not None:
+            born &= torch.arange(slots.shape[-1], device=device) < growth.census(own)[..., None]
+        places = slots.flatten()
+        drawn.tokens[:, places] = brood.tokens.flatten(1)
+        drawn.alive[:, places], drawn.fixed[:, places] = born.flatten(1), (born & brood.fixed).flatten(1)
+
+
 def grow(root: Tensor, law_at: LawAt, growth: Growth, coins: Coins) -> Draft:
     """A draft for rows whose last committed tokens are `root` (B,)."""
-    shape, batch, device = growth.shape, root.shape[0], root.device
+    shape = growth.shape
     if shape.depth == 0:
         raise ArgumentError("a tree must have at least one node below its root")
     tokens = root[:, None].repeat(1, len(shape.parents))
-    fixed, alive = torch.zeros_like(tokens, dtype=torch.bool), torch.zeros_like(tokens, dtype=torch.bool)
+    none = torch.zeros_like(tokens, dtype=torch.bool)
+    alive = none.clone()
     alive[:, 0] = True
+    parents = torch.tensor(shape.parents, device=root.device).expand_as(tokens)
+    draft = Draft(tokens, parents, alive, none, None, growth.siblings, shape.depth, shape.width)
     laws: Tensor | None = None
     for level in _levels(shape):
-        law, slots = (
-            _as_drawn(law_at(tokens, level.nodes)),
-            torch.tensor(level.children, device=device),
-        )  # (B, M, V), (M, C)
-        laws = law.new_zeros(batch, tokens.shape[1], law.shape[-1]) if laws is None else laws
+        law = _as_drawn(law_at(tokens, level.nodes))  # (B, M, V)
+        if growth.siblings in ("iid", "hybrid") and len(level.nodes) > 1:
+            law = _of_first_copies(law, tokens[:, level.ways])
+        laws = law.new_zeros(*tokens.shape, law.shape[-1]) if laws is None else laws
         laws[:, level.nodes] = law
-        brood = _brood(law, slots.expand(batch, *slots.shape), level, growth, coins)
-        born = brood.born & alive[:, level.nodes][..., None]
-        if growth.census is not None:
-            born &= torch.arange(slots.shape[-1], device=device) < growth.census(law)[..., None]
-        places = slots.flatten()
-        tokens[:, places] = brood.tokens.flatten(1)
-        alive[:, places], fixed[:, places] = born.flatten(1), (born & brood.fixed).flatten(1)
-    parents = torch.tensor(shape.parents, device=device).expand_as(tokens)
-    return Draft(tokens, parents, alive, fixed, laws, growth.siblings, shape.depth, shape.width)
+        _draw_children(draft, law, level, growth, coins)
+    return replace(draft, laws=laws)

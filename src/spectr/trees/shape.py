@@ -65,6 +65,21 @@ class Shape:
         return [[n for n, depth in enumerate(depths) if depth == level] for level in range(max(depths) + 1)]
 
     @property
+    def parents_by_depth(self) -> list[list[int]]:
+        """The nodes of each depth that have children: what a drafter scores, level by level."""
+        having = set(self.parents[1:])
+        found = [[node for node in level if node in having] for level in self.levels]
+        return [level for level in found if level]
+
+    def way(self, node: int) -> list[int]:
+        """The nodes from the root to `node`, both included.
+
+        >>> Shape.branching((2, 1)).way(4)
+        [0, 2, 4]
+        """
+        return [node] if node == 0 else [*self.way(self.parents[node]), node]
+
+    @property
     def depth(self) -> int:
         """Depth of the deepest node."""
         return max(self.depths)

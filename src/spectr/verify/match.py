@@ -21,6 +21,7 @@ class Match(Rule):
         SIBLINGS,
         ("miao2024specinfer",),
         needs_laws=False,
+        draws="fixed",
     )
 
     def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:

@@ -25,6 +25,7 @@ class Race(Rule):
         SIBLINGS,
         ("spectr", "daliri2024", "kobus2025", "rowan2025"),
         needs_laws=False,
+        draws="race",
     )
 
     def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from spectr.errors import ArgumentError, MismatchError
 from spectr.rows import pick_rows
+from spectr.transport.laws import law_of
 from spectr.trees.shape import Topology, topology
 from spectr.types import Coins, Draft, LogitsAt, Siblings, Verdict
 
@@ -27,6 +28,7 @@ class Card:
     tree: bool = True  # False: chains only
     capturable: bool = True  # no host round trip inside
     needs_laws: bool = True  # reads the draft laws
+    draws: Siblings | None = None  # what a drafter that has the choice should draw; None: the first of `siblings`
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +37,6 @@ class Way:
 
     tree: Topology
     lazily: bool
-
-
-def law_of(logits: Tensor) -> Tensor:
-    """Policy logits (…, V) to the law they stand for, float32 or better.
-
-    On a CPU softmax sums in float32 and is off by 5e-6 at 152k tokens: one more division mends that."""
-    law = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
-    return law.div_(law.sum(-1, keepdim=True, dtype=torch.float64)) if law.device.type == "cpu" else law
 
 
 def laws_in(draft: Draft) -> Tensor:

@@ -1,0 +1,68 @@
+"""`spectr models`, `spectr pull` and `spectr doctor`: the models that come by name, and whether all is in place."""
+
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from spectr.cli.output import JsonFlag, console, print_json, talk
+
+__all__ = ["doctor", "models", "pull_model"]
+
+
+def pull_model(name: Annotated[str, typer.Argument(help="A name of `spectr models`.")] = "smollm2-135m") -> None:
+    """Fetch and convert a catalog model, once."""
+    from spectr.models.catalog import pull
+
+    typer.echo(pull(name, talk))
+
+
+def models(as_json: JsonFlag = False) -> None:
+    """List the models that come by name, and whether they are here."""
+    from spectr.models.catalog import CATALOG, locate
+
+    if as_json:
+        listed = {name: {"about": m.about, "folder": str(locate(name) or "") or None} for name, m in CATALOG.items()}
+        print_json({"models": listed})
+        return
+    table = Table(box=None)
+    for heading in ("model", "here", "about"):
+        table.add_column(heading)
+    for name, model in CATALOG.items():
+        table.add_row(name, "yes" if locate(name) else "no", model.about)
+    console().print(table)
+
+
+def _rows(found: dict[str, Any], above: str = "") -> list[tuple[str, str]]:
+    """Nested findings as lines of a table."""
+    lines = []
+    for name, value in found.items():
+        label = f"{above} {name}".strip()
+        if isinstance(value, dict):
+            lines += _rows(value, label)
+        else:
+            lines.append((label, "missing" if value is None else str(value)))
+    return lines
+
+
+def doctor(
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="Also what this model needs in memory.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Say what is installed, what is missing, what there is to run on, and what a model needs."""
+    from spectr.models.doctor import examine
+
+    found = examine(model)
+    if as_json:
+        print_json(found)
+    else:
+        table = Table(box=None, show_header=False)
+        for label, value in _rows({name: value for name, value in found.items() if name != "advice"}):
+            table.add_row(label, value)
+        console().print(table)
+        for sentence in found["advice"]:
+            talk(sentence)
+    if found["advice"]:
+        raise typer.Exit(1)

@@ -1,0 +1,55 @@
+"""The target's own first layers as the drafter, in the target's own cache: nothing to load, nothing to read twice.
+
+What the first layers remember of the committed text is what the target remembers in them. Scratch nodes are written
+behind it and overwritten by the target's own call.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from spectr.draft.plan import Plan, draw
+from spectr.draft.stateless import Stateless
+from spectr.trees import Frontier
+from spectr.types import Draft, Drafting, Opening, Scene, Siblings, TreeModel
+
+__all__ = ["EarlyExit"]
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyExit:
+    """A model that is the beginning of the target, with a plan."""
+
+    model: TreeModel
+    plan: Plan
+    name: ClassVar[str] = "early_exit"
+
+    @property
+    def siblings(self) -> Siblings:
+        """As planned."""
+        return self.plan.siblings
+
+    @property
+    def nodes(self) -> int:
+        """Room in the target's cache: for the tree, and for the nodes scored while it is drawn."""
+        return max(self.plan.capacity, self.plan.scored)
+
+    @property
+    def gives_laws(self) -> bool:
+        """Unless the tree is pruned."""
+        return not self.plan.prunes
+
+    def open(self, opening: Opening) -> Drafting:
+        """The target's session serves both."""
+        return Stateless(lambda scene: self._propose(scene, opening.session))
+
+    def _propose(self, scene: Scene, session: Any) -> Draft:
+        own = self.model.share(session)
+
+        def logits_of(frontier: Frontier) -> Tensor:
+            depth = torch.full_like(frontier.tokens, frontier.depth)
+            return self.model.score(own, frontier.tokens, frontier.ancestors, depth)
+
+        return draw(self.plan, scene, logits_of).draft

@@ -1,0 +1,111 @@
+"""Several drafters in one tree: their trees stand side by side under one root, and what they agree on is one node."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from spectr.errors import ArgumentError
+from spectr.trees import topology
+from spectr.types import Draft, Drafter, Drafting, Opening, Scene, Siblings
+
+__all__ = ["Mixed", "merge"]
+
+
+class Mixed:
+    """All of `parts`. If each of them drafts fixed sets, so does the mix; else only rules that need no draft law hold
+    for it: the race, and match."""
+
+    name: ClassVar[str] = "mixed"
+    gives_laws: ClassVar[bool] = False
+
+    def __init__(self, parts: list[Drafter]) -> None:
+        if not parts:
+            raise ArgumentError("mixed needs at least one drafter, got none")
+        self.parts = parts
+        self.siblings: Siblings = "fixed" if all(part.siblings == "fixed" for part in parts) else "race"
+        self.nodes = max(1 + sum(part.nodes - 1 for part in parts), *(part.nodes for part in parts))
+
+    def open(self, opening: Opening) -> Drafting:
+        """Open every part."""
+        return _MixedDrafting(self.siblings, [part.open(opening) for part in self.parts])
+
+
+class _MixedDrafting:
+    """The parts at work, and where each node of the last tree stands in the tree of each part."""
+
+    def __init__(self, siblings: Siblings, parts: list[Drafting]) -> None:
+        self.siblings, self.parts = siblings, parts
+        self._origins: list[Tensor] = []
+
+    def propose(self, scene: Scene) -> Draft:
+        """One tree of all."""
+        drafts = [part.propose(scene) for part in self.parts]
+        merged = merge(drafts, self.siblings)
+        self._origins = merged.origins
+        return merged.draft
+
+    def keep(self, path: Tensor) -> None:
+        """Every part keeps as much of the path as it drafted itself."""
+        for part, origin in zip(self.parts, self._origins, strict=True):
+            part.keep(torch.where(path >= 0, origin.gather(1, path.clamp_min(0)), -1))
+
+    def take_rows(self, rows: Tensor) -> None:
+        """Of every part."""
+        for part in self.parts:
+            part.take_rows(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """One tree, and for each of those it was made of the node that each of its nodes was, (B, N), -1 for none."""
+
+    draft: Draft
+    origins: list[Tensor]
+
+
+def _side_by_side(drafts: list[Draft], siblings: Siblings) -> Draft:
+    """All nodes under one root; copies are still there."""
+    first, shift = drafts[0], 0
+    tokens, parents, alive = [first.tokens[:, :1]], [first.parents[:, :1]], [first.alive[:, :1]]
+    for draft in drafts:
+        moved = torch.where(draft.parents > 0, draft.parents + shift, 0)
+        for found, fresh in ((tokens, draft.tokens), (parents, moved), (alive, draft.alive)):
+            found.append(fresh[:, 1:])
+        shift += draft.tokens.shape[1] - 1
+    living = torch.cat(alive, 1)
+    fixed = living & (torch.arange(living.shape[1], device=living.device) > 0) & (siblings == "fixed")
+    depth, width = max(draft.depth for draft in drafts), sum(draft.width for draft in drafts)
+    return Draft(torch.cat(tokens, 1), torch.cat(parents, 1), living, fixed, None, siblings, depth, width)
+
+
+def merge(drafts: list[Draft], siblings: Siblings) -> Merged:
+    """One tree of several with the same roots: children hang on the first copy of their parent, other copies go."""
+    wide = _side_by_side(drafts, siblings)
+    twin = topology(wide).twin
+    ids = torch.arange(wide.tokens.shape[1], device=twin.device)
+    alive = wide.alive & (twin == ids)
+    order = (~alive).to(torch.int8).sort(dim=-1, stable=True).indices  # the living first, in order
+    count = int(alive.sum(-1).max()) if alive.device.type == "cpu" else alive.shape[1]
+    new_id = torch.empty_like(order).scatter_(1, order, ids.expand_as(order))
+    home = new_id.gather(1, twin)  # where each old node went
+    parents = home.gather(1, wide.parents).gather(1, order)[:, :count]
+    alive, tokens, fixed = (values.gather(1, order)[:, :count] for values in (alive, wide.tokens, wide.fixed))
+    parents = torch.where(alive, parents, 0)
+    draft = Draft(tokens, parents, alive, fixed & alive, None, siblings, wide.depth, wide.width)
+    return Merged(draft, _origins(drafts, home, count))
+
+
+def _origins(drafts: list[Draft], home: Tensor, count: int) -> list[Tensor]:
+    """For each draft, the node that each of the first `count` merged nodes was in it."""
+    found, shift = [], 0
+    for draft in drafts:
+        nodes = draft.tokens.shape[1]
+        ids = torch.arange(nodes, device=home.device)
+        places = home[:, torch.where(ids > 0, ids + shift, 0)]
+        table = home.new_full((home.shape[0], home.shape[1] + 1), -1)
+        at = torch.where(draft.alive, places, home.shape[1])  # the dead go to a last column
+        found.append(table.scatter_(1, at, ids.expand_as(places))[:, :count])
+        shift += nodes - 1
+    return found

@@ -1,0 +1,139 @@
+"""A small language model as the drafter: one batched call for each depth of the tree.
+
+It remembers the committed text in a session of its own. What it has not read yet when a step begins (the bonus token,
+and accepted tokens that it never scored) goes before the root into the first call, so a step has no call of its own for
+catching up.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from spectr.draft.plan import Drawn, Plan, draw
+from spectr.rows import pick_rows
+from spectr.trees import Frontier
+from spectr.types import Draft, Drafting, Opening, Scene, Siblings, TreeModel
+
+__all__ = ["ModelDrafter", "fitted"]
+
+
+def fitted(logits: Tensor, vocabulary: int) -> Tensor:
+    """Logits (…, U) for a target of another, padded, vocabulary: what the target lacks goes, what the drafter lacks is
+    never drafted."""
+    missing = vocabulary - logits.shape[-1]
+    return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[..., :vocabulary]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDrafter:
+    """Any model that scores trees, with a plan."""
+
+    model: TreeModel
+    plan: Plan
+    name: ClassVar[str] = "model"
+
+    @property
+    def siblings(self) -> Siblings:
+        """As planned."""
+        return self.plan.siblings
+
+    @property
+    def nodes(self) -> int:
+        """As planned."""
+        return self.plan.capacity
+
+    @property
+    def gives_laws(self) -> bool:
+        """Unless the tree is pruned."""
+        return not self.plan.prunes
+
+    def open(self, opening: Opening) -> Drafting:
+        """Read the prompts but their last tokens."""
+        room = opening.slots + self.plan.scored
+        session = self.model.open(len(opening.prompts), room)
+        if opening.sources is not None:
+            self.model.encode(session, self._known(opening.sources))
+        self.model.read(session, self._known([prompt[:-1] for prompt in opening.prompts]))
+        return _ModelDrafting(self, session, opening.vocabulary, [len(prompt) - 1 for prompt in opening.prompts])
+
+    def _known(self, texts: list[list[int]]) -> list[list[int]]:
+        """Tokens of the target that the drafter does not have are read as its first."""
+        size = self.model.vocabulary
+        return [[token if token < size else 0 for token in text] for text in texts]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """The text not read when the step began: `count` (B,) tokens of each row, in the first W scratch places."""
+
+    tokens: Tensor  # (B, W), a row's tokens first
+    count: Tensor  # (B,)
+
+    def seen(self) -> Tensor:
+        """(B, W) bool: places that hold text."""
+        return torch.arange(self.tokens.shape[1], device=self.count.device) < self.count[:, None]
+
+
+class _ModelDrafting:
+    """A session of the draft model, and how much of each row's text it has read."""
+
+    def __init__(self, drafter: ModelDrafter, session: Any, vocabulary: int, read: list[int]) -> None:
+        self.model, self.plan, self.session, self.vocabulary = drafter.model, drafter.plan, session, vocabulary
+        self.read = torch.tensor(read)  # on the host, where texts are
+        self._ahead: _Ahead | None = None
+        self._drawn: Drawn | None = None
+
+    def propose(self, scene: Scene) -> Draft:
+        """Draw by the plan, each depth one call."""
+        ahead = self._ahead = self._unread(scene)
+        self._drawn = draw(self.plan, scene, lambda frontier: self._logits(ahead, frontier))
+        return self._drawn.draft
+
+    def keep(self, path: Tensor) -> None:
+        """Commit the unread text and those accepted nodes that were scored; the rest is read next time."""
+        assert self._ahead is not None
+        assert self._drawn is not None
+        width = self._ahead.tokens.shape[1]
+        text = torch.where(self._ahead.seen(), torch.arange(width, device=path.device), -1)
+        scored = self._drawn.scored.gather(1, path.clamp_min(0))
+        nodes = torch.where((path >= 0) & (scored >= 0), scored + width - 1, -1)
+        kept = torch.cat([text, nodes], 1)
+        self.model.keep(self.session, kept)
+        self.read = self.read + (kept >= 0).sum(-1).cpu()
+
+    def take_rows(self, rows: Tensor) -> None:
+        """Rows leave, or are repeated."""
+        self.model.take_rows(self.session, rows)
+        self.read = self.read[rows.cpu()]
+
+    def _unread(self, scene: Scene) -> _Ahead:
+        parts = [text[read:] for text, read in zip(scene.texts, self.read.tolist(), strict=True)]
+        widest, device = max(map(len, parts)), scene.root.device
+        tokens = torch.tensor([part + [0] * (widest - len(part)) for part in parts], device=device)
+        return _Ahead(tokens, torch.tensor([len(part) for part in parts], device=device))
+
+    def _logits(self, ahead: _Ahead, frontier: Frontier) -> Tensor:
+        """Raw logits over the target's vocabulary."""
+        found = self._first(ahead) if frontier.depth == 0 else self._deeper(ahead, frontier)
+        return fitted(found, self.vocabulary)
+
+    def _score(self, tokens: Tensor, ancestors: Tensor, depth: Tensor) -> Tensor:
+        known = torch.where(tokens < self.model.vocabulary, tokens, 0)
+        return self.model.score(self.session, known, ancestors, depth)
+
+    def _first(self, ahead: _Ahead) -> Tensor:
+        """After the root, the last of the unread text."""
+        batch, width = ahead.tokens.shape
+        places = torch.arange(width, device=ahead.tokens.device)
+        causal = (places[:, None] >= places).expand(batch, -1, -1)
+        logits = self._score(ahead.tokens, causal, places.expand(batch, -1))
+        return pick_rows(logits, ahead.count[:, None] - 1)
+
+    def _deeper(self, ahead: _Ahead, frontier: Frontier) -> Tensor:
+        """Below the root: a node sees all of the unread text, and its ancestors."""
+        batch, count, _ = frontier.ancestors.shape
+        text = ahead.seen()[:, None].expand(batch, count, -1)
+        depth = (ahead.count[:, None] - 1 + frontier.depth).expand(batch, count)
+        return self._score(frontier.tokens, torch.cat([text, frontier.ancestors[..., 1:]], -1), depth)

@@ -1,0 +1,139 @@
+"""A back-off n-gram law, learnt from a text and from each row's own text as it grows, and sampled as the law it is.
+
+Witten–Bell: after a context that was seen N times with T different followers, a follower seen c times has probability
+(c + T · law after the shorter context) / (N + T); below the empty context stands the uniform law. So every token has
+a chance, and the law that is stored with the draft is the one that was drawn from.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from spectr.draft.plan import Plan, draw
+from spectr.errors import ArgumentError
+from spectr.trees import Frontier
+from spectr.types import Draft, Drafting, Opening, Scene, Siblings
+
+__all__ = ["Counts", "NGram"]
+
+Law = npt.NDArray[np.float64]
+
+
+class Counts:
+    """How often which token followed which context of up to `order` − 1 tokens."""
+
+    def __init__(self, order: int) -> None:
+        self.order = order
+        self._table: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+
+    def learn(self, text: Sequence[int], start: int = 0) -> None:
+        """Count the tokens of `text` from `start` on, each after all contexts that stand before it."""
+        for at in range(start, len(text)):
+            for length in range(min(self.order, at + 1)):
+                self._table[tuple(text[at - length : at])][text[at]] += 1
+
+    def after(self, context: tuple[int, ...]) -> dict[int, int]:
+        """Followers of exactly this context."""
+        return self._table.get(context, {})
+
+
+def _blend(law: Law, followers: dict[int, int]) -> None:
+    """One back-off step, in place: towards the followers counted."""
+    if followers:
+        ids, counts = np.fromiter(followers.keys(), np.int64), np.fromiter(followers.values(), np.float64)
+        total, kinds = counts.sum(), len(counts)
+        law *= kinds / (total + kinds)
+        law[ids] += counts / (total + kinds)
+
+
+class NGram:
+    """Contexts of up to `order` − 1 tokens; `text` is what it has learnt from before any row begins."""
+
+    name: ClassVar[str] = "ngram"
+
+    def __init__(self, plan: Plan, order: int = 4, text: Sequence[int] = ()) -> None:
+        if order < 1:
+            raise ArgumentError(f"order of ngram must be at least 1, got {order}")
+        self.plan, self.largest = plan, max(text, default=0)
+        self.shared = Counts(order)
+        self.shared.learn(text)
+
+    @property
+    def siblings(self) -> Siblings:
+        """As planned."""
+        return self.plan.siblings
+
+    @property
+    def nodes(self) -> int:
+        """As planned."""
+        return self.plan.capacity
+
+    @property
+    def gives_laws(self) -> bool:
+        """Unless the tree is pruned."""
+        return not self.plan.prunes
+
+    def open(self, opening: Opening) -> Drafting:
+        """Count each row's source, if it has one; its text is counted as it comes."""
+        if self.largest >= opening.vocabulary:
+            raise ArgumentError(
+                f"the n-gram text has token {self.largest}, the target {opening.vocabulary} tokens; encode it with the "
+                "target's tokenizer"
+            )
+        own = [Counts(self.shared.order) for _ in opening.prompts]
+        for counts, source in zip(own, opening.sources or [], strict=False):
+            counts.learn(source)
+        return _NGramDrafting(self.plan, self.shared, own, opening.vocabulary)
+
+
+class _NGramDrafting:
+    """Counts of all rows and of each row; a row learns from what was committed since the last step."""
+
+    def __init__(self, plan: Plan, shared: Counts, own: list[Counts], vocabulary: int) -> None:
+        self.plan, self.shared, self.own, self.vocabulary = plan, shared, own, vocabulary
+        self.learnt = [0] * len(own)
+
+    def propose(self, scene: Scene) -> Draft:
+        """Draw by the plan."""
+        for row, text in enumerate(scene.texts):
+            self.own[row].learn(text, self.learnt[row])
+            self.learnt[row] = len(text)
+        return draw(self.plan, scene, lambda frontier: self._logits(scene.texts, frontier)).draft
+
+    def keep(self, path: Tensor) -> None:
+        """What was kept is in the texts of the next scene."""
+
+    def take_rows(self, rows: Tensor) -> None:
+        """A repeated row gets counts of its own: what follows will differ."""
+        places = rows.tolist()
+        firsts = [places.index(place) == at for at, place in enumerate(places)]
+        self.own = [self.own[p] if first else deepcopy(self.own[p]) for p, first in zip(places, firsts, strict=True)]
+        self.learnt = [self.learnt[p] for p in places]
+
+    def law(self, row: int, text: Sequence[int]) -> Law:
+        """The law of the token after `text`."""
+        found = np.full(self.vocabulary, 1 / self.vocabulary)
+        for length in range(min(self.shared.order, len(text) + 1)):
+            context = tuple(text[len(text) - length :])
+            _blend(found, self._followers(row, context))
+        return found
+
+    def _followers(self, row: int, context: tuple[int, ...]) -> dict[int, int]:
+        mine, ours = self.own[row].after(context), self.shared.after(context)
+        if not mine or not ours:
+            return mine or ours
+        return {token: mine.get(token, 0) + ours.get(token, 0) for token in {*mine, *ours}}
+
+    def _logits(self, texts: list[list[int]], frontier: Frontier) -> Tensor:
+        reach = self.shared.order - 1
+        laws = [
+            [self.law(row, [*texts[row][-reach:], *path] if reach else []) for path in paths]
+            for row, paths in enumerate(frontier.paths.tolist())
+        ]
+        return torch.from_numpy(np.log(np.array(laws))).to(frontier.tokens.device, torch.float32)

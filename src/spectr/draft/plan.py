@@ -1,0 +1,113 @@
+"""How a drafter that has laws draws its tree: a plan, and drawing by it. Knows not where the logits come from."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from spectr.errors import ArgumentError
+from spectr.transport.laws import law_of
+from spectr.trees import Budget, Frontier, Growth, LogitsOf, Shape, as_shape, grow, prune, static_frontier
+from spectr.types import Draft, Scene, Siblings
+
+__all__ = ["Drawn", "Plan", "draw"]
+
+_SPREAD = 0.75
+"""How far apart drafter and target are taken to be, in raw logits: chances are a softmax of (logits + noise) / this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`drafts` chains of `length` tokens, or a `tree` given by its branching numbers. With siblings `race` and no tree:
+    the pruned tree of as many nodes, `drafts` of them expanded at each of `length` depths."""
+
+    siblings: Siblings = "race"
+    drafts: int = 4
+    length: int = 4
+    nodes: int | None = None  # most nodes, the root included; None: what the chains have
+    tree: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("drafts", "length"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.nodes is not None and self.nodes < 2:
+            raise ArgumentError(f"nodes must be at least 2, the root and one draft, got {self.nodes}; or draft none")
+        if self.nodes is not None and not self.prunes and len(self.shape.parents) > self.nodes:
+            raise ArgumentError(
+                f"the tree must fit into nodes={self.nodes}, it has {len(self.shape.parents)}; "
+                "lower drafts or length, or raise nodes"
+            )
+
+    @property
+    def prunes(self) -> bool:
+        """The tree's shape is chosen while it is drawn."""
+        return self.siblings == "race" and self.tree is None
+
+    @property
+    def shape(self) -> Shape:
+        """The static shape."""
+        return Shape.chains(self.drafts, self.length) if self.tree is None else as_shape(self.tree)
+
+    @property
+    def budget(self) -> Budget:
+        """Of the pruned tree."""
+        return Budget(self.capacity, self.drafts, self.length)
+
+    @property
+    def capacity(self) -> int:
+        """Most nodes of a tree, the root included."""
+        if not self.prunes:
+            return len(self.shape.parents)
+        return self.nodes or 1 + self.drafts * self.length
+
+    @property
+    def scored(self) -> int:
+        """Nodes that a drafter has to score, the root included."""
+        return self.budget.scored if self.prunes else sum(map(len, self.shape.parents_by_depth))
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A draft, and the place of each node among those scored (B, N), -1 where it was not."""
+
+    draft: Draft
+    scored: Tensor
+
+
+def draw(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
+    """A tree by `plan`, from a drafter's raw logits."""
+    return _pruned(plan, scene, logits_of) if plan.prunes else _grown(plan, scene, logits_of)
+
+
+def _grown(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
+    shape, policy = plan.shape, scene.ranked if plan.siblings in ("fixed", "race") else scene.shaped
+
+    def law_at(tokens: Tensor, nodes: list[int]) -> Tensor:
+        frontier = static_frontier(shape, tokens, nodes)
+        return law_of(policy(logits_of(frontier), frontier.paths))
+
+    draft = grow(scene.root, law_at, Growth(shape, plan.siblings), scene.coins)
+    order = {node: at for at, node in enumerate(n for level in shape.parents_by_depth for n in level)}
+    scored = torch.tensor([order.get(node, -1) for node in range(len(shape.parents))], device=scene.root.device)
+    return Drawn(draft, scored.expand_as(draft.tokens))
+
+
+def _pruned(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
+    laws: list[Tensor] = []
+
+    def chances_of(frontier: Frontier) -> Tensor:
+        logits = scene.ranked(logits_of(frontier), frontier.paths)
+        if scene.wants_laws:
+            laws.append(law_of(logits))
+        depth = torch.full_like(scene.root, frontier.depth)[:, None]
+        keys = scene.coins.noisy(logits, depth) if scene.heat > 0 else logits
+        return (keys * ((scene.heat or 1.0) / _SPREAD)).log_softmax(-1)
+
+    drawn = prune(scene.root, chances_of, plan.budget)
+    draft = drawn.draft
+    if laws:
+        every = torch.cat(laws, 1)  # (B, S, V), in the order scored
+        at = drawn.scored.clamp_min(0)[..., None].expand(-1, -1, every.shape[-1])
+        draft = replace(draft, laws=every.gather(1, at))
+    return Drawn(draft, drawn.scored)

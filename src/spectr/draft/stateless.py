@@ -1,0 +1,23 @@
+"""A drafting that remembers nothing: what the drafter knows of a row is the row's text."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from spectr.types import Draft, Scene
+
+__all__ = ["Stateless"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stateless:
+    """A function of the scene."""
+
+    propose: Callable[[Scene], Draft]
+
+    def keep(self, path: Tensor) -> None:
+        """Nothing to keep."""
+
+    def take_rows(self, rows: Tensor) -> None:
+        """Nothing to take."""

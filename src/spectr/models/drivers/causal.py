@@ -1,0 +1,40 @@
+"""Decoders that take `position_ids` and a ready mask: most of them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from spectr.models.drivers.call import Call, additive
+
+__all__ = ["Causal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Causal:
+    """One mask, or one for each kind of layer."""
+
+    model: PreTrainedModel
+    layer_kinds: tuple[str, ...] | None  # None: the model takes one mask
+    window: int | None  # of the sliding layers
+
+    def __call__(self, call: Call) -> Tensor:
+        """Logits (B, T, V)."""
+        out: Any = self.model(
+            input_ids=call.tokens,
+            position_ids=call.query,
+            attention_mask=self._masks(call),
+            past_key_values=call.cache,
+            use_cache=True,
+        )
+        found: Tensor = out.logits
+        return found
+
+    def _masks(self, call: Call) -> Tensor | dict[str, Tensor]:
+        """A window counts positions, never slots: those of a tree are not in the order of the text."""
+        seen, dtype = call.seen, self.model.dtype
+        near = seen if self.window is None else seen & (call.query[:, :, None] - call.key[:, None, :] < self.window)
+        if self.layer_kinds is None:
+            return additive(near, dtype)
+        return {kind: additive(near if "sliding" in kind else seen, dtype) for kind in self.layer_kinds}

@@ -1,0 +1,58 @@
+"""A model that stops after its first layers, made of the very weights of the whole one: nothing is copied."""
+
+import copy
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from spectr.errors import ArgumentError, MismatchError
+
+__all__ = ["truncated"]
+
+
+def truncated(model: PreTrainedModel, layers: int) -> PreTrainedModel:
+    """`model` with only its first `layers` layers before the final norm and the output layer; it shares all weights,
+    and `model` itself stays as it is."""
+    config = model.config.get_text_config(decoder=True)
+    if not 1 <= layers <= config.num_hidden_layers:
+        raise ArgumentError(f"layers must be 1 to {config.num_hidden_layers}, got {layers}")
+    path = _path(model, config.num_hidden_layers)
+    cut = _cut(model.config, layers)
+    made: PreTrainedModel = _fork(model, cut)
+    inner: Any = made
+    for name in path[:-1]:
+        inner._modules[name] = _fork(inner._modules[name], cut)
+        inner = inner._modules[name]
+    inner._modules[path[-1]] = nn.ModuleList(list(inner._modules[path[-1]].children())[:layers])
+    return made
+
+
+def _path(model: PreTrainedModel, count: int) -> list[str]:
+    """Where the list of decoder layers hangs."""
+    if model.config.is_encoder_decoder:
+        raise MismatchError(f"{type(model).__name__} has an encoder; only decoder-only models can stop early")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return str(name).split(".")
+    raise MismatchError(f"{type(model).__name__} has no list of its {count} layers; it cannot stop early")
+
+
+def _cut(config: Any, layers: int) -> Any:
+    """A config of so many layers. Lists with an entry per layer are cut first, since their lengths are checked."""
+    made = copy.deepcopy(config)
+    text = made.get_text_config(decoder=True)
+    for name in ("layer_types", "mlp_layer_types", "no_rope_layers"):
+        if getattr(text, name, None):
+            setattr(text, name, getattr(text, name)[:layers])
+    text.num_hidden_layers = layers
+    return made
+
+
+def _fork(module: Any, config: Any) -> Any:
+    """The same module, with a dictionary of children of its own and a config of its own."""
+    made: Any = copy.copy(module)
+    made._modules = dict(made._modules)
+    if hasattr(made, "config"):
+        made.config = config
+    return made

@@ -1,0 +1,87 @@
+"""How many bytes there are, and how many a cache or a folder of weights will take: refused before, not while."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spectr.errors import ArgumentError
+
+__all__ = ["afford", "available", "in_words", "need", "weights_on_disk"]
+
+_MEMINFO = Path("/proc/meminfo")
+_BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16}
+
+
+def available(device: torch.device) -> int | None:
+    """Free bytes of a device, or None where nobody says."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0]) + _held(device)
+    if device.type != "cpu" or not _MEMINFO.exists():
+        return None
+    for line in _MEMINFO.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _held(device: torch.device) -> int:
+    """Bytes the allocator keeps from freed tensors: to the driver they look taken."""
+    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def in_words(size: int) -> str:
+    """A size as people say it.
+
+    >>> in_words(3 << 30), in_words(5 << 20)
+    ('3.0 GiB', '5.0 MiB')
+    """
+    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"
+
+
+def afford(size: int, device: torch.device, what: str, remedy: str) -> None:
+    """Refuse `what` when it takes more than there is."""
+    free = available(device)
+    if free is not None and size > free:
+        raise ArgumentError(f"{what} takes {in_words(size)} and {device} has {in_words(free)} free; {remedy}")
+
+
+def _first(config: Any, *names: str) -> int | None:
+    """The first of these that the config sets; families name the same width differently."""
+    return next((int(v) for v in (getattr(config, name, None) for name in names) if v), None)
+
+
+def _width(config: Any) -> int:
+    """Numbers one layer stores for one token: keys and values, or the latent of both (MLA)."""
+    if latent := _first(config, "kv_lora_rank"):
+        return latent + int(config.qk_rope_head_dim)
+    heads = _first(config, "decoder_attention_heads", "num_attention_heads", "num_heads", "n_head") or 1
+    head = _first(config, "head_dim", "d_kv") or (_first(config, "hidden_size", "d_model", "n_embd") or 0) // heads
+    return 2 * head * (_first(config, "num_key_value_heads") or heads)
+
+
+def need(config: Any, rows: int, slots: int, dtype: torch.dtype) -> int:
+    """Bytes of a cache for `rows` rows of `slots` tokens, from the widths in a decoder's config."""
+    layers = _first(config, "num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer") or 1
+    return rows * slots * layers * _width(config) * dtype.itemsize
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """What a safetensors file says of its tensors: a length, then that much JSON."""
+    with path.open("rb") as file:
+        found: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    found.pop("__metadata__", None)
+    return found
+
+
+def weights_on_disk(folder: Path, dtype: torch.dtype | None) -> int:
+    """Bytes the safetensors of a folder take once loaded as `dtype` (None: as they are); 0 where there are none."""
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        for tensor in _header(path).values():
+            size = tensor["data_offsets"][1] - tensor["data_offsets"][0]
+            bits = _BITS.get(tensor["dtype"])
+            floating = "F" in tensor["dtype"] and bits is not None
+            total += size if dtype is None or not floating else size * 8 * dtype.itemsize // int(bits or 8)
+    return total

@@ -1,0 +1,186 @@
+"""From what a user calls a drafter to one that fits the target and the rule. Knows how each kind is built."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spectr.draft import DRAFTERS, Plan
+from spectr.draft import drafter as named_drafter
+from spectr.errors import ArgumentError, MismatchError, UnknownNameError
+from spectr.registry import nearest
+from spectr.types import Drafter
+from spectr.verify import Card
+
+if TYPE_CHECKING:
+    from spectr.models.hf import OpenedModel
+
+__all__ = ["DraftOptions", "pair"]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOptions:
+    """What may be said about a drafter; None leaves it to the drafter."""
+
+    drafts: int | None = None  # K: chains, matches, or nodes expanded at each depth
+    length: int | None = None  # L: tokens of each
+    nodes: int | None = None  # most nodes of the tree, the root included
+    tree: tuple[int, ...] | None = None  # branching numbers, in place of chains
+    layers: int | None = None  # early_exit: how many of the target's layers
+    order: int | None = None  # ngram: tokens looked at, the next one included
+    text: str | None = None  # ngram: what it learns from before it begins
+
+    def some(self, *names: str) -> dict[str, Any]:
+        """Those of `names` that were given."""
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def only(self, names: Iterable[str]) -> "DraftOptions":
+        """Without the others."""
+        return DraftOptions(**self.some(*names))
+
+    def check(self, drafter: str, taken: Iterable[str]) -> None:
+        """Refuse what the drafter would not listen to."""
+        extra = [field.name for field in fields(self) if field.name not in taken and self.some(field.name)]
+        if extra:
+            raise ArgumentError(f"drafter {drafter!r} takes {', '.join(taken) or 'no options'}; got {', '.join(extra)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairing:
+    """The target, the rule's card and the options that a drafter must fit."""
+
+    target: "OpenedModel"
+    card: Card
+    options: DraftOptions
+    loading: Mapping[str, Any]  # how a model drafter is loaded: as the target was
+
+    def plan(self) -> Plan:
+        """Siblings as the rule wants them; a rule for chains gets one chain."""
+        given = self.options.some("drafts", "length", "nodes", "tree")
+        if not self.card.tree:
+            given = {"drafts": 1, **given}
+            if given["drafts"] > 1 or max(given.get("tree", (1,))) > 1:
+                raise MismatchError(
+                    f"rule {self.card.name!r} verifies one chain: set drafts=1, or choose path_block or optimal"
+                )
+        return Plan(siblings=self.card.draws or self.card.siblings[0], **given)
+
+
+_PLANNED = ("drafts", "length", "nodes", "tree")
+_TAKES = {
+    "none": (),
+    "lookup": ("drafts", "length", "nodes"),
+    "random": _PLANNED,
+    "ngram": (*_PLANNED, "order", "text"),
+    "early_exit": (*_PLANNED, "layers"),
+}
+
+
+def _none(_: _Pairing) -> Drafter:
+    return named_drafter("none")
+
+
+def _lookup(pairing: _Pairing) -> Drafter:
+    return named_drafter("lookup", **pairing.options.some("drafts", "length", "nodes"))
+
+
+def _random(pairing: _Pairing) -> Drafter:
+    return named_drafter("random", plan=pairing.plan())
+
+
+def _ngram(pairing: _Pairing) -> Drafter:
+    text = pairing.target.tokenizer(pairing.options.text)["input_ids"] if pairing.options.text else ()
+    return named_drafter("ngram", plan=pairing.plan(), text=text, **pairing.options.some("order"))
+
+
+def _early_exit(pairing: _Pairing) -> Drafter:
+    from spectr.models.early import truncated
+    from spectr.models.target import Target
+
+    net = pairing.target.target.model
+    layers = pairing.options.layers or max(1, net.config.get_text_config(decoder=True).num_hidden_layers // 4)
+    return named_drafter("early_exit", model=Target(truncated(net, layers)), plan=pairing.plan())
+
+
+def _model(pairing: _Pairing, opened: "OpenedModel") -> Drafter:
+    _check_tokens(pairing.target.tokenizer, opened.tokenizer)
+    if (opened.start is None) != (pairing.target.start is None):
+        raise MismatchError("target and drafter must both have an encoder, or neither; choose another drafter")
+    return named_drafter("model", model=opened.target, plan=pairing.plan())
+
+
+_MAKERS: dict[str, Callable[[_Pairing], Drafter]] = {
+    "none": _none,
+    "lookup": _lookup,
+    "random": _random,
+    "ngram": _ngram,
+    "early_exit": _early_exit,
+}
+
+
+def _check_tokens(target: Any, drafter: Any) -> None:
+    """Ids must mean the same to both; one may have more of them, as padded vocabularies have."""
+    if target is None or drafter is None:
+        return
+    ours = {number: token for token, number in target.get_vocab().items()}
+    for token, number in drafter.get_vocab().items():
+        if ours.get(number, token) != token:
+            raise MismatchError(
+                f"target and drafter must share their tokens; {number} is {ours[number]!r} to the target and {token!r} "
+                "to the drafter. Choose a drafter of the target's family, or lookup, ngram or early_exit"
+            )
+
+
+def _is_drafter(thing: Any) -> bool:
+    return hasattr(thing, "open") and hasattr(thing, "siblings")
+
+
+def _taken(drafter: Any) -> tuple[str, ...]:
+    """The options that a drafter listens to."""
+    if _is_drafter(drafter):
+        return ()
+    return _TAKES.get(drafter, _PLANNED) if isinstance(drafter, str) else _PLANNED
+
+
+def _one(drafter: Any, pairing: _Pairing) -> Drafter:
+    """A drafter from its name, from a model's name or folder, from a loaded model, or as it is."""
+    from spectr.models.catalog import FetchError
+    from spectr.models.hf import open_loaded, open_model
+
+    if _is_drafter(drafter):
+        made: Drafter = drafter
+        return made
+    if not isinstance(drafter, str):
+        return _model(pairing, open_loaded(drafter))
+    if drafter in _MAKERS:
+        return _MAKERS[drafter](pairing)
+    if drafter in ("model", "mixed"):
+        raise ArgumentError(
+            "a model drafter is given by its name or folder, drafter='smollm2-135m', and a mix by several, "
+            "drafter='lookup+ngram'"
+        )
+    if drafter in DRAFTERS:
+        return named_drafter(drafter, **pairing.options.some(*_PLANNED))
+    try:
+        return _model(pairing, open_model(drafter, **pairing.loading))
+    except FetchError as error:
+        raise UnknownNameError(
+            f"no drafter is called {drafter!r}, and no model could be loaded by that name ({error}); "
+            f"{nearest(drafter, list(_MAKERS))}"
+        ) from None
+
+
+def _parts(drafter: Any) -> list[Any]:
+    if isinstance(drafter, str):
+        return [drafter] if Path(drafter).exists() else drafter.split("+")
+    return list(drafter) if isinstance(drafter, (list, tuple)) else [drafter]
+
+
+def pair(
+    drafter: Any, target: "OpenedModel", card: Card, options: DraftOptions, loading: Mapping[str, Any] | None = None
+) -> Drafter:
+    """A drafter for `target` under the rule with `card`: a name, several joined by +, a model, a list, or a drafter."""
+    parts = _parts(drafter)
+    options.check("+".join(str(part) for part in parts), [name for part in parts for name in _taken(part)])
+    made = [_one(part, _Pairing(target, card, options.only(_taken(part)), loading or {})) for part in parts]
+    return made[0] if len(made) == 1 else named_drafter("mixed", parts=made)

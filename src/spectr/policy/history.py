@@ -1,0 +1,182 @@
+"""What rows have committed so far, and the paths of tree nodes below it: the text a law may depend on.
+
+A history is the only mutable thing here. Tensors are made when a policy first asks for them, and then kept up to date
+in place, so that a captured graph finds them where they were. Knows no setting of any policy.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spectr.errors import ArgumentError
+
+__all__ = ["History", "Past"]
+
+
+class History:
+    """The committed texts of a batch of rows.
+
+    `padding` is what stood before a prompt as left padding: only custom processors see it, as transformers' count it.
+
+    >>> history = History([[1, 2], [3]], 5)
+    >>> history.commit([[4], [4, 4]])
+    >>> history.texts, history.generated.tolist(), history.counts[1].tolist()
+    ([[1, 2, 4], [3, 4, 4]], [1, 2], [0, 0, 0, 0, 2])
+    """
+
+    def __init__(
+        self,
+        prompts: list[list[int]],
+        vocabulary: int,
+        *,
+        device: torch.device | str = "cpu",
+        stops: frozenset[int] = frozenset(),
+        padding: list[list[int]] | None = None,
+    ) -> None:
+        if padding is not None and len(padding) != len(prompts):
+            raise ArgumentError(f"padding must have a row per prompt, got {len(padding)} for {len(prompts)} prompts")
+        self.texts = [list(prompt) for prompt in prompts]
+        self.padding = [list(row) for row in padding] if padding is not None else [[] for _ in prompts]
+        self.vocabulary, self.device, self.stops = vocabulary, torch.device(device), stops
+        self.answers: dict[int, tuple[Any, dict[Any, Tensor]]] = {}  # what a mask hook said since the last commit
+        self._prompts = [len(prompt) for prompt in prompts]
+        self._seen: Tensor | None = None
+        self._counts: Tensor | None = None
+        self._generated: Tensor | None = None
+        self._stop_ids: Tensor | None = None
+        self._tails: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        """How many rows."""
+        return len(self.texts)
+
+    @property
+    def seen(self) -> Tensor:
+        """(B, V) bool: which tokens stand in prompt or text."""
+        if self._seen is None:
+            self._seen = self._blank(torch.bool)
+            self._mark(self._seen, self.texts)
+        return self._seen
+
+    @property
+    def counts(self) -> Tensor:
+        """(B, V) int32: how often each token was generated."""
+        if self._counts is None:
+            self._counts = self._blank(torch.int32)
+            self._mark(self._counts, self._answered())
+        return self._counts
+
+    @property
+    def generated(self) -> Tensor:
+        """(B,) int64: how many tokens were generated."""
+        if self._generated is None:
+            self._generated = self._tensor(self._lengths())
+        return self._generated
+
+    @property
+    def stop_ids(self) -> Tensor:
+        """(S,) int64: the stop tokens that the vocabulary has."""
+        if self._stop_ids is None:
+            self._stop_ids = self._tensor(sorted(stop for stop in self.stops if stop < self.vocabulary))
+        return self._stop_ids
+
+    def tail(self, length: int) -> Tensor:
+        """(B, length) int64: the last tokens of each text, padded with -1 at the front."""
+        if length not in self._tails:
+            self._tails[length] = self._tensor(self._ends(length))
+        return self._tails[length]
+
+    def row(self, row: int) -> "History":
+        """One row, as a history of its own."""
+        text, prompt = self.texts[row], self._prompts[row]
+        only = History(
+            [text[:prompt]], self.vocabulary, device=self.device, stops=self.stops, padding=[self.padding[row]]
+        )
+        only.commit([text[prompt:]])
+        return only
+
+    def commit(self, tokens: list[list[int]]) -> None:
+        """Add what each row emitted; a row may get nothing."""
+        if len(tokens) != len(self):
+            raise ArgumentError(f"commit takes a list of tokens per row, got {len(tokens)} for {len(self)} rows")
+        for text, fresh in zip(self.texts, tokens, strict=True):
+            text += fresh
+        self.answers.clear()
+        for table in (self._seen, self._counts):
+            if table is not None:
+                self._mark(table, tokens)
+        if self._generated is not None:
+            self._generated.copy_(self._tensor(self._lengths()))
+        for length, tail in self._tails.items():
+            tail.copy_(self._tensor(self._ends(length)))
+
+    @torch.inference_mode(False)
+    def take_rows(self, rows: list[int]) -> None:
+        """The rows become these, in this order; a row may be repeated."""
+        if any(not 0 <= row < len(self) for row in rows):
+            raise ArgumentError(f"rows must lie in 0 to {len(self) - 1}, got {rows}")
+        self.texts = [list(self.texts[row]) for row in rows]
+        self.padding = [self.padding[row] for row in rows]
+        self._prompts = [self._prompts[row] for row in rows]
+        self.answers.clear()
+        index = self._tensor(rows)
+        self._seen = self._seen[index] if self._seen is not None else None
+        self._counts = self._counts[index] if self._counts is not None else None
+        self._generated = None
+        self._tails.clear()
+
+    def _answered(self) -> list[list[int]]:
+        return [text[prompt:] for text, prompt in zip(self.texts, self._prompts, strict=True)]
+
+    def _lengths(self) -> list[int]:
+        return [len(text) - prompt for text, prompt in zip(self.texts, self._prompts, strict=True)]
+
+    def _ends(self, length: int) -> list[list[int]]:
+        ends = [text[max(0, len(text) - length) :] for text in self.texts]
+        return [[-1] * (length - len(end)) + end for end in ends]
+
+    @torch.inference_mode(False)  # what is updated in place must not be an inference tensor
+    def _tensor(self, values: list[Any]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+    @torch.inference_mode(False)
+    def _blank(self, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(len(self), self.vocabulary, dtype=dtype, device=self.device)
+
+    def _mark(self, table: Tensor, tokens: Iterable[list[int]]) -> None:
+        """Add tokens to a table of rows; ids beyond the vocabulary have no logit to change."""
+        pairs = [(row, id_) for row, ids in enumerate(tokens) for id_ in ids if 0 <= id_ < self.vocabulary]
+        if not pairs:
+            return
+        rows, ids = self._tensor(pairs).unbind(-1)
+        if table.dtype == torch.bool:
+            table[rows, ids] = True
+        else:
+            table.index_put_((rows, ids), torch.ones_like(ids, dtype=table.dtype), accumulate=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """The text before each node of a tree: what its row committed, then the way down from the root."""
+
+    history: History
+    paths: Tensor  # (B, M, D) int64: the tokens below the root, which is committed; padded with -1 at the end
+
+    @property
+    def lengths(self) -> Tensor:
+        """(B, M) int64: how many tokens each path has."""
+        return (self.paths >= 0).sum(-1)
+
+    def window(self, length: int) -> Tensor:
+        """(B, M, length) int64: the last tokens of each node's text, padded with -1 at the front."""
+        B, M, _ = self.paths.shape
+        tail = self.history.tail(length)[:, None].expand(B, M, length)
+        places = self.lengths[..., None] + torch.arange(length, device=self.paths.device)
+        return torch.cat([tail, self.paths], -1).gather(-1, places)
+
+    def lists(self) -> list[list[tuple[int, ...]]]:
+        """The paths of each row's nodes, without padding."""
+        return [[tuple(token for token in path if token >= 0) for path in row] for row in self.paths.tolist()]

@@ -1,0 +1,203 @@
+"""The policy itself: its settings, what they must be, and the order in which they act."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spectr.errors import ArgumentError
+from spectr.policy.filters import cool, keep_likely, keep_nucleus, keep_ranks, keep_typical, point_mass
+from spectr.policy.history import History, Past
+from spectr.policy.hooks import Allowed, Processor, process, strike_disallowed
+from spectr.policy.penalties import Penalties, add_bias, penalise, strike_single_words, strike_stops, strike_words
+from spectr.policy.tokens import Bias, Words
+
+__all__ = ["Policy"]
+
+_NO_BIAS, _NO_WORDS = Bias({}), Words([])
+
+_RANGES: dict[str, tuple[type, Callable[[Any], bool], str]] = {
+    "temperature": (Real, lambda x: 0 <= x < math.inf, "be at least 0 and finite (0 is greedy)"),
+    "top_k": (Integral, lambda x: x >= 0, "be a whole number, at least 1, or 0 for off"),
+    "top_p": (Real, lambda x: 0 < x <= 1, "lie in (0, 1], where 1 is off"),
+    "min_p": (Real, lambda x: 0 <= x <= 1, "lie in [0, 1], where 0 is off"),
+    "typical_p": (Real, lambda x: 0 < x <= 1, "lie in (0, 1], where 1 is off"),
+    "repetition_penalty": (Real, lambda x: 0 < x < math.inf, "be above 0 and finite, where 1 is off"),
+    "presence_penalty": (Real, math.isfinite, "be a finite number, where 0 is off"),
+    "frequency_penalty": (Real, math.isfinite, "be a finite number, where 0 is off"),
+    "min_new_tokens": (Integral, lambda x: x >= 0, "be a whole number, at least 0"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Settings with the names and meanings people know, here in three groups; they act on logits as in transformers.
+
+    First what depends on the text, in the order logit_bias, repetition, presence and frequency penalty, bad_words,
+    min_new_tokens, allowed, processors; then temperature; then top_k, top_p, min_p and typical_p. Temperature 0 is the
+    point mass on the largest logit, the lowest id of equal ones; filters would change nothing there.
+
+    >>> Policy(temperature=0)(torch.tensor([0.0, 2.0, 1.0])).tolist()
+    [-inf, 0.0, -inf]
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0  # 1: off
+    min_p: float = 0.0  # 0: off
+    typical_p: float = 1.0  # 1: off
+    repetition_penalty: float = 1.0  # 1: off; for all tokens of prompt and text
+    presence_penalty: float = 0.0  # 0: off; for tokens of the generated text, once
+    frequency_penalty: float = 0.0  # 0: off; for tokens of the generated text, as often as they came
+    logit_bias: Mapping[int, float] = _NO_BIAS  # added to the logits of tokens; -inf: the token never comes
+    bad_words: Sequence[Sequence[int]] = _NO_WORDS  # token ids; of one token: it never comes, be it a stop token
+    min_new_tokens: int = 0  # before that, no stop token comes
+    processors: Sequence[Processor] = ()  # of (texts (K, L), logits (K, V)), as transformers' LogitsProcessor
+    allowed: Allowed | None = None  # from a text to the tokens that may follow: a grammar
+
+    def __post_init__(self) -> None:
+        for name, (kind, holds, sentence) in _RANGES.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) or not holds(value):
+                raise ArgumentError(f"{name} must {sentence}, got {value!r}")
+        if self.allowed is not None and not callable(self.allowed):
+            raise ArgumentError(
+                f"allowed must be a function from a text to the ids that may follow, got {self.allowed!r}"
+            )
+        if not isinstance(self.processors, Sequence) or not all(map(callable, self.processors)):
+            raise ArgumentError(
+                f"processors must be a sequence of functions of ids and logits, got {self.processors!r}"
+            )
+        object.__setattr__(self, "processors", tuple(self.processors))
+        object.__setattr__(self, "logit_bias", Bias(self.logit_bias))
+        object.__setattr__(self, "bad_words", Words(self.bad_words))
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the law depends on the text, so that a past is needed."""
+        looks_back = self._words.reach > 0 or self.min_new_tokens > 0
+        return bool(self._penalties) or looks_back or not self.capturable
+
+    @property
+    def capturable(self) -> bool:
+        """Whether all of it is tensor operations, without a hook that runs on the host."""
+        return not self.processors and self.allowed is None
+
+    @property
+    def for_drafts(self) -> "Policy":
+        """What a drafter uses: the same, but a tree of guesses needs a ranking, and not a point."""
+        if self.temperature > 0:
+            return self
+        return replace(self, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0)
+
+    def __call__(self, logits: Tensor, past: Past | None = None) -> Tensor:
+        """Logits (…, V) of the law to sample, float32 or better; excluded tokens are −inf. A policy that remembers
+        needs the `past` of logits (B, M, V); any other needs none."""
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.remembers:
+            logits = self._settled(logits, self._checked(logits, past))
+        elif self.logit_bias or self.bad_words:
+            logits = self._settled(logits, None)
+        return point_mass(logits) if self.temperature == 0 else self._filtered(logits)
+
+    @property
+    def _bias(self) -> Bias:
+        assert isinstance(self.logit_bias, Bias)
+        return self.logit_bias
+
+    @property
+    def _words(self) -> Words:
+        assert isinstance(self.bad_words, Words)
+        return self.bad_words
+
+    @property
+    def _penalties(self) -> Penalties:
+        return Penalties(self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+
+    def _checked(self, logits: Tensor, past: Past | None) -> Past:
+        if past is None:
+            raise ArgumentError("this policy looks at the text, so it must be given one: policy(logits, past)")
+        rows, vocabulary = len(past.history), past.history.vocabulary
+        shape, paths = tuple(logits.shape), tuple(past.paths.shape)
+        if len(shape) != 3 or shape[::2] != (rows, vocabulary) or len(paths) != 3 or paths[:2] != shape[:2]:
+            raise ArgumentError(
+                f"logits must be (B, M, V) and paths (B, M, D), with B = {rows} rows and V = {vocabulary} tokens as in "
+                f"the history, got {shape} and {paths}"
+            )
+        return past
+
+    def _edited(self, logits: Tensor, past: Past | None) -> Tensor:
+        """All that comes before the temperature."""
+        if self.logit_bias:
+            logits = add_bias(logits, self._bias)
+        if self.bad_words:
+            logits = strike_single_words(logits, self._words)
+        return logits if past is None else self._along(logits, past)
+
+    def _along(self, logits: Tensor, past: Past) -> Tensor:
+        """What depends on each node's text."""
+        if self._penalties:
+            logits = penalise(logits, past, self._penalties)
+        if self._words.reach:
+            logits = strike_words(logits, past, self._words)
+        if self.min_new_tokens:
+            logits = strike_stops(logits, past, self.min_new_tokens)
+        if self.allowed is not None:
+            logits = strike_disallowed(logits, past, self.allowed)
+        return process(logits, past, self.processors) if self.processors else logits
+
+    def _settled(self, raw: Tensor, past: Past | None) -> Tensor:
+        """Edited logits that leave a token everywhere; where they leave none and no text gets, the raw ones stand."""
+        logits = self._edited(raw, past)
+        if not self._may_leave_none(raw.shape[-1], past):
+            return logits
+        dead = ~(logits.amax(-1) > -torch.inf)  # NaN counts as dead
+        if not dead.any():
+            return logits
+        if past is None:
+            raise ArgumentError("logit_bias and bad_words must leave at least one token, and they leave none")
+        for row, node in dead.nonzero().tolist():
+            self._refuse(past, row, past.lists()[row][node])
+        return torch.where(dead[..., None], raw, logits)
+
+    def _may_leave_none(self, vocabulary: int, past: Past | None) -> bool:
+        """Read off the settings, so that a look at the logits, which waits for the device, is rare."""
+        if not self.capturable:
+            return True
+        struck = [self._bias.struck, self._words.struck]
+        if past is not None and self.min_new_tokens:
+            struck.append(past.history.stops)
+        return sum(map(len, struck)) >= vocabulary and len(frozenset().union(*struck)) >= vocabulary
+
+    def _refuse(self, past: Past, row: int, path: tuple[int, ...]) -> None:
+        """Raise where no token is left, unless no text gets there."""
+        history = past.history.row(row)
+        if history.stops.isdisjoint(path) and all(self._lets(history, path, place) for place in range(len(path))):
+            text = [*history.texts[0], *path]
+            raise ArgumentError(
+                "logit_bias, bad_words, min_new_tokens, allowed and processors must leave at least one token, and they "
+                f"leave none after the text of {len(text)} tokens that ends in {text[-5:]}"
+            )
+
+    def _lets(self, history: History, path: tuple[int, ...], place: int) -> bool:
+        """Whether the token at `place` of a path may follow those before it."""
+        before = torch.tensor([[path[:place]]], dtype=torch.int64, device=history.device)
+        level = torch.zeros(1, 1, history.vocabulary, device=history.device)
+        return bool(self._edited(level, Past(history, before))[0, 0, path[place]] > -torch.inf)
+
+    def _filtered(self, logits: Tensor) -> Tensor:
+        """Temperature, then the filters."""
+        logits = cool(logits, self.temperature)
+        if 0 < self.top_k < logits.shape[-1]:
+            logits = keep_ranks(logits, self.top_k)
+        if self.top_p < 1:
+            logits = keep_nucleus(logits, self.top_p)
+        if self.min_p > 0:
+            logits = keep_likely(logits, self.min_p)
+        if self.typical_p < 1:
+            logits = keep_typical(logits, self.typical_p)
+        return logits

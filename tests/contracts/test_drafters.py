@@ -1,0 +1,189 @@
+"""Every drafter, with every rule that holds for what it draws: the text is the target's.
+
+With the race that is equality of texts; with the coupling rules a chi-square of the law over two tokens.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from scipy.stats import chi2
+from transformers import PreTrainedModel
+
+import spectr
+from spectr.draft import DRAFTERS, Plan, drafter
+from spectr.engine import Engine, Job, Request
+from spectr.errors import ArgumentError, MismatchError
+from spectr.models.early import truncated
+from spectr.models.target import Target
+from spectr.policy import Policy
+from spectr.types import Drafter
+
+SIZE = 12
+PROMPTS = [[3, 4, 5, 3, 4, 5, 3], [1], [2, 2, 2, 2], [3, 4, 5, 3, 4, 5, 3]]
+Make = Callable[[Plan], Drafter]
+
+
+@pytest.fixture(scope="session")
+def makers(net: PreTrainedModel, near: Target, far: Target) -> dict[str, Make]:
+    """One way to build each registered drafter, and some more of the model kind."""
+    early = Target(truncated(net, 1))
+    made: dict[str, Make] = {
+        "none": lambda _: drafter("none"),
+        "lookup": lambda _: drafter("lookup"),
+        "random": lambda plan: drafter("random", plan=plan),
+        "ngram": lambda plan: drafter("ngram", plan=plan, order=3, text=[1, 2, 3, 4] * 5),
+        "model": lambda plan: drafter("model", model=near, plan=plan),
+        "early_exit": lambda plan: drafter("early_exit", model=early, plan=plan),
+    }
+    made["padded"] = lambda plan: drafter("model", model=far, plan=plan)
+    made["mixed"] = lambda plan: drafter(
+        "mixed", parts=[made["lookup"](plan), made["model"](plan), made["ngram"](plan)]
+    )
+    return made
+
+
+def test_every_registered_drafter_is_here(makers: dict[str, Make]) -> None:
+    assert set(DRAFTERS) <= set(makers)
+
+
+def requests(count: int = 24) -> list[Request]:
+    return [Request(prompt, seed=9 + i, max_new_tokens=count - 3 * i) for i, prompt in enumerate(PROMPTS)]
+
+
+def plain(net: PreTrainedModel, policy: Policy) -> list[list[int]]:
+    engine = Engine(Target(net), drafter("none"), spectr.rule("race"))
+    return [engine.generate(Job([request], policy))[0].tokens for request in requests()]
+
+
+PLANS = {
+    "pruned": Plan(drafts=3, length=4, nodes=10),
+    "narrow": Plan(drafts=1, length=6, nodes=4),
+    "chains": Plan("iid", drafts=3, length=3),
+    "tree": Plan("race", tree=(3, 2, 1)),
+    "top": Plan("fixed", tree=(2, 2)),
+    "one": Plan("without_replacement", tree=(4,)),
+    "hybrid": Plan("hybrid", tree=(3, 2)),
+}
+POLICIES = {
+    "plain": Policy(),
+    "cool": Policy(0.6, top_p=0.9),
+    "greedy": Policy(0),
+    "penalties": Policy(0.9, repetition_penalty=1.3, frequency_penalty=0.4, bad_words=[[3, 4], [7]], min_new_tokens=4),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", ["lookup", "random", "ngram", "model", "padded", "early_exit", "mixed"])
+def test_race_text_is_that_of_no_drafter(net: PreTrainedModel, makers: dict[str, Make], name: str, policy: str) -> None:
+    meant, rule = plain(net, POLICIES[policy]), spectr.rule("race")
+    for plan in PLANS.values():
+        engine = Engine(Target(net), makers[name](plan), rule)
+        results = engine.generate(Job(requests(), POLICIES[policy]))
+        assert [result.tokens for result in results] == meant
+        if name == "model" and plan.prunes:
+            assert sum(result.stats.accepted for result in results) > 0.3 * sum(map(len, meant))
+
+
+def test_a_good_drafter_is_accepted_and_a_bad_one_hardly(net: PreTrainedModel, makers: dict[str, Make]) -> None:
+    """The statistics tell them apart: what a drafter is for."""
+    found = {}
+    for name in ("model", "random"):
+        engine = Engine(Target(net), makers[name](PLANS["pruned"]), spectr.rule("race"))
+        results = engine.generate(Job(requests(60), Policy()))
+        found[name] = sum(r.stats.accepted for r in results) / sum(r.stats.steps for r in results)
+    assert found["model"] > 1.3 * found["random"]  # shared noise alone guesses well on twelve tokens
+
+
+def test_greedy_text_is_that_of_transformers(net: PreTrainedModel, makers: dict[str, Make]) -> None:
+    for prompt in PROMPTS[:3]:
+        ids = torch.tensor([prompt])
+        meant = net.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)
+        for name, make in makers.items():
+            for rule in ("race", "match"):
+                engine = Engine(Target(net), make(PLANS["pruned"]), spectr.rule(rule))
+                found = engine.generate(Job([Request(prompt, max_new_tokens=20)], Policy(0)))[0].tokens
+                assert found == meant[0, len(prompt) :].tolist(), (name, rule)
+
+
+CASES = [
+    ("kseq", "iid", "chains", "model"),
+    ("optimal", "iid", "chains", "model"),
+    ("optimal", "iid", "chains", "ngram"),
+    ("optimal", "iid", "chains", "early_exit"),
+    ("path_block", "iid", "chains", "model"),
+    ("traversal", "without_replacement", "one", "model"),
+    ("recursive_wor", "without_replacement", "one", "ngram"),
+    ("hybrid", "hybrid", "hybrid", "model"),
+    ("match", "fixed", "top", "model"),
+    ("match", "race", "pruned", "mixed"),
+    ("race", "race", "pruned", "model"),
+    ("race", "race", "pruned", "mixed"),
+]
+LAWS = {
+    "cool": Policy(0.8, top_k=9),
+    "penalties": Policy(0.9, repetition_penalty=1.4, presence_penalty=0.5, bad_words=[[3, 4], [6]]),
+    "hook": Policy(allowed=lambda text: [t for t in range(SIZE) if t != text[-1] and (sum(text) + t) % 5]),
+}
+
+
+def law_of_two(net: PreTrainedModel, prompt: list[int], policy: Policy) -> torch.Tensor:
+    """Exact probabilities of every pair of tokens, from plain forwards of every text."""
+    from spectr.policy import History, Past
+
+    def after(texts: list[list[int]], prompts: list[list[int]]) -> torch.Tensor:
+        with torch.no_grad():
+            logits = net(torch.tensor(texts)).logits[:, -1:].double()
+        history = History(prompts, SIZE, device=torch.device("cpu"), stops=frozenset(), padding=None)
+        history.commit([text[len(start) :] for text, start in zip(texts, prompts, strict=True)])
+        past = Past(history, torch.empty(len(texts), 1, 0, dtype=torch.int64)) if policy.remembers else None
+        return policy(logits, past)[:, 0].double().softmax(-1)
+
+    first = after([prompt], [prompt])
+    second = after([[*prompt, token] for token in range(SIZE)], [prompt] * SIZE)
+    return (first[0][:, None] * second).flatten()
+
+
+@pytest.mark.parametrize("policy", LAWS)
+@pytest.mark.parametrize(("rule", "siblings", "plan", "name"), CASES)
+def test_law_of_two_tokens(
+    net: PreTrainedModel, makers: dict[str, Make], rule: str, siblings: str, plan: str, name: str, policy: str
+) -> None:
+    """Chi-square of 3,000 texts against exact probabilities; false alarms once in 10^8 a case, 36 cases."""
+    prompt, count = [3, 4, 3, 4, 3], 3_000
+    expected = law_of_two(net, prompt, LAWS[policy]) * count
+    made = makers[name](PLANS[plan])
+    assert made.siblings == siblings
+    engine = Engine(Target(net), made, spectr.rule(rule))
+    found = torch.zeros(SIZE * SIZE, dtype=torch.float64)
+    for start in range(0, count, 1_000):
+        job = Job([Request(prompt, seed=start + i, max_new_tokens=2) for i in range(1_000)], LAWS[policy])
+        for result in engine.generate(job):
+            found[result.tokens[0] * SIZE + result.tokens[1]] += 1
+    assert float(found[expected == 0].sum()) == 0
+    likely = expected > 5
+    statistic = ((found - expected)[likely] ** 2 / expected[likely]).sum()
+    rare = (found[~likely].sum() - expected[~likely].sum()) ** 2 / expected[~likely].sum().clamp_min(5)
+    assert float(statistic + rare) < chi2.isf(1e-8, int(likely.sum()))
+
+
+@pytest.mark.parametrize("rule", ["optimal", "path_block", "match"])
+def test_coupling_rules_do_not_depend_on_the_batch(net: PreTrainedModel, makers: dict[str, Make], rule: str) -> None:
+    """The same plan and seed give the same text, alone or among others."""
+    for name in ("model", "ngram", "early_exit"):
+        engine = Engine(Target(net), makers[name](PLANS["chains"]), spectr.rule(rule))
+        together = [result.tokens for result in engine.generate(Job(requests()))]
+        assert together == [engine.generate(Job([request]))[0].tokens for request in requests()]
+
+
+def test_what_does_not_fit_is_refused(net: PreTrainedModel, makers: dict[str, Make]) -> None:
+    with pytest.raises(MismatchError, match="holds for siblings"):
+        Engine(Target(net), makers["model"](PLANS["pruned"]), spectr.rule("optimal"))
+    with pytest.raises(MismatchError, match="reads the law each child was drawn from"):
+        Engine(Target(net), makers["lookup"](PLANS["pruned"]), spectr.rule("optimal"))
+    with pytest.raises(ArgumentError, match="drafts must be at least 1, got 0"):
+        Plan(drafts=0)
+    with pytest.raises(ArgumentError, match="must fit into nodes=8, it has 17"):
+        Plan("iid", nodes=8)
+    with pytest.raises(ArgumentError, match="token 40, the target 12 tokens"):
+        Engine(Target(net), drafter("ngram", plan=Plan(), text=[40]), spectr.rule("race")).generate(Job([Request([1])]))

@@ -1,0 +1,117 @@
+"""From folders and objects to targets, and what is refused before memory runs out."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
+
+from spectr.errors import ArgumentError, MismatchError
+from spectr.models import memory
+from spectr.models.catalog import FetchError
+from spectr.models.hf import Loading, open_loaded, open_model, weigh
+from spectr.models.memory import available, need, weights_on_disk
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<end>": 3} | {f"w{n}": n for n in range(4, 61)}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, "<pad>")), eos_token="<end>")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, make: Any) -> Any:
+    """A folder of a model by architecture."""
+
+    def made(name: str) -> Path:
+        make(name).model.save_pretrained(tmp_path / name)
+        tokenizer().save_pretrained(tmp_path / name)
+        return tmp_path / name
+
+    return made
+
+
+@pytest.mark.parametrize(("name", "start"), [("llama", None), ("t5", 0), ("bart", 2)])
+def test_folders(name: str, start: int | None, folder: Any) -> None:
+    opened = open_model(str(folder(name)), device="cpu")
+    assert (opened.start, opened.stops) == (start, {2, 3})
+    assert opened.target.model.config.is_encoder_decoder == (name != "llama")
+    assert opened.target.model.dtype == torch.float32
+    half = open_model(str(folder(name)), device="cpu", dtype="bfloat16", attn_implementation="eager")
+    assert half.target.model.dtype == torch.bfloat16
+    assert half.target.model.config._attn_implementation == "eager"
+
+
+def test_a_model_that_is_there(make: Any) -> None:
+    model = make("llama").model
+    opened = open_loaded(model)
+    assert opened.target.model is model
+    assert (opened.tokenizer, opened.stops, opened.start) == (None, {2}, None)
+    assert open_loaded(model, tokenizer()).stops == {2, 3}
+
+
+def test_options_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="did you mean dtype"):
+        open_model(str(tmp_path), dtyp="float32")
+    with pytest.raises(ArgumentError, match="float64 or auto, got 'int8'"):
+        open_model(str(tmp_path), dtype="int8")
+    with pytest.raises(FetchError, match="the folder lacks something"):
+        open_model(str(tmp_path))
+    if not torch.cuda.is_available():
+        with pytest.raises(ArgumentError, match="no CUDA device is found"):
+            open_model(str(tmp_path), device="cuda")
+        assert Loading().place.type == "cpu"
+
+
+def test_models_of_other_things(tmp_path: Path) -> None:
+    AutoModel.from_config(AutoConfig.for_model("vit", hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+                                               intermediate_size=16)).save_pretrained(tmp_path)  # fmt: skip
+    with pytest.raises(MismatchError, match="vit model, which does not write text"):
+        open_model(str(tmp_path))
+
+
+def test_what_does_not_fit_is_refused(folder: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    play, path = make("llama"), folder("llama")
+    size = weights_on_disk(path, None)
+    assert size == sum(p.numel() * 4 for p in play.model.parameters())
+    assert weights_on_disk(path, torch.bfloat16) * 2 == size == weights_on_disk(path, torch.float32)
+    assert weigh(str(path)) == (size // 4, 2 * 3 * 2 * 8, 128)
+    monkeypatch.setattr(memory, "available", lambda _: size - 1)
+    with pytest.raises(
+        ArgumentError, match=r"in float32 takes 0\.1 MiB and cpu has 0\.1 MiB free; use a smaller dtype"
+    ):
+        open_model(str(path), device="cpu")
+    open_model(str(path), device="cpu", dtype="bfloat16")
+    monkeypatch.setattr(memory, "available", lambda _: 3 << 20)
+    with pytest.raises(
+        ArgumentError, match=r"8 rows of 4096 tokens takes 12\.0 MiB and cpu has 3\.0 MiB free; use fewer"
+    ):
+        play.target.open(8, 4096)
+    with pytest.raises(ArgumentError, match="tokens more a row takes"):
+        play.target.grow(play.session, 9000)
+    with pytest.raises(ArgumentError, match="999 rows more takes"):
+        play.target.take_rows(play.session, torch.zeros(1001, dtype=torch.int64))
+
+
+def test_what_is_available(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert available(torch.device("meta")) is None
+    table = tmp_path / "meminfo"
+    monkeypatch.setattr(memory, "_MEMINFO", table)
+    assert available(torch.device("cpu")) is None
+    table.write_text("MemTotal: 9 kB\nMemAvailable:     7 kB\n")
+    assert available(torch.device("cpu")) == 7 * 1024
+    table.write_text("MemTotal: 9 kB\n")
+    assert available(torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "deepseek_v3", "t5 gated", "bart", "gemma3_text"])
+def test_what_a_cache_needs(name: str, make: Any) -> None:
+    """The figure from the config is what the buffers take, their slot for padding aside."""
+    play = make(name)
+    buffers = [b for layer in play.session.cache.layers for b in (layer.keys, layer.values)]
+    taken = sum(b[:, :, :48].numel() * b.element_size() for b in buffers)
+    assert play.target.memory(2, 48) == taken
+    assert need(play.model.config, 2, 48, torch.bfloat16) * 2 == taken

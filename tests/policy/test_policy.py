@@ -1,0 +1,160 @@
+"""The policy against the definitions, its settings as values, and its errors."""
+
+import copy
+import math
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from spectr.errors import ArgumentError
+from spectr.policy import History, Past, Policy
+
+LOGITS = torch.tensor([[1.0, 3.0, 2.0, -1.0, 3.0], [0.0, 0.1, 0.2, 0.3, 5.0]])
+
+
+def kept(policy: Policy) -> list[list[int]]:
+    return [row.isfinite().nonzero().flatten().tolist() for row in policy(LOGITS)]
+
+
+def test_temperature() -> None:
+    assert torch.allclose(Policy(0.5)(LOGITS).softmax(-1), (LOGITS / 0.5).softmax(-1))
+    assert Policy(1e-39)(LOGITS).softmax(-1)[1].tolist() == [0, 0, 0, 0, 1]
+    assert torch.equal(Policy()(LOGITS), LOGITS)
+    assert Policy()(LOGITS.bfloat16()).dtype == torch.float32
+
+
+def test_greedy_is_the_point_mass_on_the_first_of_equals() -> None:
+    assert kept(Policy(0)) == [[1], [4]]
+    assert Policy(0)(LOGITS).softmax(-1)[0, 1] == 1
+
+
+def test_top_k_keeps_ties() -> None:
+    assert kept(Policy(top_k=1)) == [[1, 4], [4]]
+    assert kept(Policy(top_k=3)) == [[1, 2, 4], [2, 3, 4]]
+    assert kept(Policy(top_k=99)) == [[0, 1, 2, 3, 4]] * 2
+
+
+def test_top_p_is_the_smallest_set() -> None:
+    law = LOGITS.double().softmax(-1)
+    for mass in (0.1, 0.5, 0.8, 0.95, 0.999):
+        for row, ids in enumerate(kept(Policy(top_p=mass))):
+            inside = law[row, ids]
+            assert float(inside.sum()) >= mass - 1e-9
+            assert float(inside.sum() - inside.min()) < mass
+
+
+def test_min_p() -> None:
+    law = LOGITS.softmax(-1)
+    assert kept(Policy(min_p=0.2)) == [(row >= 0.2 * row.max()).nonzero().flatten().tolist() for row in law]
+
+
+def test_order_is_temperature_then_filters() -> None:
+    hot, cold = kept(Policy(2.0, top_p=0.9)), kept(Policy(0.3, top_p=0.9))
+    assert len(hot[0]) > len(cold[0])
+
+
+def test_typical_p_is_the_smallest_set_nearest_to_the_entropy() -> None:
+    law = LOGITS.double().softmax(-1)
+    far = (-law.log() - (-law * law.log()).sum(-1, keepdim=True)).abs()
+    for mass in (0.01, 0.3, 0.8, 0.999):
+        for row, ids in enumerate(kept(Policy(typical_p=mass))):
+            assert far[row, ids].max() < min((far[row, t] for t in range(5) if t not in ids), default=math.inf)
+            border = [t for t in ids if far[row, t] < far[row, ids].max()]
+            assert float(law[row, border].sum()) < mass <= float(law[row, ids].sum()) + 1e-9
+
+
+def test_typical_p_takes_excluded_tokens() -> None:
+    logits = torch.tensor([1.0, -torch.inf, 0.5, -torch.inf])
+    assert Policy(typical_p=0.99)(logits).tolist() == logits.tolist()
+    assert Policy(0.5, logit_bias={0: -math.inf}, typical_p=0.2)(logits).tolist() == [-torch.inf] * 2 + [1, -torch.inf]
+
+
+def test_bias_and_single_bad_words_need_no_past() -> None:
+    policy = Policy(logit_bias={0: 2, 1: -math.inf}, bad_words=[[4]])
+    assert not policy.remembers
+    assert policy(LOGITS[0]).tolist() == [3, -torch.inf, 2, -1, -torch.inf]
+    assert kept(Policy(0, bad_words=[[4]])) == [[1], [3]]
+
+
+@pytest.mark.parametrize(
+    ("setting", "capturable"),
+    [
+        ({"repetition_penalty": 2}, True),
+        ({"presence_penalty": 1}, True),
+        ({"frequency_penalty": 1}, True),
+        ({"bad_words": [[1, 2]]}, True),
+        ({"min_new_tokens": 1}, True),
+        ({"processors": [lambda _, scores: scores]}, False),
+        ({"allowed": lambda _: None}, False),
+    ],
+)
+def test_what_remembers_needs_a_past(setting: dict[str, Any], capturable: bool) -> None:
+    policy = Policy(**setting)
+    assert policy.remembers
+    assert policy.capturable == capturable
+    with pytest.raises(ArgumentError, match="looks at the text"):
+        policy(LOGITS)
+
+
+def test_a_past_must_fit_and_is_ignored_where_not_needed() -> None:
+    past = Past(History([[1], [2]], 5), torch.zeros(2, 3, 0, dtype=torch.int64))
+    assert Policy(repetition_penalty=2)(torch.ones(2, 3, 5), past)[0, 0].tolist() == [1, 0.5, 1, 1, 1]
+    for logits in (LOGITS, torch.ones(2, 2, 5), torch.ones(1, 3, 5), torch.ones(2, 3, 6)):
+        with pytest.raises(ArgumentError, match=r"logits must be \(B, M, V\)"):
+            Policy(repetition_penalty=2)(logits, past)
+    assert torch.equal(Policy()(LOGITS, past), LOGITS)
+
+
+def test_a_policy_is_a_value() -> None:
+    settings: dict[str, Any] = {"logit_bias": {3: 1, 2: -math.inf}, "bad_words": [[1], [2, 3]], "top_k": 2}
+    policy = Policy(**settings)
+    policy(torch.zeros(1, 1, 5), Past(History([[1]], 5), torch.zeros(1, 1, 0, dtype=torch.int64)))
+    for other in (Policy(**settings), copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))):
+        assert other == policy
+        assert hash(other) == hash(policy)
+    assert policy != Policy(logit_bias={3: 1})
+    assert policy.logit_bias == settings["logit_bias"]
+    assert policy.bad_words == settings["bad_words"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ({"temperature": -1}, "temperature must be at least 0 and finite .*, got -1"),
+        ({"temperature": math.nan}, "temperature must .*, got nan"),
+        ({"temperature": math.inf}, "temperature must .*, got inf"),
+        ({"temperature": "hot"}, "temperature must .*, got 'hot'"),
+        ({"top_k": -1}, "top_k must be a whole number"),
+        ({"top_k": 2.5}, "top_k must be a whole number"),
+        ({"top_p": 0}, r"top_p must lie in \(0, 1\]"),
+        ({"min_p": 2}, r"min_p must lie in \[0, 1\]"),
+        ({"typical_p": 0}, r"typical_p must lie in \(0, 1\]"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be above 0"),
+        ({"presence_penalty": math.inf}, "presence_penalty must be a finite number"),
+        ({"frequency_penalty": math.nan}, "frequency_penalty must be a finite number"),
+        ({"min_new_tokens": -1}, "min_new_tokens must be a whole number, at least 0, got -1"),
+        ({"logit_bias": [3]}, r"logit_bias must be a mapping from token ids to numbers, got \[3\]"),
+        ({"logit_bias": {"3": 1}}, "logit_bias must name tokens by ids, integers from 0 on, got '3'"),
+        ({"logit_bias": {-3: 1}}, "logit_bias must name tokens by ids, integers from 0 on, got -3"),
+        ({"logit_bias": {3: math.inf}}, "logit_bias must add finite numbers, or -inf to exclude a token, got inf"),
+        ({"logit_bias": {3: math.nan}}, "logit_bias must add finite numbers"),
+        ({"bad_words": [5]}, r"bad_words must be sequences of token ids, such as \[\[5\], \[6, 7\]\], got 5"),
+        ({"bad_words": ["no"]}, "bad_words must be sequences of token ids"),
+        ({"bad_words": [[]]}, "bad_words must be sequences of at least one token id"),
+        ({"bad_words": [[1, -1]]}, "bad_words must name tokens by ids"),
+        ({"processors": 3}, "processors must be a sequence of functions"),
+        ({"processors": [3]}, "processors must be a sequence of functions"),
+        ({"allowed": [3]}, "allowed must be a function"),
+    ],
+)
+def test_bad_settings(setting: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^{sentence}"):
+        Policy(**setting)
+
+
+def test_tokens_beyond_the_vocabulary() -> None:
+    for policy in (Policy(logit_bias={5: 1}), Policy(bad_words=[[5]])):
+        with pytest.raises(ArgumentError, match="must name tokens below 5, the size of the vocabulary, got 5"):
+            policy(LOGITS)

@@ -1,0 +1,320 @@
+"""A small tree on two rows of different length: the batched policy against each setting's processor in transformers,
+or a plain loop, called on the whole text of one node at a time. And what users plug in."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from spectr.errors import ArgumentError
+from spectr.policy import History, Past, Policy
+
+V = 12
+STOPS = frozenset({10, 11})
+PROMPTS = [[1, 2, 3, 2], [5]]
+ANSWERS: list[list[int]] = [[4, 2, 4], []]
+PADDING = [[], [0, 0, 0]]
+PATHS = [
+    [[-1, -1, -1], [4, -1, -1], [2, -1, -1], [4, 2, -1], [4, 4, -1], [4, 2, 6], [2, 3, 2]],
+    [[-1, -1, -1], [5, -1, -1], [0, -1, -1], [0, 0, -1], [5, 0, -1], [0, 0, 0], [7, 8, 9]],
+]
+TEXTS = [
+    [prompt + answer + [token for token in path if token >= 0] for path in paths]
+    for prompt, answer, paths in zip(PROMPTS, ANSWERS, PATHS, strict=True)
+]
+LOGITS = 3 * torch.randn(2, len(PATHS[0]), V, generator=torch.Generator().manual_seed(3))
+NODES = [(row, node) for row in range(2) for node in range(len(PATHS[0]))]
+
+Plain = Callable[[int, list[int], Tensor], Tensor]
+"""From a row, the text of a node and its logits (V,) to other logits."""
+
+
+def past() -> Past:
+    history = History(PROMPTS, V, stops=STOPS, padding=PADDING)
+    history.commit(ANSWERS)
+    return Past(history, torch.tensor(PATHS))
+
+
+def one_by_one(plain: Plain, logits: Tensor = LOGITS) -> Tensor:
+    return torch.stack([plain(row, TEXTS[row][node], logits[row, node]) for row, node in NODES]).view(logits.shape)
+
+
+def check(policy: Policy, plain: Plain) -> None:
+    """The tree in one call, and each of its levels alone, are what `plain` says of each node."""
+    shaped = policy(LOGITS, past())
+    torch.testing.assert_close(shaped, one_by_one(plain), rtol=1e-5, atol=1e-5)
+    for node in range(LOGITS.shape[1]):
+        alone = replace(past(), paths=past().paths[:, node : node + 1])
+        assert torch.equal(policy(LOGITS[:, node : node + 1], alone), shaped[:, node : node + 1])
+
+
+def of(*processors: Callable[[Tensor, Tensor], Tensor]) -> Plain:
+    """Processors of transformers on the text without padding."""
+
+    def plain(_: int, text: list[int], logits: Tensor) -> Tensor:
+        scores = logits[None]
+        for processor in processors:
+            scores = processor(torch.tensor([text]), scores)
+        return scores[0]
+
+    return plain
+
+
+BAD = [[7], [4, 6], [2, 4], [3, 2, 5], [0, 0, 0], [1, 2, 3, 2, 4, 2, 4, 9], [5, 6], [0, 5, 6]]
+BIAS = {0: -2.5, 3: 1.0, 11: -math.inf}
+SEQUENCES = {(token,): float(bias) for token, bias in BIAS.items()}
+
+
+@pytest.mark.parametrize(
+    ("policy", "plain"),
+    [
+        (Policy(0.7), of(TemperatureLogitsWarper(0.7))),
+        (Policy(top_k=4), of(TopKLogitsWarper(4))),
+        (Policy(top_p=0.8), of(TopPLogitsWarper(0.8))),
+        (Policy(min_p=0.1), of(MinPLogitsWarper(0.1))),
+        (Policy(typical_p=0.1), of(TypicalLogitsWarper(0.1))),
+        (Policy(typical_p=0.9), of(TypicalLogitsWarper(0.9))),
+        (Policy(repetition_penalty=1.7), of(RepetitionPenaltyLogitsProcessor(1.7))),
+        (Policy(repetition_penalty=0.6), of(RepetitionPenaltyLogitsProcessor(0.6))),
+        (Policy(logit_bias=BIAS), of(SequenceBiasLogitsProcessor(SEQUENCES))),
+        (Policy(bad_words=BAD), of(NoBadWordsLogitsProcessor(BAD))),
+        (Policy(bad_words=[[7]]), of(NoBadWordsLogitsProcessor([[7]]))),
+    ],
+)
+def test_as_in_transformers(policy: Policy, plain: Plain) -> None:
+    check(policy, plain)
+
+
+@pytest.mark.parametrize("least", [1, 3, 4, 5, 6, 7])
+def test_min_new_tokens(least: int) -> None:
+    def plain(row: int, text: list[int], logits: Tensor) -> Tensor:
+        return of(MinNewTokensLengthLogitsProcessor(len(PROMPTS[row]), least, list(STOPS)))(row, text, logits)
+
+    check(Policy(min_new_tokens=least), plain)
+
+
+def test_min_new_tokens_without_stops_changes_nothing() -> None:
+    history = History(PROMPTS, V, stops=frozenset({V + 5}))
+    assert torch.equal(Policy(min_new_tokens=9)(LOGITS, Past(history, torch.tensor(PATHS))), LOGITS)
+
+
+@pytest.mark.parametrize(("presence", "frequency"), [(0.5, 0.0), (0.0, 0.3), (-0.5, 0.25)])
+def test_presence_and_frequency_count_what_was_generated(presence: float, frequency: float) -> None:
+    def plain(row: int, text: list[int], logits: Tensor) -> Tensor:
+        logits = logits.clone()
+        answer = text[len(PROMPTS[row]) :]
+        for token in set(answer):
+            logits[token] -= presence + frequency * answer.count(token)
+        return logits
+
+    check(Policy(presence_penalty=presence, frequency_penalty=frequency), plain)
+
+
+ALL = Policy(0.8, 9, 0.95, 0.01, 0.9, 1.3, 0.2, 0.1, {0: -2.5, 3: 1.0}, BAD, 4)
+
+
+def counted(row: int, text: list[int], logits: Tensor) -> Tensor:
+    answer = text[len(PROMPTS[row]) :]
+    return logits - torch.tensor([0.2 * (token in answer) + 0.1 * answer.count(token) for token in range(V)])
+
+
+def ordered(row: int, text: list[int], logits: Tensor) -> Tensor:
+    """All settings of `ALL` but the filters, in the order of transformers."""
+    bias = SequenceBiasLogitsProcessor({(0,): -2.5, (3,): 1.0})
+    logits = of(bias, RepetitionPenaltyLogitsProcessor(1.3))(row, text, logits)
+    least = MinNewTokensLengthLogitsProcessor(len(PROMPTS[row]), 4, list(STOPS))
+    return of(NoBadWordsLogitsProcessor(BAD), least)(row, text, counted(row, text, logits))
+
+
+def test_all_at_once_in_order() -> None:
+    filters = [TopKLogitsWarper(9), TopPLogitsWarper(0.95), MinPLogitsWarper(0.01), TypicalLogitsWarper(0.9)]
+    warped = of(TemperatureLogitsWarper(0.8), *filters)
+    check(ALL, lambda row, text, logits: warped(row, text, ordered(row, text, logits)))
+
+
+def test_greedy_comes_after_the_penalties() -> None:
+    shaped = replace(ALL, temperature=0)(LOGITS, past())
+    assert torch.equal(shaped.argmax(-1), one_by_one(ordered).argmax(-1))
+    assert torch.equal(shaped.isfinite().sum(-1), torch.ones(2, len(PATHS[0]), dtype=torch.int64))
+
+
+def test_drafts_are_ranked_where_the_target_is_greedy() -> None:
+    drafts = replace(ALL, temperature=0).for_drafts
+    torch.testing.assert_close(drafts(LOGITS, past()), one_by_one(ordered))
+    assert ALL.for_drafts is ALL
+
+
+def test_float64_stays_float64() -> None:
+    shaped = ALL(LOGITS.double(), past())
+    assert shaped.dtype == torch.float64
+    torch.testing.assert_close(shaped.float(), ALL(LOGITS, past()), rtol=1e-5, atol=1e-5)
+
+
+def test_tensor_settings_are_pure_tensor_operations() -> None:
+    """No value of a tensor comes to the host: the same calls run on tensors that have none."""
+    known = past()
+    ALL(LOGITS, known)  # constants and tables are made at the first call
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        shaped = ALL(mode.from_tensor(LOGITS), replace(known, paths=mode.from_tensor(known.paths)))
+        with pytest.raises(Exception, match="_local_scalar_dense"):
+            Policy(allowed=after)(mode.from_tensor(LOGITS), replace(known, paths=mode.from_tensor(known.paths)))
+    assert shaped.shape == LOGITS.shape
+
+
+def padded(row: int, text: list[int]) -> Tensor:
+    return torch.tensor([PADDING[row] + text])
+
+
+def last_seen(ids: Tensor, scores: Tensor) -> Tensor:
+    """Depends on the text: its length, its first and its last token."""
+    return scores + ids[:, -1:] * torch.arange(V) / 7 - ids[:, :1] + ids.shape[1] * torch.eye(V)[3]
+
+
+@pytest.mark.parametrize(
+    "processors",
+    [
+        [last_seen],
+        [NoRepeatNGramLogitsProcessor(2), last_seen],
+        LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.5), last_seen]),
+        [LogitsProcessorList([last_seen, RepetitionPenaltyLogitsProcessor(1.5)])],
+    ],
+)
+def test_processors_see_the_whole_text_with_padding(processors: list[Callable[[Tensor, Tensor], Tensor]]) -> None:
+    def plain(row: int, text: list[int], logits: Tensor) -> Tensor:
+        scores = logits[None]
+        for processor in processors:
+            scores = processor(padded(row, text), scores)
+        return scores[0]
+
+    check(Policy(processors=processors), plain)
+
+
+def test_processors_come_once_per_length_and_after_the_others() -> None:
+    calls = []
+
+    def spy(ids: Tensor, scores: Tensor) -> Tensor:
+        calls.append((ids.shape, scores.isinf()[:, 7].all().item()))
+        return scores
+
+    Policy(0, bad_words=[[7]], processors=[spy])(LOGITS, past())
+    lengths = [len(PADDING[row]) + len(TEXTS[row][node]) for row, node in NODES]
+    assert sorted(calls) == sorted(((lengths.count(n), n), True) for n in set(lengths))
+
+
+def test_a_processor_must_keep_the_shape() -> None:
+    with pytest.raises(
+        ArgumentError, match=r"processors must return logits of the shape they get, \(3, 12\), got \(3, 3\)"
+    ):
+        Policy(processors=[lambda _, scores: scores[:, :3]])(LOGITS, past())
+
+
+def after(text: list[int]) -> set[int]:
+    """A toy grammar: a token at most three away from the last one, or 4."""
+    return {4} | {token for token in range(V) if abs(token - text[-1]) <= 3}
+
+
+def as_mask(text: list[int]) -> Tensor:
+    return torch.tensor([token in after(text) for token in range(V)])
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [after, as_mask, lambda text: torch.tensor(sorted(after(text))), lambda text: as_mask(text).numpy()],
+)
+def test_the_mask_hook(hook: Callable[[list[int]], Tensor]) -> None:
+    """A node below a token that was not allowed is left alone, for no text gets there."""
+
+    def plain(row: int, text: list[int], logits: Tensor) -> Tensor:
+        start = len(PROMPTS[row]) + len(ANSWERS[row])
+        possible = all(text[place] in after(text[:place]) for place in range(start, len(text)))
+        return logits.masked_fill(~as_mask(text), -torch.inf) if possible else logits
+
+    check(Policy(allowed=hook), plain)
+    check(Policy(allowed=lambda _: None), lambda _row, _text, logits: logits)
+
+
+def test_a_hook_is_asked_once_and_only_about_texts_it_allowed() -> None:
+    asked = []
+
+    def hook(text: list[int]) -> list[int]:
+        asked.append(tuple(text))
+        return [token for token in after(text) if token != 4]
+
+    policy, known = Policy(allowed=hook), past()
+    first = policy(LOGITS, known)
+    assert torch.equal(policy(LOGITS, known), first)
+    assert len(asked) == len(set(asked))
+    assert not any(4 in text[7:] for text in asked)
+    known.history.commit([[2], [5]])
+    policy(LOGITS[:, :1], replace(known, paths=known.paths[:, :1]))
+    assert asked[-2:] == [(*TEXTS[0][0], 2), (5, 5)]
+
+
+def test_a_hook_is_not_asked_beyond_the_end() -> None:
+    history = History([[1]], V, stops=STOPS)
+    asked: list[list[int]] = []
+    policy = Policy(allowed=asked.append)
+    policy(LOGITS[:1, :2], Past(history, torch.tensor([[[10, -1], [10, 3]]])))
+    assert asked == []
+
+
+@pytest.mark.parametrize(("answer", "message"), [([V], "ids from 0 to 11"), ([True] * 3, "masks of 12 tokens")])
+def test_answers_of_a_hook_are_checked(answer: list[int], message: str) -> None:
+    with pytest.raises(ArgumentError, match=f"allowed must return {message}"):
+        Policy(allowed=lambda _: answer)(LOGITS, past())
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy(allowed=lambda _: []),
+        Policy(allowed=lambda _: [10], min_new_tokens=20),
+        Policy(processors=[lambda _, scores: torch.full_like(scores, -torch.inf)]),
+        Policy(processors=[lambda _, scores: scores * torch.nan]),
+        Policy(logit_bias=dict.fromkeys(range(9), -math.inf), bad_words=[[9]], min_new_tokens=20),
+        Policy(logit_bias=dict.fromkeys(range(1, V), -math.inf), bad_words=[[4, 2, 4, 0]]),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_settings_that_leave_no_token(policy: Policy, temperature: float) -> None:
+    with pytest.raises(ArgumentError, match=r"must leave at least one token.* 7 tokens that ends in \[3, 2, 4, 2, 4\]"):
+        replace(policy, temperature=temperature)(LOGITS, past())
+
+
+def test_no_text_needed_to_see_that_no_token_is_left() -> None:
+    with pytest.raises(ArgumentError, match="must leave at least one token"):
+        Policy(logit_bias=dict.fromkeys(range(6), -math.inf), bad_words=[[t] for t in range(5, V)])(LOGITS)
+
+
+def test_no_token_left_where_no_text_gets() -> None:
+    """Draft tokens that a processor excludes, or that end the text, may have nothing after them."""
+
+    def grammar(ids: Tensor, scores: Tensor) -> Tensor:
+        """Counts upwards, and ends with 10."""
+        wrong = torch.arange(V)[None] != ids[:, -1:] + 1
+        broken = (ids[:, 1:] != ids[:, :-1] + 1).any(-1, keepdim=True) | (ids[:, -1:] == 10)
+        return scores.masked_fill(wrong | broken, -torch.inf)
+
+    history = History([[7]], V, stops=STOPS)
+    paths = torch.tensor([[[-1, -1, -1, -1], [8, -1, -1, -1], [3, -1, -1, -1], [8, 3, 4, -1], [8, 9, 10, 3]]])
+    shaped = Policy(processors=[grammar])(LOGITS[:1, :5], Past(history, paths))
+    assert shaped[0, :2].argmax(-1).tolist() == [8, 9]
+    assert torch.equal(shaped[0, 2:], LOGITS[0, 2:5])
