@@ -22,8 +22,6 @@ from spectr.types import Draft, Drafting, Opening, Scene, Siblings
 
 __all__ = ["Counts", "NGram"]
 
-Law = npt.NDArray[np.float64]
-
 
 class Counts:
     """How often which token followed which context of up to `order` − 1 tokens."""
@@ -41,15 +39,6 @@ class Counts:
     def after(self, context: tuple[int, ...]) -> dict[int, int]:
         """Followers of exactly this context."""
         return self._table.get(context, {})
-
-
-def _blend(law: Law, followers: dict[int, int]) -> None:
-    """One back-off step, in place: towards the followers counted."""
-    if followers:
-        ids, counts = np.fromiter(followers.keys(), np.int64), np.fromiter(followers.values(), np.float64)
-        total, kinds = counts.sum(), len(counts)
-        law *= kinds / (total + kinds)
-        law[ids] += counts / (total + kinds)
 
 
 class NGram:
@@ -116,13 +105,16 @@ class _NGramDrafting:
         self.own = [self.own[p] if first else deepcopy(self.own[p]) for p, first in zip(places, firsts, strict=True)]
         self.learnt = [self.learnt[p] for p in places]
 
-    def law(self, row: int, text: Sequence[int]) -> Law:
-        """The law of the token after `text`."""
-        found = np.full(self.vocabulary, 1 / self.vocabulary)
-        for length in range(min(self.shared.order, len(text) + 1)):
-            context = tuple(text[len(text) - length :])
-            _blend(found, self._followers(row, context))
-        return found
+    def law(self, row: int, text: Sequence[int]) -> tuple[float, dict[int, float]]:
+        """The law of the token after `text`: what every token has, and what the tokens counted have besides."""
+        left, masses = 1.0, dict[int, float]()
+        for length in range(min(self.shared.order - 1, len(text)), -1, -1):  # the longest context first
+            followers = self._followers(row, tuple(text[len(text) - length :]))
+            total = sum(followers.values()) + len(followers)
+            for token, count in followers.items():
+                masses[token] = masses.get(token, 0.0) + left * count / total
+            left *= len(followers) / total if followers else 1.0
+        return left / self.vocabulary, masses
 
     def _followers(self, row: int, context: tuple[int, ...]) -> dict[int, int]:
         mine, ours = self.own[row].after(context), self.shared.after(context)
@@ -132,8 +124,18 @@ class _NGramDrafting:
 
     def _logits(self, texts: list[list[int]], frontier: Frontier) -> Tensor:
         reach = self.shared.order - 1
-        laws = [
-            [self.law(row, [*texts[row][-reach:], *path] if reach else []) for path in paths]
+        rows = [
+            self._row(row, [*texts[row][-reach:], *path] if reach else [])
             for row, paths in enumerate(frontier.paths.tolist())
+            for path in paths
         ]
-        return torch.from_numpy(np.log(np.array(laws))).to(frontier.tokens.device, torch.float32)
+        return torch.from_numpy(np.stack(rows)).view(*frontier.tokens.shape, -1).to(frontier.tokens.device)
+
+    def _row(self, row: int, text: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Logarithms of the law."""
+        base, masses = self.law(row, text)
+        found = np.full(self.vocabulary, np.log(base), np.float32)
+        if masses:
+            ids, more = np.fromiter(masses.keys(), np.int64), np.fromiter(masses.values(), np.float64)
+            found[ids] = np.log(base + more)
+        return found

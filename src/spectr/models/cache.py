@@ -7,6 +7,7 @@ before the call and returns the part of the buffers in use. Which slot holds whi
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
@@ -27,6 +28,8 @@ def _write(buffer: Tensor | None, fresh: Tensor, slots: Tensor, size: int) -> Te
     """`fresh` (B, H, T, d) at `slots` (B, T) of a buffer of `size`; zeros at first, since a masked NaN spreads."""
     if buffer is None:
         buffer = fresh.new_zeros(*fresh.shape[:2], size, fresh.shape[-1])
+    if len(slots) == 1:
+        return buffer.index_copy_(2, slots[0].to(fresh.device), fresh)
     return buffer.scatter_(2, slots.to(fresh.device)[:, None, :, None].expand_as(fresh), fresh)
 
 
@@ -63,6 +66,8 @@ class SlotCache(Cache):
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy slots `source` (B, T) to `target` (B, T) in every layer; all are read before any is written."""
+        if source.device.type == "cpu" and torch.equal(source, target):
+            return
         self._change(
             lambda buffer: buffer.scatter_(2, _spread(target, buffer), buffer.gather(2, _spread(source, buffer)))
         )
