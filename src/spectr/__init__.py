@@ -1,5 +1,6 @@
 """spectr: lossless multi-draft speculative decoding."""
 
+from spectr import hf
 from spectr.audit import StepLaw, exact_step_law
 from spectr.coins import SeededCoins
 from spectr.lm import LM, Output, load
@@ -22,6 +23,7 @@ __all__ = [
     "coupling",
     "exact_step_law",
     "grow",
+    "hf",
     "load",
     "optimal_acceptance",
     "race_acceptance",

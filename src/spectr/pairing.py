@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +145,6 @@ def _taken(drafter: Any) -> tuple[str, ...]:
 
 def _one(drafter: Any, pairing: _Pairing) -> Drafter:
     """A drafter from its name, from a model's name or folder, from a loaded model, or as it is."""
-    from spectr.models.catalog import FetchError
     from spectr.models.hf import open_loaded, open_model
 
     if _is_drafter(drafter):
@@ -161,13 +161,14 @@ def _one(drafter: Any, pairing: _Pairing) -> Drafter:
         )
     if drafter in DRAFTERS:
         return named_drafter(drafter, **pairing.options.some(*_PLANNED))
-    try:
-        return _model(pairing, open_model(drafter, **pairing.loading))
-    except FetchError as error:
-        raise UnknownNameError(
-            f"no drafter is called {drafter!r}, and no model could be loaded by that name ({error}); "
-            f"{nearest(drafter, list(_MAKERS))}"
-        ) from None
+    if _is_slip(drafter):
+        raise UnknownNameError(f"no drafter is called {drafter!r}; {nearest(drafter, list(_MAKERS))}")
+    return _model(pairing, open_model(drafter, **pairing.loading))
+
+
+def _is_slip(name: str) -> bool:
+    """Almost a drafter's name, and nothing like a model's."""
+    return "/" not in name and not Path(name).exists() and bool(get_close_matches(name, list(_MAKERS)))
 
 
 def _parts(drafter: Any) -> list[Any]:

@@ -1,0 +1,98 @@
+"""spectr as `custom_generate`: what transformers prepares is what is generated."""
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    PreTrainedModel,
+    StoppingCriteria,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+import spectr
+from spectr.errors import ArgumentError, MismatchError
+
+
+def llama(seed: int) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=24, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=128, eos_token_id=2, pad_token_id=0, bos_token_id=1,
+    )  # fmt: skip
+    net = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for weights in net.parameters():
+            if weights.dim() > 1:
+                weights.normal_(0, 0.2)
+    return net
+
+
+@pytest.fixture(scope="module")
+def net() -> PreTrainedModel:
+    return llama(1)
+
+
+IDS = torch.tensor([[5, 6, 7, 5, 6, 7, 5], [0, 0, 0, 9, 8, 9, 8]])
+MASK = (IDS > 0).long()
+GREEDY = [
+    {},
+    {"repetition_penalty": 1.4},
+    {"no_repeat_ngram_size": 2, "min_new_tokens": 12},
+    {"bad_words_ids": [[7, 5], [11]], "max_new_tokens": 9},
+]
+
+
+@pytest.mark.parametrize("flags", GREEDY)
+@pytest.mark.parametrize("drafter", ["lookup", "ngram", "model", "none"])
+def test_greedy_is_that_of_transformers(net: PreTrainedModel, flags: dict[str, object], drafter: str) -> None:
+    """Padded and unpadded, with the processors that transformers builds."""
+    settings = {"do_sample": False, "max_new_tokens": 20, **flags}
+    drafts = llama(2) if drafter == "model" else drafter
+    for ids, mask in ((IDS[:1], MASK[:1]), (IDS, MASK)):
+        meant = net.generate(ids, attention_mask=mask, **settings)
+        found = net.generate(ids, attention_mask=mask, custom_generate=spectr.hf.generate, drafter=drafts, **settings)
+        assert found.tolist() == meant.tolist()
+
+
+def test_sampled_text_is_a_function_of_the_seed(net: PreTrainedModel) -> None:
+    settings = {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "max_new_tokens": 16, "attention_mask": MASK}
+
+    def text(seed: int | None = 4, **more: object) -> list[list[int]]:
+        found = net.generate(IDS, custom_generate=spectr.hf.generate, seed=seed, **settings, **more)
+        return found.tolist()
+
+    assert text(drafter="none") == text(drafter="lookup") == text(drafter=llama(2), drafts=2, length=3, nodes=6)
+    assert text(5) != text(4)
+    torch.manual_seed(3)
+    first = text(None)
+    torch.manual_seed(3)
+    assert text(None) == first
+
+
+def test_custom_processors_and_criteria(net: PreTrainedModel) -> None:
+    class Odd(LogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            parity = (input_ids.sum(-1, keepdim=True) + torch.arange(scores.shape[-1])) % 2
+            return scores.masked_fill(parity == 0, -torch.inf)
+
+    class Nine(StoppingCriteria):
+        def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
+            return torch.full((len(input_ids),), input_ids.shape[1] >= 16)
+
+    settings = {"do_sample": False, "max_new_tokens": 30, "logits_processor": [Odd()], "stopping_criteria": [Nine()]}
+    meant = net.generate(IDS[:1], **settings)
+    assert meant.shape[1] <= 16
+    assert net.generate(IDS[:1], custom_generate=spectr.hf.generate, **settings).tolist() == meant.tolist()
+
+
+def test_what_is_refused(net: PreTrainedModel) -> None:
+    with pytest.raises(ArgumentError, match="num_beams=3"):
+        net.generate(IDS[:1], custom_generate=spectr.hf.generate, num_beams=3, max_new_tokens=4)
+    with pytest.raises(ArgumentError, match="return_dict_in_generate"):
+        net.generate(IDS[:1], custom_generate=spectr.hf.generate, return_dict_in_generate=True, max_new_tokens=4)
+    config = T5Config(vocab_size=24, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    with pytest.raises(MismatchError, match=r"spectr\.load"):
+        T5ForConditionalGeneration(config).generate(IDS[:1], custom_generate=spectr.hf.generate, max_new_tokens=4)

@@ -1,0 +1,178 @@
+"""`spectr.load` and what it gives: text, streams, conversations, statistics, and one sentence for what is wrong."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import spectr
+from spectr.errors import ArgumentError, MismatchError, SpectrError, UnknownNameError
+
+ASK = "the quick brown fox jumps over the quick brown"
+
+
+def test_one_text_whatever_drafts(folder: Path, small: Path) -> None:
+    plain = spectr.load(str(folder), drafter="none")
+    meant = plain.generate(ASK, 40, seed=5, temperature=0.9)
+    for drafter in ("lookup", "ngram", "early_exit", "random", str(small), f"lookup+{small}", ["lookup", "ngram"]):
+        lm = spectr.load(str(folder), drafter=drafter)
+        found = lm.generate(ASK, 40, seed=5, temperature=0.9)
+        assert found.tokens == meant.tokens
+        assert found.text == meant.text
+        assert found.stats.steps + found.stats.accepted >= len(found.tokens)
+    assert meant.stats.block_efficiency == 1
+    assert meant.text == plain.tokenizer.decode(meant.tokens, skip_special_tokens=True)
+
+
+def test_options_reach_the_drafter(folder: Path) -> None:
+    lm = spectr.load(str(folder), "early_exit", drafts=3, length=2, nodes=6, layers=1)
+    assert lm.engine.drafter.plan.budget == spectr.trees.Budget(6, 3, 2)  # type: ignore[attr-defined]
+    chains = spectr.load(str(folder), "ngram", "optimal", drafts=3, length=2)
+    assert (chains.engine.drafter.siblings, chains.engine.drafter.nodes) == ("iid", 7)
+    assert spectr.load(str(folder), "random", "block").engine.drafter.nodes == 5
+    learnt = spectr.load(str(folder), "ngram", text="the quick brown fox " * 20, order=5)
+    guess = learnt.generate("the quick", 12, raw=True, temperature=0, allowed=lambda _: None)
+    assert guess.stats.drafted > 0
+
+
+def test_batches_and_seeds(folder: Path) -> None:
+    lm = spectr.load(str(folder))
+    prompts = [ASK, "tides", ASK]
+    alone = [lm.generate(p, 20, seed=3 + i, raw=True).tokens for i, p in enumerate(["tides", "tides", ASK, ASK])]
+    assert [out.tokens for out in lm.generate(["tides", ASK], 20, seed=3, n=2, raw=True)] == alone
+    together = lm.generate(prompts, 20, seeds=[9, 9, 9], raw=True)
+    assert together[0].tokens == together[2].tokens != together[1].tokens
+    with pytest.raises(ArgumentError, match="one number for each of 3 rows, got 1"):
+        lm.generate(prompts, 4, seeds=[1])
+
+
+def test_stop_strings_cross_tokens(folder: Path) -> None:
+    lm = spectr.load(str(folder))
+    free = lm.generate(ASK, 60, seed=2, raw=True).text
+    stop = free[10:14]
+    cut = lm.generate(ASK, 60, seed=2, raw=True, stop=[stop, "never there"])
+    assert cut.text == free[: free.index(stop)]
+    assert cut.finish_reason == "stop"
+    assert "".join(lm.stream(ASK, 60, seed=2, raw=True, stop=stop)) == cut.text
+
+
+def test_streams_are_the_text_and_can_be_left(folder: Path) -> None:
+    lm = spectr.load(str(folder))
+    pieces = list(lm.stream(ASK, 50, seed=8, min_new_tokens=50))
+    assert "".join(pieces) == lm.generate(ASK, 50, seed=8, min_new_tokens=50).text
+    assert len(pieces) > 10
+    left = lm.stream(ASK, 50, seed=8, min_new_tokens=50)
+    assert next(left) == pieces[0]
+    left.close()  # type: ignore[attr-defined]
+
+
+def test_log_probabilities_are_the_models(folder: Path) -> None:
+    lm = spectr.load(str(folder))
+    out = lm.generate(ASK, 16, seed=1, temperature=0.5, raw=True, logprobs=True)
+    ids = torch.tensor([lm.encode(ASK, raw=True) + out.tokens])
+    with torch.no_grad():
+        law = lm.opened.target.model(ids).logits[0, -len(out.tokens) - 1 : -1].log_softmax(-1)
+    meant = law.gather(-1, torch.tensor(out.tokens)[:, None])[:, 0]
+    assert torch.allclose(torch.tensor(out.logprobs), meant, atol=1e-4)
+
+
+def test_statistics(folder: Path, small: Path) -> None:
+    out = spectr.load(str(folder), str(small), nodes=20).generate(ASK, 60, seed=1, optimality_gap=True)
+    stats = out.stats
+    assert stats.corrections + stats.bonuses == stats.steps
+    assert sum(stats.ranks) == stats.accepted == sum(stats.kept)
+    assert stats.optimality_gap is not None
+    assert 0 < stats.best <= stats.measured == sum(stats.reached)
+    assert abs(sum(stats.acceptance_by_rank) - stats.accepted / sum(stats.reached)) < 1e-9
+    assert sum(len(step.tokens) for step in out.steps) == len(out.tokens)
+    assert spectr.load(str(folder)).generate(ASK, 8).stats.optimality_gap is None
+
+
+def test_the_best_coupling_is_what_optimal_reaches(folder: Path, small: Path) -> None:
+    """With rule optimal the gap is noise around zero; a worse rule has one."""
+    gaps = {}
+    for rule in ("optimal", "recursive"):
+        lm = spectr.load(str(folder), str(small), rule, drafts=4, length=1)
+        outputs = lm.generate([ASK] * 40, 40, seed=1, optimality_gap=True)
+        reached = sum(out.stats.measured for out in outputs)
+        gaps[rule] = sum(out.stats.best - out.stats.accepted for out in outputs) / reached
+        assert reached > 500
+    assert abs(gaps["optimal"]) < 6 * (0.25 / 500) ** 0.5
+    assert gaps["recursive"] > gaps["optimal"]
+
+
+def test_a_conversation_reads_only_what_is_new(folder: Path) -> None:
+    chat = spectr.load(str(folder)).chat()
+    first = "".join(chat.say("one two three", 12, seed=4))
+    assert chat.reused == 0
+    said = chat.turns[-1]
+    assert said == {"role": "assistant", "content": first}
+    second = "".join(chat.say("and then?", 12, seed=4))
+    assert chat.reused > 5
+    fresh = spectr.load(str(folder)).chat()
+    fresh.turns = chat.turns[:2]
+    assert "".join(fresh.say("and then?", 12, seed=4)) == second  # a kept cache changes nothing
+    pieces = chat.say("more", 200)
+    next(pieces)
+    pieces.close()  # type: ignore[attr-defined]
+    assert chat.turns[-1]["role"] == "assistant"
+    assert "".join(chat.say("and on", 8)) != ""
+
+
+def test_encoder_decoder(translator: Path, folder: Path) -> None:
+    plain, lookup = (spectr.load(str(translator), drafter=name) for name in ("none", "lookup"))
+    assert plain.generate(ASK, 20, seed=1).tokens == lookup.generate(ASK, 20, seed=1).tokens
+    with pytest.raises(ArgumentError, match="decoder-only"):
+        lookup.chat().say("hello")
+    with pytest.raises(MismatchError, match="both have an encoder"):
+        spectr.load(str(translator), drafter=str(folder))
+
+
+def test_a_loaded_model_is_not_copied(folder: Path) -> None:
+    lm = spectr.load(str(folder))
+    again = spectr.load(lm.opened.target.model, "ngram", tokenizer=lm.tokenizer)
+    assert again.opened.target.model is lm.opened.target.model
+    assert again.generate(ASK, 9, seed=2).tokens == lm.generate(ASK, 9, seed=2).tokens
+    early = spectr.load(str(folder), "early_exit")
+    ours, theirs = (dict(m.named_parameters()) for m in (early.opened.target.model, early.engine.drafter.model.model))  # type: ignore[attr-defined]
+    assert {theirs[name].data_ptr() for name in theirs} <= {weights.data_ptr() for weights in ours.values()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"temprature": 1}, "did you mean temperature"),
+        ({"num_beams": 4}, "beam search is not offered"),
+        ({"n": 0}, "n must be at least 1"),
+        ({"n": 2}, "give \\[prompt\\]"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ({"max_new_tokens": 600}, "512 positions"),
+        ({"stop": [""]}, "stop"),
+        ({"top_p": 3}, "top_p"),
+    ],
+)
+def test_bad_settings(folder: Path, settings: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ArgumentError, match=sentence):
+        spectr.load(str(folder)).generate(ASK, **settings)  # type: ignore[arg-type]
+
+
+def test_bad_loads(folder: Path, foreign: Path) -> None:
+    bad: list[tuple[type[SpectrError], str, dict[str, object]]] = [
+        (UnknownNameError, "did you mean lookup", {"drafter": "lokup"}),
+        (UnknownNameError, "race", {"rule": "raec"}),
+        (MismatchError, "must share their tokens", {"drafter": str(foreign)}),
+        (MismatchError, "holds for siblings", {"drafter": "lookup", "rule": "recursive_wor"}),
+        (MismatchError, "verifies one chain", {"drafter": "ngram", "rule": "block", "drafts": 2}),
+        (ArgumentError, "drafts must be at least 1, got 0", {"drafter": "ngram", "drafts": 0}),
+        (ArgumentError, "takes no options; got length", {"drafter": "none", "length": 3}),
+        (ArgumentError, "did you mean dtype", {"dtyp": "float32"}),
+        (ArgumentError, "dtype must be", {"dtype": "float8"}),
+        (ArgumentError, "given by its name or folder", {"drafter": "model"}),
+        (ArgumentError, "layers must be 1 to 2, got 9", {"drafter": "early_exit", "layers": 9}),
+    ]
+    for kind, sentence, options in bad:
+        with pytest.raises(kind, match=sentence):
+            spectr.load(str(folder), **options)  # type: ignore[arg-type]
+    for prompts in ("", [], ["a", ""]):
+        with pytest.raises(ArgumentError, match="must not be empty"):
+            spectr.load(str(folder)).generate(prompts)
