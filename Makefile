@@ -20,8 +20,8 @@ help: ## list the targets
 
 setup: $(DEV) ## create .venv and install spectr with the developer's tools
 
-demo: $(RUNTIME) ## compare the rules side by side (installs the runtime only)
-	$(BIN)/spectr rules compare
+demo: $(RUNTIME) ## answer a question with the default model (installs the runtime, fetches the model once)
+	$(BIN)/spectr generate "Explain tides in two sentences." --seed 7
 
 test: lint ## lint, then every test and doctest
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadscope

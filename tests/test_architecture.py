@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("verify",),
     ("draft",),
     ("models",),
-    ("engine", "scheduler", "metrics", "text", "pairing", "lm", "hf"),
+    ("engine", "scheduler", "requests", "metrics", "text", "pairing", "lm", "hf"),
     ("theory", "tune", "train", "bench", "audit", "server"),
     (FACADE,),
     ("cli",),

@@ -1,8 +1,8 @@
 """The loop: draft, one target call, verdict, keep. It knows no names: parts say what they are, compared once."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,68 +12,13 @@ from spectr.coins import SeededCoins
 from spectr.errors import ArgumentError, MismatchError
 from spectr.metrics import Counted, Stats, best_possible, child_ranks, count_step
 from spectr.policy import History, Past, Policy
+from spectr.requests import Job, Memory, Request, Result, Step
 from spectr.rows import pick_rows
 from spectr.trees import Topology, topology
 from spectr.types import Draft, Drafter, Drafting, LogitsAt, Opening, Scene, TreeModel, Verdict
 from spectr.verify import Rule
 
 __all__ = ["Engine", "Job", "Memory", "Request", "Result", "Step"]
-
-Ends = Callable[[list[int]], int | None]
-"""New tokens of a row → how many of them belong to the text, if it ends among them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What one row is asked for."""
-
-    prompt: Sequence[int]
-    seed: int = 0
-    max_new_tokens: int = 128
-    source: Sequence[int] | None = None  # what an encoder-decoder model answers to
-    padding: Sequence[int] = ()  # tokens that custom processors see before the prompt
-    ends: Ends | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Requests that run as one batch, and what is to be told of them."""
-
-    requests: Sequence[Request]
-    policy: Policy = field(default_factory=Policy)
-    logprobs: bool = False
-    optimality_gap: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one step added to one row: the only thing that leaves the loop."""
-
-    row: int
-    tokens: list[int]  # accepted, then the bonus; cut at the end of the text
-    accepted: int  # draft tokens among them
-    corrected: bool  # the token after the accepted ones stands in the place of a draft
-    finish_reason: str | None  # "stop", "length", or None while the row goes on
-    logprobs: list[float] | None = None  # of the tokens, under the model's law before the policy
-
-
-@dataclass(slots=True)
-class Result:
-    """One finished row."""
-
-    tokens: list[int] = field(default_factory=list)
-    finish_reason: str = "length"
-    stats: Stats = field(default_factory=Stats)
-    logprobs: list[float] | None = None
-    steps: list[Step] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Memory:
-    """A session that outlives its request, so that a text which begins alike is not read again."""
-
-    session: Any = None
-    text: list[int] = field(default_factory=list)  # what the session holds
 
 
 @dataclass(slots=True)
@@ -135,8 +80,6 @@ class Engine:
             yield from self._step(batch, job, stats, memory)
             self._let_go(batch)
 
-    # -- beginning and end of rows ----------------------------------------------------------------------------------
-
     def _begin(self, job: Job, memory: Memory | None) -> _Batch:
         """Read every distinct prompt once."""
         for request in job.requests:
@@ -178,15 +121,17 @@ class Engine:
         if memory is not None and memory.session is not None and len(prompts) == 1:
             shared = _common(memory.text, prompts[0][:-1])
             self.target.grow(memory.session, room)
+            memory.text = memory.text[:shared]
             self.target.rewind(memory.session, [shared])
             self.target.read(memory.session, [prompts[0][shared:-1]])
+            memory.text = prompts[0][:-1]
             return memory.session
         session = self.target.open(len(prompts), room)
         if sources is not None:
             self.target.encode(session, sources)
         self.target.read(session, [prompt[:-1] for prompt in prompts])
         if memory is not None:
-            memory.session = session
+            memory.session, memory.text = session, prompts[0][:-1]
         return session
 
     def _history(self, job: Job) -> History | None:
@@ -210,8 +155,6 @@ class Engine:
         batch.drafting.take_rows(index)
         if batch.history is not None:
             batch.history.take_rows(stay)
-
-    # -- one step ---------------------------------------------------------------------------------------------------
 
     def _step(self, batch: _Batch, job: Job, stats: Sequence[Stats], memory: Memory | None) -> list[Step]:
         """Score, count, and cut: one `Step` for each row."""

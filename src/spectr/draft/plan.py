@@ -87,7 +87,8 @@ def _grown(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
         frontier = static_frontier(shape, tokens, nodes)
         return law_of(policy(logits_of(frontier), frontier.paths))
 
-    draft = grow(scene.root, law_at, Growth(shape, plan.siblings), scene.coins)
+    greedy = plan.siblings == "race" and scene.heat == 0  # no noise to share: the likeliest first
+    draft = grow(scene.root, law_at, Growth(shape, "fixed" if greedy else plan.siblings), scene.coins)
     order = {node: at for at, node in enumerate(n for level in shape.parents_by_depth for n in level)}
     scored = torch.tensor([order.get(node, -1) for node in range(len(shape.parents))], device=scene.root.device)
     return Drawn(draft, scored.expand_as(draft.tokens))
