@@ -1,6 +1,7 @@
 """`spectr chat`, `spectr doctor`, `spectr generate --trace` and `spectr bench step`, with the real default model."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ Spectr = Callable[..., Any]
 
 def test_a_conversation_in_a_pipe() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "spectr", "chat", "--max-new-tokens", "6", "--temperature", "0", "--system", "Be brief."],
+        [sys.executable, "-m", "spectr", "chat", "--max-new-tokens", "6", "--temperature", "0", "--system", "Brief."],
         input="Hello.\n\nAgain.\n", capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0
@@ -50,8 +51,14 @@ def test_trace_colours_tokens(spectr: Spectr, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("FORCE_COLOR", "1")
     traced = spectr("generate", "ha ha ha ha ha ha", "--raw", "--temperature", "0", "--max-new-tokens", "10", "--trace")
     assert "\x1b[" in traced.out
-    assert plain.out.strip().split()[0] in traced.out
+    assert re.sub(r"\x1b\[[0-9;]*m", "", traced.out).startswith(plain.out.rstrip("\n"))
     assert "correction" in traced.out
+
+
+def test_trace_as_json(spectr: Spectr) -> None:
+    found = json.loads(spectr("generate", "ha ha ha ha", "--raw", "--max-new-tokens", "6", "--trace", "--json").out)
+    assert [token for step in found["steps"] for token in step["tokens"]] == found["tokens"]
+    assert {"accepted", "corrected"} <= set(found["steps"][0])
 
 
 def test_bench_step(spectr: Spectr) -> None:

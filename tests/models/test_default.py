@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 import spectr
 from spectr.errors import ArgumentError, UnknownNameError
@@ -18,7 +17,6 @@ def folder() -> Path:
 
 
 def test_text_is_the_same_with_and_without_drafts(folder: Path) -> None:
-    torch.set_num_threads(2)
     assert locate("smollm2-135m") == folder
     outputs = [
         spectr.load("smollm2-135m", drafter=name).generate(PROMPT, 24, seed=7, temperature=0.7)
@@ -27,7 +25,6 @@ def test_text_is_the_same_with_and_without_drafts(folder: Path) -> None:
     assert outputs[0].tokens == outputs[1].tokens
     assert outputs[1].stats.steps < outputs[0].stats.steps
     assert "fox" in outputs[1].text
-    torch.set_num_threads(1)
 
 
 def test_a_stream_is_the_text_in_pieces(folder: Path) -> None:

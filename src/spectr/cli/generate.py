@@ -45,7 +45,7 @@ def warn_if_lossy(lm: LM) -> None:
         talk(f"rule {rule.card.name!r} is LOSSY: up to {rule.bias_bound:g} total variation per token")
 
 
-def _as_json(output: Output, seconds: float) -> dict[str, Any]:
+def _as_json(output: Output, seconds: float, *, trace: bool) -> dict[str, Any]:
     names = ("block_efficiency", "acceptance_by_depth", "acceptance_by_rank", "optimality_gap")
     stats = {**asdict(output.stats), **{name: getattr(output.stats, name) for name in names}}
     found = {
@@ -55,7 +55,13 @@ def _as_json(output: Output, seconds: float) -> dict[str, Any]:
         "seconds": seconds,
         "stats": stats,
     }
-    return found if output.logprobs is None else {**found, "logprobs": output.logprobs}
+    if output.logprobs is not None:
+        found["logprobs"] = output.logprobs
+    if trace:
+        found["steps"] = [
+            {"tokens": step.tokens, "accepted": step.accepted, "corrected": step.corrected} for step in output.steps
+        ]
+    return found
 
 
 def _colour(step: Step, place: int) -> str:
@@ -108,7 +114,7 @@ def generate(
     raw: Annotated[bool, typer.Option("--raw", help="Continue plain text: no chat template.")] = False,
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
     dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="float32, bfloat16, ... or auto.")] = "float32",
-    trace: Annotated[bool, typer.Option("--trace", help="Colour tokens by where they came from.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Colour tokens by origin; with --json: the steps.")] = False,
     gap: Annotated[bool, typer.Option("--gap", help="Also what the best coupling would have accepted.")] = False,
     logprobs: Annotated[bool, typer.Option("--logprobs", help="With --json: of every token.")] = False,
     as_json: JsonFlag = False,
@@ -130,7 +136,7 @@ def generate(
     )
     seconds = time.perf_counter() - start
     if as_json:
-        print_json(_as_json(output, seconds))
+        print_json(_as_json(output, seconds, trace=trace))
         return
     if trace:
         console().print(_traced(output, lm.tokenizer), soft_wrap=True)

@@ -1,0 +1,120 @@
+"""What drafters draw: n-gram laws by hand, pruned trees against brute force, merged trees, fitted vocabularies."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from spectr.draft import Plan
+from spectr.draft.mixed import merge
+from spectr.draft.model import fitted
+from spectr.draft.ngram import NGram, _NGramDrafting
+from spectr.draft.trie import draft_of_paths
+from spectr.errors import ArgumentError
+from spectr.trees import Budget, Frontier, prune
+from spectr.types import Opening
+
+
+def drafting(order: int, text: list[int], own: list[int], size: int) -> _NGramDrafting:
+    made = NGram(Plan(), order, text).open(Opening([own], None, 99, size, None))
+    assert isinstance(made, _NGramDrafting)
+    made.own[0].learn(own)
+    return made
+
+
+def test_witten_bell_by_hand() -> None:
+    """Counts: after 1 came 2, 2, 3; before anything 1, 2, 1, 2, 1, 3."""
+    state = drafting(2, [1, 2, 1, 2], [1, 3], 5)
+    base, masses = state.law(0, [1])
+    unigram = {1: 3 / 9, 2: 2 / 9, 3: 1 / 9}  # six tokens, three kinds; a third is left for the uniform law
+    left = 2 / 5  # three followers, two kinds
+    assert base == pytest.approx(left * (3 / 9) / 5)
+    assert masses == pytest.approx({1: left * unigram[1], 2: 2 / 5 + left * unigram[2], 3: 1 / 5 + left * unigram[3]})
+    assert 5 * base + sum(masses.values()) == pytest.approx(1)
+
+
+def test_a_law_without_any_count_is_uniform() -> None:
+    base, masses = drafting(3, [], [], 8).law(0, [5, 5])
+    assert (base, masses) == (1 / 8, {})
+
+
+def test_repeated_rows_learn_apart() -> None:
+    state = drafting(2, [], [1, 2], 5)
+    state.take_rows(torch.tensor([0, 0]))
+    state.own[0].learn([1, 3])
+    assert state.own[1].after((1,)) == {2: 1}
+    assert state.own[0].after((1,)) == {2: 1, 3: 1}
+
+
+def chances(size: int) -> dict[tuple[int, ...], Tensor]:
+    """Log laws after every path of up to two tokens."""
+    generator = torch.Generator().manual_seed(2)
+    paths = [path for length in range(3) for path in itertools.product(range(size), repeat=length)]
+    return {path: torch.randn(size, generator=generator).mul(1.5).log_softmax(-1) for path in paths}
+
+
+@pytest.mark.parametrize("nodes", [2, 5, 9, 14])
+def test_a_pruned_tree_is_the_best_tree(nodes: int) -> None:
+    """With a beam that loses nothing, the N nodes of highest probability, by brute force."""
+    size, laws = 4, chances(4)
+
+    def chances_of(frontier: Frontier) -> Tensor:
+        return torch.stack([torch.stack([laws[tuple(path)] for path in row]) for row in frontier.paths.tolist()])
+
+    drawn = prune(torch.tensor([0]), chances_of, Budget(nodes, beam=16, depth=3))
+    scores = {
+        path: float(sum(laws[path[:d]][path[d]] for d in range(len(path))))
+        for length in (1, 2, 3)
+        for path in itertools.product(range(size), repeat=length)
+    }
+    best = set(sorted(scores, key=lambda path: -scores[path])[: nodes - 1])
+    draft, found = drawn.draft, set()
+    for node in range(1, nodes):
+        path, at = [], node
+        while at:
+            path.append(int(draft.tokens[0, at]))
+            assert int(draft.parents[0, at]) < at
+            at = int(draft.parents[0, at])
+        found.add(tuple(reversed(path)))
+    assert found == best
+
+
+def test_a_pruned_tree_has_no_impossible_nodes() -> None:
+    law = torch.tensor([0.0, -torch.inf, -torch.inf, -torch.inf])
+    drawn = prune(torch.tensor([0, 0]), lambda f: law.expand(*f.tokens.shape, 4), Budget(12, beam=3, depth=3))
+    assert drawn.draft.tokens.tolist() == [[0, 0, 0, 0]] * 2
+    assert drawn.draft.parents.tolist() == [[0, 0, 1, 2]] * 2
+    assert drawn.scored.tolist() == [[0, 1, 4, -1]] * 2  # a beam of three at each depth, of which one is possible
+
+
+def test_merged_trees_share_what_they_share() -> None:
+    root = torch.tensor([9, 9])
+    first = draft_of_paths(root, [[(1, 2), (3,)], [(4,)]], 8)
+    second = draft_of_paths(root, [[(1, 5), (6,)], [(4, 7), (8,)]], 8)
+    merged = merge([first, second], "fixed")
+    assert merged.draft.tokens.tolist() == [[9, 1, 2, 3, 5, 6], [9, 4, 7, 8, 0, 0]]
+    assert merged.draft.parents[0].tolist() == [0, 0, 1, 0, 1, 0]
+    assert merged.draft.parents[1, :4].tolist() == [0, 0, 1, 0]
+    assert merged.draft.alive.sum(-1).tolist() == [6, 4]
+    assert merged.origins[0][0].tolist() == [0, 1, 2, 3, -1, -1]
+    assert merged.origins[1][0].tolist() == [0, 1, -1, -1, 2, 3]
+    assert merged.origins[1][1, :4].tolist() == [0, 1, 2, 3]
+
+
+def test_vocabularies_are_fitted() -> None:
+    logits = torch.tensor([[1.0, 2.0, 3.0]])
+    assert fitted(logits, 2).tolist() == [[1.0, 2.0]]
+    assert fitted(logits, 5).tolist() == [[1.0, 2.0, 3.0, -torch.inf, -torch.inf]]
+
+
+def test_bad_plans() -> None:
+    for options, sentence in (
+        ({"nodes": 1}, "at least 2"),
+        ({"length": 0}, "length must be"),
+        ({"tree": ()}, "branching"),
+    ):
+        with pytest.raises(ArgumentError, match=sentence):
+            Plan("iid", **options).shape  # type: ignore[arg-type]  # noqa: B018
+    with pytest.raises(ArgumentError, match="beam of a pruned tree"):
+        Budget(4, beam=0)
