@@ -98,8 +98,12 @@ class TreeModel(Protocol):
     vocabulary: int
     device: torch.device
 
-    def open(self, rows: int, slots: int) -> Any:
-        """A session with room for so many rows and tokens, scratch included."""
+    def open(self, rows: int, slots: int, *, features: bool = False) -> Any:
+        """A session with room for so many rows and tokens, scratch included; one that keeps features, if asked."""
+        ...
+
+    def features_at(self, session: Any, positions: Tensor) -> Tensor:
+        """(B, L, H): what entered the output layer at committed `positions` (B, L); zeros before the first."""
         ...
 
     def encode(self, session: Any, sources: list[list[int]]) -> None:
@@ -205,5 +209,5 @@ class Drafter(Protocol):
         ...
 
     def open(self, opening: Opening) -> Drafting:
-        """Begin with a batch of rows."""
+        """Begin with a batch of rows. A drafter with `wants_features = True` finds them in the target's session."""
         ...

@@ -15,6 +15,7 @@ from spectr.draft import DRAFTERS, Plan, drafter
 from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError, MismatchError
 from spectr.models.early import truncated
+from spectr.models.head import head_of
 from spectr.models.target import Target
 from spectr.policy import Policy
 from spectr.types import Drafter
@@ -36,6 +37,8 @@ def makers(net: PreTrainedModel, near: Target, far: Target) -> dict[str, Make]:
         "model": lambda plan: drafter("model", model=near, plan=plan),
         "early_exit": lambda plan: drafter("early_exit", model=early, plan=plan),
     }
+    head = Target(head_of(net, 1))
+    made["feature"] = lambda plan: drafter("feature", head=head, target=Target(net), plan=plan)
     made["padded"] = lambda plan: drafter("model", model=far, plan=plan)
     made["mixed"] = lambda plan: drafter(
         "mixed", parts=[made["lookup"](plan), made["model"](plan), made["ngram"](plan)]
@@ -74,7 +77,7 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", ["lookup", "random", "ngram", "model", "padded", "early_exit", "mixed"])
+@pytest.mark.parametrize("name", ["lookup", "random", "ngram", "model", "padded", "early_exit", "feature", "mixed"])
 def test_race_text_is_that_of_no_drafter(net: PreTrainedModel, makers: dict[str, Make], name: str, policy: str) -> None:
     meant, rule = plain(net, POLICIES[policy]), spectr.rule("race")
     for plan in PLANS.values():
@@ -112,6 +115,7 @@ CASES = [
     ("optimal", "iid", "chains", "ngram"),
     ("optimal", "iid", "chains", "early_exit"),
     ("path_block", "iid", "chains", "model"),
+    ("optimal", "iid", "chains", "feature"),
     ("traversal", "without_replacement", "one", "model"),
     ("recursive_wor", "without_replacement", "one", "ngram"),
     ("hybrid", "hybrid", "hybrid", "model"),
@@ -149,7 +153,7 @@ def law_of_two(net: PreTrainedModel, prompt: list[int], policy: Policy) -> torch
 def test_law_of_two_tokens(
     net: PreTrainedModel, makers: dict[str, Make], rule: str, siblings: str, plan: str, name: str, policy: str
 ) -> None:
-    """Chi-square of 3,000 texts against exact probabilities; false alarms once in 10^8 a case, 36 cases."""
+    """Chi-square of 3,000 texts against exact probabilities; false alarms once in 10^8 a case, 39 cases."""
     prompt, count = [3, 4, 3, 4, 3], 3_000
     expected = law_of_two(net, prompt, LAWS[policy]) * count
     made = makers[name](PLANS[plan])
@@ -170,7 +174,7 @@ def test_law_of_two_tokens(
 @pytest.mark.parametrize("rule", ["optimal", "path_block", "match"])
 def test_coupling_rules_do_not_depend_on_the_batch(net: PreTrainedModel, makers: dict[str, Make], rule: str) -> None:
     """The same plan and seed give the same text, alone or among others."""
-    for name in ("model", "ngram", "early_exit"):
+    for name in ("model", "ngram", "early_exit", "feature"):
         engine = Engine(Target(net), makers[name](PLANS["chains"]), spectr.rule(rule))
         together = [result.tokens for result in engine.generate(Job(requests()))]
         assert together == [engine.generate(Job([request]))[0].tokens for request in requests()]

@@ -16,6 +16,7 @@ DRAFTERS = Registry(
         "ngram": Entry("spectr.draft.ngram:NGram"),
         "model": Entry("spectr.draft.model:ModelDrafter"),
         "early_exit": Entry("spectr.draft.early_exit:EarlyExit"),
+        "feature": Entry("spectr.draft.feature:FeatureDrafter"),
         "random": Entry("spectr.draft.random:RandomDrafter"),
         "mixed": Entry("spectr.draft.mixed:Mixed"),
     },

@@ -16,7 +16,7 @@ from spectr.rows import pick_rows
 from spectr.trees import Frontier
 from spectr.types import Draft, Drafting, Opening, Scene, Siblings, TreeModel
 
-__all__ = ["ModelDrafter", "fitted"]
+__all__ = ["Ahead", "ModelDrafter", "ModelDrafting", "fitted"]
 
 
 def fitted(logits: Tensor, vocabulary: int) -> Tensor:
@@ -56,7 +56,7 @@ class ModelDrafter:
         if opening.sources is not None:
             self.model.encode(session, self._known(opening.sources))
         self.model.read(session, self._known([prompt[:-1] for prompt in opening.prompts]))
-        return _ModelDrafting(self, session, opening.vocabulary, [len(prompt) - 1 for prompt in opening.prompts])
+        return ModelDrafting(self.model, self.plan, session, opening)
 
     def _known(self, texts: list[list[int]]) -> list[list[int]]:
         """Tokens of the target that the drafter does not have are read as its first."""
@@ -65,7 +65,7 @@ class ModelDrafter:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ahead:
+class Ahead:
     """The text not read when the step began: `count` (B,) tokens of each row, in the first W scratch places."""
 
     tokens: Tensor  # (B, W), a row's tokens first
@@ -76,13 +76,13 @@ class _Ahead:
         return torch.arange(self.tokens.shape[1], device=self.count.device) < self.count[:, None]
 
 
-class _ModelDrafting:
+class ModelDrafting:
     """A session of the draft model, and how much of each row's text it has read."""
 
-    def __init__(self, drafter: ModelDrafter, session: Any, vocabulary: int, read: list[int]) -> None:
-        self.model, self.plan, self.session, self.vocabulary = drafter.model, drafter.plan, session, vocabulary
-        self.read = torch.tensor(read)  # on the host, where texts are
-        self._ahead: _Ahead | None = None
+    def __init__(self, model: TreeModel, plan: Plan, session: Any, opening: Opening) -> None:
+        self.model, self.plan, self.session, self.vocabulary = model, plan, session, opening.vocabulary
+        self.read = torch.tensor([len(prompt) - 1 for prompt in opening.prompts])  # on the host, where texts are
+        self._ahead: Ahead | None = None
         self._drawn: Drawn | None = None
 
     def propose(self, scene: Scene) -> Draft:
@@ -97,24 +97,27 @@ class _ModelDrafting:
         assert self._drawn is not None
         width = self._ahead.tokens.shape[1]
         text = torch.where(self._ahead.seen(), torch.arange(width, device=path.device), -1)
-        scored = self._drawn.scored.gather(1, path.clamp_min(0))
-        nodes = torch.where((path >= 0) & (scored >= 0), scored + width - 1, -1)
-        kept = torch.cat([text, nodes], 1)
+        kept = torch.cat([text, self._kept(path, self._drawn, width)], 1)
         self.model.keep(self.session, kept)
         self.read = self.read + (kept >= 0).sum(-1).cpu()
+
+    def _kept(self, path: Tensor, drawn: Drawn, width: int) -> Tensor:
+        """Scratch places (B, D) of accepted nodes that need not be read again, -1 for the others."""
+        scored = drawn.scored.gather(1, path.clamp_min(0))
+        return torch.where((path >= 0) & (scored >= 0), scored + width - 1, -1)
 
     def take_rows(self, rows: Tensor) -> None:
         """Rows leave, or are repeated."""
         self.model.take_rows(self.session, rows)
         self.read = self.read[rows.cpu()]
 
-    def _unread(self, scene: Scene) -> _Ahead:
+    def _unread(self, scene: Scene) -> Ahead:
         parts = [text[read:] for text, read in zip(scene.texts, self.read.tolist(), strict=True)]
         widest, device = max(map(len, parts)), scene.root.device
         tokens = torch.tensor([part + [0] * (widest - len(part)) for part in parts], device=device)
-        return _Ahead(tokens, torch.tensor([len(part) for part in parts], device=device))
+        return Ahead(tokens, torch.tensor([len(part) for part in parts], device=device))
 
-    def _logits(self, ahead: _Ahead, frontier: Frontier) -> Tensor:
+    def _logits(self, ahead: Ahead, frontier: Frontier) -> Tensor:
         """Raw logits over the target's vocabulary."""
         found = self._first(ahead) if frontier.depth == 0 else self._deeper(ahead, frontier)
         return fitted(found, self.vocabulary)
@@ -123,7 +126,7 @@ class _ModelDrafting:
         known = torch.where(tokens < self.model.vocabulary, tokens, 0)
         return self.model.score(self.session, known, ancestors, depth)
 
-    def _first(self, ahead: _Ahead) -> Tensor:
+    def _first(self, ahead: Ahead) -> Tensor:
         """After the root, the last of the unread text."""
         batch, width = ahead.tokens.shape
         places = torch.arange(width, device=ahead.tokens.device)
@@ -131,7 +134,7 @@ class _ModelDrafting:
         logits = self._score(ahead.tokens, causal, places.expand(batch, -1))
         return pick_rows(logits, ahead.count[:, None] - 1)
 
-    def _deeper(self, ahead: _Ahead, frontier: Frontier) -> Tensor:
+    def _deeper(self, ahead: Ahead, frontier: Frontier) -> Tensor:
         """Below the root: a node sees all of the unread text, and its ancestors."""
         batch, count, _ = frontier.ancestors.shape
         text = ahead.seen()[:, None].expand(batch, count, -1)

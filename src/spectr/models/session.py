@@ -43,6 +43,7 @@ class Store:
     longest: int = 0  # no row has more committed tokens
     slack: int = 0  # by how much `longest` may be too large
     memory: Memory | None = None
+    features: Tensor | None = None  # (B, M + 1, H) of the token in each slot, where somebody wants them
 
     def used(self, extra: int) -> int:
         """How many slots a call with `extra` scratch nodes looks at; asks the device when the bound is too loose."""
@@ -75,12 +76,17 @@ class Store:
         self.position, self.filled = self.position[rows], self.filled[rows]
         if self.memory is not None:
             self.memory.take_rows(rows)
+        if self.features is not None:
+            self.features = self.features[rows]
         self.slack = max(self.slack, 1)  # the longest row may have left
 
     def grow(self, slots: int) -> None:
         """Room for `slots` tokens a row, contents kept."""
         extra = self.position.new_zeros(self.position.shape[0], slots - self.cache.size)
         self.position = torch.cat([self.position, extra], 1)
+        if self.features is not None:
+            wider = self.features.new_zeros(self.features.shape[0], extra.shape[1], self.features.shape[2])
+            self.features = torch.cat([self.features, wider], 1)
         self.cache.grow(slots)
 
 
@@ -93,6 +99,7 @@ class Session:
     pending: int = 0  # scratch nodes scored since the last keep
     wants_features: bool = False
     features: Tensor | None = field(default=None, repr=False)  # (B, T, H) what entered the output layer, last call
+    given: Tensor | None = field(default=None, repr=False)  # (B, T, H) what goes in with the tokens of the next call
 
     @property
     def filled(self) -> Tensor:

@@ -19,6 +19,7 @@ from spectr.models.memory import afford, need
 from spectr.models.session import Session, Store
 from spectr.models.support import driver_of, needs_of
 from spectr.models.tap import tap
+from spectr.rows import pick_rows
 
 __all__ = ["Session", "Target"]
 
@@ -48,7 +49,8 @@ class Target:
         self.context = self.needs.context
         self.device = model.device
         self.head: torch.nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        self.vocabulary = int(getattr(self.head, "out_features", None) or model.config.vocab_size)
+        own = getattr(model, "vocabulary", None) or getattr(self.head, "out_features", None)
+        self.vocabulary = int(own or model.config.vocab_size)
 
     def memory(self, rows: int, slots: int) -> int:
         """Bytes of a cache, from the widths in the config."""
@@ -56,14 +58,20 @@ class Target:
         config = whole if whole.is_encoder_decoder else whole.get_text_config(decoder=True)
         return need(config, rows, slots, self.model.dtype)
 
-    def open(self, rows: int, slots: int) -> Session:
-        """Room for `rows` rows of `slots` tokens, trees included."""
+    def open(self, rows: int, slots: int, *, features: bool = False) -> Session:
+        """Room for `rows` rows of `slots` tokens, trees included; with `features`, those of every token are kept."""
         if rows < 1 or slots < 1:
             raise ArgumentError(f"a session needs at least one row and one slot, got {rows} and {slots}")
         afford(self.memory(rows, slots), self.device, f"a cache of {rows} rows of {slots} tokens", _FEWER)
         position = torch.zeros(rows, slots + 1, dtype=torch.int64, device=self.device)
         filled = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        return Session(Store(SlotCache(slots), position, filled))
+        store = Store(SlotCache(slots), position, filled)
+        if features:
+            width = (
+                getattr(self.head, "in_features", None) or self.model.config.get_text_config(decoder=True).hidden_size
+            )
+            store.features = torch.zeros(rows, slots + 1, int(width), dtype=self.model.dtype, device=self.device)
+        return Session(store, wants_features=features)
 
     def share(self, session: Session) -> Session:
         """A view of a session with scratch of its own, in the same slots: for a drafter made of the target's first
@@ -88,15 +96,17 @@ class Target:
         tokens = torch.tensor([t + [0] * (longest - len(t)) for t in texts], dtype=torch.int64, device=self.device)
         counts = torch.tensor([len(t) for t in texts], device=self.device)
         features: list[Tensor] = []
+        given = session.given
         for start in range(0, longest, self.chunk):
             part = tokens[:, start : start + self.chunk]
+            session.given = None if given is None else given[:, start : start + self.chunk]
             fresh = (counts - start).clamp(0, part.shape[1])
             used = max(f + min(len(t), start + part.shape[1]) for f, t in zip(filled, texts, strict=True))
             self._run(session, self._chunk(session, part, fresh, used), last_only=True)
             features.extend([] if session.features is None else [session.features])
             store.filled = store.filled + fresh
         store.longest, store.slack = max(f + len(t) for f, t in zip(filled, texts, strict=True)), 0
-        session.features = torch.cat(features, 1) if features else None
+        session.features, session.given = torch.cat(features, 1) if features else None, None
 
     @torch.no_grad()
     def score(self, session: Session, tokens: Tensor, ancestors: Tensor, depth: Tensor) -> Tensor:
@@ -127,6 +137,8 @@ class Target:
         source = torch.where(real > 0, store.filled[:, None] + nodes.gather(1, order), trash)
         target = torch.where(real > 0, places, trash)
         store.cache.move(source, target)
+        if store.features is not None:
+            store.features.scatter_(1, _wide(target, store.features), pick_rows(store.features, source))
         store.position.scatter_(1, target, places)
         store.advance(real.sum(-1), nodes.shape[1])
 
@@ -148,6 +160,14 @@ class Target:
             afford(size, self.device, f"a cache for {extra} rows more", _FEWER)
         session.store.take_rows(rows)
         session.features = None if session.features is None else session.features[rows]
+
+    def features_at(self, session: Session, positions: Tensor) -> Tensor:
+        """(B, L, H): what entered the output layer at committed `positions` (B, L); zeros before the first."""
+        held = session.store.features
+        if held is None:
+            raise ArgumentError("this session keeps no features; open it with features=True")
+        found = pick_rows(held, positions.clamp_min(0))
+        return torch.where(positions[..., None] >= 0, found, 0.0)
 
     def grow(self, session: Session, slots: int) -> None:
         """Room for `slots` tokens a row, contents kept; a session never shrinks."""
@@ -188,12 +208,20 @@ class Target:
         store.position.scatter_(1, slots, fresh.where)
         store.cache.slots, store.cache.used = slots, fresh.used
         key = store.position[:, : fresh.used]
-        call = Call(fresh.tokens, fresh.where, key, _seen(store.filled, fresh), store.cache, store.memory)
+        given, session.given = session.given, None
+        call = Call(fresh.tokens, fresh.where, key, _seen(store.filled, fresh), store.cache, store.memory, given)
         looking = tap(self.head, last_only) if last_only or session.wants_features else nullcontext(list[Tensor]())
         with looking as entered:
             logits = self.driver(call)
         session.features = entered[0] if session.wants_features else None
+        if store.features is not None and session.features is not None and not session.is_view:
+            store.features.scatter_(1, _wide(slots, session.features), session.features)
         return logits
+
+
+def _wide(slots: Tensor, features: Tensor) -> Tensor:
+    """Slots (B, T) as an index into features (B, …, H)."""
+    return slots[..., None].expand(-1, -1, features.shape[-1])
 
 
 def _seen(filled: Tensor, fresh: _Fresh) -> Tensor:

@@ -20,6 +20,7 @@ class Frontier:
     tokens: Tensor  # (B, M) int64
     paths: Tensor  # (B, M, depth) int64: the tokens below the root on the way to each node, its own the last
     ancestors: Tensor  # (B, M, S + M) bool: which scored nodes, and of the M, each is or descends from
+    parents: Tensor  # (B, M) int64: the place of each one's parent among the S; 0 for the root
 
 
 LogitsOf = Callable[[Frontier], Tensor]
@@ -30,7 +31,7 @@ def first_frontier(root: Tensor) -> Frontier:
     """The roots (B,) alone."""
     batch, device = root.shape[0], root.device
     ancestors = torch.ones(batch, 1, 1, dtype=torch.bool, device=device)
-    return Frontier(0, root[:, None], root.new_empty(batch, 1, 0), ancestors)
+    return Frontier(0, root[:, None], root.new_empty(batch, 1, 0), ancestors, torch.zeros_like(root)[:, None])
 
 
 def next_frontier(above: Frontier, parent: Tensor, tokens: Tensor) -> Frontier:
@@ -41,7 +42,9 @@ def next_frontier(above: Frontier, parent: Tensor, tokens: Tensor) -> Frontier:
 
     own = torch.eye(tokens.shape[1], dtype=torch.bool, device=tokens.device).expand(tokens.shape[0], -1, -1)
     paths = torch.cat([at_parent(above.paths), tokens[..., None]], -1)
-    return Frontier(above.depth + 1, tokens, paths, torch.cat([at_parent(above.ancestors), own], -1))
+    ancestors = torch.cat([at_parent(above.ancestors), own], -1)
+    before = above.ancestors.shape[-1] - above.tokens.shape[1]
+    return Frontier(above.depth + 1, tokens, paths, ancestors, parent + before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class _Rung:
     depth: int
     ways: tuple[tuple[int, ...], ...]  # nodes below the root on the way to each node
     ancestors: tuple[tuple[bool, ...], ...]
+    parents: tuple[int, ...]  # places among the nodes scored
 
 
 @cache
@@ -60,7 +64,8 @@ def _rungs(shape: Shape) -> dict[tuple[int, ...], _Rung]:
         scored += nodes
         ways = [shape.way(node) for node in nodes]
         seen = tuple(tuple(other in way for other in scored) for way in ways)
-        found[tuple(nodes)] = _Rung(depth, tuple(tuple(way[1:]) for way in ways), seen)
+        parents = tuple(scored.index(shape.parents[node]) for node in nodes)
+        found[tuple(nodes)] = _Rung(depth, tuple(tuple(way[1:]) for way in ways), seen, parents)
     return found
 
 
@@ -69,4 +74,5 @@ def static_frontier(shape: Shape, tokens: Tensor, nodes: list[int]) -> Frontier:
     rung = _rungs(shape)[tuple(nodes)]
     ways = torch.tensor(rung.ways, dtype=torch.int64, device=tokens.device)  # (M, depth)
     seen = torch.tensor(rung.ancestors, device=tokens.device).expand(tokens.shape[0], -1, -1)
-    return Frontier(rung.depth, tokens[:, nodes], tokens[:, ways], seen)
+    parents = torch.tensor(rung.parents, device=tokens.device).expand(tokens.shape[0], -1)
+    return Frontier(rung.depth, tokens[:, nodes], tokens[:, ways], seen, parents)

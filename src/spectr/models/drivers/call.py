@@ -24,6 +24,7 @@ class Call:
     seen: Tensor  # (B, T, M) bool
     cache: SlotCache  # told where to write
     memory: Memory | None  # what the encoder made, for models that have one
+    given: Tensor | None = None  # (B, T, H) features that go in with the tokens, for a head
 
 
 class Driver(Protocol):

@@ -21,12 +21,14 @@ class Causal:
 
     def __call__(self, call: Call) -> Tensor:
         """Logits (B, T, V)."""
+        more = {} if call.given is None else {"features": call.given}
         out: Any = self.model(
             input_ids=call.tokens,
             position_ids=call.query,
             attention_mask=self._masks(call),
             past_key_values=call.cache,
             use_cache=True,
+            **more,
         )
         found: Tensor = out.logits
         return found

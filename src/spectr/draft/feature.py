@@ -1,0 +1,88 @@
+"""A trained head over the target's features: the cheapest drafter that is close to its target.
+
+Committed text is read with the target's true features; below the root the head's own expectation of the parent's
+feature stands in. So accepted nodes are read again, with true features, in the first call of the next step.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from spectr.draft.model import Ahead, ModelDrafting
+from spectr.draft.plan import Drawn, Plan
+from spectr.rows import pick_rows
+from spectr.trees import Frontier
+from spectr.types import Drafting, Opening, Scene, Siblings, TreeModel
+
+__all__ = ["FeatureDrafter"]
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureDrafter:
+    """A head that is driven like a model and takes features with its tokens, the target they come from, and a plan."""
+
+    head: TreeModel
+    target: TreeModel
+    plan: Plan
+    name: ClassVar[str] = "feature"
+    wants_features: ClassVar[bool] = True
+
+    @property
+    def siblings(self) -> Siblings:
+        """As planned."""
+        return self.plan.siblings
+
+    @property
+    def nodes(self) -> int:
+        """As planned."""
+        return self.plan.capacity
+
+    @property
+    def gives_laws(self) -> bool:
+        """Unless the tree is pruned."""
+        return not self.plan.prunes
+
+    def open(self, opening: Opening) -> Drafting:
+        """Read the prompts but their last tokens, each with the feature of the token before."""
+        texts = [prompt[:-1] for prompt in opening.prompts]
+        session = self.head.open(len(texts), opening.slots + self.plan.scored, features=True)
+        longest, device = max(map(len, texts)), self.target.device
+        places = torch.arange(-1, longest - 1, device=device).expand(len(texts), -1)
+        session.given = self.target.features_at(opening.session, places)
+        self.head.read(session, texts)
+        return _FeatureDrafting(self, session, opening)
+
+
+class _FeatureDrafting(ModelDrafting):
+    """Reads with true features, and goes down with expected ones."""
+
+    def __init__(self, drafter: FeatureDrafter, session: Any, opening: Opening) -> None:
+        super().__init__(drafter.head, drafter.plan, session, opening)
+        self.target, self.source = drafter.target, opening.session
+        self._expected: Tensor | None = None  # (B, S, H) of the nodes scored, the root first
+
+    def _unread(self, scene: Scene) -> Ahead:
+        ahead = super()._unread(scene)
+        before = self.read.to(ahead.tokens.device)[:, None] - 1
+        places = before + torch.arange(ahead.tokens.shape[1], device=ahead.tokens.device)
+        known = (self.read.to(before.device) + ahead.count)[:, None] - 2  # the root's own feature is to come
+        self.session.given = self.target.features_at(self.source, torch.minimum(places, known))
+        return ahead
+
+    def _first(self, ahead: Ahead) -> Tensor:
+        logits = super()._first(ahead)
+        self._expected = pick_rows(self.session.features, ahead.count[:, None] - 1)
+        return logits
+
+    def _deeper(self, ahead: Ahead, frontier: Frontier) -> Tensor:
+        assert self._expected is not None
+        self.session.given = pick_rows(self._expected, frontier.parents)
+        logits = super()._deeper(ahead, frontier)
+        self._expected = torch.cat([self._expected, self.session.features], 1)
+        return logits
+
+    def _kept(self, path: Tensor, drawn: Drawn, width: int) -> Tensor:
+        """None: they are read again, with true features."""
+        return torch.full_like(path, -1)

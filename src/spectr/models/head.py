@@ -1,0 +1,160 @@
+"""A feature head: a few decoder layers over the target's own features, with the target's embedding and output layer.
+
+At position t it takes the feature of token t − 1 (what entered the target's output layer there) and the embedding of
+token t, and gives the feature it expects at t, from which the target's output layer makes the law of token t + 1. Below
+the root of a tree its own expectation stands in for the true feature. The layers are those of transformers' Llama.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaModel, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+__all__ = ["FeatureHead", "HeadShape", "finished", "head_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """The sizes of a head; its width is the target's."""
+
+    width: int
+    layers: int = 2
+    heads: int = 9
+    kv_heads: int = 3
+    inner: int = 1536
+    theta: float = 10_000.0
+    context: int = 8192
+
+    @classmethod
+    def for_target(cls, model: PreTrainedModel, layers: int = 2) -> "HeadShape":
+        """Heads and inner width like the target's own layers, where it says them."""
+        config: Any = model.config.get_text_config(decoder=True)
+        width = int(config.hidden_size)
+        heads = int(getattr(config, "num_attention_heads", 0) or max(1, width // 64))
+        kv = int(getattr(config, "num_key_value_heads", None) or heads)
+        inner = int(getattr(config, "intermediate_size", None) or 4 * width)
+        rope = getattr(config, "rope_parameters", None) or {}
+        theta = rope.get("rope_theta", 10_000.0) if isinstance(rope, dict) else 10_000.0
+        if width % heads or heads % kv or (width // heads) % 2:
+            heads = kv = max(1, width // 64)
+        context = int(getattr(config, "max_position_embeddings", None) or 8192)
+        return cls(width, layers, heads, kv, inner, float(theta), context)
+
+    def config(self) -> LlamaConfig:
+        """The same, as transformers says it; the embedding is the target's, so there is none."""
+        return LlamaConfig(
+            vocab_size=1,
+            hidden_size=self.width,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            intermediate_size=self.inner,
+            max_position_embeddings=self.context,
+            rope_parameters={"rope_type": "default", "rope_theta": self.theta},
+            pad_token_id=None,
+        )
+
+
+def finished(logits: Tensor, config: Any) -> Tensor:
+    """What some families do to logits after their output layer."""
+    if scale := getattr(config, "logits_scaling", None):
+        logits = logits / scale
+    if scale := getattr(config, "logit_scale", None):
+        logits = logits * scale
+    if cap := getattr(config, "final_logit_softcapping", None):
+        logits = torch.tanh(logits / cap) * cap
+    return logits
+
+
+class FeatureHead(PreTrainedModel):
+    """The trained part, and the target's embedding and output layer, which are borrowed and never saved."""
+
+    config_class = LlamaConfig
+    _supports_sdpa = True
+
+    def __init__(self, shape: HeadShape) -> None:
+        config = shape.config()
+        super().__init__(config)
+        self.shape = shape
+        self.join = nn.Linear(2 * shape.width, shape.width, bias=False)
+        self.trunk = LlamaModel(config)
+        self._borrowed: dict[str, Any] = {}
+
+    def borrow(self, target: PreTrainedModel, rows: Tensor | None = None) -> "FeatureHead":
+        """Use this target's embedding and output layer; of the latter only the `rows` (R,), if given."""
+        output: Any = target.get_output_embeddings()  # type: ignore[no-untyped-call]
+        if rows is not None:
+            few = nn.Linear(output.in_features, len(rows), bias=output.bias is not None, device=output.weight.device)
+            few.weight = nn.Parameter(output.weight.detach()[rows], requires_grad=False)
+            if output.bias is not None:
+                few.bias = nn.Parameter(output.bias.detach()[rows], requires_grad=False)
+            output = few
+        size = int(getattr(target.get_output_embeddings(), "out_features", 0))  # type: ignore[no-untyped-call]
+        self._borrowed = {
+            "embedding": target.get_input_embeddings(),
+            "output": output,
+            "config": target.config.get_text_config(decoder=True),
+            "rows": rows,
+            "size": size,
+        }
+        return self
+
+    @property
+    def vocabulary(self) -> int:
+        """The target's."""
+        return int(self._borrowed["size"])
+
+    def get_output_embeddings(self) -> Any:
+        """The target's, or the rows of it that are used."""
+        return self._borrowed.get("output")
+
+    def features(self, tokens: Tensor, features: Tensor, **attention: Any) -> Tensor:
+        """The expected features (B, T, H) at `tokens` (B, T), given those of the tokens before them (B, T, H)."""
+        embedded = self._borrowed["embedding"](tokens).to(self.dtype)
+        joined = self.join(torch.cat([features.to(self.dtype), embedded], -1))
+        found: Tensor = self.trunk(inputs_embeds=joined, **attention).last_hidden_state
+        return found
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Over the target's vocabulary; −inf where rows were left out."""
+        output, rows = self._borrowed["output"], self._borrowed["rows"]
+        made = finished(output(features.to(output.weight.dtype)), self._borrowed["config"])
+        if rows is None:
+            return made
+        wide = made.new_full((*made.shape[:-1], self._borrowed["size"]), -torch.inf)
+        return wide.index_copy_(-1, rows, made)
+
+    def forward(  # noqa: PLR0913  named as transformers names them
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor,
+        past_key_values: Any,
+        use_cache: bool = True,
+        features: Tensor | None = None,
+    ) -> CausalLMOutputWithPast:
+        """As a causal model that takes features with its tokens."""
+        assert features is not None
+        found = self.features(
+            input_ids,
+            features,
+            position_ids=position_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+        )
+        return CausalLMOutputWithPast(logits=self.logits(found))  # type: ignore[arg-type]
+
+    def as_data(self) -> dict[str, Any]:
+        """The sizes, for a file."""
+        return asdict(self.shape)
+
+
+def head_of(target: PreTrainedModel, layers: int = 2) -> FeatureHead:
+    """A fresh head for this target, on its device, in float32."""
+    made = FeatureHead(HeadShape.for_target(target, layers))
+    made.to(target.device)  # type: ignore[arg-type]
+    return made.borrow(target)
