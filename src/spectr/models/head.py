@@ -55,6 +55,8 @@ class HeadShape:
             max_position_embeddings=self.context,
             rope_parameters={"rope_type": "default", "rope_theta": self.theta},
             pad_token_id=None,
+            bos_token_id=None,
+            eos_token_id=None,
         )
 
 

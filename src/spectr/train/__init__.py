@@ -1,0 +1,1 @@
+"""Drafters that learn from their target: samples, objective, training, and the folder that comes out."""

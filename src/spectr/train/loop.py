@@ -1,0 +1,189 @@
+"""Training a feature head: several depths deep, on its own features, for the acceptance itself."""
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spectr.models.depths import expected_features
+from spectr.models.head import FeatureHead, finished
+from spectr.models.target import Target
+from spectr.train.corpus import Batch, Corpus
+from spectr.train.objective import Objective, acceptance_loss
+
+__all__ = ["Course", "Report", "Trainer"]
+
+_CHUNK = 8192  # rows of logits at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How a head is trained."""
+
+    seconds: float = 600.0
+    depths: int = 4
+    fade: float = 0.9  # each depth counts that much of the one above
+    objective: Objective = "overlap"
+    temperatures: tuple[float, ...] = (1.0, 1.0, 0.7)
+    rate: float = 1.5e-3
+    warm_up: int = 100  # steps
+    budget: int = 32_768  # tokens a step
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Report:
+    """Where training stands."""
+
+    step: int
+    seconds: float
+    tokens: int
+    loss: float
+    acceptance: list[float]  # on held-out texts, by depth; of one draft, at temperature 1
+    left: float  # seconds
+
+    def as_data(self) -> dict[str, Any]:
+        """For a file."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What survives a kill, besides the weights."""
+
+    step: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    curve: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Trainer:
+    """A head, its target, and how far it has come."""
+
+    def __init__(self, head: FeatureHead, target: Target, course: Course) -> None:
+        self.head, self.target, self.course = head, target, course
+        decayed = [weights for weights in head.parameters() if weights.dim() > 1]
+        rest = [weights for weights in head.parameters() if weights.dim() <= 1]
+        groups = [{"params": decayed, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
+        fused = target.device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(groups, lr=course.rate, betas=(0.9, 0.95), fused=fused)
+        self.progress = _Progress()
+
+    def run(self, corpus: Corpus, held: Corpus, save: Callable[[], None], every: float = 30.0) -> Iterator[Report]:
+        """Train until the time is over; a report and a checkpoint every so many seconds, and at the end."""
+        state, order = self.progress, random.Random(self.course.seed + self.progress.step)
+        began, spent, last, losses = time.perf_counter(), state.seconds, 0.0, list[float]()
+        while state.seconds < self.course.seconds:
+            for batch in corpus.batches(self.course.budget, order):
+                losses.append(self._step(batch, order.choice(self.course.temperatures)))
+                state.step, state.tokens = state.step + 1, state.tokens + int(batch.tokens.numel())
+                state.seconds = spent + time.perf_counter() - began
+                over = state.seconds >= self.course.seconds
+                if over or state.seconds - last >= every:
+                    last = state.seconds
+                    yield self._report(held, losses)
+                    losses.clear()
+                    save()
+                    began, spent = time.perf_counter(), state.seconds
+                if over:
+                    break
+
+    def _rate(self) -> float:
+        """Warm up by steps, fall by time."""
+        done = min(1.0, self.progress.seconds / self.course.seconds)
+        warm = min(1.0, (self.progress.step + 1) / self.course.warm_up)
+        return self.course.rate * warm * max(0.02, 0.5 * (1 + math.cos(math.pi * done)))
+
+    def _step(self, batch: Batch, temperature: float) -> float:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate()
+        loss, _ = self._loss(batch, temperature)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach()) if self.progress.step % 20 == 0 else math.nan
+
+    def _loss(self, batch: Batch, temperature: float) -> tuple[Tensor, list[Tensor]]:
+        """The loss, and the overlaps of each depth."""
+        cuda = self.target.device.type == "cuda"
+        with torch.autocast(self.target.device.type, torch.bfloat16, enabled=cuda):
+            expected = expected_features(self.head, batch.tokens, batch.features, self.course.depths)
+        weights = [self.course.fade**depth for depth in range(self.course.depths)]
+        loss, overlaps = torch.zeros((), device=batch.tokens.device), []
+        for depth, (features, weight) in enumerate(zip(expected, weights, strict=True), start=1):
+            where = batch.counted(depth)
+            share = weight / (sum(weights) * max(1, int(where.sum())))
+            found = self._compare(features[where], batch.features[where], temperature, share)
+            loss = loss + found[0]
+            overlaps.append(found[1])
+        return loss, overlaps
+
+    def _compare(self, expected: Tensor, true: Tensor, temperature: float, share: float) -> tuple[Tensor, Tensor]:
+        """Loss and overlaps of features (M, H) against true ones, some rows of logits at a time."""
+        loss, overlaps = expected.new_zeros((), dtype=torch.float32), []
+        for start in range(0, len(expected), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            draft = self.head.logits(expected[rows])
+            with torch.no_grad():
+                target = self._target_logits(true[rows])
+            weight = torch.full((len(draft),), share, device=draft.device)
+            part, overlap = acceptance_loss(draft, target, weight, temperature, self.course.objective)
+            loss = loss + part
+            overlaps.append(overlap)
+        return loss, torch.cat(overlaps) if overlaps else loss.new_zeros(0)
+
+    def _target_logits(self, features: Tensor) -> Tensor:
+        output: Any = self.target.head
+        config = self.target.model.config.get_text_config(decoder=True)
+        return finished(output(features.to(output.weight.dtype)), config)
+
+    @torch.no_grad()
+    def acceptance(self, held: Corpus, depths: int, temperature: float = 1.0) -> list[float]:
+        """Σ min(target, draft) by depth on held-out texts."""
+        sums, counts = [0.0] * depths, [0] * depths
+        for batch in held.batches(self.course.budget, random.Random(0)):
+            cuda = self.target.device.type == "cuda"
+            with torch.autocast(self.target.device.type, torch.bfloat16, enabled=cuda):
+                expected = expected_features(self.head, batch.tokens, batch.features, depths)
+            for depth, features in enumerate(expected):
+                where = batch.counted(depth + 1)
+                draft, target = self.head.logits(features[where]), self._target_logits(batch.features[where])
+                p, q = ((x.float() / temperature).softmax(-1) for x in (target, draft))
+                sums[depth] += float(torch.minimum(p, q).sum())
+                counts[depth] += int(where.sum())
+        return [total / max(1, count) for total, count in zip(sums, counts, strict=True)]
+
+    def _report(self, held: Corpus, losses: list[float]) -> Report:
+        known = [loss for loss in losses if not math.isnan(loss)]
+        state = self.progress
+        found = Report(
+            state.step,
+            state.seconds,
+            state.tokens,
+            sum(known) / max(1, len(known)),
+            self.acceptance(held, max(self.course.depths, 6)),
+            max(0.0, self.course.seconds - state.seconds),
+        )
+        state.curve.append(found.as_data())
+        return found
+
+    def save(self, path: Path) -> None:
+        """Everything that is needed to go on, atomically."""
+        part = path.with_suffix(".part")
+        data = {"head": self.head.state_dict(), "optimizer": self.optimizer.state_dict(), "progress": asdict(self.progress)}
+        torch.save(data, part)
+        part.replace(path)
+
+    def load(self, path: Path) -> None:
+        """Go on where a checkpoint was made."""
+        data = torch.load(path, map_location=self.target.device, weights_only=True)
+        self.head.load_state_dict(data["head"])
+        self.optimizer.load_state_dict(data["optimizer"])
+        self.progress = _Progress(**data["progress"])
