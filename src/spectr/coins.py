@@ -10,13 +10,15 @@ So a row's draws do not depend on its batch-mates, a step can be replayed, and e
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from spectr.checks import whole
 from spectr.kernels import usable
 
-__all__ = ["Purpose", "SeededCoins", "draw", "gumbel", "uniform"]
+__all__ = ["Purpose", "SeededCoins", "draw", "gumbel", "seed_word", "uniform"]
 
 
 class Purpose(IntEnum):
@@ -33,6 +35,15 @@ _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
 _COIN_STREAM = 0x5350_4543_5452_0001
 _NOISE_STREAM = 0x2545_F491_4F6C_DD1D
+
+
+def seed_word(seed: Any) -> int:
+    """Any whole number as the 64 bits of an int64: what differs by a multiple of 2^64 is one seed.
+
+    >>> seed_word(2**64 + 5), seed_word(-1), seed_word(2**63)
+    (5, -1, -9223372036854775808)
+    """
+    return (whole("a seed", seed) + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _mix_(state: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spectr.coins import SeededCoins
+from spectr.checks import whole
+from spectr.coins import SeededCoins, seed_word
 from spectr.errors import ArgumentError, MismatchError
 from spectr.metrics import Counted, Stats, best_possible, child_ranks, count_step
 from spectr.policy import History, Past, Policy
@@ -80,10 +81,19 @@ class Engine:
             yield from self._step(batch, job, stats, memory)
             self._let_go(batch)
 
-    def _begin(self, job: Job, memory: Memory | None) -> _Batch:
-        """Read every distinct prompt once."""
+    def check(self, job: Job) -> None:
+        """Refuse what cannot be run, before anything is."""
         for request in job.requests:
             self._check(request)
+        hooks = job.policy.allowed
+        if isinstance(hooks, tuple) and len(hooks) != len(job.requests):
+            raise ArgumentError(
+                f"allowed must be a function, or one for each of {len(job.requests)} rows, got {len(hooks)}"
+            )
+
+    def _begin(self, job: Job, memory: Memory | None) -> _Batch:
+        """Read every distinct prompt once."""
+        self.check(job)
         distinct, order = _distinct(job.requests)
         room = max(len(r.prompt) + r.max_new_tokens for r in job.requests) + self.drafter.nodes
         prompts = [list(request.prompt) for request in distinct]
@@ -96,7 +106,7 @@ class Engine:
             self.target.take_rows(session, rows)
             drafting.take_rows(rows)
         texts = [list(request.prompt) for request in job.requests]
-        seeds = torch.tensor([request.seed for request in job.requests], device=self.target.device)
+        seeds = torch.tensor([seed_word(request.seed) for request in job.requests], device=self.target.device)
         return _Batch(
             list(range(len(texts))), texts, seeds, session, drafting, self._history(job), job.policy.for_drafts
         )
@@ -104,8 +114,8 @@ class Engine:
     def _check(self, request: Request) -> None:
         if not request.prompt:
             raise ArgumentError("a prompt must have at least one token; start it with the model's first token")
-        if request.max_new_tokens < 1:
-            raise ArgumentError(f"max_new_tokens must be at least 1, got {request.max_new_tokens}")
+        whole("max_new_tokens", request.max_new_tokens, 1)
+        seed_word(request.seed)
         if len(request.prompt) + request.max_new_tokens > self.target.context:
             raise ArgumentError(
                 f"prompt and new tokens must fit into the model's {self.target.context} positions, got "
@@ -164,8 +174,8 @@ class Engine:
         told = _told(scored, best, logprobs=job.logprobs)
         steps = []
         for place, row in enumerate(batch.rows):
-            count_step(stats[row], told.counted[place], marks)
             steps.append(self._cut(job.requests[row], row, told, place, len(batch.texts[place])))
+            count_step(stats[row], told.counted[place].cut(len(steps[-1].tokens)), marks)
         self._commit(batch, steps, told, memory)
         return steps
 
@@ -196,10 +206,10 @@ class Engine:
         committed = torch.tensor([len(text) for text in batch.texts], device=device)
 
         def shaped(logits: Tensor, paths: Tensor) -> Tensor:
-            return policy(logits, None if history is None else Past(history, paths))
+            return policy(logits, None if history is None else Past(history, paths, drafting=True))
 
         def ranked(logits: Tensor, paths: Tensor) -> Tensor:
-            return guesses(logits, None if history is None else Past(history, paths))
+            return guesses(logits, None if history is None else Past(history, paths, drafting=True))
 
         coins = SeededCoins(batch.seeds, committed)
         return Scene(batch.texts, root, coins, shaped, ranked, policy.temperature, wants_laws=job.optimality_gap)
@@ -216,8 +226,8 @@ class Engine:
         if ended is not None:
             count, reason = ended, "stop"
         logprobs = None if told.logprobs is None else told.logprobs[place][:count]
-        accepted = min(len(tokens) - 1, count)
-        return Step(row, tokens[:count], accepted, told.counted[place].corrected, reason, logprobs)
+        counted = told.counted[place].cut(count)
+        return Step(row, tokens[:count], len(counted.ranks), counted.corrected, reason, logprobs)
 
     def _commit(self, batch: _Batch, steps: list[Step], told: "_Told", memory: Memory | None) -> None:
         """Texts, history and memory grow; rows that ended are marked."""
@@ -253,7 +263,7 @@ def _told(scored: _Scored, best: Tensor | None, *, logprobs: bool) -> _Told:
     tokens, counted = [], []
     for (length, corrected, drafted, *rest), gap in zip(rows, bests, strict=True):
         tokens.append([*rest[:length], rest[depth]])
-        counted.append(Counted(drafted, bool(corrected), rest[depth + 1 : depth + 1 + length], gap))
+        counted.append(Counted(drafted, length + 1, bool(corrected), rest[depth + 1 : depth + 1 + length], gap))
     return _Told(tokens, counted, _logprobs(scored, tokens) if logprobs else None)
 
 

@@ -5,18 +5,20 @@
 transformers prepares everything (config, processors, stopping criteria, padding) and hands it over; the loop is ours.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from spectr.checks import whole
 from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError, MismatchError
-from spectr.pairing import DraftOptions, pair
+from spectr.pairing import DraftOptions, as_rule, pair
 from spectr.policy import Policy
-from spectr.verify import rule as named_rule
+from spectr.verify import Rule
 
 __all__ = ["generate"]
 
@@ -38,7 +40,56 @@ class _Ends:
         return None
 
 
-def _refuse(model: Any, config: Any) -> None:
+@dataclass(frozen=True, slots=True)
+class _Prefix:
+    """A row's `prefix_allowed_tokens_fn`, which transformers asks with the row's number and its padded text."""
+
+    function: Callable[[int, Tensor], Any]
+    row: int
+    ids: Tensor  # (L,): the prompt with its padding
+    length: int  # of the prompt without
+
+    def __call__(self, text: list[int]) -> Any:
+        return self.function(self.row, torch.cat([self.ids, self.ids.new_tensor(text[self.length :])]))
+
+
+def _flat(processors: Any) -> Iterator[Any]:
+    """Processors in order, lists in lists."""
+    for processor in processors or ():
+        if isinstance(processor, list | tuple):
+            yield from _flat(processor)
+        else:
+            yield processor
+
+
+def _policy(processors: Any, ids: Tensor, requests: list[Request], *, sampling: bool) -> Policy:
+    """What transformers prepared. A constraint by prefix goes by the rows of the batch, so it becomes a hook of each;
+    all others look at a text alone, or are refused."""
+    every = list(_flat(processors))
+    functions = [p._prefix_allowed_tokens_fn for p in every if hasattr(p, "_prefix_allowed_tokens_fn")]
+    if len(functions) > 1:
+        raise ArgumentError(f"one prefix_allowed_tokens_fn can be heeded, got {len(functions)}; make one of them")
+    hooks = [_Prefix(f, row, ids[row], len(requests[row].prompt)) for f in functions for row in range(len(requests))]
+    others = [p for p in every if not hasattr(p, "_prefix_allowed_tokens_fn")]
+    return Policy(1.0 if sampling else 0.0, processors=others, allowed=hooks or None)
+
+
+@contextmanager
+def _modes_kept(*models: Any) -> Iterator[None]:
+    """Models run in evaluation mode and are left as they were."""
+    modes = [
+        (part, part.training) for model in models if isinstance(model, torch.nn.Module) for part in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def _refuse(model: Any, ids: Tensor, embedded: Any, config: Any) -> None:
+    if embedded is not None or ids.shape[1] == 0:
+        raise ArgumentError("prompts must be given as input_ids, got inputs_embeds; there are no tokens to draft from")
     if getattr(config, "num_beams", 1) not in (None, 1):
         raise ArgumentError(f"beam search is not offered, got num_beams={config.num_beams}; leave it at 1")
     if model.config.is_encoder_decoder:
@@ -73,7 +124,7 @@ def generate(  # noqa: PLR0913  transformers passes by these names, and refuses 
     stopping_criteria: Any,
     generation_config: Any,
     drafter: Any = "lookup",
-    rule: str = "race",
+    rule: str | Rule = "race",
     seed: int | None = None,
     drafts: int | None = None,
     length: int | None = None,
@@ -86,20 +137,17 @@ def generate(  # noqa: PLR0913  transformers passes by these names, and refuses 
     """
     from spectr.models.hf import open_loaded
 
-    _refuse(model, generation_config)
-    opened, made = open_loaded(model), named_rule(rule)
-    options = DraftOptions(drafts=drafts, length=length, nodes=nodes)
-    engine = Engine(opened.target, pair(drafter, opened, made.card, options), made)
-    if seed is None:
-        seed = int(torch.randint(1 << 62, (1,)))
-    seeds = range(seed, seed + input_ids.shape[0])
+    _refuse(model, input_ids, inputs.get("inputs_embeds"), generation_config)
+    first = int(torch.randint(1 << 62, (1,))) if seed is None else whole("seed", seed)
+    seeds = range(first, first + input_ids.shape[0])
     limit = int(generation_config.max_length) - input_ids.shape[1]
-    policy = Policy(
-        1.0 if generation_config.do_sample else 0.0, processors=[logits_processor] if logits_processor else []
-    )
-    results = engine.generate(
-        Job(_requests(input_ids, inputs.get("attention_mask"), seeds, limit, stopping_criteria), policy)
-    )
+    requests = _requests(input_ids, inputs.get("attention_mask"), seeds, limit, stopping_criteria)
+    policy = _policy(logits_processor, input_ids, requests, sampling=generation_config.do_sample)
+    with _modes_kept(model, drafter):
+        opened, made = open_loaded(model), as_rule(rule)
+        options = DraftOptions(drafts=drafts, length=length, nodes=nodes)
+        engine = Engine(opened.target, pair(drafter, opened, made.card, options), made)
+        results = engine.generate(Job(requests, policy))
     longest, pad = max(len(result.tokens) for result in results), _pad(generation_config, opened.stops)
     fresh = [result.tokens + [pad] * (longest - len(result.tokens)) for result in results]
     return torch.cat([input_ids, input_ids.new_tensor(fresh)], 1)

@@ -1,17 +1,19 @@
 """`spectr.load`: a target by name, hub id or folder, with its tokenizer, a drafter and a rule, ready to generate."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, overload
 
+from spectr.checks import whole
 from spectr.engine import Engine, Job, Memory, Request, Result, Step
 from spectr.errors import ArgumentError
 from spectr.metrics import Stats
-from spectr.pairing import DraftOptions, pair
+from spectr.pairing import DraftOptions, as_rule, pair
 from spectr.policy import Policy
 from spectr.registry import nearest
 from spectr.text import TextStream
-from spectr.verify import rule as named_rule
+from spectr.verify import Rule
 
 if TYPE_CHECKING:
     from spectr.models.hf import OpenedModel
@@ -38,24 +40,37 @@ class _Asked:
     raw: bool = False  # plain text: no chat template
     n: int = 1  # texts per prompt
     seeds: Sequence[int] | None = None  # one for each row, in place of seed, seed + 1, …
-    stop: str | Sequence[str] = ()  # strings that end a text
+    stop: str | Sequence[str] | None = None  # strings that end a text
     logprobs: bool = False
     optimality_gap: bool = False
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise ArgumentError(f"n must be at least 1, got {self.n}")
+        whole("n", self.n, 1)
+        if self.stop is not None and not isinstance(self.stop, Iterable):
+            raise ArgumentError(f"stop must be a string or several, got {self.stop!r}")
+        if self.seeds is not None and not isinstance(self.seeds, Iterable):
+            raise ArgumentError(f"seeds must be a list of whole numbers, one for each row, got {self.seeds!r}")
 
     @property
     def stops(self) -> Sequence[str]:
         """The stop strings, as several."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
     def seeds_from(self, seed: int, rows: int) -> Sequence[int]:
         """A seed for each row."""
-        if self.seeds is not None and len(self.seeds) != rows:
-            raise ArgumentError(f"seeds must have one number for each of {rows} rows, got {len(self.seeds)}")
-        return range(seed, seed + rows) if self.seeds is None else self.seeds
+        first = whole("seed", seed)
+        if self.seeds is None:
+            return range(first, first + rows)
+        seeds = [whole("each of seeds", number) for number in self.seeds]
+        if len(seeds) != rows:
+            raise ArgumentError(f"seeds must have one number for each of {rows} rows, got {len(seeds)}")
+        return seeds
+
+    def refuse(self, what: str, *names: str) -> None:
+        """Say so where a setting would not be listened to."""
+        asked = [f.name for f in fields(self) if f.name in names and getattr(self, f.name) != f.default]
+        if asked:
+            raise ArgumentError(f"{what} gives one text in pieces and takes no {', '.join(asked)}; use generate")
 
 
 def _sorted_out(settings: Mapping[str, Any]) -> tuple[_Asked, dict[str, Any]]:
@@ -78,6 +93,7 @@ class LM:
 
     def encode(self, prompt: str, *, raw: bool = False) -> list[int]:
         """Token ids, with the chat template applied where the model has one; `raw` for plain text."""
+        self._check_text(prompt, "a prompt")
         if raw or not getattr(self.tokenizer, "chat_template", None):
             return list(self.tokenizer(prompt)["input_ids"])
         return self.encode_turns([{"role": "user", "content": prompt}])
@@ -107,9 +123,7 @@ class LM:
         asked, policy = _sorted_out(settings)
         if isinstance(prompts, str) and asked.n > 1:
             raise ArgumentError(f"n={asked.n} texts need a list of prompts, since they come as a list; give [prompt]")
-        several = [prompts] if isinstance(prompts, str) else list(prompts)
-        if not several or any(not prompt for prompt in several):
-            raise ArgumentError("a prompt must not be empty")
+        several = [prompts] if isinstance(prompts, str) else self._texts(prompts)
         rows = [(prompt, TextStream(self.tokenizer, asked.stops)) for prompt in several for _ in range(asked.n)]
         seeds = asked.seeds_from(seed, len(rows))
         requests = [
@@ -125,25 +139,46 @@ class LM:
     def stream(self, prompt: str, max_new_tokens: int = 128, seed: int = 0, **settings: Any) -> Iterator[str]:
         """The text in pieces; never half a character. Closing the iterator cancels."""
         asked, policy = _sorted_out(settings)
-        if not prompt:
-            raise ArgumentError("a prompt must not be empty")
+        asked.refuse("stream", "n", "seeds", "logprobs", "optimality_gap")
         watch = _Watch(TextStream(self.tokenizer, asked.stops))
-        request = self._request(prompt, asked.seeds_from(seed, 1)[0], max_new_tokens, watch, raw=asked.raw)
-        return self._pieces(Job([request], self._policy(policy)), watch, Stats(), None)
+        request = self._request(prompt, whole("seed", seed), max_new_tokens, watch, raw=asked.raw)
+        job = Job([request], self._policy(policy))
+        self.engine.check(job)  # now, not when the first piece is asked for
+        return self._pieces(job, watch, Stats(), None)
 
     def chat(self) -> "Chat":
         """A conversation, whose cache is kept between turns."""
         return Chat(self)
 
+    def _check_text(self, text: Any, what: str) -> None:
+        """A text that can be read."""
+        if not isinstance(text, str):
+            raise ArgumentError(f"{what} must be a string, got {text!r}; token ids go to an Engine, as a Request")
+        if not text:
+            raise ArgumentError(f"{what} must not be empty")
+        if self.tokenizer is None:
+            raise ArgumentError("text needs a tokenizer, and this model came without; give it: load(…, tokenizer=…)")
+
+    @staticmethod
+    def _texts(prompts: Any) -> list[str]:
+        """Several prompts."""
+        if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+            raise ArgumentError(f"prompts must be a string or a list of strings, got {prompts!r}")
+        several = list(prompts)
+        if not several:
+            raise ArgumentError("prompts must not be empty, got no prompt at all")
+        return several
+
     def _request(self, prompt: str, seed: int, max_new_tokens: int, watch: "_Watch", *, raw: bool) -> Request:
-        tokens = self.encode(prompt, raw=raw)
+        tokens, most = self.encode(prompt, raw=raw), whole("max_new_tokens", max_new_tokens, 1)
         if self.opened.start is None:
-            return Request(tokens, seed, max_new_tokens, ends=watch)
-        return Request([self.opened.start], seed, max_new_tokens, source=tokens, ends=watch)
+            return Request(tokens, seed, most, ends=watch)
+        return Request(self.opened.start, seed, most, source=tokens, ends=watch)
 
     def _policy(self, settings: dict[str, Any]) -> Policy:
         """A policy, with bad words given as text turned into tokens, at the beginning of a word and inside."""
-        words = settings.get("bad_words") or ()
+        given = settings.get("bad_words") or ()
+        words = [given] if isinstance(given, str) else given
         spelled = [form for word in words for form in ([word, f" {word}"] if isinstance(word, str) else [word])]
         ids = [
             self.tokenizer(form, add_special_tokens=False)["input_ids"] if isinstance(form, str) else form
@@ -197,17 +232,28 @@ class Chat:
         self.stats = Stats()  # of the last answer
 
     def say(self, text: str, max_new_tokens: int = 256, seed: int = 0, **settings: Any) -> Iterator[str]:
-        """Ask, and get the answer in pieces. What has been said when the iterator is closed stays in the history."""
-        if not text:
-            raise ArgumentError("a turn must not be empty")
+        """Ask, and get the answer in pieces. What has been said when the iterator is closed or interrupted stays in the
+        history; a turn that fails does not."""
+        self.lm._check_text(text, "a turn")
         if self.lm.opened.start is not None:
             raise ArgumentError("a conversation needs a decoder-only model; this one has an encoder: use generate")
         asked, policy = _sorted_out(settings)
+        asked.refuse("say", "raw", "n", "seeds", "logprobs", "optimality_gap")
         turns = [*self.turns, {"role": "user", "content": text}]
-        tokens = self.lm.encode_turns(turns)
+        tokens, most = self.lm.encode_turns(turns), whole("max_new_tokens", max_new_tokens, 1)
+        self._check_room(len(tokens), most)
         watch = _Watch(TextStream(self.lm.tokenizer, asked.stops))
-        job = Job([Request(tokens, seed + len(turns), max_new_tokens, ends=watch)], self.lm._policy(policy))
+        job = Job([Request(tokens, whole("seed", seed) + len(turns), most, ends=watch)], self.lm._policy(policy))
+        self.lm.engine.check(job)  # now, not when the first piece is asked for
         return self._answer(job, turns, watch)
+
+    def _check_room(self, tokens: int, most: int) -> None:
+        context = self.lm.engine.target.context
+        if tokens + most > context:
+            raise ArgumentError(
+                f"a conversation and its next answer must fit into the model's {context} positions, got {tokens} + "
+                f"{most}; lower max_new_tokens, say less, take early turns out of turns, or begin another conversation"
+            )
 
     def _answer(self, job: Job, turns: list[dict[str, str]], watch: _Watch) -> Iterator[str]:
         held = list(self.memory.text)
@@ -216,25 +262,41 @@ class Chat:
         self.stats = Stats()
         try:
             yield from self.lm._pieces(job, watch, self.stats, self.memory)
-        finally:
-            self.turns = [*turns, {"role": "assistant", "content": watch.stream.text}]
+        except (GeneratorExit, KeyboardInterrupt):  # what was said was said
+            self._record(turns, watch)
+            raise
+        self._record(turns, watch)
+
+    def _record(self, turns: list[dict[str, str]], watch: _Watch) -> None:
+        self.turns = [*turns, {"role": "assistant", "content": watch.stream.text}]
 
 
-def load(model: Any, drafter: Any = "lookup", rule: str = "race", **options: Any) -> LM:
+def load(model: Any, drafter: Any = "lookup", rule: str | Rule = "race", **options: Any) -> LM:
     """A model by catalog name, hub id or local folder, or one that is loaded already.
 
     `drafter`: none, lookup, ngram, early_exit, random, a model's name or folder, several joined by +, or a drafter.
     `options`: of drafting (drafts, length, nodes, tree, layers, order, text) and of loading (dtype, device, device_map,
     quantization_config, attn_implementation, trust_remote_code, tokenizer, and progress, a function of one sentence).
     """
-    from spectr.models.hf import Loading, open_loaded, open_model
+    from spectr.models.hf import Loading, open_loaded, open_model, unheeded
 
-    drafting, loading = [f.name for f in fields(DraftOptions)], [*(f.name for f in fields(Loading)), "progress"]
+    drafting, loading = ([f.name for f in fields(kind)] for kind in (DraftOptions, Loading))
+    known = [*drafting, *loading, "progress", "tokenizer"]
     for name in options:
-        if name not in [*drafting, *loading, "tokenizer"]:
-            raise ArgumentError(f"load has no option {name!r}; {nearest(name, [*drafting, *loading, 'tokenizer'])}")
-    made = named_rule(rule)
-    how = {name: options[name] for name in options if name in loading}
-    opened = open_model(model, **how) if isinstance(model, str) else open_loaded(model, options.get("tokenizer"))
+        if name not in known:
+            raise ArgumentError(f"load has no option {name!r}; {nearest(name, known)}")
+    made, progress = as_rule(rule), options.get("progress") or (lambda _: None)
     chosen = DraftOptions(**{name: options[name] for name in options if name in drafting})
-    return LM(Engine(opened.target, pair(drafter, opened, made.card, chosen, how), made, opened.stops), opened)
+    how = {name: options[name] for name in options if name in loading}
+    tokenizer = options.get("tokenizer")
+    if isinstance(model, str | os.PathLike):
+        opened = open_model(os.fspath(model), progress, tokenizer, **how)
+        partner = pair(drafter, opened, made.card, chosen, {**how, "progress": progress})
+    elif how:
+        raise ArgumentError(f"this model is loaded already, so {', '.join(how)} would change nothing; use model.to(…)")
+    else:
+        opened = open_loaded(model, tokenizer)
+        partner = pair(drafter, opened, made.card, chosen)
+    if said := unheeded(opened.target.model):
+        progress(said)
+    return LM(Engine(opened.target, partner, made, opened.stops), opened)

@@ -1,5 +1,5 @@
 """What speculation did, counted step by step. Names as people know them; block efficiency is the mean acceptance
-length of other engines, bonus token included."""
+length of other engines, bonus token included. What a rule decided beyond the end of a text does not count."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -24,7 +24,8 @@ class Stats:
 
     steps: int = 0  # target calls
     drafted: int = 0  # draft tokens scored
-    accepted: int = 0
+    emitted: int = 0  # tokens of the text
+    accepted: int = 0  # of them, draft tokens
     corrections: int = 0  # steps that ended at a node with children, none of them right
     bonuses: int = 0  # steps that accepted a path to its end, so that the target's token came on top
     reached: list[int] = field(
@@ -39,7 +40,7 @@ class Stats:
     @property
     def block_efficiency(self) -> float:
         """Tokens emitted per target call."""
-        return (self.accepted + self.steps) / self.steps if self.steps else 0.0
+        return self.emitted / self.steps if self.steps else 0.0
 
     @property
     def acceptance_by_depth(self) -> list[float]:
@@ -63,9 +64,16 @@ class Counted:
     """One step of one row, as numbers."""
 
     drafted: int
+    emitted: int
     corrected: bool
     ranks: list[int]  # of the accepted nodes
-    best: float | None
+    best: list[float] | None  # chance to go on under the best coupling, at each node that a token came from
+
+    def cut(self, count: int) -> "Counted":
+        """The step if only its first `count` tokens belong to the text. The cut looks at no token after it, so that
+        what is left of `best` is still what the nodes looked at should accept on average."""
+        best = None if self.best is None else self.best[:count]
+        return Counted(self.drafted, count, self.corrected and count == self.emitted, self.ranks[:count], best)
 
 
 def _add_at(counts: list[int], place: int, amount: int) -> None:
@@ -78,16 +86,17 @@ def count_step(stats: Stats, step: Counted, marks: list[float]) -> None:
     length = len(step.ranks)
     stats.steps += 1
     stats.drafted += step.drafted
+    stats.emitted += step.emitted
     stats.accepted += length
     stats.corrections += step.corrected
-    stats.bonuses += not step.corrected
+    stats.bonuses += step.emitted > length and not step.corrected
     for depth in range(length + step.corrected):
         _add_at(stats.reached, depth, 1)
         _add_at(stats.kept, depth, depth < length)
     for rank in step.ranks:
         _add_at(stats.ranks, rank, 1)
     if step.best is not None:
-        stats.best += step.best
+        stats.best += sum(step.best)
         stats.measured += length + step.corrected
     for part, (start, end) in zip(PARTS, pairwise(marks), strict=True):
         stats.seconds[part] += end - start
@@ -102,7 +111,7 @@ def child_ranks(tree: Topology, verdict: Verdict) -> Tensor:
 
 
 def best_possible(logits: LogitsAt, draft: Draft, tree: Topology, verdict: Verdict) -> Tensor:
-    """Draft tokens (B,) that the best coupling accepts in expectation at the nodes reached.
+    """The chance (B, D + 1) that the best coupling goes on at each node of the verdict's path, the root first.
 
     For fixed children that is the target's mass on them. For drawn ones it is the optimum of as many iid draws of the
     draft law, so siblings drawn with the noise or off fixed ones may exceed it.
@@ -112,7 +121,7 @@ def best_possible(logits: LogitsAt, draft: Draft, tree: Topology, verdict: Verdi
     children = pick_rows(tree.children, homes)
     counts = (children >= 0).sum(-1)
     target = law_of(logits(homes))
-    if draft.laws is None:
+    if draft.laws is None or draft.siblings == "fixed":
         tokens = draft.tokens.gather(1, children.clamp_min(0).flatten(1)).view_as(children)
         chance = torch.where(children >= 0, target.gather(-1, tokens), 0.0).sum(-1)
     else:
@@ -120,4 +129,4 @@ def best_possible(logits: LogitsAt, draft: Draft, tree: Topology, verdict: Verdi
         chance = optimal_acceptance(
             target, torch.where(leaf, target, pick_rows(draft.laws, homes)), counts.clamp_min(1)
         )
-    return torch.where((nodes >= 0) & (counts > 0), chance, 0.0).sum(-1)
+    return torch.where((nodes >= 0) & (counts > 0), chance, 0.0)

@@ -6,17 +6,28 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spectr.checks import whole
 from spectr.draft import DRAFTERS, Plan
 from spectr.draft import drafter as named_drafter
 from spectr.errors import ArgumentError, MismatchError, UnknownNameError
 from spectr.registry import nearest
 from spectr.types import Drafter
-from spectr.verify import Card
+from spectr.verify import Card, Rule
+from spectr.verify import rule as named_rule
 
 if TYPE_CHECKING:
     from spectr.models.hf import OpenedModel
 
-__all__ = ["DraftOptions", "pair"]
+__all__ = ["DraftOptions", "as_rule", "pair"]
+
+
+def as_rule(rule: str | Rule) -> Rule:
+    """A rule by its name, or one that is made already."""
+    if isinstance(rule, Rule):
+        return rule
+    if not isinstance(rule, str):
+        raise ArgumentError(f"rule must be a name, such as 'race', or what spectr.rule gives, got {rule!r}")
+    return named_rule(rule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,15 @@ class DraftOptions:
     layers: int | None = None  # early_exit: how many of the target's layers
     order: int | None = None  # ngram: tokens looked at, the next one included
     text: str | None = None  # ngram: what it learns from before it begins
+
+    def __post_init__(self) -> None:
+        for name in ("drafts", "length", "nodes", "layers", "order"):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name))
+        if self.tree is not None and not isinstance(self.tree, (list, tuple)):
+            raise ArgumentError(f"tree must be a sequence of branching numbers, such as (4, 2, 1), got {self.tree!r}")
+        if self.text is not None and not isinstance(self.text, str):
+            raise ArgumentError(f"text must be a string that ngram learns from, got {self.text!r}")
 
     def some(self, *names: str) -> dict[str, Any]:
         """Those of `names` that were given."""
@@ -90,6 +110,8 @@ def _random(pairing: _Pairing) -> Drafter:
 
 
 def _ngram(pairing: _Pairing) -> Drafter:
+    if pairing.options.text and pairing.target.tokenizer is None:
+        raise ArgumentError("text for ngram needs a tokenizer to read it; give load the model's: tokenizer=…")
     text = pairing.target.tokenizer(pairing.options.text)["input_ids"] if pairing.options.text else ()
     return named_drafter("ngram", plan=pairing.plan(), text=text, **pairing.options.some("order"))
 
@@ -99,7 +121,9 @@ def _early_exit(pairing: _Pairing) -> Drafter:
     from spectr.models.target import Target
 
     net = pairing.target.target.model
-    layers = pairing.options.layers or max(1, net.config.get_text_config(decoder=True).num_hidden_layers // 4)
+    layers = pairing.options.layers
+    if layers is None:
+        layers = max(1, net.config.get_text_config(decoder=True).num_hidden_layers // 4)
     return named_drafter("early_exit", model=Target(truncated(net, layers)), plan=pairing.plan())
 
 
@@ -172,9 +196,23 @@ def _is_slip(name: str) -> bool:
 
 
 def _parts(drafter: Any) -> list[Any]:
+    """What is mixed; None is no drafter, and paths are names."""
+    if drafter is None:
+        return ["none"]
+    if isinstance(drafter, Path):
+        return [str(drafter)]
     if isinstance(drafter, str):
-        return [drafter] if Path(drafter).exists() else drafter.split("+")
-    return list(drafter) if isinstance(drafter, (list, tuple)) else [drafter]
+        parts = [drafter] if Path(drafter).exists() and drafter else drafter.split("+")
+        if not all(parts):
+            raise ArgumentError(f"drafter must be a name, or several joined by +, got {drafter!r}")
+        return parts
+    return [part for one in drafter for part in _parts(one)] if isinstance(drafter, (list, tuple)) else [drafter]
+
+
+def _as_target(target: "OpenedModel") -> dict[str, Any]:
+    """How to load a drafter for a target that was loaded elsewhere: in its dtype, on its device."""
+    net = target.target.model
+    return {"dtype": net.dtype, "device": net.device}
 
 
 def pair(
@@ -183,5 +221,6 @@ def pair(
     """A drafter for `target` under the rule with `card`: a name, several joined by +, a model, a list, or a drafter."""
     parts = _parts(drafter)
     options.check("+".join(str(part) for part in parts), [name for part in parts for name in _taken(part)])
-    made = [_one(part, _Pairing(target, card, options.only(_taken(part)), loading or {})) for part in parts]
+    how = _as_target(target) if loading is None else loading
+    made = [_one(part, _Pairing(target, card, options.only(_taken(part)), how)) for part in parts]
     return made[0] if len(made) == 1 else named_drafter("mixed", parts=made)

@@ -42,7 +42,7 @@ class Step:
     row: int
     tokens: list[int]  # accepted, then the bonus; cut at the end of the text
     accepted: int  # draft tokens among them
-    corrected: bool  # the token after the accepted ones stands in the place of a draft
+    corrected: bool  # the last token stands in the place of a draft
     finish_reason: str | None  # "stop", "length", or None while the row goes on
     logprobs: list[float] | None = None  # of the tokens, under the model's law before the policy
 

@@ -105,7 +105,8 @@ def test_merged_trees_share_what_they_share() -> None:
 def test_vocabularies_are_fitted() -> None:
     logits = torch.tensor([[1.0, 2.0, 3.0]])
     assert fitted(logits, 2).tolist() == [[1.0, 2.0]]
-    assert fitted(logits, 5).tolist() == [[1.0, 2.0, 3.0, -torch.inf, -torch.inf]]
+    assert fitted(logits, 5).tolist() == [[1.0, 2.0, 3.0, -97.0, -97.0]]
+    assert fitted(logits, 5).softmax(-1)[0, 3:].sum() < 1e-40
 
 
 def test_bad_plans() -> None:
@@ -113,6 +114,9 @@ def test_bad_plans() -> None:
         ({"nodes": 1}, "at least 2"),
         ({"length": 0}, "length must be"),
         ({"tree": ()}, "branching"),
+        ({"tree": (2.0, 2)}, "a branching number of tree must be a whole number, got 2.0"),
+        ({"length": "4"}, "length must be a whole number, got '4'"),
+        ({"drafts": True}, "drafts must be a whole number, got True"),
     ):
         with pytest.raises(ArgumentError, match=sentence):
             Plan("iid", **options).shape  # type: ignore[arg-type]  # noqa: B018

@@ -1,27 +1,35 @@
 """The engine on a small real transformer: text does not depend on the drafter, the batch or the tree."""
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
 from scipy.stats import chi2
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import spectr
-from spectr.draft import drafter
+from spectr.coins import SeededCoins
+from spectr.draft import Plan, drafter
+from spectr.draft.trie import draft_of_paths
 from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError, MismatchError
+from spectr.metrics import best_possible
 from spectr.models.target import Target
 from spectr.policy import Policy
+from spectr.trees import topology
+from spectr.types import Drafter
 
 SIZE = 12
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
+def llama(seed: int, size: int = SIZE, context: int = 256) -> LlamaForCausalLM:
     """Random weights, wide enough for laws that are neither flat nor a point; few tokens, so that texts repeat."""
-    torch.manual_seed(3)
+    torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=SIZE, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256,
+        vocab_size=size, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=context,
     )  # fmt: skip
     net = LlamaForCausalLM(config).eval()
     with torch.no_grad():
@@ -29,6 +37,11 @@ def model() -> LlamaForCausalLM:
             if weights.dim() > 1:
                 weights.normal_(0, 0.2)
     return net
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return llama(3)
 
 
 def engine(
@@ -99,8 +112,9 @@ def test_law_of_two_tokens(model: LlamaForCausalLM, rule: str) -> None:
 def test_statistics_add_up(model: LlamaForCausalLM) -> None:
     result = engine(model, "lookup").generate(Job([Request(PROMPTS[0], 1, 40)], Policy(0.3)))[0]
     stats = result.stats
-    assert stats.steps + stats.accepted >= len(result.tokens)
-    assert stats.block_efficiency == (stats.steps + stats.accepted) / stats.steps
+    assert stats.emitted == len(result.tokens)
+    assert stats.block_efficiency == len(result.tokens) / stats.steps
+    assert stats.accepted == sum(step.accepted for step in result.steps)
     assert stats.kept[0] <= stats.reached[0] <= stats.steps
     assert sum(stats.kept) == stats.accepted
     assert all(seconds > 0 for seconds in stats.seconds.values())
@@ -124,3 +138,132 @@ def test_a_text_may_fill_the_context_and_a_tree_may_be_large(model: LlamaForCaus
     wide = engine(model, "lookup", drafts=60, length=8, longest=1, nodes=300).generate(Job([request], Policy(0.3)))[0]
     assert wide.tokens == plain
     assert len(plain) == 22
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4])
+def test_what_lies_beyond_the_end_is_not_counted(model: LlamaForCausalLM, limit: int) -> None:
+    """The target drafts for itself, so that almost all is accepted and the cut is the text's end."""
+    made = drafter("model", model=Target(model), plan=Plan(drafts=3, length=4))
+    job = Job([Request(PROMPTS[0], seed, limit) for seed in range(20)], optimality_gap=True)
+    for result in Engine(Target(model), made, spectr.rule("race")).generate(job):
+        stats = result.stats
+        assert (stats.emitted, stats.steps * stats.block_efficiency) == (limit, limit)
+        assert sum(step.accepted for step in result.steps) == stats.accepted == sum(stats.kept) == sum(stats.ranks)
+        assert sum(step.corrected for step in result.steps) == stats.corrections
+        assert stats.corrections + stats.bonuses + stats.accepted == limit
+        assert 0 < stats.best <= stats.measured == sum(stats.reached) <= limit
+
+
+def test_the_best_coupling_of_fixed_children_is_the_mass_on_them() -> None:
+    draft = replace(draft_of_paths(torch.tensor([0]), [[(1, 2), (3,)]], 8), laws=torch.full((1, 4, 5), 0.2))
+    logits = torch.randn(1, 4, 5, generator=torch.Generator().manual_seed(1))
+    coins = SeededCoins(torch.tensor([0]), torch.tensor([1]))
+    verdict = replace(spectr.rule("match")(logits, draft, coins), path=torch.tensor([[1, -1]]))
+    found = best_possible(lambda nodes: logits[0][nodes], draft, topology(draft), verdict)
+    law = logits.softmax(-1)[0]
+    torch.testing.assert_close(found[0], torch.stack([law[0, 1] + law[0, 3], law[1, 2], torch.tensor(0.0)]))
+
+
+def ends_at_five(tokens: list[int]) -> int | None:
+    return next((at for at, token in enumerate(tokens, start=1) if token == 5), None)
+
+
+START = PROMPTS[0]
+
+
+def counted(text: list[int]) -> list[int]:
+    """Four tokens, and nothing after them."""
+    return [4, 5, 3] if len(text) < len(START) + 4 else []
+
+
+def until_five(text: list[int]) -> list[int]:
+    """Knows no text after a 5."""
+    assert 5 not in text[len(START) :]
+    return [4, 5]
+
+
+def until_five_scored(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    for text in ids.tolist():
+        until_five(text)
+    return scores
+
+
+@pytest.mark.parametrize(
+    ("policy", "most", "ends"),
+    [
+        (Policy(0.5, allowed=counted), 4, None),
+        (Policy(allowed=until_five), 12, ends_at_five),
+        (Policy(0, allowed=until_five), 12, ends_at_five),
+        (
+            Policy(processors=[until_five_scored], bad_words=[[t] for t in range(SIZE) if t not in (4, 5)]),
+            12,
+            ends_at_five,
+        ),
+    ],
+)
+def test_a_grammar_may_end_where_the_text_ends(
+    model: LlamaForCausalLM, policy: Policy, most: int, ends: Callable[[list[int]], int | None] | None
+) -> None:
+    """Drafts go on beyond the end, where a grammar has nothing to say."""
+    requests = [Request(START, seed, most, ends=ends) for seed in range(4)]
+    meant = [engine(model, "none").generate(Job([request], policy))[0].tokens for request in requests]
+    plan = Plan(drafts=3, length=3)
+    near = drafter("model", model=Target(model), plan=plan)
+    for made in (drafter("lookup"), drafter("ngram", plan=plan), near):
+        results = Engine(Target(model), made, spectr.rule("race")).generate(Job(requests, policy))
+        assert [result.tokens for result in results] == meant
+    with pytest.raises(ArgumentError, match=r"leave none after the text of 11 tokens"):
+        Engine(Target(model), near, spectr.rule("race")).generate(
+            Job([Request(START, 1, 5)], Policy(0.5, allowed=counted))
+        )
+
+
+def small(rule: str, size: int = SIZE - 2, context: int = 256) -> Drafter:
+    card = spectr.rule(rule).card
+    plan = Plan(card.draws or card.siblings[0], drafts=2, length=2)
+    return drafter("model", model=Target(llama(9, size, context)), plan=plan)
+
+
+@pytest.mark.parametrize("rule", ["race", "kseq", "optimal", "match", "traversal", "hybrid"])
+@pytest.mark.parametrize("temperature", [0, 0.5])
+def test_only_tokens_that_the_drafter_lacks(model: LlamaForCausalLM, rule: str, temperature: float) -> None:
+    """Two of the target's tokens are not in the drafter's vocabulary, and the policy leaves no others."""
+    lacking = dict.fromkeys(range(SIZE - 2), -math.inf)
+    forced = [Policy(temperature, logit_bias=lacking), Policy(temperature, allowed=lambda _: [SIZE - 1, SIZE - 2])]
+    now_and_then = Policy(temperature, allowed=lambda text: [11] if len(text) % 3 == 0 else None)
+    for policy in (*forced, now_and_then):
+        job = Job([Request(START, seed, 9) for seed in range(3)], policy, optimality_gap=True)
+        results = Engine(Target(model), small(rule), spectr.rule(rule)).generate(job)
+        assert all(math.isfinite(result.stats.best) for result in results)
+        if policy in forced:
+            assert all(set(result.tokens) <= {10, 11} for result in results)
+        if rule == "race":
+            meant = engine(model, "none").generate(Job(job.requests, policy))
+            assert [result.tokens for result in results] == [result.tokens for result in meant]
+
+
+@pytest.mark.parametrize("context", [2, 4, 16, 40])
+def test_a_prompt_longer_than_the_drafters_context(model: LlamaForCausalLM, context: int) -> None:
+    requests = [Request(START * 5, 1, 30), Request([1, 2], 2, 30), Request(START * 5, 3, 30)]
+    meant = [result.tokens for result in engine(model, "none").generate(Job(requests))]
+    made = small("race", SIZE, context)
+    assert [r.tokens for r in Engine(Target(model), made, spectr.rule("race")).generate(Job(requests))] == meant
+
+
+def test_a_seed_is_any_whole_number(model: LlamaForCausalLM) -> None:
+    def text(seed: object) -> list[int]:
+        return engine(model, "none").generate(Job([Request(START, seed, 12)]))[0].tokens  # type: ignore[arg-type]
+
+    assert text(2**64 + 7) == text(7) == text(7 - 2**64) != text(2**63 + 7) == text(7 - 2**63)
+    with pytest.raises(ArgumentError, match=r"a seed must be a whole number, got 1\.5"):
+        text(1.5)
+
+
+def test_a_grammar_for_each_row(model: LlamaForCausalLM) -> None:
+    allowed = [lambda _: [3, 4], None, lambda _: [5]]
+    requests = [Request(START, seed, length) for seed, length in enumerate((3, 9, 12))]
+    first, _, last = engine(model, "lookup").generate(Job(requests, Policy(allowed=allowed)))
+    assert set(first.tokens) <= {3, 4}
+    assert set(last.tokens) == {5}
+    with pytest.raises(ArgumentError, match="one for each of 2 rows, got 3"):
+        engine(model, "none").generate(Job(requests[:2], Policy(allowed=allowed)))

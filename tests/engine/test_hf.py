@@ -35,6 +35,20 @@ def net() -> PreTrainedModel:
     return llama(1)
 
 
+PARTS = [[3, 4], [8, 9]]
+TRIE = {(): [3, 4], (3,): [5], (4,): [6, 9], (3, 5): [2], (4, 6): [2], (4, 9): [7, 2], (4, 9, 7): [2]}
+
+
+def of_its_row(row: int, text: torch.Tensor) -> list[int]:
+    """Each row of the batch has its own tokens; rows that there are not raise."""
+    assert text[:7].tolist() == IDS[row].tolist()
+    return PARTS[row]
+
+
+def on_the_trie(_: int, text: torch.Tensor) -> list[int]:
+    return TRIE.get(tuple(text[7:].tolist()), [])
+
+
 IDS = torch.tensor([[5, 6, 7, 5, 6, 7, 5], [0, 0, 0, 9, 8, 9, 8]])
 MASK = (IDS > 0).long()
 GREEDY = [
@@ -91,8 +105,46 @@ def test_custom_processors_and_criteria(net: PreTrainedModel) -> None:
 def test_what_is_refused(net: PreTrainedModel) -> None:
     with pytest.raises(ArgumentError, match="num_beams=3"):
         net.generate(IDS[:1], custom_generate=spectr.hf.generate, num_beams=3, max_new_tokens=4)
+    for flags, name in (
+        ({"encoder_repetition_penalty": 1.5}, "EncoderRepetitionPenalty"),
+        ({"encoder_no_repeat_ngram_size": 2}, "EncoderNoRepeatNGram"),
+        ({"guidance_scale": 1.5}, "UnbatchedClassifierFreeGuidance"),
+    ):
+        with pytest.raises(ArgumentError, match=name):
+            net.generate(IDS[:1], custom_generate=spectr.hf.generate, max_new_tokens=4, **flags)
+    embedded = net.get_input_embeddings()(IDS[:1]).detach()  # type: ignore[no-untyped-call]
+    with pytest.raises(ArgumentError, match="must be given as input_ids, got inputs_embeds"):
+        net.generate(inputs_embeds=embedded, custom_generate=spectr.hf.generate, max_new_tokens=4)
+    with pytest.raises(ArgumentError, match="rule must be a name"):
+        net.generate(IDS[:1], custom_generate=spectr.hf.generate, rule=None, max_new_tokens=4)
     with pytest.raises(ArgumentError, match="return_dict_in_generate"):
         net.generate(IDS[:1], custom_generate=spectr.hf.generate, return_dict_in_generate=True, max_new_tokens=4)
     config = T5Config(vocab_size=24, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
     with pytest.raises(MismatchError, match=r"spectr\.load"):
         T5ForConditionalGeneration(config).generate(IDS[:1], custom_generate=spectr.hf.generate, max_new_tokens=4)
+
+
+@pytest.mark.parametrize("drafter", ["none", "lookup", "ngram", "model"])
+@pytest.mark.parametrize("function", [of_its_row, on_the_trie])
+def test_a_constraint_by_prefix_knows_its_row(net: PreTrainedModel, drafter: str, function: object) -> None:
+    """With padding, with rows that leave early, and with nothing to say off the trie or after its end."""
+    settings = {"do_sample": False, "max_new_tokens": 12, "attention_mask": MASK, "prefix_allowed_tokens_fn": function}
+    drafts = llama(2) if drafter == "model" else drafter
+    for flags in ({}, {"repetition_penalty": 1.3}):
+        meant = net.generate(IDS, **settings, **flags)
+        found = net.generate(IDS, custom_generate=spectr.hf.generate, drafter=drafts, **settings, **flags)
+        assert found.tolist() == meant.tolist()
+
+
+def test_a_model_in_training_stays_in_training() -> None:
+    net, small = llama(1).train(), llama(2).train()
+    net.model.norm.eval()
+    found = net.generate(IDS[:1], custom_generate=spectr.hf.generate, drafter=small, max_new_tokens=4, do_sample=False)
+    assert net.training
+    assert small.training
+    assert not net.model.norm.training
+    rule = spectr.rule("race")
+    again = net.generate(
+        IDS[:1], custom_generate=spectr.hf.generate, drafter=None, rule=rule, max_new_tokens=4, do_sample=False
+    )
+    assert found.tolist() == again.tolist()

@@ -1,11 +1,14 @@
 """`spectr.load` and what it gives: text, streams, conversations, statistics, and one sentence for what is wrong."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 import spectr
+from spectr.cli.chat import _answer
 from spectr.errors import ArgumentError, MismatchError, SpectrError, UnknownNameError
 
 ASK = "the quick brown fox jumps over the quick brown"
@@ -19,7 +22,7 @@ def test_one_text_whatever_drafts(folder: Path, small: Path) -> None:
         found = lm.generate(ASK, 40, seed=5, temperature=0.9)
         assert found.tokens == meant.tokens
         assert found.text == meant.text
-        assert found.stats.steps + found.stats.accepted >= len(found.tokens)
+        assert found.stats.emitted == len(found.tokens)
     assert meant.stats.block_efficiency == 1
     assert meant.text == plain.tokenizer.decode(meant.tokens, skip_special_tokens=True)
 
@@ -79,7 +82,8 @@ def test_log_probabilities_are_the_models(folder: Path) -> None:
 def test_statistics(folder: Path, small: Path) -> None:
     out = spectr.load(str(folder), str(small), nodes=20).generate(ASK, 60, seed=1, optimality_gap=True)
     stats = out.stats
-    assert stats.corrections + stats.bonuses == stats.steps
+    assert stats.corrections + stats.bonuses <= stats.steps
+    assert stats.emitted == len(out.tokens) == stats.accepted + stats.corrections + stats.bonuses
     assert sum(stats.ranks) == stats.accepted == sum(stats.kept)
     assert stats.optimality_gap is not None
     assert 0 < stats.best <= stats.measured == sum(stats.reached)
@@ -119,6 +123,88 @@ def test_a_conversation_reads_only_what_is_new(folder: Path) -> None:
     assert "".join(chat.say("and on", 8)) != ""
 
 
+def test_a_turn_that_fails_leaves_no_trace(folder: Path) -> None:
+    """Its text is not remembered, neither by the conversation nor by the target, however turns are edited then."""
+
+    def refuses(text: list[int]) -> list[int] | None:
+        raise RuntimeError(f"no law after {len(text)} tokens")
+
+    lm = spectr.load(str(folder), "ngram")
+    chat = lm.chat()
+    first = "".join(chat.say("one two three four five", 20, seed=4))
+    turns = list(chat.turns)
+    for hook in (refuses, lambda _: []):
+        chat.turns = []
+        with pytest.raises((RuntimeError, ArgumentError)):
+            list(chat.say("six seven eight nine ten, and something else", 20, allowed=hook))
+        assert chat.turns == []
+        assert "".join(chat.say("one two three four five", 20, seed=4)) == first
+        assert chat.turns == turns
+    with pytest.raises(RuntimeError):
+        list(chat.say("and then?", 20, allowed=refuses))
+    assert chat.turns == turns
+    fresh = lm.chat()
+    fresh.turns = turns
+    assert "".join(chat.say("and then?", 12, seed=4)) == "".join(fresh.say("and then?", 12, seed=4))
+
+
+def test_an_interrupted_answer_stays(folder: Path) -> None:
+    chat = spectr.load(str(folder), "none").chat()
+    calls = []
+
+    def interrupts(text: list[int]) -> None:
+        calls.append(text)
+        if len(calls) == 9:
+            raise KeyboardInterrupt
+
+    pieces = []
+    with pytest.raises(KeyboardInterrupt):
+        pieces.extend(chat.say("one two", 40, min_new_tokens=40, allowed=interrupts))
+    assert [turn["role"] for turn in chat.turns] == ["user", "assistant"]
+    assert chat.turns[-1]["content"] != ""
+
+
+def test_a_conversation_that_is_too_long_says_what_to_do(folder: Path) -> None:
+    chat = spectr.load(str(folder)).chat()
+    said = "".join(chat.say("one two three", 6))
+    with pytest.raises(ArgumentError, match=r"512 positions, got .* take early turns out of turns"):
+        chat.say("quick brown " * 400, 6)  # at once, not when the first piece is asked for
+    with pytest.raises(ArgumentError, match="lower max_new_tokens"):
+        chat.say("four", 500)
+    assert chat.turns == [{"role": "user", "content": "one two three"}, {"role": "assistant", "content": said}]
+    assert "".join(chat.say("four", 6)) != ""
+
+
+def test_the_command_goes_on_after_a_turn_that_is_too_long(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = spectr.load(str(folder)).chat()
+    for text in ("one", "quick brown " * 400, "two"):
+        _answer(chat, text, 6, {})
+    assert "512 positions" in capsys.readouterr().err
+    assert [turn["content"] for turn in chat.turns[::2]] == ["one", "two"]
+
+
+def test_a_forced_first_token_belongs_to_the_prompt(translator: Path) -> None:
+    net, words = AutoModelForSeq2SeqLM.from_pretrained(translator), AutoTokenizer.from_pretrained(translator)
+    net.generation_config.forced_bos_token_id = 7
+    meant = net.generate(torch.tensor([words(ASK)["input_ids"]]), do_sample=False, max_new_tokens=12)[0].tolist()
+    assert meant[:2] == [0, 7]
+    for drafter in ("none", "lookup"):
+        found = spectr.load(net, drafter, tokenizer=words).generate(ASK, 11, temperature=0).tokens
+        assert found == meant[2:]
+
+
+def test_what_a_generation_config_says_is_not_taken_over_in_silence(folder: Path) -> None:
+    net, words = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    said: list[str] = []
+    spectr.load(net, tokenizer=words, progress=said.append)
+    assert said == []
+    net.generation_config.update(no_repeat_ngram_size=2, top_p=0.9)
+    spectr.load(net, tokenizer=words, progress=said.append)
+    assert said == [
+        "the model's generation config sets top_p, no_repeat_ngram_size, which are not taken over: say what you want"
+    ]
+
+
 def test_encoder_decoder(translator: Path, folder: Path) -> None:
     plain, lookup = (spectr.load(str(translator), drafter=name) for name in ("none", "lookup"))
     assert plain.generate(ASK, 20, seed=1).tokens == lookup.generate(ASK, 20, seed=1).tokens
@@ -149,11 +235,70 @@ def test_a_loaded_model_is_not_copied(folder: Path) -> None:
         ({"max_new_tokens": 600}, "512 positions"),
         ({"stop": [""]}, "stop"),
         ({"top_p": 3}, "top_p"),
+        ({"n": "2"}, "n must be a whole number, got '2'"),
+        ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
+        ({"seed": None}, "seed must be a whole number, got None"),
+        ({"seeds": 3}, "seeds must be a list of whole numbers"),
+        ({"seeds": [1.0]}, "each of seeds must be a whole number"),
+        ({"max_new_tokens": 5.0}, "max_new_tokens must be a whole number"),
+        ({"stop": 5}, "stop must be a string or several, got 5"),
+        ({"processors": [lambda _ids, _scores: None]}, "must return logits of the shape"),
     ],
 )
 def test_bad_settings(folder: Path, settings: dict[str, object], sentence: str) -> None:
     with pytest.raises(ArgumentError, match=sentence):
         spectr.load(str(folder)).generate(ASK, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompts", [None, 5, b"bytes", [[5, 6]], [ASK, None], [1, 2]])
+def test_prompts_are_texts(folder: Path, prompts: Any) -> None:
+    lm = spectr.load(str(folder))
+    with pytest.raises(ArgumentError, match="must be a string"):
+        lm.generate(prompts, 4)
+    with pytest.raises(ArgumentError, match="must be a string"):
+        lm.stream(prompts, 4)
+    with pytest.raises(ArgumentError, match="must be a string"):
+        lm.chat().say(prompts, 4)
+
+
+@pytest.mark.parametrize("name", ["n", "seeds", "logprobs", "optimality_gap"])
+def test_what_a_stream_would_not_listen_to(folder: Path, name: str) -> None:
+    lm, setting = spectr.load(str(folder)), {name: [1] if name == "seeds" else 2}
+    for call in (lm.stream, lm.chat().say):
+        with pytest.raises(ArgumentError, match=f"takes no {name}; use generate"):
+            call(ASK, 4, **setting)
+
+
+def test_conversions_at_the_edge(folder: Path) -> None:
+    lm = spectr.load(folder, None, spectr.rule("race"), device=torch.device("cpu"), dtype=torch.float32)
+    meant = lm.generate(ASK, 5, seed=3).tokens
+    assert lm.engine.drafter.name == "none"
+    assert lm.generate(ASK, 5, seed=3 + 2**64, stop=None, processors=None).tokens == meant
+    assert lm.generate(ASK, torch.tensor(5), seed=3, processors=lambda _, scores: scores).tokens == meant  # type: ignore[call-overload]
+    assert spectr.load(folder, folder).generate(ASK, 5, seed=3).tokens == meant
+    assert lm.generate((ASK for _ in range(1)), 5, seed=3)[0].tokens == meant  # type: ignore[call-overload]
+
+
+def test_a_bad_word_may_stand_alone(folder: Path) -> None:
+    lm = spectr.load(str(folder))
+    assert lm._policy({"bad_words": "fox"}) == lm._policy({"bad_words": ["fox"]}) != lm._policy({"bad_words": [*"fox"]})
+
+
+def test_tokenizers(folder: Path, tmp_path: Path) -> None:
+    net, words = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    net.save_pretrained(tmp_path)
+    assert spectr.load(tmp_path, tokenizer=words).tokenizer is words
+    assert spectr.load(folder, tokenizer=words).tokenizer is words
+    with pytest.raises(SpectrError, match="has no tokenizer that can be loaded; give one"):
+        spectr.load(tmp_path)
+    with pytest.raises(ArgumentError, match="tokenizer must be a loaded tokenizer"):
+        spectr.load(folder, tokenizer=5)
+    mute = spectr.load(net)
+    for call in (mute.generate, mute.stream, mute.chat().say):
+        with pytest.raises(ArgumentError, match="text needs a tokenizer"):
+            call(ASK)
+    with pytest.raises(ArgumentError, match="text for ngram needs a tokenizer"):
+        spectr.load(net, "ngram", text="one two")
 
 
 def test_bad_loads(folder: Path, foreign: Path) -> None:
@@ -169,10 +314,23 @@ def test_bad_loads(folder: Path, foreign: Path) -> None:
         (ArgumentError, "dtype must be", {"dtype": "float8"}),
         (ArgumentError, "given by its name or folder", {"drafter": "model"}),
         (ArgumentError, "layers must be 1 to 2, got 9", {"drafter": "early_exit", "layers": 9}),
+        (ArgumentError, "layers must be 1 to 2, got 0", {"drafter": "early_exit", "layers": 0}),
+        (ArgumentError, "length must be a whole number, got '4'", {"drafter": "ngram", "length": "4"}),
+        (ArgumentError, "must be a whole number, got 2.0", {"drafter": "ngram", "tree": (2.0, 2)}),
+        (ArgumentError, "tree must be a sequence", {"drafter": "ngram", "tree": 3}),
+        (ArgumentError, "a model must be a name, a folder", {"drafter": 5}),
+        (ArgumentError, "drafter must be a name, or several", {"drafter": "lookup+"}),
+        (ArgumentError, "rule must be a name", {"rule": None}),
+        (ArgumentError, "device must be cpu, cuda", {"device": "gpu"}),
     ]
     for kind, sentence, options in bad:
         with pytest.raises(kind, match=sentence):
             spectr.load(str(folder), **options)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="a model must be a name, a folder"):
+        spectr.load(None)
+    net = AutoModelForCausalLM.from_pretrained(folder)
+    with pytest.raises(ArgumentError, match="this model is loaded already, so dtype, device would change nothing"):
+        spectr.load(net, dtype="float64", device="cpu")
     for prompts in ("", [], ["a", ""]):
         with pytest.raises(ArgumentError, match="must not be empty"):
             spectr.load(str(folder)).generate(prompts)

@@ -34,8 +34,8 @@ def folder(tmp_path: Path, make: Any) -> Any:
     return made
 
 
-@pytest.mark.parametrize(("name", "start"), [("llama", None), ("t5", 0), ("bart", 2)])
-def test_folders(name: str, start: int | None, folder: Any) -> None:
+@pytest.mark.parametrize(("name", "start"), [("llama", None), ("t5", (0,)), ("bart", (2,))])
+def test_folders(name: str, start: tuple[int, ...] | None, folder: Any) -> None:
     opened = open_model(str(folder(name)), device="cpu")
     assert (opened.start, opened.stops) == (start, {2, 3})
     assert opened.target.model.config.is_encoder_decoder == (name != "llama")

@@ -48,8 +48,7 @@ def test_rows_are_taken_and_then_go_their_own_way(asked_before: bool) -> None:
     history.commit([[5], [6], []])
     assert history.texts == [[7, 9, 5], [1, 2, 2, 3, 3, 6], [7, 9]]
     assert tables(history) == tables(rebuilt(history))
-    assert history.row(1).texts == [[1, 2, 2, 3, 3, 6]]
-    assert history.row(1).generated.tolist() == [3]
+    assert history.ids == [2, 0, 2]
     history.take_rows([])
     assert len(history) == 0
     assert history.seen.shape == (0, 8)
@@ -71,6 +70,20 @@ def test_windows_end_where_the_path_ends() -> None:
     assert past.lengths.tolist() == [[2, 1], [0, 1]]
     assert past.window(3).tolist() == [[[3, 5, 6], [2, 3, 5]], [[-1, -1, 4], [-1, 4, 7]]]
     assert past.lists() == [[(5, 6), (5,)], [(), (7,)]]
+
+
+def test_a_doubt_waits_until_a_token_comes_from_there() -> None:
+    error = KeyError("no law")
+    history = History([[1], [2]], 8)
+    with pytest.raises(KeyError):
+        history.doubt(0, (), error)  # the next token comes from here for sure
+    for tokens in ([[5], [5, 6, 7]], [[5, 6], [5, 7]], [[4, 6, 7], []]):
+        history.doubt(0, (5, 6), error)
+        history.commit(tokens)
+    history.commit([[5, 6, 7], []])  # doubts end with their step
+    history.doubt(1, (3,), error)
+    with pytest.raises(KeyError, match="no law"):
+        history.commit([[], [3, 4]])
 
 
 def test_bad_rows() -> None:

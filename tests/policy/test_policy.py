@@ -7,6 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
 
 from spectr.errors import ArgumentError
 from spectr.policy import History, Past, Policy
@@ -147,11 +153,35 @@ def test_a_policy_is_a_value() -> None:
         ({"processors": 3}, "processors must be a sequence of functions"),
         ({"processors": [3]}, "processors must be a sequence of functions"),
         ({"allowed": [3]}, "allowed must be a function"),
+        ({"allowed": []}, "allowed must be a function"),
     ],
 )
 def test_bad_settings(setting: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ArgumentError, match=f"^{sentence}"):
         Policy(**setting)
+
+
+def test_processors_come_alone_in_lists_or_not_at_all() -> None:
+    def one(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores
+
+    assert Policy(processors=one).processors == (one,)  # type: ignore[arg-type]
+    assert Policy(processors=[one, [one, (one,)]]).processors == (one, one, one)  # type: ignore[list-item]
+    assert Policy(processors=None).processors == ()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        PrefixConstrainedLogitsProcessor(lambda *_: [1], 1),
+        EncoderRepetitionPenaltyLogitsProcessor(1.5, torch.ones(2, 3, dtype=torch.int64)),
+        EncoderNoRepeatNGramLogitsProcessor(2, torch.ones(2, 3, dtype=torch.int64)),
+        UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, None),
+    ],
+)
+def test_processors_that_go_by_rows_are_refused(made: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"look at each text alone, and {type(made).__name__}"):
+        Policy(processors=[[made]])
 
 
 def test_tokens_beyond_the_vocabulary() -> None:

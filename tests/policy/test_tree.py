@@ -226,6 +226,11 @@ def test_a_processor_must_keep_the_shape() -> None:
         Policy(processors=[lambda _, scores: scores[:, :3]])(LOGITS, past())
 
 
+def test_a_processor_must_give_logits() -> None:
+    with pytest.raises(ArgumentError, match=r"must return logits of the shape they get, \(3, 12\), got None"):
+        Policy(processors=[lambda _ids, _scores: None])(LOGITS, past())  # type: ignore[list-item,return-value]
+
+
 def after(text: list[int]) -> set[int]:
     """A toy grammar: a token at most three away from the last one, or 4."""
     return {4} | {token for token in range(V) if abs(token - text[-1]) <= 3}
@@ -318,3 +323,62 @@ def test_no_token_left_where_no_text_gets() -> None:
     shaped = Policy(processors=[grammar])(LOGITS[:1, :5], Past(history, paths))
     assert shaped[0, :2].argmax(-1).tolist() == [8, 9]
     assert torch.equal(shaped[0, 2:], LOGITS[0, 2:5])
+
+
+def test_a_hook_for_each_row_follows_its_row() -> None:
+    policy = Policy(allowed=[lambda _: [3], None, lambda _: [5]])
+    history = History([[1], [1], [1]], V)
+    roots = torch.zeros(3, 1, 0, dtype=torch.int64)
+    logits = LOGITS[:1, :1].expand(3, 1, V)
+    shaped = policy(logits, Past(history, roots))[:, 0]
+    assert shaped.isfinite().sum(-1).tolist() == [1, V, 1]
+    history.take_rows([2, 0])
+    assert policy(logits[:2], Past(history, roots[:2])).argmax(-1).tolist() == [[5], [3]]
+    with pytest.raises(ArgumentError, match="one for each row, got 2 and a row 2"):
+        Policy(allowed=[after, after])(logits[:2], Past(history, roots[:2]))
+
+
+def none_after(path: list[int]) -> Callable[[list[int]], list[int] | None]:
+    return lambda text: [] if text[-len(path) :] == path else None
+
+
+def lost_after(path: list[int]) -> Callable[[list[int]], list[int] | None]:
+    def hook(text: list[int]) -> list[int] | None:
+        return {}[tuple(text)] if text[-len(path) :] == path else None
+
+    return hook
+
+
+def broken_after(path: list[int]) -> Callable[[Tensor, Tensor], Tensor]:
+    def processor(ids: Tensor, scores: Tensor) -> Tensor:
+        if any(row[-len(path) :] == path for row in ids.tolist()):
+            raise KeyError("off the grammar")
+        return scores + 1
+
+    return processor
+
+
+@pytest.mark.parametrize(
+    ("policy", "error"),
+    [
+        (Policy(allowed=none_after([4, 2])), ArgumentError),
+        (Policy(allowed=lost_after([4, 2])), KeyError),
+        (Policy(processors=[broken_after([4, 2])]), KeyError),
+    ],
+)
+def test_what_is_wrong_below_the_text_waits_until_the_text_gets_there(policy: Policy, error: type[Exception]) -> None:
+    """A draft may lie beyond the end of the text, where nobody would ask without drafts."""
+    paths = torch.tensor([[[-1, -1, -1], [4, -1, -1], [4, 2, -1], [4, 2, 6]]])
+    for tokens in ([4], [4, 2], [4, 3, 1], [2]):
+        history = History([[1]], V)
+        shaped = policy(LOGITS[:1, :4], Past(history, paths))
+        assert shaped.isfinite().any(-1).all()
+        history.commit([tokens])
+    history = History([[1]], V)
+    policy(LOGITS[:1, :4], Past(history, paths))
+    with pytest.raises(error):
+        history.commit([[4, 2, 0]])
+    with pytest.raises(error):
+        policy(LOGITS[:1, :1], Past(History([[1, 4, 2]], V), paths[:, :1]))
+    draft = Past(History([[1]], V), paths, drafting=True)
+    assert policy(LOGITS[:1, :4], draft).isfinite().any(-1).all()

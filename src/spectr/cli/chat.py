@@ -7,15 +7,21 @@ import typer
 
 from spectr.cli.generate import DrafterFlag, ModelFlag, summary, warn_if_lossy
 from spectr.cli.output import console, talk
+from spectr.errors import ArgumentError
 from spectr.lm import Chat, load
+from spectr.policy import Policy
 
 __all__ = ["chat"]
 
 
 def _answer(conversation: Chat, text: str, max_new_tokens: int, settings: dict[str, Any]) -> None:
-    """Stream one answer; an interrupt ends it, not the conversation."""
+    """Stream one answer; an interrupt ends it, not the conversation, and neither does a turn that is too long."""
     start = time.perf_counter()
-    pieces = conversation.say(text, max_new_tokens, **settings)
+    try:
+        pieces = conversation.say(text, max_new_tokens, **settings)
+    except ArgumentError as error:
+        talk(str(error))
+        return
     try:
         for piece in pieces:
             typer.echo(piece, nl=False)
@@ -24,7 +30,7 @@ def _answer(conversation: Chat, text: str, max_new_tokens: int, settings: dict[s
     typer.echo()
     stats, seconds = conversation.stats, time.perf_counter() - start
     if stats.steps:
-        line = summary(stats, stats.steps + stats.accepted, seconds, lossless=conversation.lm.engine.rule.card.lossless)
+        line = summary(stats, stats.emitted, seconds, lossless=conversation.lm.engine.rule.card.lossless)
         talk(f"{line}, {conversation.reused} tokens not read again")
 
 
@@ -55,6 +61,7 @@ def chat(
     if system:
         conversation.turns.append({"role": "system", "content": system})
     settings = {"temperature": temperature, "top_p": top_p, "seed": seed}
+    Policy(temperature=temperature, top_p=top_p)  # refused before anything is said
     while (text := _ask()) is not None:
         if text.strip():
             _answer(conversation, text, max_new_tokens, settings)

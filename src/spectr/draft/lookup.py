@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from spectr.checks import whole
 from spectr.draft.trie import draft_of_paths
-from spectr.errors import ArgumentError
 from spectr.types import Draft, Drafting, Opening, Scene, Siblings
 
 __all__ = ["Lookup"]
@@ -33,8 +33,7 @@ class Lookup:
 
     def __init__(self, drafts: int = 4, length: int = 6, longest: int = 4, nodes: int = 16) -> None:
         for name, value in (("drafts", drafts), ("length", length), ("longest", longest), ("nodes", nodes)):
-            if value < 1:
-                raise ArgumentError(f"{name} of lookup must be at least 1, got {value}")
+            whole(f"{name} of lookup", value, 1)
         self.drafts, self.length, self.longest, self.nodes = drafts, length, longest, nodes
 
     def continuations(self, text: list[int]) -> list[tuple[int, ...]]:

@@ -18,12 +18,19 @@ from spectr.types import Draft, Drafting, Opening, Scene, Siblings, TreeModel
 
 __all__ = ["Ahead", "ModelDrafter", "ModelDrafting", "fitted"]
 
+_LACKING = 100.0
+"""How far below its best logit a drafter ranks tokens that it lacks: hardly ever drafted, and yet a law is left where a
+policy leaves no others."""
+
 
 def fitted(logits: Tensor, vocabulary: int) -> Tensor:
-    """Logits (…, U) for a target of another, padded, vocabulary: what the target lacks goes, what the drafter lacks is
-    never drafted."""
+    """Logits (…, U) for a target of another, padded, vocabulary: what the target lacks goes, what the drafter lacks
+    comes last."""
     missing = vocabulary - logits.shape[-1]
-    return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[..., :vocabulary]
+    if missing <= 0:
+        return logits[..., :vocabulary]
+    last = logits.amax(-1, keepdim=True).float() - _LACKING
+    return torch.cat([logits, last.to(logits.dtype).expand(*logits.shape[:-1], missing)], -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +57,20 @@ class ModelDrafter:
         return not self.plan.prunes
 
     def open(self, opening: Opening) -> Drafting:
-        """Read the prompts but their last tokens."""
+        """Read the prompts but their last tokens; of a prompt that this model has no room for, the end."""
         room = opening.slots + self.plan.scored
         session = self.model.open(len(opening.prompts), room)
         if opening.sources is not None:
-            self.model.encode(session, self._known(opening.sources))
-        self.model.read(session, self._known([prompt[:-1] for prompt in opening.prompts]))
+            sources = [source[: self.model.context] for source in opening.sources]
+            self.model.encode(session, self._known(sources))
+        most = self._most(opening)
+        self.model.read(session, self._known([prompt[:-1][-most:] for prompt in opening.prompts]))
         return ModelDrafting(self.model, self.plan, session, opening)
+
+    def _most(self, opening: Opening) -> int:
+        """Tokens of a prompt to read: what leaves room for those to come, or half of the context if they are many."""
+        coming = opening.slots - max(map(len, opening.prompts))
+        return max(self.model.context - coming, self.model.context // 2, 1)
 
     def _known(self, texts: list[list[int]]) -> list[list[int]]:
         """Tokens of the target that the drafter does not have are read as its first."""

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from spectr.checks import whole
 from spectr.draft.plan import Plan, draw
 from spectr.errors import ArgumentError
 from spectr.trees import Frontier
@@ -47,8 +48,7 @@ class NGram:
     name: ClassVar[str] = "ngram"
 
     def __init__(self, plan: Plan, order: int = 4, text: Sequence[int] = ()) -> None:
-        if order < 1:
-            raise ArgumentError(f"order of ngram must be at least 1, got {order}")
+        whole("order of ngram", order, 1)
         self.plan, self.largest = plan, max(text, default=0)
         self.shared = Counts(order)
         self.shared.learn(text)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from spectr.checks import whole
 from spectr.errors import ArgumentError
 from spectr.transport.laws import law_of
 from spectr.trees import Budget, Frontier, Growth, LogitsOf, Shape, as_shape, grow, prune, static_frontier
@@ -18,8 +19,8 @@ _SPREAD = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`drafts` chains of `length` tokens, or a `tree` given by its branching numbers. With siblings `race` and no tree:
-    the pruned tree of as many nodes, `drafts` of them expanded at each of `length` depths."""
+    """`drafts` chains of `length` tokens, or a `tree` given by its branching numbers. With siblings `race` or `fixed` and
+    no tree: the pruned tree of as many nodes, `drafts` of them expanded at each of `length` depths."""
 
     siblings: Siblings = "race"
     drafts: int = 4
@@ -29,9 +30,10 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name in ("drafts", "length"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.nodes is not None and self.nodes < 2:
+            whole(name, getattr(self, name), 1)
+        for count in self.tree or ():
+            whole("a branching number of tree", count, 1)
+        if self.nodes is not None and whole("nodes", self.nodes) < 2:
             raise ArgumentError(f"nodes must be at least 2, the root and one draft, got {self.nodes}; or draft none")
         if self.nodes is not None and not self.prunes and len(self.shape.parents) > self.nodes:
             raise ArgumentError(
@@ -42,7 +44,7 @@ class Plan:
     @property
     def prunes(self) -> bool:
         """The tree's shape is chosen while it is drawn."""
-        return self.siblings == "race" and self.tree is None
+        return self.siblings in ("race", "fixed") and self.tree is None
 
     @property
     def shape(self) -> Shape:
@@ -95,18 +97,23 @@ def _grown(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
 
 
 def _pruned(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
+    """For the race by the chance to win given the noise, for fixed siblings by probability."""
     laws: list[Tensor] = []
+    sharp = (scene.heat or 1.0) / _SPREAD if plan.siblings == "race" else 1.0
 
     def chances_of(frontier: Frontier) -> Tensor:
         logits = scene.ranked(logits_of(frontier), frontier.paths)
         if scene.wants_laws:
             laws.append(law_of(logits))
         depth = torch.full_like(scene.root, frontier.depth)[:, None]
-        keys = scene.coins.noisy(logits, depth) if scene.heat > 0 else logits
-        return (keys * ((scene.heat or 1.0) / _SPREAD)).log_softmax(-1)
+        noisy = plan.siblings == "race" and scene.heat > 0
+        return ((scene.coins.noisy(logits, depth) if noisy else logits) * sharp).log_softmax(-1)
 
     drawn = prune(scene.root, chances_of, plan.budget)
     draft = drawn.draft
+    if plan.siblings == "fixed":
+        fixed = draft.alive & (torch.arange(draft.alive.shape[1], device=draft.alive.device) > 0)
+        draft = replace(draft, siblings="fixed", fixed=fixed)
     if laws:
         every = torch.cat(laws, 1)  # (B, S, V), in the order scored
         at = drawn.scored.clamp_min(0)[..., None].expand(-1, -1, every.shape[-1])

@@ -16,9 +16,16 @@ from spectr.models.support import UNBOUNDED
 from spectr.models.target import Target
 from spectr.registry import nearest
 
-__all__ = ["Loading", "OpenedModel", "open_loaded", "open_model", "weigh"]
+__all__ = ["Loading", "OpenedModel", "open_loaded", "open_model", "unheeded", "weigh"]
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
+_LAWFUL = (
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty",
+    "no_repeat_ngram_size", "encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "bad_words_ids",
+    "sequence_bias", "suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id", "min_length", "min_new_tokens",
+    "exponential_decay_length_penalty", "guidance_scale", "num_beams",
+)  # fmt: skip
+"""What a generation config may say about the law of a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +35,28 @@ class OpenedModel:
     target: Target
     tokenizer: Any
     stops: frozenset[int]  # tokens that end a text
-    start: int | None  # the token an encoder-decoder model's answers begin with
+    start: tuple[int, ...] | None  # the tokens an encoder-decoder model's answers begin with
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
     """How weights are loaded."""
 
-    dtype: str = "float32"  # "auto": as they are stored
-    device: str = "auto"  # cuda where there is one
+    dtype: str | torch.dtype = "float32"  # "auto": as they are stored
+    device: str | torch.device = "auto"  # cuda where there is one
     device_map: Any = None  # for accelerate, instead of `device`
     quantization_config: Any = None
     trust_remote_code: bool = False
     attn_implementation: str | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype not in _DTYPES:
+        if self._dtype not in _DTYPES:
             raise ArgumentError(f"dtype must be {', '.join(_DTYPES[:-1])} or {_DTYPES[-1]}, got {self.dtype!r}")
-        if self.device.startswith("cuda") and not torch.cuda.is_available():
+        try:
+            found = self.place
+        except (RuntimeError, TypeError):
+            raise ArgumentError(f"device must be cpu, cuda, cuda:1, … or auto, got {self.device!r}") from None
+        if found.type == "cuda" and not torch.cuda.is_available():
             raise ArgumentError(f"device is {self.device!r} and no CUDA device is found; use device='cpu' or 'auto'")
 
     @classmethod
@@ -58,6 +69,10 @@ class Loading:
         return cls(**options)
 
     @property
+    def _dtype(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def place(self) -> torch.device:
         """The device meant."""
         found = "cuda" if torch.cuda.is_available() else "cpu"
@@ -66,7 +81,7 @@ class Loading:
     @property
     def kind(self) -> torch.dtype | None:
         """The dtype meant, None for that of the file."""
-        return None if self.dtype == "auto" else getattr(torch, self.dtype)
+        return None if self._dtype == "auto" else getattr(torch, self._dtype)
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -85,8 +100,8 @@ class Loading:
         return self.device_map is not None or self.quantization_config is not None
 
 
-def open_model(model: str, progress: Progress = lambda _: None, **options: Any) -> OpenedModel:
-    """A catalog name, a hub id or a local folder; `options` are those of `Loading`."""
+def open_model(model: str, progress: Progress = lambda _: None, tokenizer: Any = None, **options: Any) -> OpenedModel:
+    """A catalog name, a hub id or a local folder, with its tokenizer or another; `options` are those of `Loading`."""
     loading = Loading.of(options)
     folder = str(pull(model, progress)) if model in CATALOG else model
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -96,15 +111,30 @@ def open_model(model: str, progress: Progress = lambda _: None, **options: Any) 
         afford(size, loading.place, f"{model!r} in {loading.dtype}", "use a smaller dtype or another device")
     try:
         net: PreTrainedModel = auto.from_pretrained(folder, **loading.keywords)
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=loading.trust_remote_code)
     except (OSError, ValueError) as error:
         raise _unloadable(model, folder) from error
+    if tokenizer is None:
+        tokenizer = _tokenizer(model, folder, loading.trust_remote_code)
     return open_loaded(net if loading.is_placed else net.to(loading.place), tokenizer)  # type: ignore[arg-type]
 
 
 def open_loaded(net: PreTrainedModel, tokenizer: Any = None) -> OpenedModel:
     """A model that is there already; its weights are used where they are."""
+    if not isinstance(net, torch.nn.Module) or not hasattr(net, "config"):
+        raise ArgumentError(f"a model must be a name, a folder, or a loaded model of transformers, got {net!r}")
+    if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "decode")):
+        raise ArgumentError(f"tokenizer must be a loaded tokenizer of transformers, got {tokenizer!r}")
     return OpenedModel(Target(net), tokenizer, _stops(net, tokenizer), _start(net))
+
+
+def unheeded(net: PreTrainedModel) -> str | None:
+    """What a model's generation config says about the law of texts and nobody here listens to, as a sentence."""
+    config = net.generation_config
+    said = {} if config is None else config.to_diff_dict()
+    names = [name for name in _LAWFUL if said.get(name) is not None]
+    if not names:
+        return None
+    return f"the model's generation config sets {', '.join(names)}, which are not taken over: say what you want"
 
 
 def weigh(folder: str) -> tuple[int, int, int]:
@@ -129,6 +159,14 @@ def _unloadable(model: str, folder: str) -> FetchError:
     return FetchError(f"{model!r} could not be loaded: {why}. Catalog models: {', '.join(CATALOG)}")
 
 
+def _tokenizer(model: str, folder: str, trust_remote_code: bool) -> Any:
+    """The tokenizer that lies beside the weights."""
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise FetchError(f"{model!r} has no tokenizer that can be loaded; give one: tokenizer=…") from error
+
+
 def _auto_of(model: str, config: Any) -> Any:
     """What loads a model of this config, if it writes text from text."""
     auto: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
@@ -150,9 +188,12 @@ def _stops(net: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
     return frozenset[int]().union(*(_ids(getattr(owner, "eos_token_id", None)) for owner in owners))
 
 
-def _start(net: PreTrainedModel) -> int | None:
-    """The token a decoder begins with, for models that have an encoder."""
+def _start(net: PreTrainedModel) -> tuple[int, ...] | None:
+    """The tokens a decoder begins with, for models that have an encoder: its own, and one that a config forces on it,
+    such as a language."""
     if not net.config.is_encoder_decoder:
         return None
     owners = [(o, n) for n in ("decoder_start_token_id", "bos_token_id") for o in (net.generation_config, net.config)]
-    return next((int(v) for v in (getattr(o, n, None) for o, n in owners) if v is not None), None)
+    first = next((int(v) for v in (getattr(o, n, None) for o, n in owners) if v is not None), None)
+    forced = getattr(net.generation_config, "forced_bos_token_id", None)
+    return None if first is None else (first,) if forced is None else (first, int(forced))

@@ -41,7 +41,9 @@ class History:
         self.texts = [list(prompt) for prompt in prompts]
         self.padding = [list(row) for row in padding] if padding is not None else [[] for _ in prompts]
         self.vocabulary, self.device, self.stops = vocabulary, torch.device(device), stops
+        self.ids = list(range(len(prompts)))  # which row of the whole batch each row is
         self.answers: dict[int, tuple[Any, dict[Any, Tensor]]] = {}  # what a mask hook said since the last commit
+        self._doubts: dict[tuple[int, tuple[int, ...]], Exception] = {}
         self._prompts = [len(prompt) for prompt in prompts]
         self._seen: Tensor | None = None
         self._counts: Tensor | None = None
@@ -89,19 +91,18 @@ class History:
             self._tails[length] = self._tensor(self._ends(length))
         return self._tails[length]
 
-    def row(self, row: int) -> "History":
-        """One row, as a history of its own."""
-        text, prompt = self.texts[row], self._prompts[row]
-        only = History(
-            [text[:prompt]], self.vocabulary, device=self.device, stops=self.stops, padding=[self.padding[row]]
-        )
-        only.commit([text[prompt:]])
-        return only
+    def doubt(self, row: int, path: tuple[int, ...], error: Exception) -> None:
+        """There is no law after this path. For the text itself that is an error now; a path below it may never become
+        text, since it may lie beyond the end: the error waits until a token that came from there is committed."""
+        if not path:
+            raise error
+        self._doubts.setdefault((row, path), error)
 
     def commit(self, tokens: list[list[int]]) -> None:
         """Add what each row emitted; a row may get nothing."""
         if len(tokens) != len(self):
             raise ArgumentError(f"commit takes a list of tokens per row, got {len(tokens)} for {len(self)} rows")
+        self._settle_doubts(tokens)
         for text, fresh in zip(self.texts, tokens, strict=True):
             text += fresh
         self.answers.clear()
@@ -121,12 +122,21 @@ class History:
         self.texts = [list(self.texts[row]) for row in rows]
         self.padding = [self.padding[row] for row in rows]
         self._prompts = [self._prompts[row] for row in rows]
+        self.ids = [self.ids[row] for row in rows]
         self.answers.clear()
+        self._doubts.clear()
         index = self._tensor(rows)
         self._seen = self._seen[index] if self._seen is not None else None
         self._counts = self._counts[index] if self._counts is not None else None
         self._generated = None
         self._tails.clear()
+
+    def _settle_doubts(self, tokens: list[list[int]]) -> None:
+        """Raise what was put off, if it concerns a text that was emitted from; forget the rest."""
+        doubts, self._doubts = self._doubts, {}
+        for row, path in sorted(doubts, key=lambda place: len(place[1])):
+            if tuple(tokens[row][: len(path)]) == path and len(tokens[row]) > len(path):
+                raise doubts[row, path]
 
     def _answered(self) -> list[list[int]]:
         return [text[prompt:] for text, prompt in zip(self.texts, self._prompts, strict=True)]
@@ -164,6 +174,7 @@ class Past:
 
     history: History
     paths: Tensor  # (B, M, D) int64: the tokens below the root, which is committed; padded with -1 at the end
+    drafting: bool = False  # nothing is emitted from these laws, so that one without tokens is no error
 
     @property
     def lengths(self) -> Tensor:

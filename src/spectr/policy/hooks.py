@@ -1,10 +1,13 @@
 """What users plug in: masks of allowed tokens, and logits processors. These run on the host, node by node or in groups.
 
-Their answers must depend on the text alone, else drafting would change the law.
+Their answers must depend on the text alone, else drafting would change the law. They are asked about drafts too, hence
+about texts that may never be, such as those beyond a stop string: what they raise there is put off until a text gets
+there, as it would without drafts.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,38 +17,90 @@ from spectr.errors import ArgumentError
 from spectr.policy.filters import exclude
 from spectr.policy.history import History, Past
 
-__all__ = ["Allowed", "Processor", "process", "strike_disallowed"]
+__all__ = ["Allowed", "Processor", "as_hooks", "as_processors", "process", "strike_disallowed"]
 
 Allowed = Callable[[list[int]], Iterable[int] | Tensor | None]
 """From a whole text, prompt included, to the tokens that may follow: ids, a bool mask (V,), or None for all. Asked only
-about texts that it allowed itself, and that have not ended."""
+about texts that it allowed itself, and that no stop token has ended."""
 
 Processor = Callable[[Tensor, Tensor], Tensor]
-"""From texts (K, L) int64 of one length and their logits (K, V) to other logits, as transformers' LogitsProcessor."""
+"""From texts (K, L) int64 of one length and their logits (K, V) to other logits, as transformers' LogitsProcessor. What
+it says of a text must not depend on its place among the K."""
+
+_BY_ROW = {
+    "PrefixConstrainedLogitsProcessor": "give its function as allowed=",
+    "EncoderRepetitionPenaltyLogitsProcessor": "use repetition_penalty",
+    "EncoderNoRepeatNGramLogitsProcessor": "use bad_words, or a processor that finds the prompt in the text",
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor": "leave guidance_scale off",
+    "ClassifierFreeGuidanceLogitsProcessor": "leave guidance_scale off",
+    "SynthIDTextWatermarkLogitsProcessor": "use a watermark that remembers nothing",
+}
+"""Processors of transformers that remember the rows of a batch, and what to do instead. A tree has other rows: its
+nodes."""
 
 
-def strike_disallowed(logits: Tensor, past: Past, allowed: Allowed) -> Tensor:
-    """Logits (B, M, V) of the tokens that `allowed` lets follow each node's text."""
-    masks = [_mask(past.history, allowed, row, path) for row, paths in enumerate(past.lists()) for path in paths]
+def as_processors(given: Any) -> tuple[Processor, ...]:
+    """Processors as users give them, lists in lists: none, one, or several."""
+    if given is None:
+        return ()
+    if isinstance(given, list | tuple):
+        return tuple(single for part in given for single in as_processors(part))
+    if not callable(given):
+        raise ArgumentError(f"processors must be a sequence of functions of ids and logits, got {given!r}")
+    for kind in type(given).__mro__:
+        if kind.__name__ in _BY_ROW:
+            raise ArgumentError(
+                f"processors must look at each text alone, and {kind.__name__} goes by the rows of a batch or by the "
+                f"calls before; {_BY_ROW[kind.__name__]}"
+            )
+    return (given,)
+
+
+def as_hooks(given: Any) -> Allowed | tuple[Allowed | None, ...] | None:
+    """A mask hook for all rows, or one for each."""
+    if given is None or callable(given):
+        hook: Allowed | None = given
+        return hook
+    if isinstance(given, list | tuple) and given and all(hook is None or callable(hook) for hook in given):
+        return tuple(given)
+    raise ArgumentError(
+        f"allowed must be a function from a text to the ids that may follow, or one for each row, got {given!r}"
+    )
+
+
+def strike_disallowed(logits: Tensor, past: Past, allowed: Allowed | Sequence[Allowed | None]) -> Tensor:
+    """Logits (B, M, V) of the tokens that `allowed`, or the hook of each row, lets follow each node's text."""
+    history, masks = past.history, []
+    for row, paths in enumerate(past.lists()):
+        hook = allowed if callable(allowed) else allowed[history.ids[row]]
+        masks += [_mask(history, hook, row, path) for path in paths]
     return exclude(logits, ~torch.stack(masks).view(logits.shape).to(logits.device)) if masks else logits
 
 
-def _mask(history: History, allowed: Allowed, row: int, path: tuple[int, ...]) -> Tensor:
+def _all(history: History) -> Tensor:
+    return torch.ones(history.vocabulary, dtype=torch.bool)
+
+
+def _mask(history: History, hook: Allowed | None, row: int, path: tuple[int, ...]) -> Tensor:
     """The allowed tokens (V,) after a path. Below a token that was not allowed, or the end of the text, no text gets
     to: any law will do there, and nobody is asked."""
-    if not history.stops.isdisjoint(path):
-        return torch.ones(history.vocabulary, dtype=torch.bool)
+    if hook is None or not history.stops.isdisjoint(path):
+        return _all(history)
     for place, token in enumerate(path):
-        if not _ask(history, allowed, row, path[:place])[token]:
-            return torch.ones(history.vocabulary, dtype=torch.bool)
-    return _ask(history, allowed, row, path)
+        if not _ask(history, hook, row, path[:place])[token]:
+            return _all(history)
+    return _ask(history, hook, row, path)
 
 
-def _ask(history: History, allowed: Allowed, row: int, path: tuple[int, ...]) -> Tensor:
+def _ask(history: History, hook: Allowed, row: int, path: tuple[int, ...]) -> Tensor:
     """The hook's answer, remembered until the next commit."""
-    known = history.answers.setdefault(id(allowed), (allowed, {}))[1]  # held, so that its id stays its own
+    known = history.answers.setdefault(id(hook), (hook, {}))[1]  # held, so that its id stays its own
     if (row, path) not in known:
-        known[row, path] = _read(allowed([*history.texts[row], *path]), history.vocabulary)
+        try:
+            known[row, path] = _read(hook([*history.texts[row], *path]), history.vocabulary)
+        except Exception as error:
+            history.doubt(row, path, error)
+            known[row, path] = _all(history)
     return known[row, path]
 
 
@@ -65,25 +120,60 @@ def _read(answer: Any, vocabulary: int) -> Tensor:
     return torch.zeros(vocabulary, dtype=torch.bool).index_fill_(0, ids, True)
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Nodes of equal length of text."""
+
+    rows: list[int]
+    nodes: list[int]
+    texts: Tensor  # (K, L) int64, with left padding
+
+    def split(self) -> Iterator["_Group"]:
+        """Each node alone."""
+        for at, (row, node) in enumerate(zip(self.rows, self.nodes, strict=True)):
+            yield _Group([row], [node], self.texts[at : at + 1])
+
+
 def process(logits: Tensor, past: Past, processors: Sequence[Processor]) -> Tensor:
     """Logits (B, M, V) after custom processors, which are called once for each length of text."""
     processed = logits.clone()
-    for rows, nodes, ids in _groups(past):
-        scores = logits[rows, nodes]
-        for processor in processors:
-            given = processor(ids, scores)
-            if given.shape != scores.shape:
-                raise ArgumentError(
-                    f"processors must return logits of the shape they get, {tuple(scores.shape)}, got "
-                    f"{tuple(given.shape)} from {processor!r}"
-                )
-            scores = given
-        processed[rows, nodes] = scores.to(logits.dtype)
+    for group in _groups(past):
+        processed[group.rows, group.nodes] = _processed(logits, past, processors, group).to(logits.dtype)
     return processed
 
 
-def _groups(past: Past) -> Iterator[tuple[list[int], list[int], Tensor]]:
-    """Nodes of equal length of text: their rows, their places, and the texts (K, L) with left padding."""
+def _processed(logits: Tensor, past: Past, processors: Sequence[Processor], group: _Group) -> Tensor:
+    """Logits (K, V) of a group. If a processor raises, each node is asked about alone, to see which text it was."""
+    scores = logits[group.rows, group.nodes]
+    try:
+        return _chained(processors, group.texts, scores)
+    except ArgumentError:
+        raise
+    except Exception as error:
+        if len(group.rows) > 1:
+            return torch.cat([_processed(logits, past, processors, alone) for alone in group.split()])
+        if not past.drafting:
+            path = past.paths[group.rows[0], group.nodes[0]].tolist()
+            past.history.doubt(group.rows[0], tuple(token for token in path if token >= 0), error)
+        return scores
+
+
+def _chained(processors: Sequence[Processor], texts: Tensor, scores: Tensor) -> Tensor:
+    """One processor after the other."""
+    for processor in processors:
+        given: Any = processor(texts, scores)
+        if not isinstance(given, Tensor) or given.shape != scores.shape:
+            found = tuple(given.shape) if isinstance(given, Tensor) else repr(given)
+            raise ArgumentError(
+                f"processors must return logits of the shape they get, {tuple(scores.shape)}, got {found} from "
+                f"{processor!r}"
+            )
+        scores = given
+    return scores
+
+
+def _groups(past: Past) -> Iterator[_Group]:
+    """The nodes, by length of text."""
     history, paths = past.history, past.paths
     texts = [
         torch.tensor([*padding, *text], dtype=torch.int64, device=paths.device)
@@ -95,4 +185,4 @@ def _groups(past: Past) -> Iterator[tuple[list[int], list[int], Tensor]]:
             groups[len(texts[row]) + length].append((row, node, length))
     for group in groups.values():
         ids = torch.stack([torch.cat([texts[row], paths[row, node, :length]]) for row, node, length in group])
-        yield [row for row, _, _ in group], [node for _, node, _ in group], ids
+        yield _Group([row for row, _, _ in group], [node for _, node, _ in group], ids)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from spectr.errors import ArgumentError
 from spectr.policy.filters import cool, keep_likely, keep_nucleus, keep_ranks, keep_typical, point_mass
-from spectr.policy.history import History, Past
-from spectr.policy.hooks import Allowed, Processor, process, strike_disallowed
+from spectr.policy.history import Past
+from spectr.policy.hooks import Allowed, Processor, as_hooks, as_processors, process, strike_disallowed
 from spectr.policy.penalties import Penalties, add_bias, penalise, strike_single_words, strike_stops, strike_words
 from spectr.policy.tokens import Bias, Words
 
@@ -57,22 +57,15 @@ class Policy:
     bad_words: Sequence[Sequence[int]] = _NO_WORDS  # token ids; of one token: it never comes, be it a stop token
     min_new_tokens: int = 0  # before that, no stop token comes
     processors: Sequence[Processor] = ()  # of (texts (K, L), logits (K, V)), as transformers' LogitsProcessor
-    allowed: Allowed | None = None  # from a text to the tokens that may follow: a grammar
+    allowed: Allowed | Sequence[Allowed | None] | None = None  # from a text to what may follow; or one for each row
 
     def __post_init__(self) -> None:
         for name, (kind, holds, sentence) in _RANGES.items():
             value = getattr(self, name)
             if not isinstance(value, kind) or not holds(value):
                 raise ArgumentError(f"{name} must {sentence}, got {value!r}")
-        if self.allowed is not None and not callable(self.allowed):
-            raise ArgumentError(
-                f"allowed must be a function from a text to the ids that may follow, got {self.allowed!r}"
-            )
-        if not isinstance(self.processors, Sequence) or not all(map(callable, self.processors)):
-            raise ArgumentError(
-                f"processors must be a sequence of functions of ids and logits, got {self.processors!r}"
-            )
-        object.__setattr__(self, "processors", tuple(self.processors))
+        object.__setattr__(self, "allowed", as_hooks(self.allowed))
+        object.__setattr__(self, "processors", as_processors(self.processors))
         object.__setattr__(self, "logit_bias", Bias(self.logit_bias))
         object.__setattr__(self, "bad_words", Words(self.bad_words))
 
@@ -128,6 +121,11 @@ class Policy:
                 f"logits must be (B, M, V) and paths (B, M, D), with B = {rows} rows and V = {vocabulary} tokens as in "
                 f"the history, got {shape} and {paths}"
             )
+        if isinstance(self.allowed, tuple) and len(self.allowed) <= max(past.history.ids, default=-1):
+            raise ArgumentError(
+                f"allowed must be a function, or one for each row, got {len(self.allowed)} and a row "
+                f"{max(past.history.ids)}"
+            )
         return past
 
     def _edited(self, logits: Tensor, past: Past | None) -> Tensor:
@@ -151,7 +149,7 @@ class Policy:
         return process(logits, past, self.processors) if self.processors else logits
 
     def _settled(self, raw: Tensor, past: Past | None) -> Tensor:
-        """Edited logits that leave a token everywhere; where they leave none and no text gets, the raw ones stand."""
+        """Edited logits; where they leave no token the raw ones stand, and the history is told unless it is a draft."""
         logits = self._edited(raw, past)
         if not self._may_leave_none(raw.shape[-1], past):
             return logits
@@ -160,8 +158,8 @@ class Policy:
             return logits
         if past is None:
             raise ArgumentError("logit_bias and bad_words must leave at least one token, and they leave none")
-        for row, node in dead.nonzero().tolist():
-            self._refuse(past, row, past.lists()[row][node])
+        if not past.drafting:
+            self._doubt(past, dead.nonzero().tolist())
         return torch.where(dead[..., None], raw, logits)
 
     def _may_leave_none(self, vocabulary: int, past: Past | None) -> bool:
@@ -173,21 +171,17 @@ class Policy:
             struck.append(past.history.stops)
         return sum(map(len, struck)) >= vocabulary and len(frozenset().union(*struck)) >= vocabulary
 
-    def _refuse(self, past: Past, row: int, path: tuple[int, ...]) -> None:
-        """Raise where no token is left, unless no text gets there."""
-        history = past.history.row(row)
-        if history.stops.isdisjoint(path) and all(self._lets(history, path, place) for place in range(len(path))):
-            text = [*history.texts[0], *path]
-            raise ArgumentError(
+    @staticmethod
+    def _doubt(past: Past, nodes: list[list[int]]) -> None:
+        """No text may go on from these nodes (row, node)."""
+        paths = past.lists()
+        for row, node in nodes:
+            text = [*past.history.texts[row], *paths[row][node]]
+            error = ArgumentError(
                 "logit_bias, bad_words, min_new_tokens, allowed and processors must leave at least one token, and they "
                 f"leave none after the text of {len(text)} tokens that ends in {text[-5:]}"
             )
-
-    def _lets(self, history: History, path: tuple[int, ...], place: int) -> bool:
-        """Whether the token at `place` of a path may follow those before it."""
-        before = torch.tensor([[path[:place]]], dtype=torch.int64, device=history.device)
-        level = torch.zeros(1, 1, history.vocabulary, device=history.device)
-        return bool(self._edited(level, Past(history, before))[0, 0, path[place]] > -torch.inf)
+            past.history.doubt(row, paths[row][node], error)
 
     def _filtered(self, logits: Tensor) -> Tensor:
         """Temperature, then the filters."""

@@ -177,7 +177,11 @@ class Trainer:
     def save(self, path: Path) -> None:
         """Everything that is needed to go on, atomically."""
         part = path.with_suffix(".part")
-        data = {"head": self.head.state_dict(), "optimizer": self.optimizer.state_dict(), "progress": asdict(self.progress)}
+        data = {
+            "head": self.head.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "progress": asdict(self.progress),
+        }
         torch.save(data, part)
         part.replace(path)
 
