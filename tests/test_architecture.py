@@ -148,7 +148,7 @@ LOCAL = re.compile(
     r"(?<![\w.])/(?:work|root|home)" + r"/[\w.]"
     r"|pypi" + r"\.org|pythonhosted" + r"\.org|download\.pytorch" + r"\.org|file" + r":///"
 )
-SKIPPED = {"build", "dist", "__pycache__"}
+SKIPPED = {"scratch", "build", "dist", "__pycache__"}
 HIDDEN_BUT_OURS = {".ci", ".github", ".gitignore", ".editorconfig", ".pre-commit-config.yaml"}
 
 

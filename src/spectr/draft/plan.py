@@ -19,8 +19,8 @@ _SPREAD = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`drafts` chains of `length` tokens, or a `tree` given by its branching numbers. With siblings `race` or `fixed` and
-    no tree: the pruned tree of as many nodes, `drafts` of them expanded at each of `length` depths."""
+    """`drafts` chains of `length` tokens, or a `tree` given by its branching numbers. With siblings `race` or `fixed`
+    and no tree: the pruned tree of as many nodes, `drafts` of them expanded at each of `length` depths."""
 
     siblings: Siblings = "race"
     drafts: int = 4

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
 
 __all__ = ["group_heads"]
 
@@ -32,6 +33,11 @@ def _grouped(
     return found.reshape(batch, heads, count, -1).transpose(1, 2), None
 
 
+def _always(*args: Any, **kwargs: Any) -> Tensor | None:
+    """The mask of `sdpa`, but never left out: where it may be left out, `sdpa` is told to be causal by other means."""
+    return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
+
+
 def group_heads(model: PreTrainedModel) -> None:
     """Let a model whose attention is plain `sdpa`, and whose heads are grouped, use it."""
     config = model.config.get_text_config(decoder=True)
@@ -39,4 +45,5 @@ def group_heads(model: PreTrainedModel) -> None:
     if config._attn_implementation != "sdpa" or not kv or kv == getattr(config, "num_attention_heads", kv):
         return
     AttentionInterface.register(_NAME, _grouped)
+    AttentionMaskInterface.register(_NAME, _always)  # without one of its own, a plain call would see the future
     model.set_attn_implementation(_NAME)

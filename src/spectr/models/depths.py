@@ -1,7 +1,7 @@
 """A head several depths deep over whole texts at once: what training sees is what drafting does.
 
-At depth 1 every position reads the true feature of the token before. At depth d it reads what depth d − 1 expected there,
-and sees true entries of the text up to the root of its draft, then one expected entry of each depth on the way.
+At depth 1 every position reads the true feature of the token before. At depth d it reads what depth d − 1 expected
+there, and sees true entries of the text up to the root of its draft, then one expected entry of each depth on the way.
 """
 
 from dataclasses import dataclass, field

@@ -104,7 +104,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate()
         loss, _ = self._loss(batch, temperature)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -38,17 +38,17 @@ TEMPLATES = (
 TOPICS = (
     "volcanoes", "bread", "the violin", "photosynthesis", "bicycles", "the Roman Empire", "honey bees", "gravity",
     "chess", "coffee", "glaciers", "the printing press", "dreams", "electric cars", "whales", "mathematics", "cheese",
-    "sailing", "the moon", "vaccines", "gardens", "sorting numbers", "railways", "mushrooms", "lighthouses", "the heart",
-    "spiders", "film music", "earthquakes", "soap", "prime numbers", "deserts", "football", "elephants",
+    "sailing", "the moon", "vaccines", "gardens", "sorting numbers", "railways", "mushrooms", "lighthouses",
+    "the heart", "spiders", "film music", "earthquakes", "soap", "prime numbers", "deserts", "football", "elephants",
     "the internet", "rice", "mirrors", "democracy", "rain", "robots", "libraries", "owls", "chocolate", "bridges",
-    "pottery", "the alphabet", "wolves", "batteries", "tea", "maps", "dinosaurs", "money", "rivers",
-    "photography", "salt", "running", "stars", "wheels", "bacteria", "glass", "memory", "wind power", "trees", "clocks",
-    "cats", "recursion", "markets", "mountains", "tomatoes", "insurance", "shadows", "ants", "steel",
-    "language", "the ocean", "theatre", "concrete", "binary search", "wool", "friendship",
-    "submarines", "apples", "calendars", "dolphins", "probability", "ice cream", "castles", "satellites",
-    "dance", "the stomach", "horses", "text files", "fire", "snow", "potatoes", "museums", "magnets", "fashion",
-    "cancer research", "fishing", "the brain", "kites", "databases", "frogs", "justice", "olive oil", "thunderstorms",
-    "board games", "airports", "silk", "parrots", "teamwork", "water clocks", "the sun",
+    "pottery", "the alphabet", "wolves", "batteries", "tea", "maps", "dinosaurs", "money", "rivers", "photography",
+    "salt", "running", "stars", "wheels", "bacteria", "glass", "memory", "wind power", "trees", "clocks", "cats",
+    "recursion", "markets", "mountains", "tomatoes", "insurance", "shadows", "ants", "steel", "language", "the ocean",
+    "theatre", "concrete", "binary search", "wool", "friendship", "submarines", "apples", "calendars", "dolphins",
+    "probability", "ice cream", "castles", "satellites", "dance", "the stomach", "horses", "text files", "fire",
+    "snow", "potatoes", "museums", "magnets", "fashion", "cancer research", "fishing", "the brain", "kites",
+    "databases", "frogs", "justice", "olive oil", "thunderstorms", "board games", "airports", "silk", "parrots",
+    "teamwork", "water clocks", "the sun",
 )  # fmt: skip
 
 TASKS = (
@@ -61,10 +61,11 @@ TASKS = (
     "computes the greatest common divisor", "flattens a nested list", "simulates rolling two dice",
     "sorts people by their age", "finds all divisors of a number", "computes compound interest",
     "transposes a matrix", "implements a stack", "implements a queue with two stacks", "draws a triangle of stars",
-    "finds the missing number from 1 to n", "replaces every tab with four spaces", "computes the distance of two points",
-    "groups words by their first letter", "converts a number to Roman numerals", "checks for balanced brackets",
-    "computes a running total", "splits a bill between friends", "prints the days between two dates",
-    "finds the intersection of two sets", "encrypts a text with a Caesar shift", "counts the lines of a file",
+    "finds the missing number from 1 to n", "replaces every tab with four spaces",
+    "computes the distance of two points", "groups words by their first letter",
+    "converts a number to Roman numerals", "checks for balanced brackets", "computes a running total",
+    "splits a bill between friends", "prints the days between two dates", "finds the intersection of two sets",
+    "encrypts a text with a Caesar shift", "counts the lines of a file",
 )  # fmt: skip
 LANGUAGES = ("Python", "JavaScript", "Java", "C", "Go")
 

@@ -1,4 +1,4 @@
-"""Texts that a target writes itself: what a drafter learns from. On CUDA one captured call makes a token of all rows."""
+"""Texts that a target writes itself: what a drafter learns from. On CUDA one captured call adds a token to all rows."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,0 +1,27 @@
+"""Grouped heads without copies: the same logits, in trees, in plain calls and in plain generation."""
+
+import torch
+from tests.models.conftest import tiny  # type: ignore[import-not-found]
+
+from spectr.models.attention import group_heads
+from spectr.models.target import Target
+
+
+def test_plain_calls_and_trees_are_the_same() -> None:
+    model = tiny("llama")
+    ids, mask = torch.randint(3, 61, (2, 9)), torch.ones(2, 9, dtype=torch.int64)
+    mask[1, 6:] = 0
+    before = [model(ids).logits, model(ids, attention_mask=mask).logits[mask.bool()]]
+    text = model.generate(ids[:1], max_new_tokens=8, do_sample=False)
+    group_heads(model)
+    assert model.config._attn_implementation != "sdpa"
+    after = [model(ids).logits, model(ids, attention_mask=mask).logits[mask.bool()]]
+    for one, other in zip(before, after, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+    assert model.generate(ids[:1], max_new_tokens=8, do_sample=False).tolist() == text.tolist()
+    target = Target(model)
+    session = target.open(1, 20)
+    target.read(session, [ids[0, :-1].tolist()])
+    one = torch.ones(1, 1, 1, dtype=torch.bool)
+    logits = target.score(session, ids[:1, -1:], one, torch.zeros(1, 1, dtype=torch.int64))
+    assert torch.allclose(logits[0, 0], before[0][0, -1], atol=1e-5)

@@ -1,0 +1,158 @@
+"""Training: the objective against autograd, the features against drafting, and a head that learns and comes back."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from spectr.draft import Plan, drafter
+from spectr.models.depths import expected_features
+from spectr.models.head import head_of
+from spectr.models.target import Target
+from spectr.train.corpus import Corpus
+from spectr.train.loop import Course, Trainer
+from spectr.train.objective import OBJECTIVES, _plain, acceptance_loss
+from spectr.train.samples import Sampling, Text, sample
+from spectr.types import Opening, Scene
+
+SIZE = 40
+
+
+@pytest.fixture(scope="module")
+def net() -> PreTrainedModel:
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=SIZE, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256,
+    )  # fmt: skip
+    made = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for weights in made.parameters():
+            if weights.dim() > 1:
+                weights.normal_(0, 0.2)
+    return made
+
+
+def texts(count: int = 6) -> list[Text]:
+    generator = torch.Generator().manual_seed(1)
+    made = [torch.randint(3, SIZE, (9 + 2 * at,), generator=generator).tolist() for at in range(count)]
+    return [Text(tokens, 4) for tokens in made]
+
+
+def test_gradient_of_the_overlap() -> None:
+    generator = torch.Generator().manual_seed(0)
+    draft, target = (2 * torch.randn(7, 50, generator=generator, dtype=torch.float64) for _ in range(2))
+    weight = torch.rand(7, generator=generator)
+    logits = draft.clone().requires_grad_()
+    q, p = (logits / 0.7).softmax(-1), (target / 0.7).softmax(-1)
+    loss = ((1 - torch.minimum(p, q).sum(-1) - 0.1 * (p * q.log()).sum(-1)) * weight).sum()
+    loss.backward()
+    overlap, _, grad = _plain(draft, target, weight, 1 / 0.7)
+    assert torch.allclose(grad.double(), logits.grad, atol=1e-6)
+    assert torch.allclose(overlap.double(), torch.minimum(p, q).sum(-1), atol=1e-6)
+    again = draft.clone().requires_grad_()
+    found, _ = acceptance_loss(again, target, weight, 0.7, "overlap")
+    found.backward()
+    assert found.item() == pytest.approx(loss.item(), abs=1e-5)
+    assert torch.allclose(again.grad, logits.grad, atol=1e-6)
+
+
+def test_the_kernel_says_the_same() -> None:
+    pytest.importorskip("triton")
+    from spectr.kernels.acceptance import fused_acceptance
+
+    generator = torch.Generator().manual_seed(0)
+    draft, target = (2 * torch.randn(3, 5000, generator=generator) for _ in range(2))
+    weight = torch.rand(3, generator=generator)
+    overlap, cross, grad = _plain(draft, target, weight, 1.5)
+    written = draft.clone()
+    found = fused_acceptance(written, target, weight, 1.5, 0.1)
+    assert torch.allclose(found[0], overlap, atol=1e-5)
+    assert torch.allclose(found[1], cross, atol=1e-4)
+    assert torch.allclose(written, grad, atol=1e-6)
+
+
+def test_features_of_a_corpus_are_those_of_drafting(net: PreTrainedModel) -> None:
+    """Causal, ragged, and the same numbers: a feature that saw the future would train a head for another model."""
+    target, corpus = Target(net), Corpus(texts(), torch.device("cpu"))
+    corpus.describe(target, 40)
+    assert corpus.features is not None
+    for at, text in enumerate(corpus.texts):
+        session = target.open(1, 40, features=True)
+        target.read(session, [text.tokens])
+        meant = target.features_at(session, torch.arange(len(text.tokens))[None])[0]
+        found = corpus.features[corpus.starts[at] : corpus.starts[at + 1]]
+        assert torch.allclose(found, meant, atol=1e-4)
+
+
+def test_what_is_trained_is_what_is_drafted(net: PreTrainedModel) -> None:
+    """The features of three depths in training equal those met while a chain is drafted, after steps of all lengths."""
+    target, head = Target(net), head_of(net, 2)
+    with torch.no_grad():
+        for weights in head.parameters():
+            if weights.dim() > 1:
+                weights.normal_(0, 0.2)
+    tokens = texts()[5].tokens
+    corpus = Corpus([Text(tokens, 4)], torch.device("cpu"))
+    corpus.describe(target, 100)
+    batch = corpus.batch([0])
+    with torch.no_grad():
+        meant = expected_features(head, batch.tokens, batch.features, 3)
+    session = target.open(1, 60, features=True)
+    target.read(session, [tokens[:4]])
+    made = drafter("feature", head=Target(head), target=target, plan=Plan("race", tree=(1, 1, 1)))
+    drafting = made.open(Opening([tokens[:5]], None, 50, SIZE, session))
+    at = 5
+    for accepted in (0, 2, 1, 3):
+        forced = Forced(tokens, at)
+        scene = Scene([tokens[:at]], torch.tensor([tokens[at - 1]]), forced, lambda x, _: x, lambda x, _: x, 1.0)
+        drafting.propose(scene)
+        expected = drafting._expected[0]  # type: ignore[attr-defined]
+        for depth in range(3):
+            assert torch.allclose(expected[depth], meant[depth][0, at - 1 + depth], atol=1e-4)
+        target.read(session, [tokens[at - 1 : at + accepted]])
+        drafting.keep(torch.tensor([[1, 2, 3][:accepted] + [-1] * (3 - accepted)]))
+        at += accepted + 1
+
+
+class Forced:
+    """Coins that draw the text itself."""
+
+    def __init__(self, tokens: list[int], at: int) -> None:
+        self.tokens, self.at = tokens, at
+
+    def front(self, logits: torch.Tensor, depth: torch.Tensor, count: int) -> torch.Tensor:
+        return torch.tensor([[[self.tokens[self.at + int(depth[0, 0])]]]])
+
+
+def test_samples_have_the_law_of_the_target(net: PreTrainedModel) -> None:
+    """First tokens of 4,000 answers; six standard deviations on every token, a false alarm once in 10^7."""
+    target, count = Target(net), 4000
+    found = list(sample(target, [[5, 6, 7]] * count, Sampling((0.8,), 2, 1000, frozenset({2}))))
+    with torch.no_grad():
+        law = (net(torch.tensor([[5, 6, 7]])).logits[0, -1] / 0.8).softmax(-1)
+    share = torch.bincount(torch.tensor([text.tokens[3] for text in found]), minlength=SIZE) / count
+    assert bool(((share - law).abs() < 6 * (law * (1 - law) / count).sqrt() + 1e-3).all())
+    assert all(text.start == 3 and len(text.tokens) in (4, 5) for text in found)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_head_learns(net: PreTrainedModel, objective: str, tmp_path: object) -> None:
+    """Acceptance on held-out texts rises, and a checkpoint goes on where it was made."""
+    from pathlib import Path
+
+    target = Target(net)
+    drawn = list(sample(target, [[3 + at % 30] for at in range(80)], Sampling((1.0,), 24, 80, frozenset())))
+    corpus, held = (Corpus(part, torch.device("cpu")) for part in (drawn[:64], drawn[64:]))
+    corpus.describe(target, 4000)
+    held.describe(target, 4000)
+    torch.manual_seed(0)
+    trainer = Trainer(head_of(net, 1), target, Course(4.0, depths=2, objective=objective, budget=800))  # type: ignore[arg-type]
+    before = trainer.acceptance(held, 3)
+    path = Path(str(tmp_path)) / "checkpoint.pt"
+    reports = list(trainer.run(corpus, held, lambda: trainer.save(path), every=2.0))
+    assert all(after > first + 0.02 for first, after in zip(before, reports[-1].acceptance, strict=False))
+    again = Trainer(head_of(net, 1), target, Course(4.0, depths=2, budget=800))
+    again.load(path)
+    assert again.progress == trainer.progress
+    assert again.acceptance(held, 3) == pytest.approx(trainer.acceptance(held, 3), abs=1e-6)
+    assert list(again.run(corpus, held, lambda: None)) == []
