@@ -75,7 +75,7 @@ def bench_rules(
 def bench_step(
     model: ModelFlag = "smollm2-135m",
     drafters: Annotated[str, typer.Option(metavar="NAME,NAME,...", help="Ways to draft.")] = "none,lookup",
-    tokens: Annotated[int, typer.Option(min=8, metavar="N", help="Tokens of each text.")] = 64,
+    tokens: Annotated[int, typer.Option(min=8, metavar="N", help="Tokens of each text.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds over the prompts.")] = 3,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the JSON to a file.")] = None,
     as_json: JsonFlag = False,

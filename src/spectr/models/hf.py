@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.utils import logging
 
 from spectr.errors import ArgumentError, MismatchError
+from spectr.models.attention import group_heads
 from spectr.models.catalog import CATALOG, FetchError, Progress, pull
 from spectr.models.memory import afford, need, weights_on_disk
 from spectr.models.support import UNBOUNDED
@@ -113,6 +114,8 @@ def open_model(model: str, progress: Progress = lambda _: None, tokenizer: Any =
         net: PreTrainedModel = auto.from_pretrained(folder, **loading.keywords)
     except (OSError, ValueError) as error:
         raise _unloadable(model, folder) from error
+    if loading.attn_implementation is None:
+        group_heads(net)
     if tokenizer is None:
         tokenizer = _tokenizer(model, folder, loading.trust_remote_code)
     return open_loaded(net if loading.is_placed else net.to(loading.place), tokenizer)  # type: ignore[arg-type]
