@@ -134,6 +134,14 @@ def _model(pairing: _Pairing, opened: "OpenedModel") -> Drafter:
     return named_drafter("model", model=opened.target, plan=pairing.plan())
 
 
+def _trained(pairing: _Pairing, folder: Path) -> Drafter:
+    from spectr.models.target import Target
+    from spectr.models.trained import load_drafter
+
+    target = pairing.target.target
+    return named_drafter("feature", head=Target(load_drafter(folder, target.model)), target=target, plan=pairing.plan())
+
+
 _MAKERS: dict[str, Callable[[_Pairing], Drafter]] = {
     "none": _none,
     "lookup": _lookup,
@@ -170,6 +178,7 @@ def _taken(drafter: Any) -> tuple[str, ...]:
 def _one(drafter: Any, pairing: _Pairing) -> Drafter:
     """A drafter from its name, from a model's name or folder, from a loaded model, or as it is."""
     from spectr.models.hf import open_loaded, open_model
+    from spectr.models.trained import is_drafter
 
     if _is_drafter(drafter):
         made: Drafter = drafter
@@ -178,13 +187,15 @@ def _one(drafter: Any, pairing: _Pairing) -> Drafter:
         return _model(pairing, open_loaded(drafter))
     if drafter in _MAKERS:
         return _MAKERS[drafter](pairing)
-    if drafter in ("model", "mixed"):
+    if drafter in ("model", "feature", "mixed"):
         raise ArgumentError(
-            "a model drafter is given by its name or folder, drafter='smollm2-135m', and a mix by several, "
+            "a model or a trained drafter is given by its name or folder, drafter='smollm2-135m', a mix by several, "
             "drafter='lookup+ngram'"
         )
     if drafter in DRAFTERS:
         return named_drafter(drafter, **pairing.options.some(*_PLANNED))
+    if is_drafter(Path(drafter)):
+        return _trained(pairing, Path(drafter))
     if _is_slip(drafter):
         raise UnknownNameError(f"no drafter is called {drafter!r}; {nearest(drafter, list(_MAKERS))}")
     return _model(pairing, open_model(drafter, **pairing.loading))

@@ -11,6 +11,7 @@ from spectr.cli import bench, cite, rules
 from spectr.cli.chat import chat
 from spectr.cli.generate import generate
 from spectr.cli.models import doctor, models, pull_model
+from spectr.cli.train import train
 from spectr.errors import SpectrError
 
 __all__ = ["app", "main"]
@@ -29,6 +30,7 @@ app.command("chat")(chat)
 app.command("models")(models)
 app.command("pull")(pull_model)
 app.command("doctor")(doctor)
+app.command("train")(train)
 app.add_typer(rules.app, name="rules")
 app.command("cite")(cite.cite)
 app.add_typer(bench.app, name="bench")

@@ -1,0 +1,87 @@
+"""A trained drafter as a folder: weights, a description, and the fingerprint of the target it belongs to."""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from spectr.errors import ArgumentError, MismatchError
+from spectr.models.head import FeatureHead, HeadShape
+
+__all__ = ["Trained", "fingerprint", "is_drafter", "load_drafter", "save_drafter"]
+
+_ABOUT, _WEIGHTS = "drafter.json", "drafter.safetensors"
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """Of a model's sizes and of some of its weights, rounded to bfloat16: whatever dtype it was loaded in."""
+    config = model.config.get_text_config(decoder=True)
+    digest = hashlib.sha256()
+    for name in ("model_type", "hidden_size", "num_hidden_layers", "vocab_size"):
+        digest.update(f"{name}={getattr(config, name, None)};".encode())
+    embedding: Any = model.get_input_embeddings()
+    rows: Tensor = embedding.weight.detach()
+    some = rows[:: max(1, len(rows) // 256)].to("cpu", torch.bfloat16).contiguous()
+    digest.update(some.view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What is known of a trained drafter."""
+
+    target: str  # as its maker called it
+    fingerprint: str
+    shape: dict[str, Any]
+    kind: str = "feature"
+    rows: int | None = None  # tokens it can draft; None: all
+    training: dict[str, Any] = field(default_factory=dict)
+
+
+def is_drafter(folder: Path) -> bool:
+    """Whether a trained drafter is in this folder."""
+    return (folder / _ABOUT).is_file()
+
+
+def save_drafter(folder: Path, head: FeatureHead, about: Trained, rows: Tensor | None = None) -> None:
+    """Weights in bfloat16 and the description; both are written aside and renamed."""
+    tensors = {
+        name: weights.detach().to("cpu", torch.bfloat16).contiguous() for name, weights in head.named_parameters()
+    }
+    if rows is not None:
+        tensors["rows"] = rows.to("cpu", torch.int32)
+    save_file(tensors, folder / f"{_WEIGHTS}.part")
+    (folder / f"{_WEIGHTS}.part").replace(folder / _WEIGHTS)
+    data = {name: getattr(about, name) for name in about.__slots__}
+    (folder / f"{_ABOUT}.part").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    (folder / f"{_ABOUT}.part").replace(folder / _ABOUT)
+
+
+def _about(folder: Path) -> Trained:
+    try:
+        return Trained(**json.loads((folder / _ABOUT).read_text(encoding="utf-8")))
+    except (json.JSONDecodeError, TypeError) as error:
+        raise ArgumentError(f"{folder / _ABOUT} is not the description of a drafter: {error}; train it again") from None
+
+
+def load_drafter(folder: Path, target: PreTrainedModel) -> FeatureHead:
+    """The head in `folder`, for the target it was trained for and no other."""
+    about = _about(folder)
+    if about.fingerprint != fingerprint(target):
+        raise MismatchError(
+            f"the drafter in {folder} was trained for {about.target!r}, and this target has other weights; train one "
+            "with spectr train, or choose lookup, ngram or early_exit"
+        )
+    tensors = load_file(folder / _WEIGHTS)
+    rows = tensors.pop("rows", None)
+    head = FeatureHead(HeadShape(**about.shape))
+    head.load_state_dict({name: weights.to(torch.float32) for name, weights in tensors.items()})
+    head.to(target.device, target.dtype)  # type: ignore[arg-type]
+    head.requires_grad_(False)
+    return head.borrow(target, None if rows is None else rows.to(target.device, torch.int64))

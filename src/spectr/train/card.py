@@ -1,0 +1,49 @@
+"""The page that lies beside a trained drafter."""
+
+from pathlib import Path
+
+from spectr.models.trained import Trained
+
+__all__ = ["write_card"]
+
+
+def _rows(curve: list[dict[str, object]]) -> str:
+    """Some points of the curve, the last always."""
+    step = max(1, len(curve) // 8)
+    chosen = [*curve[:-1:step], *curve[-1:]]
+    lines = ["| seconds | step | " + " | ".join(f"depth {d}" for d in range(1, 7)) + " |", "|---" * 8 + "|"]
+    for point in chosen:
+        by_depth = point["acceptance"]
+        assert isinstance(by_depth, list)
+        values = " | ".join(f"{value:.3f}" for value in by_depth[:6])
+        lines.append(f"| {point['seconds']:.0f} | {point['step']} | {values} |")
+    return "\n".join(lines)
+
+
+def write_card(path: Path, about: Trained) -> None:
+    """What it is, what it was made of, what it reached."""
+    course, shape = about.training["course"], about.shape
+    curve = about.training["curve"]
+    path.write_text(
+        f"""# A drafter for {about.target}
+
+A head of {shape["layers"]} decoder layers, {shape["width"]} wide, over the target's features, with the target's own
+embedding and output layer{"" if about.rows is None else f", of which it uses {about.rows:,} rows"}. It changes how fast
+text comes, never which text comes.
+
+```py
+lm = spectr.load({about.target!r}, drafter="this folder")
+```
+
+Trained for {course["seconds"]:.0f} seconds on {about.training["tokens"]:,} tokens that the target wrote, in answer to
+{about.training["texts"]:,} prompts ({about.training["data"]}), at temperatures {about.training["temperatures"]};
+{course["depths"]} depths deep, objective `{course["objective"]}`.
+
+Acceptance of one draft on held-out texts, Σ min(target, draft) at temperature 1, by depth:
+
+{_rows(curve) if curve else "(not trained)"}
+
+It belongs to the model with fingerprint `{about.fingerprint[:16]}…` and is refused for any other.
+""",
+        encoding="utf-8",
+    )

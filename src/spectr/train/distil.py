@@ -1,0 +1,152 @@
+"""From a target to a drafter of its own: samples, features, training, a folder. A killed run goes on where it was."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from spectr.errors import ArgumentError
+from spectr.lm import LM, load
+from spectr.models.head import head_of
+from spectr.models.trained import Trained, fingerprint, save_drafter
+from spectr.train.card import write_card
+from spectr.train.corpus import Corpus
+from spectr.train.loop import Course, Report, Trainer
+from spectr.train.prompts import built_in, from_file, split
+from spectr.train.samples import Sampling, Text, sample
+
+__all__ = ["Distilling", "distil"]
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Distilling:
+    """What to make, of what, and for how long."""
+
+    target: str
+    out: Path
+    data: Path | None = None  # prompts; None: built-in ones
+    prompts: int = 4000  # how many of them, each answered once
+    longest: int = 256  # tokens of an answer
+    temperatures: tuple[float, ...] = (1.0, 1.0, 0.7)  # of the samples
+    rows: int = 64  # texts sampled at a time
+    layers: int = 2
+    vocabulary: int | None = None  # tokens it can draft, the most frequent ones; None: all
+    course: Course = field(default_factory=Course)
+    loading: dict[str, Any] = field(default_factory=dict)
+
+
+def _prompts(how: Distilling, lm: LM) -> tuple[list[list[int]], list[list[int]]]:
+    """Token ids to train on and held out, none longer than half the room."""
+    found = from_file(how.data) if how.data is not None else built_in(how.prompts)
+    if how.data is not None:
+        found = [found[at % len(found)] for at in range(how.prompts)]
+    room = min(lm.opened.target.context - how.longest, 512)
+    parts = [[ids for ids in map(lm.encode, part) if len(ids) <= room] for part in split(found)]
+    if not parts[0] or not parts[1]:
+        raise ArgumentError(f"prompts must have at most {room} tokens, and all of them are longer; give shorter ones")
+    return parts[0], parts[1][:500]
+
+
+def _packed(texts: Sequence[Text]) -> dict[str, Tensor]:
+    return {
+        "tokens": torch.tensor([token for text in texts for token in text.tokens], dtype=torch.int32),
+        "lengths": torch.tensor([len(text.tokens) for text in texts], dtype=torch.int32),
+        "starts": torch.tensor([text.start for text in texts], dtype=torch.int32),
+    }
+
+
+def _unpacked(found: dict[str, Tensor]) -> list[Text]:
+    parts = found["tokens"].split(found["lengths"].tolist())
+    return [Text(part.tolist(), start) for part, start in zip(parts, found["starts"].tolist(), strict=True)]
+
+
+def _texts(path: Path, make: Callable[[], list[Text]]) -> list[Text]:
+    """Texts of a file, made first if it is not there."""
+    if not path.exists():
+        save_file(_packed(make()), path.with_suffix(".part"))
+        path.with_suffix(".part").replace(path)
+    return _unpacked(load_file(path))
+
+
+def _sampled(how: Distilling, lm: LM, say: Say) -> tuple[list[Text], list[Text]]:
+    """The target's own answers, written once to `samples` and `held_out`."""
+    sampling = Sampling(how.temperatures, how.longest, how.rows, lm.opened.stops)
+    written = 0
+
+    def heard(count: int) -> None:
+        nonlocal written
+        written += count
+        say(f"sampled {written:,} tokens")
+
+    def answers(which: int) -> list[Text]:
+        return list(sample(lm.opened.target, _prompts(how, lm)[which], sampling, heard))
+
+    held = _texts(how.out / "held_out.safetensors", lambda: answers(1))
+    return _texts(how.out / "samples.safetensors", lambda: answers(0)), held
+
+
+def _frequent(texts: Sequence[Text], count: int | None, size: int) -> Tensor | None:
+    """The ids of the `count` most frequent tokens in answers, in order of id."""
+    if count is None or count >= size:
+        return None
+    tokens = torch.tensor([token for text in texts for token in text.tokens[text.start :]])
+    return torch.bincount(tokens, minlength=size).topk(count).indices.sort().values
+
+
+def _sentence(report: Report) -> str:
+    by_depth = " ".join(f"{value:.3f}" for value in report.acceptance)
+    return (
+        f"step {report.step}, {report.seconds:.0f} s, {report.left:.0f} s left, loss {report.loss:.3f}, acceptance of "
+        f"one draft by depth on held-out texts: {by_depth}"
+    )
+
+
+def distil(how: Distilling, say: Say) -> Trained:
+    """Make a drafter in `how.out`; what was done before a kill is not done again."""
+    how.out.mkdir(parents=True, exist_ok=True)
+    lm = load(how.target, "none", progress=say, **how.loading)
+    target = lm.opened.target
+    target.model.requires_grad_(False)
+    texts, held = _sampled(how, lm, say)
+    corpora = [Corpus(part, target.device) for part in (texts, held)]
+    for corpus in corpora:
+        corpus.describe(target, 4 * how.course.budget)
+    say(f"{corpora[0].tokens:,} tokens in {len(texts):,} texts")
+    torch.manual_seed(how.course.seed)
+    trainer = Trainer(head_of(target.model, how.layers), target, how.course)
+    checkpoint = how.out / "checkpoint.pt"
+    if checkpoint.exists():
+        trainer.load(checkpoint)
+        say(f"going on at step {trainer.progress.step}")
+    for report in trainer.run(corpora[0], corpora[1], lambda: trainer.save(checkpoint)):
+        say(_sentence(report))
+    return _written(how, trainer, texts)
+
+
+def _written(how: Distilling, trainer: Trainer, texts: list[Text]) -> Trained:
+    """The folder: weights, description, card."""
+    rows = _frequent(texts, how.vocabulary, trainer.target.vocabulary)
+    training = {
+        "course": asdict(how.course),
+        "texts": len(texts),
+        "tokens": sum(len(text.tokens) for text in texts),
+        "temperatures": how.temperatures,
+        "data": "built in" if how.data is None else how.data.name,
+        "curve": trainer.progress.curve,
+    }
+    about = Trained(
+        how.target,
+        fingerprint(trainer.target.model),
+        trainer.head.as_data(),
+        rows=None if rows is None else len(rows),
+        training=training,
+    )
+    save_drafter(how.out, trainer.head, about, rows)
+    write_card(how.out / "drafter_card.md", about)
+    return about

@@ -1,0 +1,108 @@
+"""`spectr train`: from a target to a drafter that `spectr.load` takes; killed in between, and refused elsewhere."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.lm.conftest import _llama, _save, tokenizer
+
+import spectr
+from spectr.errors import ArgumentError, MismatchError
+from spectr.models.trained import fingerprint
+from spectr.train.distil import Distilling, distil
+from spectr.train.loop import Course
+from spectr.train.prompts import built_in, from_file, split
+
+ASK = "the quick brown fox"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _save(_llama(0, 320), tmp_path_factory.mktemp("target"), tokenizer())
+
+
+def settings(folder: Path, out: Path, seconds: float = 3.0, **more: object) -> Distilling:
+    course = Course(seconds, depths=2, budget=1024)
+    return Distilling(str(folder), out, prompts=60, longest=16, rows=60, layers=1, course=course, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def made(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out, said = tmp_path_factory.mktemp("drafter"), list[str]()
+    about = distil(settings(folder, out), said.append)
+    assert about.training["texts"] > 50
+    assert any("acceptance of one draft" in sentence for sentence in said)
+    return out
+
+
+def test_the_folder_is_a_drafter(folder: Path, made: Path) -> None:
+    plain, drafted = spectr.load(str(folder), "none"), spectr.load(str(folder), made, nodes=9)
+    assert drafted.engine.drafter.name == "feature"
+    texts = [lm.generate([ASK, "tides"], 30, seed=3) for lm in (plain, drafted)]
+    assert [out.tokens for out in texts[0]] == [out.tokens for out in texts[1]]
+    assert sum(out.stats.accepted for out in texts[1]) > 0
+    card = (made / "drafter_card.md").read_text()
+    assert "never which text comes" in card
+    assert json.loads((made / "drafter.json").read_text())["kind"] == "feature"
+    chains = spectr.load(str(folder), made, "optimal", drafts=2, length=3)
+    assert len(chains.generate(ASK, 10).tokens) == 10
+
+
+def test_a_finished_run_is_not_run_again(folder: Path, made: Path) -> None:
+    before = (made / "samples.safetensors").stat().st_mtime_ns
+    said: list[str] = []
+    again = distil(settings(folder, made), said.append)
+    assert (made / "samples.safetensors").stat().st_mtime_ns == before
+    assert any(sentence.startswith("going on at step") for sentence in said)
+    assert again.training["curve"]
+
+
+def test_a_killed_run_goes_on(folder: Path, tmp_path: Path) -> None:
+    class KilledError(Exception):
+        pass
+
+    def kill(sentence: str) -> None:
+        if sentence.startswith("step"):
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        distil(settings(folder, tmp_path, 1.0), kill)
+    assert not (tmp_path / "drafter.json").exists()
+    said: list[str] = []
+    distil(settings(folder, tmp_path, 1.0), said.append)
+    assert (tmp_path / "drafter.json").exists()
+
+
+def test_fewer_rows(folder: Path, tmp_path: Path) -> None:
+    distil(settings(folder, tmp_path, 0.5, vocabulary=64), lambda _: None)
+    lm = spectr.load(str(folder), tmp_path)
+    head = lm.engine.drafter.head.model  # type: ignore[attr-defined]
+    logits = head.logits(torch.randn(1, 1, 32))
+    assert logits.shape[-1] == 320
+    assert int(logits.isfinite().sum()) == 64
+    assert lm.generate(ASK, 20, seed=1).tokens == spectr.load(str(folder), "none").generate(ASK, 20, seed=1).tokens
+
+
+def test_another_target_is_refused(made: Path, folder: Path, tmp_path: Path) -> None:
+    other = _save(_llama(7, 320), tmp_path, tokenizer())
+    with pytest.raises(MismatchError, match="was trained for"):
+        spectr.load(str(other), made)
+    first, half = (spectr.load(str(folder), "none", dtype=dtype) for dtype in ("float32", "bfloat16"))
+    assert fingerprint(first.opened.target.model) == fingerprint(half.opened.target.model)
+    (tmp_path / "drafter.json").write_text("{}")
+    with pytest.raises(ArgumentError, match="is not the description of a drafter"):
+        spectr.load(str(folder), tmp_path)
+
+
+def test_prompts(tmp_path: Path) -> None:
+    assert len(set(built_in(2000))) == 2000
+    lines = tmp_path / "prompts.jsonl"
+    lines.write_text('"one"\n{"prompt": "two"}\n\n{"question": "three"}\n')
+    assert from_file(lines) == ["one", "two", "three"]
+    lines.write_text('{"other": 1}\n')
+    with pytest.raises(ArgumentError, match=r"prompts\.jsonl:1 must be a string"):
+        from_file(lines)
+    train, held = split(built_in(1000))
+    assert set(train).isdisjoint(held)
+    assert 5 < len(held) < 60
