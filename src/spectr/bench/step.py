@@ -16,6 +16,7 @@ import torch
 from spectr.engine import Job, Request
 from spectr.lm import LM, load
 from spectr.metrics import Stats
+from spectr.models.tuned import untuned
 from spectr.policy import Policy
 
 __all__ = ["run"]
@@ -71,18 +72,15 @@ class Timing:
 
 def _time_transformers(lm: LM, ids: list[int], tokens: int, seed: int) -> Timing:
     net: Any = lm.opened.target.model
-    clock, ours = _Clock(), net.config._attn_implementation
-    net.set_attn_implementation("sdpa")  # its own, not the one our loading chose
+    clock = _Clock()
     torch.manual_seed(seed)
     start = time.perf_counter()
-    with clock.watching(net):
+    with clock.watching(net), untuned(net):
         out = net.generate(
             torch.tensor([ids], device=net.device),
             do_sample=True, top_k=0, temperature=1.0, max_new_tokens=tokens, min_new_tokens=tokens, pad_token_id=0,
         )  # fmt: skip
-    seconds = time.perf_counter() - start
-    net.set_attn_implementation(ours)
-    return Timing(out.shape[1] - len(ids), seconds, clock.seconds)
+    return Timing(out.shape[1] - len(ids), time.perf_counter() - start, clock.seconds)
 
 
 def _time_spectr(lm: LM, ids: list[int], tokens: int, seed: int) -> Timing:

@@ -10,11 +10,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.utils import logging
 
 from spectr.errors import ArgumentError, MismatchError
-from spectr.models.attention import group_heads
 from spectr.models.catalog import CATALOG, FetchError, Progress, pull
 from spectr.models.memory import afford, need, weights_on_disk
 from spectr.models.support import UNBOUNDED
 from spectr.models.target import Target
+from spectr.models.tuned import tune
 from spectr.registry import nearest
 
 __all__ = ["Loading", "OpenedModel", "open_loaded", "open_model", "unheeded", "weigh"]
@@ -114,11 +114,13 @@ def open_model(model: str, progress: Progress = lambda _: None, tokenizer: Any =
         net: PreTrainedModel = auto.from_pretrained(folder, **loading.keywords)
     except (OSError, ValueError) as error:
         raise _unloadable(model, folder) from error
-    if loading.attn_implementation is None:
-        group_heads(net)
     if tokenizer is None:
         tokenizer = _tokenizer(model, folder, loading.trust_remote_code)
-    return open_loaded(net if loading.is_placed else net.to(loading.place), tokenizer)  # type: ignore[arg-type]
+    if not loading.is_placed:
+        net.to(loading.place)  # type: ignore[arg-type]
+        if loading.attn_implementation is None:
+            tune(net)
+    return open_loaded(net, tokenizer)
 
 
 def open_loaded(net: PreTrainedModel, tokenizer: Any = None) -> OpenedModel:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from spectr.errors import ArgumentError, MismatchError
 from spectr.models.head import FeatureHead, HeadShape
+from spectr.models.products import narrow_products
 
 __all__ = ["Trained", "fingerprint", "is_drafter", "load_drafter", "save_drafter"]
 
@@ -84,4 +85,7 @@ def load_drafter(folder: Path, target: PreTrainedModel) -> FeatureHead:
     head.load_state_dict({name: weights.to(torch.float32) for name, weights in tensors.items()})
     head.to(target.device, target.dtype)  # type: ignore[arg-type]
     head.requires_grad_(False)
-    return head.borrow(target, None if rows is None else rows.to(target.device, torch.int64))
+    head.borrow(target, None if rows is None else rows.to(target.device, torch.int64))
+    narrow_products(head)
+    narrow_products(head.get_output_embeddings())
+    return head

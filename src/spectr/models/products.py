@@ -1,0 +1,46 @@
+"""Products of few rows with large matrices, on a CPU: the transposed product, which reads the weights as they lie.
+
+A step multiplies a handful of rows with every weight of the model. The usual form, rows times transposed weights, packs
+the weights anew each time, and for one row runs on one core. Weights times transposed rows does neither: SmolLM2-135M on
+two cores takes 35 ms for one token and 73 ms for eight, where the usual form takes 56 and 92.
+"""
+
+from types import MethodType
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["narrow_products", "usual_products"]
+
+_MOST = 32  # rows; beyond that both forms are alike
+
+
+def _forward(self: nn.Linear, rows: Tensor) -> Tensor:
+    """As `Linear`; one row is doubled, since a product with a single one would run on one core."""
+    count = rows.numel() // rows.shape[-1]
+    if count > _MOST or count == 0:
+        return torch.nn.functional.linear(rows, self.weight, self.bias)
+    flat = rows.reshape(count, -1)
+    if count == 1:
+        flat = torch.cat([flat, flat])
+    found = torch.mm(self.weight, flat.t()).t()[:count]
+    found = found if self.bias is None else found + self.bias
+    return found.reshape(*rows.shape[:-1], -1)
+
+
+def _fits(module: nn.Module) -> bool:
+    return type(module) is nn.Linear and module.weight.device.type == "cpu" and module.weight.dtype == torch.float32
+
+
+def narrow_products(model: nn.Module) -> None:
+    """Let the linear layers of a float32 model on a CPU use it; others are left alone."""
+    for module in model.modules():
+        if _fits(module) and "forward" not in vars(module):
+            module.forward = MethodType(_forward, module)
+
+
+def usual_products(model: nn.Module) -> None:
+    """Back to the usual form."""
+    for module in model.modules():
+        if getattr(vars(module).get("forward"), "__func__", None) is _forward:
+            del module.forward

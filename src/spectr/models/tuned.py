@@ -1,0 +1,30 @@
+"""What makes a loaded model faster without changing what it computes, and the way back for fair comparison."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from transformers import PreTrainedModel
+
+from spectr.models.attention import group_heads
+from spectr.models.products import narrow_products, usual_products
+
+__all__ = ["tune", "untuned"]
+
+
+def tune(model: PreTrainedModel) -> None:
+    """Attention without copies of grouped heads, and on a CPU products that do not pack weights."""
+    group_heads(model)
+    narrow_products(model)
+
+
+@contextmanager
+def untuned(model: PreTrainedModel) -> Iterator[None]:
+    """The model as transformers runs it."""
+    ours = model.config._attn_implementation
+    if ours == "spectr_grouped":
+        model.set_attn_implementation("sdpa")
+    usual_products(model)
+    try:
+        yield
+    finally:
+        tune(model)
