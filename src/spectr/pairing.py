@@ -11,6 +11,7 @@ from spectr.draft import DRAFTERS, Plan
 from spectr.draft import drafter as named_drafter
 from spectr.errors import ArgumentError, MismatchError, UnknownNameError
 from spectr.registry import nearest
+from spectr.trees import Shape, as_shape
 from spectr.types import Drafter
 from spectr.verify import Card, Rule
 from spectr.verify import rule as named_rule
@@ -37,7 +38,7 @@ class DraftOptions:
     drafts: int | None = None  # K: chains, matches, or nodes expanded at each depth
     length: int | None = None  # L: tokens of each
     nodes: int | None = None  # most nodes of the tree, the root included
-    tree: tuple[int, ...] | None = None  # branching numbers, in place of chains
+    tree: tuple[int, ...] | Shape | None = None  # branching numbers or a shape, in place of chains
     layers: int | None = None  # early_exit: how many of the target's layers
     order: int | None = None  # ngram: tokens looked at, the next one included
     text: str | None = None  # ngram: what it learns from before it begins
@@ -46,7 +47,7 @@ class DraftOptions:
         for name in ("drafts", "length", "nodes", "layers", "order"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name))
-        if self.tree is not None and not isinstance(self.tree, (list, tuple)):
+        if self.tree is not None and not isinstance(self.tree, (list, tuple, Shape)):
             raise ArgumentError(f"tree must be a sequence of branching numbers, such as (4, 2, 1), got {self.tree!r}")
         if self.text is not None and not isinstance(self.text, str):
             raise ArgumentError(f"text must be a string that ngram learns from, got {self.text!r}")
@@ -75,12 +76,13 @@ class _Pairing:
     options: DraftOptions
     loading: Mapping[str, Any]  # how a model drafter is loaded: as the target was
 
-    def plan(self) -> Plan:
-        """Siblings as the rule wants them; a rule for chains gets one chain."""
-        given = self.options.some("drafts", "length", "nodes", "tree")
+    def plan(self, length: int | None = None) -> Plan:
+        """Siblings as the rule wants them; a rule for chains gets one chain. `length` where the user says none."""
+        given: dict[str, Any] = {} if length is None else {"length": length}
+        given |= self.options.some("drafts", "length", "nodes", "tree")
         if not self.card.tree:
             given = {"drafts": 1, **given}
-            if given["drafts"] > 1 or max(given.get("tree", (1,))) > 1:
+            if given["drafts"] > 1 or as_shape(given.get("tree", (1,))).width > 1:
                 raise MismatchError(
                     f"rule {self.card.name!r} verifies one chain: set drafts=1, or choose path_block or optimal"
                 )
@@ -135,11 +137,15 @@ def _model(pairing: _Pairing, opened: "OpenedModel") -> Drafter:
 
 
 def _trained(pairing: _Pairing, folder: Path) -> Drafter:
+    from spectr.models.blockwise import BlockwiseHead
     from spectr.models.target import Target
     from spectr.models.trained import load_drafter
 
     target = pairing.target.target
-    return named_drafter("feature", head=Target(load_drafter(folder, target.model)), target=target, plan=pairing.plan())
+    head = load_drafter(folder, target.model)
+    if isinstance(head, BlockwiseHead):
+        return named_drafter("blockwise", heads=head, target=target, plan=pairing.plan(head.shape.depths))
+    return named_drafter("feature", head=Target(head), target=target, plan=pairing.plan())
 
 
 _MAKERS: dict[str, Callable[[_Pairing], Drafter]] = {
@@ -187,7 +193,7 @@ def _one(drafter: Any, pairing: _Pairing) -> Drafter:
         return _model(pairing, open_loaded(drafter))
     if drafter in _MAKERS:
         return _MAKERS[drafter](pairing)
-    if drafter in ("model", "feature", "mixed"):
+    if drafter in ("model", "feature", "blockwise", "mixed"):
         raise ArgumentError(
             "a model or a trained drafter is given by its name or folder, drafter='smollm2-135m', a mix by several, "
             "drafter='lookup+ngram'"

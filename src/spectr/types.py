@@ -114,9 +114,12 @@ class TreeModel(Protocol):
         """Commit more tokens to each row; a row may get none."""
         ...
 
-    def score(self, session: Any, tokens: Tensor, ancestors: Tensor, depth: Tensor) -> Tensor:
-        """Logits (B, T, V) after fresh scratch nodes with `tokens` (B, T), `depth` (B, T) below the next position.
-        `ancestors` (B, T, S + T): which of the S scratch nodes scored before, and of the fresh ones, each sees."""
+    def score(
+        self, session: Any, tokens: Tensor, ancestors: Tensor, depth: Tensor, *, only: Tensor | None = None
+    ) -> Tensor:
+        """Logits (B, T, V) after fresh scratch nodes with `tokens` (B, T), `depth` (B, T) below the next position; of
+        `only` (B, M) of them, if given. `ancestors` (B, T, S + T): which of the S scratch nodes scored before, and of
+        the fresh ones, each sees."""
         ...
 
     def keep(self, session: Any, nodes: Tensor) -> None:

@@ -14,6 +14,7 @@ import spectr
 from spectr.draft import DRAFTERS, Plan, drafter
 from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError, MismatchError
+from spectr.models.blockwise import blockwise_of
 from spectr.models.early import truncated
 from spectr.models.head import head_of
 from spectr.models.target import Target
@@ -39,6 +40,8 @@ def makers(net: PreTrainedModel, near: Target, far: Target) -> dict[str, Make]:
     }
     head = Target(head_of(net, 1))
     made["feature"] = lambda plan: drafter("feature", head=head, target=Target(net), plan=plan)
+    heads = blockwise_of(net, 6)
+    made["blockwise"] = lambda plan: drafter("blockwise", heads=heads, target=Target(net), plan=plan)
     made["padded"] = lambda plan: drafter("model", model=far, plan=plan)
     made["mixed"] = lambda plan: drafter(
         "mixed", parts=[made["lookup"](plan), made["model"](plan), made["ngram"](plan)]
@@ -77,7 +80,9 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", ["lookup", "random", "ngram", "model", "padded", "early_exit", "feature", "mixed"])
+@pytest.mark.parametrize(
+    "name", ["lookup", "random", "ngram", "model", "padded", "early_exit", "feature", "blockwise", "mixed"]
+)
 def test_race_text_is_that_of_no_drafter(net: PreTrainedModel, makers: dict[str, Make], name: str, policy: str) -> None:
     meant, rule = plain(net, POLICIES[policy]), spectr.rule("race")
     for plan in PLANS.values():
@@ -116,6 +121,7 @@ CASES = [
     ("optimal", "iid", "chains", "early_exit"),
     ("path_block", "iid", "chains", "model"),
     ("optimal", "iid", "chains", "feature"),
+    ("optimal", "iid", "chains", "blockwise"),
     ("traversal", "without_replacement", "one", "model"),
     ("recursive_wor", "without_replacement", "one", "ngram"),
     ("hybrid", "hybrid", "hybrid", "model"),
@@ -153,7 +159,7 @@ def law_of_two(net: PreTrainedModel, prompt: list[int], policy: Policy) -> torch
 def test_law_of_two_tokens(
     net: PreTrainedModel, makers: dict[str, Make], rule: str, siblings: str, plan: str, name: str, policy: str
 ) -> None:
-    """Chi-square of 3,000 texts against exact probabilities; false alarms once in 10^8 a case, 39 cases."""
+    """Chi-square of 3,000 texts against exact probabilities; false alarms once in 10^8 a case, 42 cases."""
     prompt, count = [3, 4, 3, 4, 3], 3_000
     expected = law_of_two(net, prompt, LAWS[policy]) * count
     made = makers[name](PLANS[plan])

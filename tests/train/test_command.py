@@ -84,6 +84,17 @@ def test_fewer_rows(folder: Path, tmp_path: Path) -> None:
     assert lm.generate(ASK, 20, seed=1).tokens == spectr.load(str(folder), "none").generate(ASK, 20, seed=1).tokens
 
 
+def test_parallel_heads(folder: Path, tmp_path: Path) -> None:
+    about = distil(settings(folder, tmp_path, 1.0, kind="blockwise"), lambda _: None)
+    assert about.shape["depths"] == 2
+    lm = spectr.load(str(folder), tmp_path, drafts=2, length=2)
+    assert lm.engine.drafter.name == "blockwise"
+    assert lm.generate(ASK, 20, seed=1).tokens == spectr.load(str(folder), "none").generate(ASK, 20, seed=1).tokens
+    assert "2 parallel heads" in (tmp_path / "drafter_card.md").read_text()
+    with pytest.raises(ArgumentError, match="at most 2 tokens long"):
+        spectr.load(str(folder), tmp_path, length=3)
+
+
 def test_another_target_is_refused(made: Path, folder: Path, tmp_path: Path) -> None:
     other = _save(_llama(7, 320), tmp_path, tokenizer())
     with pytest.raises(MismatchError, match="was trained for"):

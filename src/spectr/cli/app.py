@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from spectr.cli import bench, cite, rules
+from spectr.cli import bench, cite, rules, tree
 from spectr.cli.chat import chat
 from spectr.cli.generate import generate
 from spectr.cli.models import doctor, models, pull_model
@@ -31,6 +31,7 @@ app.command("models")(models)
 app.command("pull")(pull_model)
 app.command("doctor")(doctor)
 app.command("train")(train)
+app.add_typer(tree.app, name="tree")
 app.add_typer(rules.app, name="rules")
 app.command("cite")(cite.cite)
 app.add_typer(bench.app, name="bench")

@@ -7,9 +7,9 @@ from typing import Annotated
 import torch
 import typer
 
-from spectr.cli.generate import ModelFlag
+from spectr.cli.generate import DrafterFlag, ModelFlag
 from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, talk, write_text
-from spectr.cli.tables import bench_table, step_table
+from spectr.cli.tables import acceptance_table, bench_table, step_table
 from spectr.errors import ArgumentError
 from spectr.verify import rule
 
@@ -92,3 +92,33 @@ def bench_step(
         print_json(found)
     else:
         console().print(step_table(found["results"]))
+
+
+@app.command("acceptance")
+def bench_acceptance(
+    prompts: Annotated[Path, typer.Option(metavar="FILE", help="Text, one prompt a line, or JSON with `prompts`.")],
+    model: ModelFlag = "smollm2-135m",
+    drafter: DrafterFlag = "early_exit",
+    rules: Annotated[
+        str, typer.Option(metavar="RULE,RULE,...", help="Rules of `spectr rules`, and chain: one draft.")
+    ] = "race,optimal,kseq,match,chain",
+    nodes: Annotated[str, typer.Option(metavar="N,N,...", help="Nodes of a tree.")] = "16,64",
+    temperatures: Annotated[str, typer.Option(metavar="T,T,...", help="0 is greedy.")] = "1",
+    tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Most tokens of each text.")] = 96,
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the JSON to a file.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Count tokens per target call: rules, trees and temperatures on the same prompts."""
+    if out is not None:
+        check_folder(out)
+    from spectr.bench.acceptance import Study, run
+
+    sizes, heats = numbers("--nodes", nodes, int, 2), numbers("--temperatures", temperatures, float, 0.0)
+    found = run(Study(model, drafter, prompts, rules.split(","), sizes, heats, tokens, device), talk)
+    if out is not None:
+        write_text(out, json.dumps(found, indent=2) + "\n")
+    if as_json:
+        print_json(found)
+    else:
+        console().print(acceptance_table(found["results"]))

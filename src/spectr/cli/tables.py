@@ -13,6 +13,7 @@ from spectr.types import SIBLINGS
 from spectr.verify import Card
 
 __all__ = [
+    "acceptance_table",
     "bench_table",
     "comparison_heading",
     "comparison_reading",
@@ -133,4 +134,16 @@ def step_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
     for name, row in results.items():
         more = [f"{row[key]:.2f}" if key in row else "" for key in ("tokens_per_call", "python_ms_per_step")]
         table.add_row(Text(name, "bold"), f"{row['ms_per_token']:.1f}", f"{row['ratio_to_transformers']:.3f}", *more)
+    return table
+
+
+def acceptance_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """One case a row."""
+    table = _table("rule")
+    for name in ("T", "nodes", "tokens per call", "acceptance by depth"):
+        table.add_column(name, justify="right")
+    for row in results:
+        by_depth = " ".join(f"{value:.2f}" for value in row["acceptance_by_depth"])
+        numbers = (f"{row['temperature']:g}", str(row["nodes"]), f"{row['tokens_per_call']:.2f}", by_depth)
+        table.add_row(Text(str(row["rule"]), "bold"), *numbers)
     return table

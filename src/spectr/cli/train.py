@@ -21,7 +21,10 @@ def train(
     prompts: Annotated[int, typer.Option(min=2, metavar="N", help="How many prompts the target answers.")] = 4000,
     longest: Annotated[int, typer.Option(min=8, metavar="N", help="Most tokens of an answer.")] = 256,
     minutes: Annotated[float, typer.Option(min=0.01, metavar="M", help="Time for training, without sampling.")] = 10.0,
-    layers: Annotated[int, typer.Option(min=1, max=4, metavar="N", help="Layers of the head.")] = 2,
+    kind: Annotated[
+        str, typer.Option("--kind", metavar="KIND", help="feature, or blockwise: parallel heads.")
+    ] = "feature",
+    layers: Annotated[int, typer.Option(min=1, max=4, metavar="N", help="Layers of a feature head.")] = 2,
     depths: Annotated[int, typer.Option(min=1, max=8, metavar="D", help="Depths it is trained down to.")] = 4,
     objective: Annotated[
         str, typer.Option("--objective", metavar="NAME", help="overlap, race or cross_entropy.")
@@ -47,10 +50,12 @@ def train(
 
     if objective not in OBJECTIVES:
         raise ArgumentError(f"no objective is called {objective!r}; {nearest(objective, list(OBJECTIVES))}")
+    if kind not in ("feature", "blockwise"):
+        raise ArgumentError(f"no kind of drafter is called {kind!r}; {nearest(kind, ['feature', 'blockwise'])}")
     heats = numbers("--temperatures", temperatures, float, 0.05)
     course = Course(60 * minutes, depths, objective=objective, temperatures=heats, budget=batch)
     how = Distilling(
-        target, out, data, prompts, longest, heats, rows, layers, vocabulary, course,
+        target, out, data, prompts, longest, heats, rows, kind, layers, vocabulary, course,
         {"device": device, "dtype": dtype},
     )  # fmt: skip
     about = distil(how, talk)

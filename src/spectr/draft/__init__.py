@@ -17,6 +17,7 @@ DRAFTERS = Registry(
         "model": Entry("spectr.draft.model:ModelDrafter"),
         "early_exit": Entry("spectr.draft.early_exit:EarlyExit"),
         "feature": Entry("spectr.draft.feature:FeatureDrafter"),
+        "blockwise": Entry("spectr.draft.blockwise:Blockwise"),
         "random": Entry("spectr.draft.random:RandomDrafter"),
         "mixed": Entry("spectr.draft.mixed:Mixed"),
     },

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from spectr.draft.plan import Drawn, Plan, draw
-from spectr.rows import pick_rows
 from spectr.trees import Frontier
 from spectr.types import Draft, Drafting, Opening, Scene, Siblings, TreeModel
 
@@ -136,17 +135,16 @@ class ModelDrafting:
         found = self._first(ahead) if frontier.depth == 0 else self._deeper(ahead, frontier)
         return fitted(found, self.vocabulary)
 
-    def _score(self, tokens: Tensor, ancestors: Tensor, depth: Tensor) -> Tensor:
+    def _score(self, tokens: Tensor, ancestors: Tensor, depth: Tensor, *, only: Tensor | None = None) -> Tensor:
         known = torch.where(tokens < self.model.vocabulary, tokens, 0)
-        return self.model.score(self.session, known, ancestors, depth)
+        return self.model.score(self.session, known, ancestors, depth, only=only)
 
     def _first(self, ahead: Ahead) -> Tensor:
         """After the root, the last of the unread text."""
         batch, width = ahead.tokens.shape
         places = torch.arange(width, device=ahead.tokens.device)
         causal = (places[:, None] >= places).expand(batch, -1, -1)
-        logits = self._score(ahead.tokens, causal, places.expand(batch, -1))
-        return pick_rows(logits, ahead.count[:, None] - 1)
+        return self._score(ahead.tokens, causal, places.expand(batch, -1), only=ahead.count[:, None] - 1)
 
     def _deeper(self, ahead: Ahead, frontier: Frontier) -> Tensor:
         """Below the root: a node sees all of the unread text, and its ancestors."""

@@ -26,12 +26,12 @@ class Plan:
     drafts: int = 4
     length: int = 4
     nodes: int | None = None  # most nodes, the root included; None: what the chains have
-    tree: tuple[int, ...] | None = None
+    tree: tuple[int, ...] | Shape | None = None  # branching numbers, or any shape
 
     def __post_init__(self) -> None:
         for name in ("drafts", "length"):
             whole(name, getattr(self, name), 1)
-        for count in self.tree or ():
+        for count in () if self.tree is None or isinstance(self.tree, Shape) else self.tree:
             whole("a branching number of tree", count, 1)
         if self.nodes is not None and whole("nodes", self.nodes) < 2:
             raise ArgumentError(f"nodes must be at least 2, the root and one draft, got {self.nodes}; or draft none")

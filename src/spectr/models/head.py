@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-__all__ = ["FeatureHead", "HeadShape", "finished", "head_of"]
+__all__ = ["Borrowing", "FeatureHead", "HeadShape", "finished", "head_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +71,13 @@ def finished(logits: Tensor, config: Any) -> Tensor:
     return logits
 
 
-class FeatureHead(PreTrainedModel):
-    """The trained part, and the target's embedding and output layer, which are borrowed and never saved."""
+class Borrowing:
+    """A target's embedding and output layer, used by a head and never saved with it."""
 
-    config_class = LlamaConfig
-    _supports_sdpa = True
-
-    def __init__(self, shape: HeadShape) -> None:
-        config = shape.config()
-        super().__init__(config)
-        self.shape = shape
-        self.join = nn.Linear(2 * shape.width, shape.width, bias=False)
-        self.trunk = LlamaModel(config)
+    def __init__(self) -> None:
         self._borrowed: dict[str, Any] = {}
 
-    def borrow(self, target: PreTrainedModel, rows: Tensor | None = None) -> "FeatureHead":
+    def borrow(self, target: PreTrainedModel, rows: Tensor | None = None) -> None:
         """Use this target's embedding and output layer; of the latter only the `rows` (R,), if given."""
         output: Any = target.get_output_embeddings()  # type: ignore[no-untyped-call]
         if rows is not None:
@@ -102,7 +94,6 @@ class FeatureHead(PreTrainedModel):
             "rows": rows,
             "size": size,
         }
-        return self
 
     @property
     def vocabulary(self) -> int:
@@ -113,11 +104,9 @@ class FeatureHead(PreTrainedModel):
         """The target's, or the rows of it that are used."""
         return self._borrowed.get("output")
 
-    def features(self, tokens: Tensor, features: Tensor, **attention: Any) -> Tensor:
-        """The expected features (B, T, H) at `tokens` (B, T), given those of the tokens before them (B, T, H)."""
-        embedded = self._borrowed["embedding"](tokens).to(self.dtype)
-        joined = self.join(torch.cat([features.to(self.dtype), embedded], -1))
-        found: Tensor = self.trunk(inputs_embeds=joined, **attention).last_hidden_state
+    def embed(self, tokens: Tensor) -> Tensor:
+        """As the target does."""
+        found: Tensor = self._borrowed["embedding"](tokens)
         return found
 
     def logits(self, features: Tensor) -> Tensor:
@@ -128,6 +117,37 @@ class FeatureHead(PreTrainedModel):
             return made
         wide = made.new_full((*made.shape[:-1], self._borrowed["size"]), -torch.inf)
         return wide.index_copy_(-1, rows, made)
+
+
+class FeatureHead(Borrowing, PreTrainedModel):  # type: ignore[no-untyped-call]
+    """The trained part: one layer that joins features and embeddings, and a few decoder layers."""
+
+    config_class = LlamaConfig
+    _supports_sdpa = True
+
+    def __init__(self, shape: HeadShape) -> None:
+        config = shape.config()
+        PreTrainedModel.__init__(self, config)
+        Borrowing.__init__(self)
+        self.shape = shape
+        self.join = nn.Linear(2 * shape.width, shape.width, bias=False)
+        self.trunk = LlamaModel(config)
+
+    def features(self, tokens: Tensor, features: Tensor, **attention: Any) -> Tensor:
+        """The expected features (B, T, H) at `tokens` (B, T), given those of the tokens before them (B, T, H)."""
+        embedded = self.embed(tokens).to(self.dtype)
+        joined = self.join(torch.cat([features.to(self.dtype), embedded], -1))
+        found: Tensor = self.trunk(inputs_embeds=joined, **attention).last_hidden_state
+        return found
+
+    deepest: int | None = None
+    """It goes down as far as one likes."""
+
+    def expected(self, tokens: Tensor, features: Tensor, depths: int) -> list[Tensor]:
+        """For training: what it expects at each depth, for whole texts (B, T) with true features (B, T, H)."""
+        from spectr.models.depths import expected_features
+
+        return expected_features(self, tokens, features, depths)
 
     def forward(  # noqa: PLR0913  named as transformers names them
         self,
@@ -159,4 +179,5 @@ def head_of(target: PreTrainedModel, layers: int = 2) -> FeatureHead:
     """A fresh head for this target, on its device, in float32."""
     made = FeatureHead(HeadShape.for_target(target, layers))
     made.to(target.device)  # type: ignore[arg-type]
-    return made.borrow(target)
+    made.borrow(target)
+    return made

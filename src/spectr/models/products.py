@@ -1,8 +1,8 @@
 """Products of few rows with large matrices, on a CPU: the transposed product, which reads the weights as they lie.
 
 A step multiplies a handful of rows with every weight of the model. The usual form, rows times transposed weights, packs
-the weights anew each time, and for one row runs on one core. Weights times transposed rows does neither: SmolLM2-135M on
-two cores takes 35 ms for one token and 73 ms for eight, where the usual form takes 56 and 92.
+the weights anew each time, and for one row runs on one core. Weights times transposed rows does neither: SmolLM2-135M
+on two cores takes 32 ms for one token, 41 for four and 64 for eight, where the usual form takes 55, 79 and 88.
 """
 
 from types import MethodType
@@ -20,7 +20,7 @@ def _forward(self: nn.Linear, rows: Tensor) -> Tensor:
     count = rows.numel() // rows.shape[-1]
     if count > _MOST or count == 0:
         return torch.nn.functional.linear(rows, self.weight, self.bias)
-    flat = rows.reshape(count, -1)
+    flat = rows.reshape(count, -1).contiguous()  # as columns lie side by side, the product is five times slower
     if count == 1:
         flat = torch.cat([flat, flat])
     found = torch.mm(self.weight, flat.t()).t()[:count]

@@ -4,8 +4,10 @@ Rows advance by different lengths. A row's committed tokens fill its slots 0, 1,
 the slots after them, and keeping a path moves its slots down. Positions are depth, not slot order.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from spectr.models.encoder import check_sources, encode
 from spectr.models.memory import afford, need
 from spectr.models.session import Session, Store
 from spectr.models.support import driver_of, needs_of
-from spectr.models.tap import tap
+from spectr.models.tap import last_state, tap
 from spectr.rows import pick_rows
 
 __all__ = ["Session", "Target"]
@@ -102,15 +104,17 @@ class Target:
             session.given = None if given is None else given[:, start : start + self.chunk]
             fresh = (counts - start).clamp(0, part.shape[1])
             used = max(f + min(len(t), start + part.shape[1]) for f, t in zip(filled, texts, strict=True))
-            self._run(session, self._chunk(session, part, fresh, used), last_only=True)
+            self._run(session, self._chunk(session, part, fresh, used), last_state)
             features.extend([] if session.features is None else [session.features])
             store.filled = store.filled + fresh
         store.longest, store.slack = max(f + len(t) for f, t in zip(filled, texts, strict=True)), 0
         session.features, session.given = torch.cat(features, 1) if features else None, None
 
     @torch.no_grad()
-    def score(self, session: Session, tokens: Tensor, ancestors: Tensor, depth: Tensor) -> Tensor:
-        """Logits (B, T, V) after fresh scratch nodes with `tokens` (B, T), `depth` (B, T) below the next position;
+    def score(
+        self, session: Session, tokens: Tensor, ancestors: Tensor, depth: Tensor, *, only: Tensor | None = None
+    ) -> Tensor:
+        """Logits (B, T, V), or (B, M, V) of `only` (B, M), after fresh scratch nodes with `tokens` (B, T), `depth` (B, T) below the next position;
         `ancestors` (B, T, S + T) says which of the S scratch nodes before and of these each sees, itself included."""
         self._ready(session)
         scratch = session.pending + tokens.shape[1]
@@ -122,7 +126,8 @@ class Target:
         used = session.store.used(scratch)
         slots = session.filled[:, None] + torch.arange(scratch, device=self.device)
         where = (session.filled[:, None] + depth).clamp_max(self.context - 1)  # beyond it nothing is ever emitted
-        logits = self._run(session, _Fresh(tokens, where, slots, ancestors, used), last_only=False)
+        choose = None if only is None else partial(pick_rows, nodes=only)
+        logits = self._run(session, _Fresh(tokens, where, slots, ancestors, used), choose)
         session.pending = scratch
         return logits
 
@@ -201,8 +206,8 @@ class Target:
         within = (ids[:, None] >= ids).expand(len(part), -1, -1)  # causal among the fresh tokens
         return _Fresh(part, places.clamp_max(self.context - 1), slots, within, used)
 
-    def _run(self, session: Session, fresh: _Fresh, *, last_only: bool) -> Tensor:
-        """One forward pass; logits of all fresh tokens, or of one."""
+    def _run(self, session: Session, fresh: _Fresh, choose: Callable[[Tensor], Tensor] | None) -> Tensor:
+        """One forward pass; logits of all fresh tokens, or of those chosen."""
         store, count = session.store, fresh.tokens.shape[1]
         slots = fresh.slots[:, -count:]
         store.position.scatter_(1, slots, fresh.where)
@@ -210,7 +215,8 @@ class Target:
         key = store.position[:, : fresh.used]
         given, session.given = session.given, None
         call = Call(fresh.tokens, fresh.where, key, _seen(store.filled, fresh), store.cache, store.memory, given)
-        looking = tap(self.head, last_only) if last_only or session.wants_features else nullcontext(list[Tensor]())
+        wanted = choose is not None or session.wants_features
+        looking = tap(self.head, choose) if wanted else nullcontext(list[Tensor]())
         with looking as entered:
             logits = self.driver(call)
         session.features = entered[0] if session.wants_features else None

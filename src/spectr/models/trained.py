@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from spectr.errors import ArgumentError, MismatchError
+from spectr.models.blockwise import BlockwiseHead, BlockwiseShape
 from spectr.models.head import FeatureHead, HeadShape
 from spectr.models.products import narrow_products
 
@@ -40,7 +41,7 @@ class Trained:
     target: str  # as its maker called it
     fingerprint: str
     shape: dict[str, Any]
-    kind: str = "feature"
+    kind: str = "feature"  # or "blockwise"
     rows: int | None = None  # tokens it can draft; None: all
     training: dict[str, Any] = field(default_factory=dict)
 
@@ -50,7 +51,7 @@ def is_drafter(folder: Path) -> bool:
     return (folder / _ABOUT).is_file()
 
 
-def save_drafter(folder: Path, head: FeatureHead, about: Trained, rows: Tensor | None = None) -> None:
+def save_drafter(folder: Path, head: FeatureHead | BlockwiseHead, about: Trained, rows: Tensor | None = None) -> None:
     """Weights in bfloat16 and the description; both are written aside and renamed."""
     tensors = {
         name: weights.detach().to("cpu", torch.bfloat16).contiguous() for name, weights in head.named_parameters()
@@ -71,7 +72,13 @@ def _about(folder: Path) -> Trained:
         raise ArgumentError(f"{folder / _ABOUT} is not the description of a drafter: {error}; train it again") from None
 
 
-def load_drafter(folder: Path, target: PreTrainedModel) -> FeatureHead:
+def _empty(about: Trained) -> FeatureHead | BlockwiseHead:
+    if about.kind == "blockwise":
+        return BlockwiseHead(BlockwiseShape(**about.shape))
+    return FeatureHead(HeadShape(**about.shape))
+
+
+def load_drafter(folder: Path, target: PreTrainedModel) -> FeatureHead | BlockwiseHead:
     """The head in `folder`, for the target it was trained for and no other."""
     about = _about(folder)
     if about.fingerprint != fingerprint(target):
@@ -81,11 +88,11 @@ def load_drafter(folder: Path, target: PreTrainedModel) -> FeatureHead:
         )
     tensors = load_file(folder / _WEIGHTS)
     rows = tensors.pop("rows", None)
-    head = FeatureHead(HeadShape(**about.shape))
+    head: Any = _empty(about)
     head.load_state_dict({name: weights.to(torch.float32) for name, weights in tensors.items()})
-    head.to(target.device, target.dtype)  # type: ignore[arg-type]
-    head.requires_grad_(False)
+    head.to(target.device, target.dtype).requires_grad_(False)
     head.borrow(target, None if rows is None else rows.to(target.device, torch.int64))
     narrow_products(head)
     narrow_products(head.get_output_embeddings())
-    return head
+    made: FeatureHead | BlockwiseHead = head.eval()
+    return made

@@ -11,7 +11,8 @@ def _rows(curve: list[dict[str, object]]) -> str:
     """Some points of the curve, the last always."""
     step = max(1, len(curve) // 8)
     chosen = [*curve[:-1:step], *curve[-1:]]
-    lines = ["| seconds | step | " + " | ".join(f"depth {d}" for d in range(1, 7)) + " |", "|---" * 8 + "|"]
+    depths = range(1, 1 + min(6, len(curve[-1]["acceptance"])))  # type: ignore[arg-type]
+    lines = ["| seconds | step | " + " | ".join(f"depth {d}" for d in depths) + " |", "|---" * (2 + len(depths)) + "|"]
     for point in chosen:
         by_depth = point["acceptance"]
         assert isinstance(by_depth, list)
@@ -22,12 +23,16 @@ def _rows(curve: list[dict[str, object]]) -> str:
 
 def write_card(path: Path, about: Trained) -> None:
     """What it is, what it was made of, what it reached."""
-    course, shape = about.training["course"], about.shape
-    curve = about.training["curve"]
+    course, curve = about.training["course"], about.training["curve"]
+    what = (
+        f"{about.shape['depths']} parallel heads"
+        if about.kind == "blockwise"
+        else f"A head of {about.shape['layers']} decoder layers"
+    )
     path.write_text(
         f"""# A drafter for {about.target}
 
-A head of {shape["layers"]} decoder layers, {shape["width"]} wide, over the target's features, with the target's own
+{what}, {about.shape["width"]} wide, over the target's features, with the target's own
 embedding and output layer{"" if about.rows is None else f", of which it uses {about.rows:,} rows"}. It changes how fast
 text comes, never which text comes.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spectr.models.tap import tap
+from spectr.models.tap import last_state, tap
 from spectr.models.target import Target
 from spectr.train.samples import Text
 
@@ -33,7 +33,7 @@ class Batch:
 def _features(target: Target, tokens: Tensor, length: Tensor) -> Tensor:
     """What enters the output layer at every token (B, T, H) of right-padded texts."""
     seen = torch.arange(tokens.shape[1], device=tokens.device) < length[:, None]
-    with tap(target.head, last_only=True) as entered:
+    with tap(target.head, last_state) as entered:
         target.model(input_ids=tokens, attention_mask=seen.long(), use_cache=False)
     return entered[0]
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from spectr.errors import ArgumentError
 from spectr.lm import LM, load
-from spectr.models.head import head_of
+from spectr.models.blockwise import BlockwiseHead, blockwise_of
+from spectr.models.head import FeatureHead, head_of
 from spectr.models.trained import Trained, fingerprint, save_drafter
 from spectr.train.card import write_card
 from spectr.train.corpus import Corpus
@@ -35,7 +36,8 @@ class Distilling:
     longest: int = 256  # tokens of an answer
     temperatures: tuple[float, ...] = (1.0, 1.0, 0.7)  # of the samples
     rows: int = 64  # texts sampled at a time
-    layers: int = 2
+    kind: str = "feature"  # or "blockwise"
+    layers: int = 2  # of a feature head
     vocabulary: int | None = None  # tokens it can draft, the most frequent ones; None: all
     course: Course = field(default_factory=Course)
     loading: dict[str, Any] = field(default_factory=dict)
@@ -119,7 +121,7 @@ def distil(how: Distilling, say: Say) -> Trained:
         corpus.describe(target, 4 * how.course.budget)
     say(f"{corpora[0].tokens:,} tokens in {len(texts):,} texts")
     torch.manual_seed(how.course.seed)
-    trainer = Trainer(head_of(target.model, how.layers), target, how.course)
+    trainer = Trainer(_fresh(how, target.model), target, how.course)
     checkpoint = how.out / "checkpoint.pt"
     if checkpoint.exists():
         trainer.load(checkpoint)
@@ -127,6 +129,12 @@ def distil(how: Distilling, say: Say) -> Trained:
     for report in trainer.run(corpora[0], corpora[1], lambda: trainer.save(checkpoint)):
         say(_sentence(report))
     return _written(how, trainer, texts)
+
+
+def _fresh(how: Distilling, model: Any) -> FeatureHead | BlockwiseHead:
+    if how.kind == "blockwise":
+        return blockwise_of(model, how.course.depths)
+    return head_of(model, how.layers)
 
 
 def _written(how: Distilling, trainer: Trainer, texts: list[Text]) -> Trained:
@@ -144,6 +152,7 @@ def _written(how: Distilling, trainer: Trainer, texts: list[Text]) -> Trained:
         how.target,
         fingerprint(trainer.target.model),
         trainer.head.as_data(),
+        how.kind,
         rows=None if rows is None else len(rows),
         training=training,
     )

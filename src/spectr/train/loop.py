@@ -1,4 +1,4 @@
-"""Training a feature head: several depths deep, on its own features, for the acceptance itself."""
+"""Training a head: several depths deep, on its own features, for the acceptance itself."""
 
 import math
 import random
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spectr.models.depths import expected_features
+from spectr.models.blockwise import BlockwiseHead
 from spectr.models.head import FeatureHead, finished
 from spectr.models.target import Target
 from spectr.train.corpus import Batch, Corpus
@@ -66,7 +66,7 @@ class _Progress:
 class Trainer:
     """A head, its target, and how far it has come."""
 
-    def __init__(self, head: FeatureHead, target: Target, course: Course) -> None:
+    def __init__(self, head: FeatureHead | BlockwiseHead, target: Target, course: Course) -> None:
         self.head, self.target, self.course = head, target, course
         decayed = [weights for weights in head.parameters() if weights.dim() > 1]
         rest = [weights for weights in head.parameters() if weights.dim() <= 1]
@@ -114,7 +114,7 @@ class Trainer:
         """The loss, and the overlaps of each depth."""
         cuda = self.target.device.type == "cuda"
         with torch.autocast(self.target.device.type, torch.bfloat16, enabled=cuda):
-            expected = expected_features(self.head, batch.tokens, batch.features, self.course.depths)
+            expected = self.head.expected(batch.tokens, batch.features, self.course.depths)
         weights = [self.course.fade**depth for depth in range(self.course.depths)]
         loss, overlaps = torch.zeros((), device=batch.tokens.device), []
         for depth, (features, weight) in enumerate(zip(expected, weights, strict=True), start=1):
@@ -151,7 +151,7 @@ class Trainer:
         for batch in held.batches(self.course.budget, random.Random(0)):
             cuda = self.target.device.type == "cuda"
             with torch.autocast(self.target.device.type, torch.bfloat16, enabled=cuda):
-                expected = expected_features(self.head, batch.tokens, batch.features, depths)
+                expected = self.head.expected(batch.tokens, batch.features, depths)
             for depth, features in enumerate(expected):
                 where = batch.counted(depth + 1)
                 draft, target = self.head.logits(features[where]), self._target_logits(batch.features[where])
@@ -168,7 +168,7 @@ class Trainer:
             state.seconds,
             state.tokens,
             sum(known) / max(1, len(known)),
-            self.acceptance(held, max(self.course.depths, 6)),
+            self.acceptance(held, self.head.deepest or max(self.course.depths, 6)),
             max(0.0, self.course.seconds - state.seconds),
         )
         state.curve.append(found.as_data())

@@ -1,5 +1,6 @@
 """Token trees: shapes, and drawing them from draft laws. Knows no rule and no model."""
 
+from spectr.trees.budget import Valued, best_shape
 from spectr.trees.frontier import Frontier, LogitsOf, static_frontier
 from spectr.trees.grow import Growth, grow
 from spectr.trees.prune import Budget, prune
@@ -12,7 +13,9 @@ __all__ = [
     "LogitsOf",
     "Shape",
     "Topology",
+    "Valued",
     "as_shape",
+    "best_shape",
     "grow",
     "prune",
     "static_frontier",

@@ -1,0 +1,131 @@
+"""Tokens per target call in real generation: rules, trees and temperatures side by side, on the same prompts.
+
+Counts only, so it may run anywhere; what a token costs is for `spectr bench step`.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spectr.draft import Plan
+from spectr.engine import Engine, Job, Request
+from spectr.errors import ArgumentError
+from spectr.lm import LM, load
+from spectr.pairing import DraftOptions, pair
+from spectr.policy import Policy
+from spectr.requests import Result
+from spectr.verify import rule as named_rule
+
+__all__ = ["Case", "Study", "prompts_in", "run"]
+
+_BEAMS = {16: (6, 5), 32: (8, 6), 64: (16, 8), 128: (16, 8), 256: (24, 9)}
+"""Nodes of a pruned tree → nodes expanded at each depth, and depths."""
+_CHAIN = "chain"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One way to spend so many nodes."""
+
+    rule: str  # or "chain": one draft
+    nodes: int
+    temperature: float
+
+    def options(self) -> DraftOptions:
+        """Pruned trees for the race and for match, chains for couplings, one chain where there is one draft."""
+        card = named_rule("optimal" if self.rule == _CHAIN else self.rule).card
+        if self.rule == _CHAIN or not card.tree:
+            return DraftOptions(drafts=1, length=min(8, self.nodes - 1))
+        drafts, length = next((beam for most, beam in _BEAMS.items() if self.nodes <= most), _BEAMS[256])
+        if Plan(siblings=card.draws or card.siblings[0]).prunes:
+            return DraftOptions(drafts=drafts, length=length, nodes=self.nodes)
+        drafts = max(1, min(8, (self.nodes - 1) // 4))
+        return DraftOptions(drafts=drafts, length=(self.nodes - 1) // drafts)
+
+
+def prompts_in(path: Path) -> list[str]:
+    """Prompts of a JSON file with a list `prompts`, or of a text file, one a line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix != ".json":
+            return [line for line in text.splitlines() if line.strip()]
+        return [one["text"] if isinstance(one, dict) else str(one) for one in json.loads(text)["prompts"]]
+    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ArgumentError(f"--prompts must be a text file, or JSON with a list `prompts`: {path}: {error}") from None
+
+
+def _by_depth(results: Sequence[Result]) -> list[float]:
+    deepest = max(len(result.stats.reached) for result in results)
+    sums = [[sum(getattr(r.stats, n)[d : d + 1]) for r in results] for d in range(deepest) for n in ("kept", "reached")]
+    kept, reached = sums[::2], sums[1::2]
+    return [sum(k) / max(1, sum(r)) for k, r in zip(kept, reached, strict=True)]
+
+
+def _sum(results: Sequence[Result], tokens: int) -> dict[str, Any]:
+    steps = sum(result.stats.steps for result in results)
+    return {
+        "tokens": tokens,
+        "steps": steps,
+        "tokens_per_call": tokens / steps,
+        "acceptance_by_depth": _by_depth(results),
+        "drafted_per_call": sum(result.stats.drafted for result in results) / steps,
+    }
+
+
+def _measure(lm: LM, drafter: str, case: Case, requests: Sequence[Request]) -> dict[str, Any]:
+    rule = named_rule("optimal" if case.rule == _CHAIN else case.rule)
+    made = pair(drafter, lm.opened, rule.card, case.options())
+    engine = Engine(lm.opened.target, made, rule, lm.opened.stops)
+    results = engine.generate(Job(requests, Policy(case.temperature)))
+    return _sum(results, sum(len(result.tokens) for result in results))
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What is compared, and on what."""
+
+    model: str
+    drafter: str
+    prompts: Path
+    rules: Sequence[str]
+    nodes: Sequence[int]
+    temperatures: Sequence[float]
+    tokens: int = 96
+    device: str = "auto"
+
+    def cases(self) -> Iterator[Case]:
+        """All combinations; one draft does not gain by more nodes."""
+        for temperature in self.temperatures:
+            for rule in self.rules:
+                for count in (9,) if rule == _CHAIN else self.nodes:
+                    yield Case(rule, count, temperature)
+
+
+def run(study: Study, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Every case on every prompt, the prompts as one batch; row i has seed i."""
+    cases, prompts = list(study.cases()), prompts_in(study.prompts)
+    for case in cases:
+        case.options()  # an unknown rule is refused before anything is loaded
+    lm = load(study.model, "none", device=study.device, progress=progress)
+    requests = [Request(lm.encode(prompt), at, study.tokens) for at, prompt in enumerate(prompts)]
+    found = []
+    for case in cases:
+        row = {**asdict(case), **_measure(lm, study.drafter, case, requests)}
+        found.append(row)
+        progress(f"T={case.temperature:g} {case.rule} {case.nodes} nodes: {row['tokens_per_call']:.2f} tokens per call")
+    net = lm.opened.target.model
+    return {
+        "what": "tokens per target call in generation",
+        "model": study.model,
+        "drafter": Path(study.drafter).name,
+        "prompts": {"file": study.prompts.name, "count": len(prompts)},
+        "tokens": study.tokens,
+        "device": str(net.device),
+        "dtype": str(net.dtype).removeprefix("torch."),
+        "torch": torch.__version__,
+        "results": found,
+    }

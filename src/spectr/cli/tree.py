@@ -1,0 +1,74 @@
+"""`spectr tree`: the tree worth drawing."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.tree import Tree
+
+from spectr.cli.output import JsonFlag, console, print_json
+from spectr.errors import ArgumentError
+from spectr.trees.budget import Valued, best_shape
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Token trees.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def _tree() -> None:
+    """Token trees."""
+
+
+def _chances(text: str) -> list[list[float]]:
+    try:
+        return [[float(word) for word in row.split(",")] for row in text.split("/")]
+    except ValueError:
+        raise ArgumentError(
+            f"--chances must be numbers with commas, and / between depths, as in 0.6,0.2/0.5,0.1, got {text!r}"
+        ) from None
+
+
+def _measured(path: Path) -> list[list[float]]:
+    """Acceptance by depth, shared out among ranks as they were accepted, from the JSON of `spectr generate`."""
+    try:
+        stats: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["stats"]
+        depths, ranks = stats["acceptance_by_depth"], stats["ranks"]
+    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ArgumentError(
+            f"--stats must be what spectr generate --json printed, and {path} is not: {error}"
+        ) from None
+    if not depths or not sum(ranks):
+        raise ArgumentError(f"{path} has no accepted drafts to learn from; generate more text, or with another drafter")
+    shares = sorted((rank / sum(ranks) for rank in ranks), reverse=True)
+    return [[depth * share for share in shares] for depth in depths]
+
+
+def _drawn(found: Valued) -> Tree:
+    root = Tree("root  1.000")
+    branches = {0: root}
+    for node, parent in enumerate(found.shape.parents[1:], start=1):
+        branches[node] = branches[parent].add(f"{node}  {found.values[node]:.3f}")
+    return root
+
+
+@app.command("show")
+def show(
+    nodes: Annotated[int, typer.Option(min=1, metavar="N", help="Most nodes, the root included.")] = 16,
+    chances: Annotated[
+        str,
+        typer.Option(metavar="P,P/P,P", help="How often a node goes on to its first child, its second, ...; by depth."),
+    ] = "0.6,0.15,0.06,0.03",
+    stats: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Measured chances: the JSON of `spectr generate --json`.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Draw the static tree that is expected to keep most, with the chance that each node is kept."""
+    found = best_shape(_chances(chances) if stats is None else _measured(stats), nodes)
+    if as_json:
+        print_json({"parents": found.shape.parents, "values": found.values, "tokens_per_call": found.expected})
+        return
+    console().print(_drawn(found))
+    console().print(f"{found.expected:.2f} tokens per call expected, {len(found.values)} nodes")
