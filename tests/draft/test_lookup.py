@@ -17,9 +17,17 @@ def proposed(lookup: Lookup, texts: list[list[int]], sources: list[list[int]] | 
 
 def test_longest_match_first_and_latest_first() -> None:
     text = [1, 2, 7, 7, 9, 2, 8, 8, 1, 2]
-    assert Lookup(drafts=3, length=2).continuations(text) == [(7, 7), (8, 8)]
-    assert Lookup(drafts=3, length=2, longest=1).continuations(text) == [(8, 8), (7, 7)]
-    assert Lookup(drafts=1, length=3).continuations(text) == [(7, 7, 9)]
+    assert Lookup(drafts=3, length=2, shortest=1).continuations(text) == [(7, 7), (8,)]
+    assert Lookup(drafts=3, length=1, shortest=1).continuations(text) == [(8,), (7,)]
+    assert Lookup(drafts=1, length=3).continuations(text) == [(7,)]
+
+
+def test_a_longer_match_makes_a_longer_draft() -> None:
+    text = [5, 6, 1, 2, 3, 4, 7, 8, 9, 0, 1, 2, 3, 4]
+    assert Lookup(drafts=1).continuations(text) == [(7, 8, 9)]
+    assert Lookup(drafts=1, length=2).continuations(text) == [(7, 8)]
+    assert Lookup(drafts=1).continuations(text[:-1]) == [(4, 7)]
+    assert Lookup(drafts=1).continuations(text[:-3]) == []
 
 
 def test_nothing_to_look_up() -> None:
@@ -31,14 +39,14 @@ def test_nothing_to_look_up() -> None:
 
 
 def test_ragged_rows_share_one_draft() -> None:
-    draft = proposed(Lookup(drafts=2, length=2), [[5, 6, 7, 5], [1, 2]])
-    assert draft.tokens.tolist() == [[5, 6, 7], [2, 0, 0]]
-    assert draft.alive.tolist() == [[True, True, True], [True, False, False]]
+    draft = proposed(Lookup(drafts=2, length=1, shortest=1), [[5, 6, 7, 5], [1, 2]])
+    assert draft.tokens.tolist() == [[5, 6], [2, 0]]
+    assert draft.alive.tolist() == [[True, True], [True, False]]
 
 
 def test_sources_are_searched_too() -> None:
-    draft = proposed(Lookup(drafts=1, length=2), [[0, 8], [0, 3]], sources=[[7, 8, 9, 1], [4]])
-    assert draft.tokens.tolist() == [[8, 9, 1], [3, 0, 0]]
+    draft = proposed(Lookup(drafts=1, length=1, shortest=1), [[0, 8], [0, 3]], sources=[[7, 8, 9, 1], [4]])
+    assert draft.tokens.tolist() == [[8, 9], [3, 0]]
 
 
 def test_shared_beginnings_are_shared_nodes() -> None:

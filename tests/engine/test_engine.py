@@ -60,7 +60,7 @@ def test_text_is_the_same_with_any_drafter_and_batch(model: LlamaForCausalLM, po
     for name, options in (
         ("none", {}),
         ("lookup", {}),
-        ("lookup", {"drafts": 8, "length": 3, "longest": 1, "nodes": 20}),
+        ("lookup", {"drafts": 8, "length": 3, "shortest": 1, "nodes": 20}),
     ):
         results = engine(model, name, **options).generate(Job(requests, policy))
         assert [result.tokens for result in results] == alone
@@ -135,7 +135,7 @@ def test_a_text_may_fill_the_context_and_a_tree_may_be_large(model: LlamaForCaus
     """Trees stand out over the end of the context, and hold more nodes than any margin: neither changes the text."""
     request = Request([3, 4, 5] * 78, seed=2, max_new_tokens=22)
     plain = engine(model, "none").generate(Job([request], Policy(0.3)))[0].tokens
-    wide = engine(model, "lookup", drafts=60, length=8, longest=1, nodes=300).generate(Job([request], Policy(0.3)))[0]
+    wide = engine(model, "lookup", drafts=60, length=8, shortest=1, nodes=300).generate(Job([request], Policy(0.3)))[0]
     assert wide.tokens == plain
     assert len(plain) == 22
 

@@ -24,31 +24,39 @@ def _places_after(text: Text, count: int) -> Text:
 
 
 class Lookup:
-    """The longest suffix that occurred before, up to `longest` tokens, then shorter ones; `drafts` continuations of
-    `length` tokens each."""
+    """The longest suffix that occurred before, of `longest` to `shortest` tokens; `drafts` continuations of up to
+    `length` tokens. A draft is as long as its match deserves: one token after the shortest, one more for each more."""
 
     name: ClassVar[str] = "lookup"
     gives_laws: ClassVar[bool] = False
     siblings: ClassVar[Siblings] = "fixed"
 
-    def __init__(self, drafts: int = 4, length: int = 6, longest: int = 4, nodes: int = 16) -> None:
-        for name, value in (("drafts", drafts), ("length", length), ("longest", longest), ("nodes", nodes)):
+    def __init__(self, drafts: int = 2, length: int = 4, nodes: int = 8, shortest: int = 2) -> None:
+        for name, value in (("drafts", drafts), ("length", length), ("nodes", nodes), ("shortest", shortest)):
             whole(f"{name} of lookup", value, 1)
-        self.drafts, self.length, self.longest, self.nodes = drafts, length, longest, nodes
+        self.drafts, self.length, self.nodes, self.shortest = drafts, length, nodes, shortest
+
+    @property
+    def longest(self) -> int:
+        """A longer match would not make a longer draft."""
+        return self.shortest + self.length - 1
 
     def continuations(self, text: list[int]) -> list[tuple[int, ...]]:
         """Distinct continuations, those after the longest match first and among equals the latest first.
 
-        >>> Lookup(drafts=2, length=2).continuations([1, 2, 3, 4, 9, 2, 3])
+        >>> Lookup(drafts=2, length=2).continuations([1, 2, 3, 4, 9, 1, 2, 3])
         [(4, 9)]
         """
-        array, found = np.asarray(text), dict[tuple[int, ...], None]()
-        for count in range(min(self.longest, len(text) - 1), 0, -1):
+        array, found = np.asarray(text), list[tuple[int, ...]]()
+        for count in range(min(self.longest, len(text) - 1), self.shortest - 1, -1):
+            length = count - self.shortest + 1
             for place in _places_after(array, count)[: 4 * self.drafts]:
-                found.setdefault(tuple(array[place : place + self.length].tolist()))
+                fresh = tuple(array[place : place + length].tolist())
+                if all(known[: len(fresh)] != fresh for known in found):  # a shorter match finds the same place again
+                    found.append(fresh)
                 if len(found) == self.drafts:
-                    return list(found)
-        return list(found)
+                    return found
+        return found
 
     def open(self, opening: Opening) -> Drafting:
         """An encoder-decoder model's source is searched too: it stands before the text."""

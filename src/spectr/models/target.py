@@ -114,8 +114,9 @@ class Target:
     def score(
         self, session: Session, tokens: Tensor, ancestors: Tensor, depth: Tensor, *, only: Tensor | None = None
     ) -> Tensor:
-        """Logits (B, T, V), or (B, M, V) of `only` (B, M), after fresh scratch nodes with `tokens` (B, T), `depth` (B, T) below the next position;
-        `ancestors` (B, T, S + T) says which of the S scratch nodes before and of these each sees, itself included."""
+        """Logits (B, T, V), or (B, M, V) of `only` (B, M), after fresh scratch nodes with `tokens` (B, T), `depth`
+        (B, T) below the next position; `ancestors` (B, T, S + T) says which of the S scratch nodes before and of these
+        each sees, itself included."""
         self._ready(session)
         scratch = session.pending + tokens.shape[1]
         if ancestors.shape != (*tokens.shape, scratch):
