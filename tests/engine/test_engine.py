@@ -65,7 +65,7 @@ def test_text_is_the_same_with_any_drafter_and_batch(model: LlamaForCausalLM, po
         results = engine(model, name, **options).generate(Job(requests, policy))
         assert [result.tokens for result in results] == alone
         assert [len(result.tokens) for result in results] == [30, 23, 16]
-        if name == "lookup":
+        if options:
             assert sum(result.stats.accepted for result in results) > 0
 
 
