@@ -131,7 +131,7 @@ class Engine:
         if memory is not None and memory.session is not None and len(prompts) == 1:
             shared = _common(memory.text, prompts[0][:-1])
             self.target.grow(memory.session, room)
-            memory.text = memory.text[:shared]
+            memory.text, memory.reused = memory.text[:shared], shared
             self.target.rewind(memory.session, [shared])
             self.target.read(memory.session, [prompts[0][shared:-1]])
             memory.text = prompts[0][:-1]
@@ -174,8 +174,12 @@ class Engine:
         told = _told(scored, best, logprobs=job.logprobs)
         steps = []
         for place, row in enumerate(batch.rows):
-            steps.append(self._cut(job.requests[row], row, told, place, len(batch.texts[place])))
-            count_step(stats[row], told.counted[place].cut(len(steps[-1].tokens)), marks)
+            tokens = told.tokens[place]
+            count, reason = self._end(job.requests[row], tokens, len(batch.texts[place]))
+            counted = told.counted[place].cut(count)
+            count_step(stats[row], counted, marks)
+            logprobs = None if told.logprobs is None else told.logprobs[place][:count]
+            steps.append(Step(row, tokens[:count], len(counted.ranks), counted.corrected, reason, logprobs))
         self._commit(batch, steps, told, memory)
         return steps
 
@@ -214,20 +218,15 @@ class Engine:
         coins = SeededCoins(batch.seeds, committed)
         return Scene(batch.texts, root, coins, shaped, ranked, policy.temperature, wants_laws=job.optimality_gap)
 
-    def _cut(self, request: Request, row: int, told: "_Told", place: int, length: int) -> Step:
-        """The verdict as tokens, cut at the end of the text or at the length asked for."""
-        tokens = told.tokens[place]
+    def _end(self, request: Request, tokens: list[int], length: int) -> tuple[int, str | None]:
+        """How many of the new tokens belong to a text of `length` so far, and why it ends among them, if it does."""
         left = len(request.prompt) + request.max_new_tokens - length
         count, reason = min(left, len(tokens)), "length" if len(tokens) >= left else None
         stop = next((at for at, token in enumerate(tokens[:count], start=1) if token in self.stops), None)
         if stop is not None:
             count, reason = stop, "stop"
         ended = request.ends(tokens[:count]) if request.ends is not None else None
-        if ended is not None:
-            count, reason = ended, "stop"
-        logprobs = None if told.logprobs is None else told.logprobs[place][:count]
-        counted = told.counted[place].cut(count)
-        return Step(row, tokens[:count], len(counted.ranks), counted.corrected, reason, logprobs)
+        return (count, reason) if ended is None else (ended, "stop")
 
     def _commit(self, batch: _Batch, steps: list[Step], told: "_Told", memory: Memory | None) -> None:
         """Texts, history and memory grow; rows that ended are marked."""

@@ -228,8 +228,12 @@ class Chat:
         self.lm = lm
         self.turns: list[dict[str, str]] = []
         self.memory = Memory()
-        self.reused = 0  # tokens of the last prompt that did not have to be read again
         self.stats = Stats()  # of the last answer
+
+    @property
+    def reused(self) -> int:
+        """Tokens of the last prompt that did not have to be read again."""
+        return self.memory.reused
 
     def say(self, text: str, max_new_tokens: int = 256, seed: int = 0, **settings: Any) -> Iterator[str]:
         """Ask, and get the answer in pieces. What has been said when the iterator is closed or interrupted stays in the
@@ -256,9 +260,6 @@ class Chat:
             )
 
     def _answer(self, job: Job, turns: list[dict[str, str]], watch: _Watch) -> Iterator[str]:
-        held = list(self.memory.text)
-        pairs = enumerate(zip(held, job.requests[0].prompt, strict=False))
-        self.reused = next((at for at, (a, b) in pairs if a != b), min(len(held), len(job.requests[0].prompt) - 1))
         self.stats = Stats()
         try:
             yield from self.lm._pieces(job, watch, self.stats, self.memory)

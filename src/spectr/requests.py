@@ -64,3 +64,4 @@ class Memory:
 
     session: Any = None
     text: list[int] = field(default_factory=list)  # what the session holds
+    reused: int = 0  # tokens of the last prompt that did not have to be read again

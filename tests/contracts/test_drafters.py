@@ -4,6 +4,7 @@ With the race that is equality of texts; with the coupling rules a chi-square of
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from spectr.models.early import truncated
 from spectr.models.head import head_of
 from spectr.models.target import Target
 from spectr.policy import Policy
+from spectr.trees import grow
 from spectr.types import Drafter
 
 SIZE = 12
@@ -68,6 +70,7 @@ PLANS = {
     "chains": Plan("iid", drafts=3, length=3),
     "tree": Plan("race", tree=(3, 2, 1)),
     "top": Plan("fixed", tree=(2, 2)),
+    "likeliest": Plan("fixed", drafts=3, length=3, nodes=8),
     "one": Plan("without_replacement", tree=(4,)),
     "hybrid": Plan("hybrid", tree=(3, 2)),
 }
@@ -126,6 +129,7 @@ CASES = [
     ("recursive_wor", "without_replacement", "one", "ngram"),
     ("hybrid", "hybrid", "hybrid", "model"),
     ("match", "fixed", "top", "model"),
+    ("match", "fixed", "likeliest", "model"),
     ("match", "race", "pruned", "mixed"),
     ("race", "race", "pruned", "model"),
     ("race", "race", "pruned", "mixed"),
@@ -154,27 +158,58 @@ def law_of_two(net: PreTrainedModel, prompt: list[int], policy: Policy) -> torch
     return (first[0][:, None] * second).flatten()
 
 
+def surprise(net: PreTrainedModel, made: Drafter, rule: str, policy: Policy) -> float:
+    """Chi-square of 3,000 texts against exact probabilities, as a multiple of what is exceeded once in 10^8."""
+    prompt, count = [3, 4, 3, 4, 3], 3_000
+    expected = law_of_two(net, prompt, policy) * count
+    engine = Engine(Target(net), made, spectr.rule(rule))
+    found = torch.zeros(SIZE * SIZE, dtype=torch.float64)
+    for start in range(0, count, 1_000):
+        job = Job([Request(prompt, seed=start + i, max_new_tokens=2) for i in range(1_000)], policy)
+        for result in engine.generate(job):
+            found[result.tokens[0] * SIZE + result.tokens[1]] += 1
+    if float(found[expected == 0].sum()) > 0:
+        return float("inf")
+    likely = expected > 5
+    statistic = ((found - expected)[likely] ** 2 / expected[likely]).sum()
+    rare = (found[~likely].sum() - expected[~likely].sum()) ** 2 / expected[~likely].sum().clamp_min(5)
+    return float(statistic + rare) / float(chi2.isf(1e-8, int(likely.sum())))
+
+
 @pytest.mark.parametrize("policy", LAWS)
 @pytest.mark.parametrize(("rule", "siblings", "plan", "name"), CASES)
 def test_law_of_two_tokens(
     net: PreTrainedModel, makers: dict[str, Make], rule: str, siblings: str, plan: str, name: str, policy: str
 ) -> None:
-    """Chi-square of 3,000 texts against exact probabilities; false alarms once in 10^8 a case, 42 cases."""
-    prompt, count = [3, 4, 3, 4, 3], 3_000
-    expected = law_of_two(net, prompt, LAWS[policy]) * count
+    """False alarms once in 10^8 a case, 45 cases."""
     made = makers[name](PLANS[plan])
     assert made.siblings == siblings
-    engine = Engine(Target(net), made, spectr.rule(rule))
-    found = torch.zeros(SIZE * SIZE, dtype=torch.float64)
-    for start in range(0, count, 1_000):
-        job = Job([Request(prompt, seed=start + i, max_new_tokens=2) for i in range(1_000)], LAWS[policy])
-        for result in engine.generate(job):
-            found[result.tokens[0] * SIZE + result.tokens[1]] += 1
-    assert float(found[expected == 0].sum()) == 0
-    likely = expected > 5
-    statistic = ((found - expected)[likely] ** 2 / expected[likely]).sum()
-    rare = (found[~likely].sum() - expected[~likely].sum()) ** 2 / expected[~likely].sum().clamp_min(5)
-    assert float(statistic + rare) < chi2.isf(1e-8, int(likely.sum()))
+    assert surprise(net, made, rule, LAWS[policy]) < 1
+
+
+@pytest.mark.parametrize("rule", ["race", "optimal"])
+def test_a_policy_that_forgets_the_path_is_seen(
+    net: PreTrainedModel, makers: dict[str, Make], rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: every node is judged by the committed text alone."""
+    monkeypatch.setattr("spectr.engine._words", lambda _, tree: torch.full_like(tree.path[..., 1:], -1))
+    made = makers["model"](PLANS["pruned" if rule == "race" else "chains"])
+    assert surprise(net, made, rule, LAWS["hook"]) > 1
+
+
+def test_a_draft_law_that_was_not_drawn_from_is_seen(
+    net: PreTrainedModel, makers: dict[str, Make], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: the law stored with a draft is flatter than the one it was drawn from."""
+    from spectr.draft import plan
+
+    def stored(*arguments: object) -> object:
+        draft = grow(*arguments)  # type: ignore[arg-type]
+        flat = draft.laws.sqrt()  # type: ignore[union-attr]
+        return replace(draft, laws=flat / flat.sum(-1, keepdim=True).clamp_min(1e-9))
+
+    monkeypatch.setattr(plan, "grow", stored)
+    assert surprise(net, makers["model"](PLANS["chains"]), "optimal", LAWS["cool"]) > 1
 
 
 @pytest.mark.parametrize("rule", ["optimal", "path_block", "match"])

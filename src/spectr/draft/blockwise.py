@@ -6,10 +6,10 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from spectr.draft.plan import Plan, draw
+from spectr.draft.plan import Plan, Planned, draw
 from spectr.draft.stateless import Stateless
 from spectr.errors import ArgumentError
-from spectr.types import Draft, Drafting, Opening, Scene, Siblings, TreeModel
+from spectr.types import Draft, Drafting, Opening, Scene, TreeModel
 
 __all__ = ["Blockwise"]
 
@@ -28,7 +28,7 @@ class Heads(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Blockwise:
+class Blockwise(Planned):
     """Heads, the target whose features they read, and a plan no deeper than they reach."""
 
     heads: Heads
@@ -43,21 +43,6 @@ class Blockwise:
             raise ArgumentError(
                 f"drafts must be at most {self.heads.deepest} tokens long, as many as there are heads, got {depth}"
             )
-
-    @property
-    def siblings(self) -> Siblings:
-        """As planned."""
-        return self.plan.siblings
-
-    @property
-    def nodes(self) -> int:
-        """As planned."""
-        return self.plan.capacity
-
-    @property
-    def gives_laws(self) -> bool:
-        """Unless the tree is pruned."""
-        return not self.plan.prunes
 
     def open(self, opening: Opening) -> Drafting:
         """All that is remembered is in the target's session."""

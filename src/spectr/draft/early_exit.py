@@ -10,16 +10,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from spectr.draft.plan import Plan, draw
+from spectr.draft.plan import Plan, Planned, draw
 from spectr.draft.stateless import Stateless
 from spectr.trees import Frontier
-from spectr.types import Draft, Drafting, Opening, Scene, Siblings, TreeModel
+from spectr.types import Draft, Drafting, Opening, Scene, TreeModel
 
 __all__ = ["EarlyExit"]
 
 
 @dataclass(frozen=True, slots=True)
-class EarlyExit:
+class EarlyExit(Planned):
     """A model that is the beginning of the target, with a plan."""
 
     model: TreeModel
@@ -27,19 +27,9 @@ class EarlyExit:
     name: ClassVar[str] = "early_exit"
 
     @property
-    def siblings(self) -> Siblings:
-        """As planned."""
-        return self.plan.siblings
-
-    @property
     def nodes(self) -> int:
         """Room in the target's cache: for the tree, and for the nodes scored while it is drawn."""
         return max(self.plan.capacity, self.plan.scored)
-
-    @property
-    def gives_laws(self) -> bool:
-        """Unless the tree is pruned."""
-        return not self.plan.prunes
 
     def open(self, opening: Opening) -> Drafting:
         """The target's session serves both."""

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from spectr.draft.model import Ahead, ModelDrafting
-from spectr.draft.plan import Drawn, Plan
+from spectr.draft.plan import Drawn, Plan, Planned
 from spectr.rows import pick_rows
 from spectr.trees import Frontier
-from spectr.types import Drafting, Opening, Scene, Siblings, TreeModel
+from spectr.types import Drafting, Opening, Scene, TreeModel
 
 __all__ = ["FeatureDrafter"]
 
 
 @dataclass(frozen=True, slots=True)
-class FeatureDrafter:
+class FeatureDrafter(Planned):
     """A head that is driven like a model and takes features with its tokens, the target they come from, and a plan."""
 
     head: TreeModel
@@ -28,21 +28,6 @@ class FeatureDrafter:
     plan: Plan
     name: ClassVar[str] = "feature"
     wants_features: ClassVar[bool] = True
-
-    @property
-    def siblings(self) -> Siblings:
-        """As planned."""
-        return self.plan.siblings
-
-    @property
-    def nodes(self) -> int:
-        """As planned."""
-        return self.plan.capacity
-
-    @property
-    def gives_laws(self) -> bool:
-        """Unless the tree is pruned."""
-        return not self.plan.prunes
 
     def open(self, opening: Opening) -> Drafting:
         """Read the prompts but their last tokens, each with the feature of the token before."""

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from spectr.draft.plan import Drawn, Plan, draw
+from spectr.draft.plan import Drawn, Plan, Planned, draw
 from spectr.trees import Frontier
-from spectr.types import Draft, Drafting, Opening, Scene, Siblings, TreeModel
+from spectr.types import Draft, Drafting, Opening, Scene, TreeModel
 
 __all__ = ["Ahead", "ModelDrafter", "ModelDrafting", "fitted"]
 
@@ -33,27 +33,12 @@ def fitted(logits: Tensor, vocabulary: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelDrafter:
+class ModelDrafter(Planned):
     """Any model that scores trees, with a plan."""
 
     model: TreeModel
     plan: Plan
     name: ClassVar[str] = "model"
-
-    @property
-    def siblings(self) -> Siblings:
-        """As planned."""
-        return self.plan.siblings
-
-    @property
-    def nodes(self) -> int:
-        """As planned."""
-        return self.plan.capacity
-
-    @property
-    def gives_laws(self) -> bool:
-        """Unless the tree is pruned."""
-        return not self.plan.prunes
 
     def open(self, opening: Opening) -> Drafting:
         """Read the prompts but their last tokens; of a prompt that this model has no room for, the end."""

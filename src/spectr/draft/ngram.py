@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from spectr.checks import whole
-from spectr.draft.plan import Plan, draw
+from spectr.draft.plan import Plan, Planned, draw
 from spectr.errors import ArgumentError
 from spectr.trees import Frontier
-from spectr.types import Draft, Drafting, Opening, Scene, Siblings
+from spectr.types import Draft, Drafting, Opening, Scene
 
 __all__ = ["Counts", "NGram"]
 
@@ -42,7 +42,7 @@ class Counts:
         return self._table.get(context, {})
 
 
-class NGram:
+class NGram(Planned):
     """Contexts of up to `order` − 1 tokens; `text` is what it has learnt from before any row begins."""
 
     name: ClassVar[str] = "ngram"
@@ -52,21 +52,6 @@ class NGram:
         self.plan, self.largest = plan, max(text, default=0)
         self.shared = Counts(order)
         self.shared.learn(text)
-
-    @property
-    def siblings(self) -> Siblings:
-        """As planned."""
-        return self.plan.siblings
-
-    @property
-    def nodes(self) -> int:
-        """As planned."""
-        return self.plan.capacity
-
-    @property
-    def gives_laws(self) -> bool:
-        """Unless the tree is pruned."""
-        return not self.plan.prunes
 
     def open(self, opening: Opening) -> Drafting:
         """Count each row's source, if it has one; its text is counted as it comes."""

@@ -11,7 +11,7 @@ from spectr.transport.laws import law_of
 from spectr.trees import Budget, Frontier, Growth, LogitsOf, Shape, as_shape, grow, prune, static_frontier
 from spectr.types import Draft, Scene, Siblings
 
-__all__ = ["Drawn", "Plan", "draw"]
+__all__ = ["Drawn", "Plan", "Planned", "draw"]
 
 _SPREAD = 0.75
 """How far apart drafter and target are taken to be, in raw logits: chances are a softmax of (logits + noise) / this."""
@@ -67,6 +67,28 @@ class Plan:
     def scored(self) -> int:
         """Nodes that a drafter has to score, the root included."""
         return self.budget.scored if self.prunes else sum(map(len, self.shape.parents_by_depth))
+
+
+class Planned:
+    """What every drafter with a plan says of its trees."""
+
+    __slots__ = ()
+    plan: Plan
+
+    @property
+    def siblings(self) -> Siblings:
+        """As planned."""
+        return self.plan.siblings
+
+    @property
+    def nodes(self) -> int:
+        """As planned."""
+        return self.plan.capacity
+
+    @property
+    def gives_laws(self) -> bool:
+        """Unless the tree is pruned."""
+        return not self.plan.prunes
 
 
 @dataclass(frozen=True, slots=True)

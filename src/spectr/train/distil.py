@@ -110,7 +110,14 @@ def _sentence(report: Report) -> str:
 
 
 def distil(how: Distilling, say: Say) -> Trained:
-    """Make a drafter in `how.out`; what was done before a kill is not done again."""
+    """Make a drafter in `how.out`; what was done before a kill is not done again. The course's seed is that of samples
+    and weights, and the caller's generators are left as they were."""
+    with torch.random.fork_rng():
+        torch.manual_seed(how.course.seed)
+        return _distil(how, say)
+
+
+def _distil(how: Distilling, say: Say) -> Trained:
     how.out.mkdir(parents=True, exist_ok=True)
     lm = load(how.target, "none", progress=say, **how.loading)
     target = lm.opened.target
@@ -120,7 +127,6 @@ def distil(how: Distilling, say: Say) -> Trained:
     for corpus in corpora:
         corpus.describe(target, 4 * how.course.budget)
     say(f"{corpora[0].tokens:,} tokens in {len(texts):,} texts")
-    torch.manual_seed(how.course.seed)
     trainer = Trainer(_fresh(how, target.model), target, how.course)
     checkpoint = how.out / "checkpoint.pt"
     if checkpoint.exists():

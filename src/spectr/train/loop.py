@@ -103,41 +103,36 @@ class Trainer:
     def _step(self, batch: Batch, temperature: float) -> float:
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate()
-        loss, _ = self._loss(batch, temperature)
+        loss = self._loss(batch, temperature)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return float(loss.detach()) if self.progress.step % 20 == 0 else math.nan
 
-    def _loss(self, batch: Batch, temperature: float) -> tuple[Tensor, list[Tensor]]:
-        """The loss, and the overlaps of each depth."""
+    def _loss(self, batch: Batch, temperature: float) -> Tensor:
         cuda = self.target.device.type == "cuda"
         with torch.autocast(self.target.device.type, torch.bfloat16, enabled=cuda):
             expected = self.head.expected(batch.tokens, batch.features, self.course.depths)
         weights = [self.course.fade**depth for depth in range(self.course.depths)]
-        loss, overlaps = torch.zeros((), device=batch.tokens.device), []
+        loss = torch.zeros((), device=batch.tokens.device)
         for depth, (features, weight) in enumerate(zip(expected, weights, strict=True), start=1):
             where = batch.counted(depth)
             share = weight / (sum(weights) * max(1, int(where.sum())))
-            found = self._compare(features[where], batch.features[where], temperature, share)
-            loss = loss + found[0]
-            overlaps.append(found[1])
-        return loss, overlaps
+            loss = loss + self._compare(features[where], batch.features[where], temperature, share)
+        return loss
 
-    def _compare(self, expected: Tensor, true: Tensor, temperature: float, share: float) -> tuple[Tensor, Tensor]:
-        """Loss and overlaps of features (M, H) against true ones, some rows of logits at a time."""
-        loss, overlaps = expected.new_zeros((), dtype=torch.float32), []
+    def _compare(self, expected: Tensor, true: Tensor, temperature: float, share: float) -> Tensor:
+        """The loss of features (M, H) against true ones, some rows of logits at a time."""
+        loss = expected.new_zeros((), dtype=torch.float32)
         for start in range(0, len(expected), _CHUNK):
             rows = slice(start, start + _CHUNK)
             draft = self.head.logits(expected[rows])
             with torch.no_grad():
                 target = self._target_logits(true[rows])
             weight = torch.full((len(draft),), share, device=draft.device)
-            part, overlap = acceptance_loss(draft, target, weight, temperature, self.course.objective)
-            loss = loss + part
-            overlaps.append(overlap)
-        return loss, torch.cat(overlaps) if overlaps else loss.new_zeros(0)
+            loss = loss + acceptance_loss(draft, target, weight, temperature, self.course.objective)[0]
+        return loss
 
     def _target_logits(self, features: Tensor) -> Tensor:
         output: Any = self.target.head
