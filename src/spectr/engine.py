@@ -136,7 +136,7 @@ class Engine:
             self.target.read(memory.session, [prompts[0][shared:-1]])
             memory.text = prompts[0][:-1]
             return memory.session
-        session = self.target.open(len(prompts), room, features=getattr(self.drafter, "wants_features", False))
+        session = self.target.open(len(prompts), room, features=getattr(self.drafter, "wants_features", None))
         if sources is not None:
             self.target.encode(session, sources)
         self.target.read(session, [prompt[:-1] for prompt in prompts])

@@ -145,7 +145,8 @@ def _trained(pairing: _Pairing, folder: Path) -> Drafter:
     head = load_drafter(folder, target.model)
     if isinstance(head, BlockwiseHead):
         return named_drafter("blockwise", heads=head, target=target, plan=pairing.plan(head.shape.depths))
-    return named_drafter("feature", head=Target(head), target=target, plan=pairing.plan())
+    taps = head.shape.taps
+    return named_drafter("feature", head=Target(head), target=target, plan=pairing.plan(), wants_features=taps)
 
 
 _MAKERS: dict[str, Callable[[_Pairing], Drafter]] = {

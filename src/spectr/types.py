@@ -26,6 +26,9 @@ __all__ = [
     "Verdict",
 ]
 
+Layers = tuple[int, ...]
+"""Decoder layers of a target, counted from 0."""
+
 Siblings = Literal["iid", "hybrid", "without_replacement", "fixed", "race"]
 """How the children of a node were drawn. `iid`: independent draws of the draft law. `hybrid`: its top m, fixed, and
 the rest iid off them. `without_replacement`: in the order drawn. `fixed`: any set chosen without looking at the
@@ -98,8 +101,9 @@ class TreeModel(Protocol):
     vocabulary: int
     device: torch.device
 
-    def open(self, rows: int, slots: int, *, features: bool = False) -> Any:
-        """A session with room for so many rows and tokens, scratch included; one that keeps features, if asked."""
+    def open(self, rows: int, slots: int, *, features: Layers | None = None) -> Any:
+        """A session with room for so many rows and tokens, scratch included. With `features` it keeps those of every
+        token: what entered the output layer, and after it what left these layers."""
         ...
 
     def features_at(self, session: Any, positions: Tensor) -> Tensor:
@@ -212,5 +216,6 @@ class Drafter(Protocol):
         ...
 
     def open(self, opening: Opening) -> Drafting:
-        """Begin with a batch of rows. A drafter with `wants_features = True` finds them in the target's session."""
+        """Begin with a batch of rows. A drafter whose `wants_features` names layers (none is enough) finds features
+        in the target's session."""
         ...

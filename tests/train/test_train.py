@@ -73,11 +73,12 @@ def test_the_kernel_says_the_same() -> None:
 
 def test_features_of_a_corpus_are_those_of_drafting(net: PreTrainedModel) -> None:
     """Causal, ragged, and the same numbers: a feature that saw the future would train a head for another model."""
-    target, corpus = Target(net), Corpus(texts(), torch.device("cpu"))
+    target, corpus = Target(net), Corpus(texts(), torch.device("cpu"), (0,))
     corpus.describe(target, 40)
     assert corpus.features is not None
+    assert corpus.features.shape[1] == 2 * target.width
     for at, text in enumerate(corpus.texts):
-        session = target.open(1, 40, features=True)
+        session = target.open(1, 40, features=(0,))
         target.read(session, [text.tokens])
         meant = target.features_at(session, torch.arange(len(text.tokens))[None])[0]
         found = corpus.features[corpus.starts[at] : corpus.starts[at + 1]]
@@ -92,14 +93,16 @@ def test_what_is_trained_is_what_is_drafted(net: PreTrainedModel) -> None:
             if weights.dim() > 1:
                 weights.normal_(0, 0.2)
     tokens = texts()[5].tokens
-    corpus = Corpus([Text(tokens, 4)], torch.device("cpu"))
+    corpus = Corpus([Text(tokens, 4)], torch.device("cpu"), head.shape.taps)
     corpus.describe(target, 100)
     batch = corpus.batch([0])
     with torch.no_grad():
         meant = expected_features(head, batch.tokens, batch.features, 3)
-    session = target.open(1, 60, features=True)
+    taps = head.shape.taps
+    assert len(taps) == 1
+    session = target.open(1, 60, features=taps)
     target.read(session, [tokens[:4]])
-    made = drafter("feature", head=Target(head), target=target, plan=Plan("race", tree=(1, 1, 1)))
+    made = drafter("feature", head=Target(head), target=target, plan=Plan("race", tree=(1, 1, 1)), wants_features=taps)
     drafting = made.open(Opening([tokens[:5]], None, 50, SIZE, session))
     at = 5
     for accepted in (0, 2, 1, 3):
@@ -142,16 +145,16 @@ def test_a_head_learns(net: PreTrainedModel, objective: str, tmp_path: object) -
 
     target = Target(net)
     drawn = list(sample(target, [[3 + at % 30] for at in range(80)], Sampling((1.0,), 24, 80, frozenset())))
-    corpus, held = (Corpus(part, torch.device("cpu")) for part in (drawn[:64], drawn[64:]))
+    corpus, held = (Corpus(part, torch.device("cpu"), (0,)) for part in (drawn[:64], drawn[64:]))
     corpus.describe(target, 4000)
     held.describe(target, 4000)
     torch.manual_seed(0)
-    trainer = Trainer(head_of(net, 1), target, Course(4.0, depths=2, objective=objective, budget=800))  # type: ignore[arg-type]
+    trainer = Trainer(head_of(net, 1, (0,)), target, Course(4.0, depths=2, objective=objective, budget=800))  # type: ignore[arg-type]
     before = trainer.acceptance(held, 3)
     path = Path(str(tmp_path)) / "checkpoint.pt"
     reports = list(trainer.run(corpus, held, lambda: trainer.save(path), every=2.0))
     assert all(after > first + 0.02 for first, after in zip(before, reports[-1].acceptance, strict=False))
-    again = Trainer(head_of(net, 1), target, Course(4.0, depths=2, budget=800))
+    again = Trainer(head_of(net, 1, (0,)), target, Course(4.0, depths=2, budget=800))
     again.load(path)
     assert again.progress == trainer.progress
     assert again.acceptance(held, 3) == pytest.approx(trainer.acceptance(held, 3), abs=1e-6)

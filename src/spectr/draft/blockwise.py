@@ -9,7 +9,7 @@ from torch import Tensor
 from spectr.draft.plan import Plan, Planned, draw
 from spectr.draft.stateless import Stateless
 from spectr.errors import ArgumentError
-from spectr.types import Draft, Drafting, Opening, Scene, TreeModel
+from spectr.types import Draft, Drafting, Layers, Opening, Scene, TreeModel
 
 __all__ = ["Blockwise"]
 
@@ -35,7 +35,7 @@ class Blockwise(Planned):
     target: TreeModel
     plan: Plan
     name: ClassVar[str] = "blockwise"
-    wants_features: ClassVar[bool] = True
+    wants_features: ClassVar[Layers] = ()
 
     def __post_init__(self) -> None:
         depth = self.plan.length if self.plan.prunes else self.plan.shape.depth

@@ -14,7 +14,7 @@ from spectr.draft.model import Ahead, ModelDrafting
 from spectr.draft.plan import Drawn, Plan, Planned
 from spectr.rows import pick_rows
 from spectr.trees import Frontier
-from spectr.types import Drafting, Opening, Scene, TreeModel
+from spectr.types import Drafting, Layers, Opening, Scene, TreeModel
 
 __all__ = ["FeatureDrafter"]
 
@@ -26,13 +26,13 @@ class FeatureDrafter(Planned):
     head: TreeModel
     target: TreeModel
     plan: Plan
+    wants_features: Layers = ()  # of the target, beside what enters its output layer
     name: ClassVar[str] = "feature"
-    wants_features: ClassVar[bool] = True
 
     def open(self, opening: Opening) -> Drafting:
         """Read the prompts but their last tokens, each with the feature of the token before."""
         texts = [prompt[:-1] for prompt in opening.prompts]
-        session = self.head.open(len(texts), opening.slots + self.plan.scored, features=True)
+        session = self.head.open(len(texts), opening.slots + self.plan.scored, features=())
         longest, device = max(map(len, texts)), self.target.device
         places = torch.arange(-1, longest - 1, device=device).expand(len(texts), -1)
         session.given = self.target.features_at(opening.session, places)

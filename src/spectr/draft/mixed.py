@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from spectr.errors import ArgumentError
+from spectr.errors import ArgumentError, MismatchError
 from spectr.trees import topology
-from spectr.types import Draft, Drafter, Drafting, Opening, Scene, Siblings
+from spectr.types import Draft, Drafter, Drafting, Layers, Opening, Scene, Siblings
 
 __all__ = ["Mixed", "merge"]
 
@@ -26,10 +26,20 @@ class Mixed:
         self.parts = parts
         self.siblings: Siblings = "fixed" if all(part.siblings == "fixed" for part in parts) else "race"
         self.nodes = max(1 + sum(part.nodes - 1 for part in parts), *(part.nodes for part in parts))
+        self.wants_features = _wanted(parts)
 
     def open(self, opening: Opening) -> Drafting:
         """Open every part."""
         return _MixedDrafting(self.siblings, [part.open(opening) for part in self.parts])
+
+
+def _wanted(parts: list[Drafter]) -> Layers | None:
+    """The features that parts read; a session keeps one kind."""
+    wanted = [getattr(part, "wants_features", None) for part in parts]
+    kinds: set[Layers] = {layers for layers in wanted if layers is not None}
+    if len(kinds) > 1:
+        raise MismatchError(f"heads that are mixed must read the same layers, got {sorted(kinds)}; mix one of them")
+    return kinds.pop() if kinds else None
 
 
 class _MixedDrafting:

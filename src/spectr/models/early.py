@@ -6,7 +6,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from spectr.errors import ArgumentError, MismatchError
+from spectr.errors import ArgumentError
+from spectr.models.layers import layer_path
 
 __all__ = ["truncated"]
 
@@ -17,7 +18,7 @@ def truncated(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     config = model.config.get_text_config(decoder=True)
     if not 1 <= layers <= config.num_hidden_layers:
         raise ArgumentError(f"layers must be 1 to {config.num_hidden_layers}, got {layers}")
-    path = _path(model, config.num_hidden_layers)
+    path = layer_path(model)
     cut = _cut(model.config, layers)
     made: PreTrainedModel = _fork(model, cut)
     inner: Any = made
@@ -26,16 +27,6 @@ def truncated(model: PreTrainedModel, layers: int) -> PreTrainedModel:
         inner = inner._modules[name]
     inner._modules[path[-1]] = nn.ModuleList(list(inner._modules[path[-1]].children())[:layers])
     return made
-
-
-def _path(model: PreTrainedModel, count: int) -> list[str]:
-    """Where the list of decoder layers hangs."""
-    if model.config.is_encoder_decoder:
-        raise MismatchError(f"{type(model).__name__} has an encoder; only decoder-only models can stop early")
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return str(name).split(".")
-    raise MismatchError(f"{type(model).__name__} has no list of its {count} layers; it cannot stop early")
 
 
 def _cut(config: Any, layers: int) -> Any:

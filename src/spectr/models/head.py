@@ -1,8 +1,9 @@
 """A feature head: a few decoder layers over the target's own features, with the target's embedding and output layer.
 
-At position t it takes the feature of token t − 1 (what entered the target's output layer there) and the embedding of
-token t, and gives the feature it expects at t, from which the target's output layer makes the law of token t + 1. Below
-the root of a tree its own expectation stands in for the true feature. The layers are those of transformers' Llama.
+At position t it takes the features of token t − 1 (what entered the target's output layer there, and what left some of
+its layers) and the embedding of token t, and gives what it expects to enter the output layer at t, which makes the law
+of token t + 1. Below the root of a tree its own expectation stands in for the true feature, and nothing for what left
+the layers. The head's own layers are those of transformers' Llama.
 """
 
 from dataclasses import asdict, dataclass
@@ -12,6 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from spectr.models.layers import final_norm, layers_of
+from spectr.types import Layers
 
 __all__ = ["Borrowing", "FeatureHead", "HeadShape", "finished", "head_of"]
 
@@ -29,10 +33,12 @@ class HeadShape:
     inner: int = 1536
     theta: float = 10_000.0
     context: int = 8192
+    taps: Layers = ()  # layers of the target whose outputs it reads as well
 
     @classmethod
-    def for_target(cls, model: PreTrainedModel, layers: int = 2) -> "HeadShape":
-        """Heads and inner width like the target's own layers, where it says them."""
+    def for_target(cls, model: PreTrainedModel, layers: int = 2, taps: Layers | None = None) -> "HeadShape":
+        """Heads and inner width like the target's own layers, where it says them; outputs of two layers, a third and
+        two thirds of the way, where nothing else is said."""
         config: Any = model.config.get_text_config(decoder=True)
         width = int(config.hidden_size)
         heads = int(getattr(config, "num_attention_heads", 0) or max(1, width // 64))
@@ -43,7 +49,9 @@ class HeadShape:
         if width % heads or heads % kv or (width // heads) % 2:
             heads = kv = next(count for count in range(max(1, width // 64), 0, -1) if width % (2 * count) == 0)
         context = int(getattr(config, "max_position_embeddings", None) or 8192)
-        return cls(width, layers, heads, kv, inner, float(theta), context)
+        count = int(config.num_hidden_layers)
+        chosen = tuple(sorted({count // 3, 2 * count // 3} - {count - 1})) if taps is None else taps
+        return cls(width, layers, heads, kv, inner, float(theta), context, chosen)
 
     def config(self) -> LlamaConfig:
         """The same, as transformers says it; the embedding is the target's, so there is none."""
@@ -133,21 +141,29 @@ class FeatureHead(Borrowing, PreTrainedModel):  # type: ignore[no-untyped-call]
         PreTrainedModel.__init__(self, config)
         Borrowing.__init__(self)
         self.shape = shape
-        self.join = nn.Linear(2 * shape.width, shape.width, bias=False)
+        self.join = nn.Linear((2 + len(shape.taps)) * shape.width, shape.width, bias=False)
         self.trunk = LlamaModel(config)
 
     def features(self, tokens: Tensor, features: Tensor, **attention: Any) -> Tensor:
-        """The expected features (B, T, H) at `tokens` (B, T), given those of the tokens before them (B, T, H)."""
+        """What it expects (B, T, H) at `tokens` (B, T), given the features (B, T, F) of the tokens before them."""
         embedded = self.embed(tokens).to(self.dtype)
-        joined = self.join(torch.cat([features.to(self.dtype), embedded], -1))
+        joined = self.join(torch.cat([*self._given(features.to(self.dtype)), embedded], -1))
         found: Tensor = self.trunk(inputs_embeds=joined, **attention).last_hidden_state
         return found
+
+    def _given(self, features: Tensor) -> list[Tensor]:
+        """What entered the output layer, and what left the layers in a size of its own: zeros where it is not known."""
+        width, count = self.shape.width, len(self.shape.taps)
+        if features.shape[-1] == width:
+            return [features, features.new_zeros(*features.shape[:-1], count * width)]
+        left = features[..., width:].unflatten(-1, (count, width))
+        return [features[..., :width], nn.functional.rms_norm(left, (width,)).flatten(-2)]
 
     deepest: int | None = None
     """It goes down as far as one likes."""
 
     def expected(self, tokens: Tensor, features: Tensor, depths: int) -> list[Tensor]:
-        """For training: what it expects at each depth, for whole texts (B, T) with true features (B, T, H)."""
+        """For training: what it expects at each depth, for whole texts (B, T) with true features (B, T, F)."""
         from spectr.models.depths import expected_features
 
         return expected_features(self, tokens, features, depths)
@@ -178,9 +194,22 @@ class FeatureHead(Borrowing, PreTrainedModel):  # type: ignore[no-untyped-call]
         return asdict(self.shape)
 
 
-def head_of(target: PreTrainedModel, layers: int = 2) -> FeatureHead:
-    """A fresh head for this target, on its device, in float32."""
-    made = FeatureHead(HeadShape.for_target(target, layers))
+def head_of(target: PreTrainedModel, layers: int = 2, taps: Layers | None = None) -> FeatureHead:
+    """A head for this target, on its device, in float32; it begins with the target's last layers where they fit."""
+    made = FeatureHead(HeadShape.for_target(target, layers, taps))
+    _inherit(made.trunk, target)
     made.to(target.device)  # type: ignore[arg-type]
     made.borrow(target)
     return made
+
+
+def _inherit(trunk: LlamaModel, target: PreTrainedModel) -> None:
+    """Begin with the weights of the target's last layers and final norm, where names and sizes agree."""
+    last = layers_of(target)[-len(trunk.layers) :]
+    pairs = [*zip(trunk.layers, last, strict=False), (trunk.norm, final_norm(target))]
+    for ours, theirs in pairs:
+        held = {} if theirs is None else theirs.state_dict()
+        if {name: weights.shape for name, weights in ours.state_dict().items()} == {
+            n: w.shape for n, w in held.items()
+        }:
+            ours.load_state_dict(held)

@@ -12,6 +12,7 @@ from transformers.cache_utils import EncoderDecoderCache
 
 from spectr.errors import ArgumentError
 from spectr.models.cache import SlotCache
+from spectr.types import Layers
 
 __all__ = ["Memory", "Session", "Store"]
 
@@ -98,6 +99,7 @@ class Session:
     is_view: bool = False
     pending: int = 0  # scratch nodes scored since the last keep
     wants_features: bool = False
+    beside: Layers = ()  # layers whose outputs stand beside what entered the output layer
     features: Tensor | None = field(default=None, repr=False)  # (B, T, H) what entered the output layer, last call
     given: Tensor | None = field(default=None, repr=False)  # (B, T, H) what goes in with the tokens of the next call
 

@@ -1,9 +1,10 @@
 """The hidden states that enter the output layer: looked at, and cut where their logits are not wanted."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 __all__ = ["last_state", "tap"]
@@ -14,18 +15,29 @@ def last_state(states: Tensor) -> Tensor:
     return states[:, -1:]
 
 
+def _states(output: Any) -> Tensor:
+    """What a decoder layer gives on; some families give more beside it."""
+    states: Tensor = output[0] if isinstance(output, tuple) else output
+    return states
+
+
 @contextmanager
-def tap(head: nn.Module, choose: Callable[[Tensor], Tensor] | None = None) -> Iterator[list[Tensor]]:
-    """What entered `head` while this is open, (B, T, H) each. `choose` says which states pass: everything a model does
-    after its output layer still happens, and where nobody looks no logits are made."""
+def tap(
+    head: nn.Module, choose: Callable[[Tensor], Tensor] | None = None, layers: Sequence[nn.Module] = ()
+) -> Iterator[list[Tensor]]:
+    """What entered `head` while this is open, (B, T, H) each, and after it along H what left these `layers`. `choose`
+    says which states pass: everything a model does after its output layer still happens, and where nobody looks no
+    logits are made."""
     entered: list[Tensor] = []
+    beside: list[Tensor] = []
 
     def look(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        entered.append(args[0])
+        entered.append(torch.cat([args[0], *beside], -1) if beside else args[0])
+        beside.clear()
         return None if choose is None else (choose(args[0]), *args[1:])
 
-    handle = head.register_forward_pre_hook(look)
-    try:
+    with ExitStack() as hooks:
+        hooks.callback(head.register_forward_pre_hook(look).remove)
+        for layer in layers:
+            hooks.callback(layer.register_forward_hook(lambda _, __, output: beside.append(_states(output))).remove)
         yield entered
-    finally:
-        handle.remove()

@@ -7,7 +7,7 @@ the slots after them, and keeping a path moves its slots down. Positions are dep
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -17,11 +17,13 @@ from spectr.errors import ArgumentError, MismatchError
 from spectr.models.cache import SlotCache
 from spectr.models.drivers.call import Call
 from spectr.models.encoder import check_sources, encode
+from spectr.models.layers import layers_of
 from spectr.models.memory import afford, need
 from spectr.models.session import Session, Store
 from spectr.models.support import driver_of, needs_of
 from spectr.models.tap import last_state, tap
 from spectr.rows import pick_rows
+from spectr.types import Layers
 
 __all__ = ["Session", "Target"]
 
@@ -53,6 +55,8 @@ class Target:
         self.head: torch.nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         own = getattr(model, "vocabulary", None) or getattr(self.head, "out_features", None)
         self.vocabulary = int(own or model.config.vocab_size)
+        width = getattr(self.head, "in_features", None) or model.config.get_text_config(decoder=True).hidden_size
+        self.width = int(width)  # of what enters the output layer
 
     def memory(self, rows: int, slots: int) -> int:
         """Bytes of a cache, from the widths in the config."""
@@ -60,20 +64,24 @@ class Target:
         config = whole if whole.is_encoder_decoder else whole.get_text_config(decoder=True)
         return need(config, rows, slots, self.model.dtype)
 
-    def open(self, rows: int, slots: int, *, features: bool = False) -> Session:
-        """Room for `rows` rows of `slots` tokens, trees included; with `features`, those of every token are kept."""
+    def open(self, rows: int, slots: int, *, features: Layers | None = None) -> Session:
+        """Room for `rows` rows of `slots` tokens, trees included; with `features`, those of every token are kept: what
+        entered the output layer, and after it what left these layers."""
         if rows < 1 or slots < 1:
             raise ArgumentError(f"a session needs at least one row and one slot, got {rows} and {slots}")
         afford(self.memory(rows, slots), self.device, f"a cache of {rows} rows of {slots} tokens", _FEWER)
         position = torch.zeros(rows, slots + 1, dtype=torch.int64, device=self.device)
         filled = torch.zeros(rows, dtype=torch.int64, device=self.device)
         store = Store(SlotCache(slots), position, filled)
-        if features:
-            width = (
-                getattr(self.head, "in_features", None) or self.model.config.get_text_config(decoder=True).hidden_size
-            )
-            store.features = torch.zeros(rows, slots + 1, int(width), dtype=self.model.dtype, device=self.device)
-        return Session(store, wants_features=features)
+        if features is not None:
+            width = (1 + len(features)) * self.width
+            store.features = torch.zeros(rows, slots + 1, width, dtype=self.model.dtype, device=self.device)
+        return Session(store, wants_features=features is not None, beside=features or ())
+
+    @cached_property
+    def layers(self) -> list[torch.nn.Module]:
+        """The decoder layers, the first first."""
+        return layers_of(self.model)
 
     def share(self, session: Session) -> Session:
         """A view of a session with scratch of its own, in the same slots: for a drafter made of the target's first
@@ -168,10 +176,10 @@ class Target:
         session.features = None if session.features is None else session.features[rows]
 
     def features_at(self, session: Session, positions: Tensor) -> Tensor:
-        """(B, L, H): what entered the output layer at committed `positions` (B, L); zeros before the first."""
+        """(B, L, F): the features that the session keeps at committed `positions` (B, L); zeros before the first."""
         held = session.store.features
         if held is None:
-            raise ArgumentError("this session keeps no features; open it with features=True")
+            raise ArgumentError("this session keeps no features; open it with features=()")
         found = pick_rows(held, positions.clamp_min(0))
         return torch.where(positions[..., None] >= 0, found, 0.0)
 
@@ -217,7 +225,8 @@ class Target:
         given, session.given = session.given, None
         call = Call(fresh.tokens, fresh.where, key, _seen(store.filled, fresh), store.cache, store.memory, given)
         wanted = choose is not None or session.wants_features
-        looking = tap(self.head, choose) if wanted else nullcontext(list[Tensor]())
+        beside = [self.layers[at] for at in session.beside]
+        looking = tap(self.head, choose, beside) if wanted else nullcontext(list[Tensor]())
         with looking as entered:
             logits = self.driver(call)
         session.features = entered[0] if session.wants_features else None

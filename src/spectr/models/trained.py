@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from spectr.errors import ArgumentError, MismatchError
+from spectr.models.blocks import packed, unpacked
 from spectr.models.blockwise import BlockwiseHead, BlockwiseShape
 from spectr.models.head import FeatureHead, HeadShape
 from spectr.models.products import narrow_products
@@ -52,10 +53,8 @@ def is_drafter(folder: Path) -> bool:
 
 
 def save_drafter(folder: Path, head: FeatureHead | BlockwiseHead, about: Trained, rows: Tensor | None = None) -> None:
-    """Weights in bfloat16 and the description; both are written aside and renamed."""
-    tensors = {
-        name: weights.detach().to("cpu", torch.bfloat16).contiguous() for name, weights in head.named_parameters()
-    }
+    """Weights in blocks of int8 and the description; both are written aside and renamed."""
+    tensors = packed({name: weights.detach().cpu() for name, weights in head.named_parameters()})
     if rows is not None:
         tensors["rows"] = rows.to("cpu", torch.int32)
     save_file(tensors, folder / f"{_WEIGHTS}.part")
@@ -75,7 +74,7 @@ def _about(folder: Path) -> Trained:
 def _empty(about: Trained) -> FeatureHead | BlockwiseHead:
     if about.kind == "blockwise":
         return BlockwiseHead(BlockwiseShape(**about.shape))
-    return FeatureHead(HeadShape(**about.shape))
+    return FeatureHead(HeadShape(**{**about.shape, "taps": tuple(about.shape["taps"])}))
 
 
 def load_drafter(folder: Path, target: PreTrainedModel) -> FeatureHead | BlockwiseHead:
@@ -89,7 +88,7 @@ def load_drafter(folder: Path, target: PreTrainedModel) -> FeatureHead | Blockwi
     tensors = load_file(folder / _WEIGHTS)
     rows = tensors.pop("rows", None)
     head: Any = _empty(about)
-    head.load_state_dict({name: weights.to(torch.float32) for name, weights in tensors.items()})
+    head.load_state_dict(unpacked(tensors))
     head.to(target.device, target.dtype).requires_grad_(False)
     head.borrow(target, None if rows is None else rows.to(target.device, torch.int64))
     narrow_products(head)

@@ -10,6 +10,7 @@ from torch import Tensor
 from spectr.models.tap import last_state, tap
 from spectr.models.target import Target
 from spectr.train.samples import Text
+from spectr.types import Layers
 
 __all__ = ["Batch", "Corpus"]
 
@@ -19,7 +20,7 @@ class Batch:
     """Padded texts."""
 
     tokens: Tensor  # (B, T) int64
-    features: Tensor  # (B, T, H)
+    features: Tensor  # (B, T, F)
     start: Tensor  # (B,) where the answers begin
     length: Tensor  # (B,)
 
@@ -30,10 +31,10 @@ class Batch:
 
 
 @torch.no_grad()
-def _features(target: Target, tokens: Tensor, length: Tensor) -> Tensor:
-    """What enters the output layer at every token (B, T, H) of right-padded texts."""
+def _features(target: Target, tokens: Tensor, length: Tensor, taps: Layers) -> Tensor:
+    """What enters the output layer and leaves the tapped layers at every token (B, T, F) of right-padded texts."""
     seen = torch.arange(tokens.shape[1], device=tokens.device) < length[:, None]
-    with tap(target.head, last_state) as entered:
+    with tap(target.head, last_state, [target.layers[at] for at in taps]) as entered:
         target.model(input_ids=tokens, attention_mask=seen.long(), use_cache=False)
     return entered[0]
 
@@ -41,12 +42,12 @@ def _features(target: Target, tokens: Tensor, length: Tensor) -> Tensor:
 class Corpus:
     """Texts, and where the features of each begin in one long tensor."""
 
-    def __init__(self, texts: list[Text], device: torch.device) -> None:
-        self.texts, self.device = texts, device
+    def __init__(self, texts: list[Text], device: torch.device, taps: Layers = ()) -> None:
+        self.texts, self.device, self.taps = texts, device, taps
         self.starts = [0]
         for text in texts:
             self.starts.append(self.starts[-1] + len(text.tokens))
-        self.features: Tensor | None = None  # (all tokens, H)
+        self.features: Tensor | None = None  # (all tokens, F)
 
     @property
     def tokens(self) -> int:
@@ -58,7 +59,7 @@ class Corpus:
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         for group in self.groups(budget, random.Random(0)):
             tokens, length = self._padded(group)
-            found = _features(target, tokens, length)
+            found = _features(target, tokens, length, self.taps)
             if self.features is None:
                 self.features = torch.empty(self.tokens, found.shape[-1], dtype=dtype, device=self.device)
             for row, at in enumerate(group):

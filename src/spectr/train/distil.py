@@ -123,11 +123,12 @@ def _distil(how: Distilling, say: Say) -> Trained:
     target = lm.opened.target
     target.model.requires_grad_(False)
     texts, held = _sampled(how, lm, say)
-    corpora = [Corpus(part, target.device) for part in (texts, held)]
+    head = _fresh(how, target.model)
+    corpora = [Corpus(part, target.device, getattr(head.shape, "taps", ())) for part in (texts, held)]
     for corpus in corpora:
         corpus.describe(target, 4 * how.course.budget)
     say(f"{corpora[0].tokens:,} tokens in {len(texts):,} texts")
-    trainer = Trainer(_fresh(how, target.model), target, how.course)
+    trainer = Trainer(head, target, how.course)
     checkpoint = how.out / "checkpoint.pt"
     if checkpoint.exists():
         trainer.load(checkpoint)

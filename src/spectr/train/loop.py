@@ -5,8 +5,9 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from spectr.models.blockwise import BlockwiseHead
 from spectr.models.head import FeatureHead, finished
 from spectr.models.target import Target
 from spectr.train.corpus import Batch, Corpus
+from spectr.train.muon import Muon
 from spectr.train.objective import Objective, acceptance_loss
 
 __all__ = ["Course", "Report", "Trainer"]
@@ -31,6 +33,7 @@ class Course:
     fade: float = 0.9  # each depth counts that much of the one above
     objective: Objective = "overlap"
     temperatures: tuple[float, ...] = (1.0, 1.0, 0.7)
+    optimizer: Literal["muon", "adamw"] = "muon"  # of the matrices
     rate: float = 1.5e-3
     warm_up: int = 100  # steps
     budget: int = 32_768  # tokens a step
@@ -63,16 +66,21 @@ class _Progress:
     curve: list[dict[str, Any]] = field(default_factory=list)
 
 
+def _optimizers(head: torch.nn.Module, course: Course) -> list[torch.optim.Optimizer]:
+    """One for the matrices, one for the rest."""
+    matrices = [weights for weights in head.parameters() if weights.dim() > 1]
+    rest = [weights for weights in head.parameters() if weights.dim() <= 1]
+    adam = partial(torch.optim.AdamW, lr=course.rate, betas=(0.9, 0.95), fused=rest[0].is_cuda)
+    first = Muon(matrices, course.rate) if course.optimizer == "muon" else adam(matrices, weight_decay=0.01)
+    return [first, adam(rest, weight_decay=0.0)]
+
+
 class Trainer:
     """A head, its target, and how far it has come."""
 
     def __init__(self, head: FeatureHead | BlockwiseHead, target: Target, course: Course) -> None:
         self.head, self.target, self.course = head, target, course
-        decayed = [weights for weights in head.parameters() if weights.dim() > 1]
-        rest = [weights for weights in head.parameters() if weights.dim() <= 1]
-        groups = [{"params": decayed, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
-        fused = target.device.type == "cuda"
-        self.optimizer = torch.optim.AdamW(groups, lr=course.rate, betas=(0.9, 0.95), fused=fused)
+        self.optimizers = _optimizers(head, course)
         self.progress = _Progress()
 
     def run(self, corpus: Corpus, held: Corpus, save: Callable[[], None], every: float = 30.0) -> Iterator[Report]:
@@ -101,13 +109,14 @@ class Trainer:
         return self.course.rate * warm * max(0.02, 0.5 * (1 + math.cos(math.pi * done)))
 
     def _step(self, batch: Batch, temperature: float) -> float:
-        for group in self.optimizer.param_groups:
+        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
             group["lr"] = self._rate()
         loss = self._loss(batch, temperature)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         return float(loss.detach()) if self.progress.step % 20 == 0 else math.nan
 
     def _loss(self, batch: Batch, temperature: float) -> Tensor:
@@ -119,7 +128,7 @@ class Trainer:
         for depth, (features, weight) in enumerate(zip(expected, weights, strict=True), start=1):
             where = batch.counted(depth)
             share = weight / (sum(weights) * max(1, int(where.sum())))
-            loss = loss + self._compare(features[where], batch.features[where], temperature, share)
+            loss = loss + self._compare(features[where], self._last(batch)[where], temperature, share)
         return loss
 
     def _compare(self, expected: Tensor, true: Tensor, temperature: float, share: float) -> Tensor:
@@ -133,6 +142,10 @@ class Trainer:
             weight = torch.full((len(draft),), share, device=draft.device)
             loss = loss + acceptance_loss(draft, target, weight, temperature, self.course.objective)[0]
         return loss
+
+    def _last(self, batch: Batch) -> Tensor:
+        """(B, T, H): what entered the output layer."""
+        return batch.features[..., : self.target.width]
 
     def _target_logits(self, features: Tensor) -> Tensor:
         output: Any = self.target.head
@@ -149,7 +162,7 @@ class Trainer:
                 expected = self.head.expected(batch.tokens, batch.features, depths)
             for depth, features in enumerate(expected):
                 where = batch.counted(depth + 1)
-                draft, target = self.head.logits(features[where]), self._target_logits(batch.features[where])
+                draft, target = self.head.logits(features[where]), self._target_logits(self._last(batch)[where])
                 p, q = ((x.float() / temperature).softmax(-1) for x in (target, draft))
                 sums[depth] += float(torch.minimum(p, q).sum())
                 counts[depth] += int(where.sum())
@@ -174,7 +187,7 @@ class Trainer:
         part = path.with_suffix(".part")
         data = {
             "head": self.head.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "progress": asdict(self.progress),
         }
         torch.save(data, part)
@@ -184,5 +197,6 @@ class Trainer:
         """Go on where a checkpoint was made."""
         data = torch.load(path, map_location=self.target.device, weights_only=True)
         self.head.load_state_dict(data["head"])
-        self.optimizer.load_state_dict(data["optimizer"])
+        for optimizer, held in zip(self.optimizers, data["optimizers"], strict=True):
+            optimizer.load_state_dict(held)
         self.progress = _Progress(**data["progress"])
