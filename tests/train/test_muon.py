@@ -21,9 +21,9 @@ def test_matrices_are_fitted() -> None:
     torch.manual_seed(0)
     weights = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((6, 9), (9, 6), (6, 9))]
     truth = [torch.randn(one.shape) for one in weights]
-    optimizer = Muon(weights, 0.05, weight_decay=0.0)
+    optimizer = Muon(weights, 0.2, weight_decay=0.0)
     for step in range(200):
-        optimizer.param_groups[0]["lr"] = 0.05 * (1 - step / 200)
+        optimizer.param_groups[0]["lr"] = 0.2 * (1 - step / 200)
         for one, true in zip(weights, truth, strict=True):
             ((one - true) ** 2).mean().backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -77,11 +77,13 @@ def test_features_of_a_corpus_are_those_of_drafting(net: PreTrainedModel) -> Non
     corpus.describe(target, 40)
     assert corpus.features is not None
     assert corpus.features.shape[1] == 2 * target.width
-    for at, text in enumerate(corpus.texts):
+    begin = 0
+    for text in texts():
         session = target.open(1, 40, features=(0,))
         target.read(session, [text.tokens])
         meant = target.features_at(session, torch.arange(len(text.tokens))[None])[0]
-        found = corpus.features[corpus.starts[at] : corpus.starts[at + 1]]
+        found = corpus.features[begin : begin + len(text.tokens)]
+        begin += len(text.tokens)
         assert torch.allclose(found, meant, atol=1e-4)
 
 
@@ -95,7 +97,7 @@ def test_what_is_trained_is_what_is_drafted(net: PreTrainedModel) -> None:
     tokens = texts()[5].tokens
     corpus = Corpus([Text(tokens, 4)], torch.device("cpu"), head.shape.taps)
     corpus.describe(target, 100)
-    batch = corpus.batch([0])
+    batch = corpus.batch(torch.tensor([0]), len(tokens))
     with torch.no_grad():
         meant = expected_features(head, batch.tokens, batch.features, 3)
     taps = head.shape.taps

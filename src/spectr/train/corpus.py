@@ -1,12 +1,17 @@
-"""Texts with their true features, ready for training: kept where there is room, in batches of about equal lengths."""
+"""Texts with their true features, on the device, ready for training: in groups of about equal lengths.
+
+Groups have one of a few shapes and batches are gathered on the device, so that a captured step can be replayed on any
+of them.
+"""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from spectr.errors import ArgumentError
 from spectr.models.tap import last_state, tap
 from spectr.models.target import Target
 from spectr.train.samples import Text
@@ -40,63 +45,65 @@ def _features(target: Target, tokens: Tensor, length: Tensor, taps: Layers) -> T
 
 
 class Corpus:
-    """Texts, and where the features of each begin in one long tensor."""
+    """All texts one after the other, and where each begins."""
 
     def __init__(self, texts: list[Text], device: torch.device, taps: Layers = ()) -> None:
-        self.texts, self.device, self.taps = texts, device, taps
-        self.starts = [0]
-        for text in texts:
-            self.starts.append(self.starts[-1] + len(text.tokens))
+        self.lengths, self.device, self.taps = [len(text.tokens) for text in texts], device, taps
+        self.quantum = 64 if device.type == "cuda" else 1  # widths of groups are multiples of it
+        self._tokens = torch.tensor([token for text in texts for token in text.tokens], device=device)
+        self._length = torch.tensor(self.lengths, device=device)
+        self._begin = self._length.cumsum(0) - self._length
+        self._start = torch.tensor([text.start for text in texts], device=device)
         self.features: Tensor | None = None  # (all tokens, F)
 
     @property
     def tokens(self) -> int:
         """Of all texts."""
-        return self.starts[-1]
+        return sum(self.lengths)
 
     def describe(self, target: Target, budget: int, progress: Callable[[int], None] = lambda _: None) -> None:
         """Compute all features, `budget` tokens a call."""
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        width = (1 + len(self.taps)) * target.width
+        self.features = torch.zeros(self.tokens, width, dtype=dtype, device=self.device)
         for group in self.groups(budget, random.Random(0)):
-            tokens, length = self._padded(group)
+            texts = torch.tensor(group, device=self.device)
+            width = max(self.lengths[at] for at in group)
+            tokens, length = self._gather(self._tokens, texts, width), self._length[texts]
             found = _features(target, tokens, length, self.taps)
-            if self.features is None:
-                self.features = torch.empty(self.tokens, found.shape[-1], dtype=dtype, device=self.device)
-            for row, at in enumerate(group):
-                count = len(self.texts[at].tokens)
-                self.features[self.starts[at] : self.starts[at] + count] = found[row, :count].to(dtype)
-            progress(sum(len(self.texts[at].tokens) for at in group))
+            places = torch.arange(width, device=self.device)
+            real = places < length[:, None]
+            self.features[(self._begin[texts][:, None] + places)[real]] = found[real].to(dtype)
+            progress(sum(self.lengths[at] for at in group))
+
+    def width(self, group: list[int]) -> int:
+        """Tokens of the longest text of a group, rounded up."""
+        return -(-max(self.lengths[at] for at in group) // self.quantum) * self.quantum
 
     def groups(self, budget: int, order: random.Random) -> list[list[int]]:
         """All texts in groups of at most `budget` padded tokens, in random order; lengths within a group are close."""
-        jitter = {at: len(text.tokens) * order.uniform(0.9, 1.1) for at, text in enumerate(self.texts)}
+        jitter = {at: length * order.uniform(0.9, 1.1) for at, length in enumerate(self.lengths)}
         groups, longest = [list[int]()], 0
         for at in sorted(jitter, key=jitter.__getitem__):
-            longest = max(longest, len(self.texts[at].tokens))
-            if groups[-1] and longest * (len(groups[-1]) + 1) > budget:
+            width = -(-max(longest, self.lengths[at]) // self.quantum) * self.quantum
+            longest = max(longest, self.lengths[at])
+            if groups[-1] and width * (len(groups[-1]) + 1) > budget:
                 groups.append([])
-                longest = len(self.texts[at].tokens)
+                longest = self.lengths[at]
             groups[-1].append(at)
         order.shuffle(groups)
         return groups
 
-    def batches(self, budget: int, order: random.Random) -> Iterator[Batch]:
-        """One pass over all texts."""
-        for group in self.groups(budget, order):
-            yield self.batch(group)
+    def batch(self, texts: Tensor, width: int) -> Batch:
+        """These texts (B,), padded to `width`; -1 is an empty one."""
+        if self.features is None:
+            raise ArgumentError("a corpus must be described before it is learnt from; call describe")
+        at = texts.clamp_min(0)
+        length = torch.where(texts >= 0, self._length[at], 0)
+        features = self._gather(self.features, at, width)
+        return Batch(self._gather(self._tokens, at, width), features, self._start[at], length)
 
-    def batch(self, group: list[int]) -> Batch:
-        """These texts, padded."""
-        assert self.features is not None
-        tokens, length = self._padded(group)
-        starts = torch.tensor([self.starts[at] for at in group], device=self.device)
-        places = torch.arange(tokens.shape[1], device=self.device).minimum(length[:, None] - 1)
-        features = self.features[starts[:, None] + places]
-        begun = torch.tensor([self.texts[at].start for at in group], device=self.device)
-        return Batch(tokens, features, begun, length)
-
-    def _padded(self, group: list[int]) -> tuple[Tensor, Tensor]:
-        rows = [self.texts[at].tokens for at in group]
-        longest = max(map(len, rows))
-        tokens = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=self.device)
-        return tokens, torch.tensor([len(row) for row in rows], device=self.device)
+    def _gather(self, source: Tensor, texts: Tensor, width: int) -> Tensor:
+        """(B, T, …) of a tensor over all tokens; beyond its end a text's last is repeated."""
+        places = torch.arange(width, device=self.device).minimum(self._length[texts][:, None] - 1)
+        return source[self._begin[texts][:, None] + places]

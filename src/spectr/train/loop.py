@@ -15,6 +15,7 @@ from torch import Tensor
 from spectr.models.blockwise import BlockwiseHead
 from spectr.models.head import FeatureHead, finished
 from spectr.models.target import Target
+from spectr.train.captured import Captured
 from spectr.train.corpus import Batch, Corpus
 from spectr.train.muon import Muon
 from spectr.train.objective import Objective, acceptance_loss
@@ -22,6 +23,7 @@ from spectr.train.objective import Objective, acceptance_loss
 __all__ = ["Course", "Report", "Trainer"]
 
 _CHUNK = 8192  # rows of logits at a time
+_ROOM = 0.8  # of a batch's positions are compared at most, where their number must be known beforehand
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,24 @@ def _optimizers(head: torch.nn.Module, course: Course) -> list[torch.optim.Optim
     """One for the matrices, one for the rest."""
     matrices = [weights for weights in head.parameters() if weights.dim() > 1]
     rest = [weights for weights in head.parameters() if weights.dim() <= 1]
-    adam = partial(torch.optim.AdamW, lr=course.rate, betas=(0.9, 0.95), fused=rest[0].is_cuda)
-    first = Muon(matrices, course.rate) if course.optimizer == "muon" else adam(matrices, weight_decay=0.01)
+    cuda = rest[0].is_cuda
+    rate = partial(torch.tensor, course.rate, device=rest[0].device)  # where a captured step finds it
+    adam = partial(torch.optim.AdamW, lr=rate(), betas=(0.9, 0.95), fused=cuda, capturable=cuda)
+    first = Muon(matrices, rate()) if course.optimizer == "muon" else adam(matrices, weight_decay=0.01)
     return [first, adam(rest, weight_decay=0.0)]
+
+
+def _filled(group: list[int], rows: int) -> Tensor:
+    """The texts of a group (B,), with -1 for rows that are left."""
+    return torch.tensor(group + [-1] * (rows - len(group)))
+
+
+def _chosen(counted: Tensor) -> Tensor:
+    """Positions (M,) that are compared: all that count (N,), or where a graph must know how many a random part."""
+    if counted.device.type != "cuda":
+        return counted.nonzero()[:, 0]
+    order = counted * (1 + torch.rand_like(counted))
+    return order.sort(descending=True).indices[: int(_ROOM * len(counted))]
 
 
 class Trainer:
@@ -81,16 +98,18 @@ class Trainer:
     def __init__(self, head: FeatureHead | BlockwiseHead, target: Target, course: Course) -> None:
         self.head, self.target, self.course = head, target, course
         self.optimizers = _optimizers(head, course)
-        self.progress = _Progress()
+        self.progress, self._captured = _Progress(), Captured()
+        fades = torch.tensor([course.fade**depth for depth in range(course.depths)], device=target.device)
+        self._fades = fades / fades.sum()
 
     def run(self, corpus: Corpus, held: Corpus, save: Callable[[], None], every: float = 30.0) -> Iterator[Report]:
         """Train until the time is over; a report and a checkpoint every so many seconds, and at the end."""
         state, order = self.progress, random.Random(self.course.seed + self.progress.step)
         began, spent, last, losses = time.perf_counter(), state.seconds, 0.0, list[float]()
         while state.seconds < self.course.seconds:
-            for batch in corpus.batches(self.course.budget, order):
-                losses.append(self._step(batch, order.choice(self.course.temperatures)))
-                state.step, state.tokens = state.step + 1, state.tokens + int(batch.tokens.numel())
+            for group in corpus.groups(self.course.budget, order):
+                losses.append(self._step(corpus, group, order.choice(self.course.temperatures)))
+                state.step, state.tokens = state.step + 1, state.tokens + sum(corpus.lengths[at] for at in group)
                 state.seconds = spent + time.perf_counter() - began
                 over = state.seconds >= self.course.seconds
                 if over or state.seconds - last >= every:
@@ -108,39 +127,49 @@ class Trainer:
         warm = min(1.0, (self.progress.step + 1) / self.course.warm_up)
         return self.course.rate * warm * max(0.02, 0.5 * (1 + math.cos(math.pi * done)))
 
-    def _step(self, batch: Batch, temperature: float) -> float:
-        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
-            group["lr"] = self._rate()
-        loss = self._loss(batch, temperature)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        return float(loss.detach()) if self.progress.step % 20 == 0 else math.nan
+    def _step(self, corpus: Corpus, group: list[int], temperature: float) -> float:
+        for held in (held for optimizer in self.optimizers for held in optimizer.param_groups):
+            held["lr"].fill_(self._rate())
+        width = corpus.width(group)
+        texts = _filled(group, self.course.budget // width if corpus.quantum > 1 else len(group)).to(corpus.device)
+
+        def learn(texts: Tensor) -> Tensor:
+            loss = self._loss(corpus.batch(texts, width), temperature)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
+            for optimizer in self.optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            return loss.detach()
+
+        loss = self._captured((width, temperature), learn, texts)
+        return float(loss) if self.progress.step % 20 == 0 else math.nan
+
+    def _expected(self, batch: Batch, depths: int) -> list[Tensor]:
+        """What the head expects at each depth; casts of weights are not kept, since a graph could not hold them."""
+        kind = self.target.device.type
+        with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda", cache_enabled=False):
+            return self.head.expected(batch.tokens, batch.features, depths)
 
     def _loss(self, batch: Batch, temperature: float) -> Tensor:
-        cuda = self.target.device.type == "cuda"
-        with torch.autocast(self.target.device.type, torch.bfloat16, enabled=cuda):
-            expected = self.head.expected(batch.tokens, batch.features, self.course.depths)
-        weights = [self.course.fade**depth for depth in range(self.course.depths)]
-        loss = torch.zeros((), device=batch.tokens.device)
-        for depth, (features, weight) in enumerate(zip(expected, weights, strict=True), start=1):
-            where = batch.counted(depth)
-            share = weight / (sum(weights) * max(1, int(where.sum())))
-            loss = loss + self._compare(features[where], self._last(batch)[where], temperature, share)
-        return loss
+        """Of all depths at the positions that count."""
+        expected, true = self._expected(batch, self.course.depths), self._last(batch).flatten(0, 1)
+        counted = torch.stack([batch.counted(depth + 1).flatten() for depth in range(self.course.depths)]).float()
+        share = self._fades[:, None] / counted.sum(-1, keepdim=True).clamp_min(1)
+        chosen = _chosen(counted[0])
+        weights = (counted * share)[:, chosen]
+        return self._compare([one.flatten(0, 1)[chosen] for one in expected], true[chosen], weights, temperature)
 
-    def _compare(self, expected: Tensor, true: Tensor, temperature: float, share: float) -> Tensor:
-        """The loss of features (M, H) against true ones, some rows of logits at a time."""
-        loss = expected.new_zeros((), dtype=torch.float32)
-        for start in range(0, len(expected), _CHUNK):
+    def _compare(self, expected: list[Tensor], true: Tensor, weights: Tensor, temperature: float) -> Tensor:
+        """The loss of features (M, H) of each depth against true ones, some rows of logits at a time."""
+        loss = torch.zeros((), device=true.device)
+        for start in range(0, len(true), _CHUNK):
             rows = slice(start, start + _CHUNK)
-            draft = self.head.logits(expected[rows])
             with torch.no_grad():
                 target = self._target_logits(true[rows])
-            weight = torch.full((len(draft),), share, device=draft.device)
-            loss = loss + acceptance_loss(draft, target, weight, temperature, self.course.objective)[0]
+            for features, weight in zip(expected, weights, strict=True):
+                draft = self.head.logits(features[rows])
+                loss = loss + acceptance_loss(draft, target, weight[rows], temperature, self.course.objective)[0]
         return loss
 
     def _last(self, batch: Batch) -> Tensor:
@@ -156,11 +185,9 @@ class Trainer:
     def acceptance(self, held: Corpus, depths: int, temperature: float = 1.0) -> list[float]:
         """Σ min(target, draft) by depth on held-out texts."""
         sums, counts = [0.0] * depths, [0] * depths
-        for batch in held.batches(self.course.budget, random.Random(0)):
-            cuda = self.target.device.type == "cuda"
-            with torch.autocast(self.target.device.type, torch.bfloat16, enabled=cuda):
-                expected = self.head.expected(batch.tokens, batch.features, depths)
-            for depth, features in enumerate(expected):
+        for group in held.groups(self.course.budget, random.Random(0)):
+            batch = held.batch(torch.tensor(group, device=held.device), held.width(group))
+            for depth, features in enumerate(self._expected(batch, depths)):
                 where = batch.counted(depth + 1)
                 draft, target = self.head.logits(features[where]), self._target_logits(self._last(batch)[where])
                 p, q = ((x.float() / temperature).softmax(-1) for x in (target, draft))

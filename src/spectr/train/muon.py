@@ -33,7 +33,9 @@ def orthogonal(matrices: Tensor) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """For weight matrices; biases, norms and embeddings need another optimizer."""
 
-    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.01) -> None:
+    def __init__(
+        self, params: Iterable[Tensor], lr: float | Tensor, momentum: float = 0.95, weight_decay: float = 0.01
+    ) -> None:
         ordered = sorted(params, key=lambda weights: tuple(weights.shape))
         super().__init__(ordered, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
@@ -51,6 +53,6 @@ class Muon(torch.optim.Optimizer):
         held = self.state[alike[0]].setdefault("momentum", torch.zeros_like(grads))
         held.lerp_(grads, 1 - group["momentum"])
         steps = orthogonal(grads.lerp(held, group["momentum"]))  # Nesterov
-        size = group["lr"] * 0.2 * max(alike[0].shape) ** 0.5
+        steps *= group["lr"] * (0.2 * max(alike[0].shape) ** 0.5)
         for weights, step in zip(alike, steps, strict=True):
-            weights.mul_(1 - group["lr"] * group["weight_decay"]).sub_(step, alpha=size)
+            weights.mul_(1 - group["lr"] * group["weight_decay"]).sub_(step)

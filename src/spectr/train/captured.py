@@ -1,0 +1,66 @@
+"""A step that is run once, captured at its second time, and replayed from then on: one graph for every shape it has.
+
+Training of a small head is bound by the host, which launches a thousand small kernels a step; a graph is one launch.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Captured"]
+
+_Make = Callable[[Tensor], Tensor]
+
+
+@dataclass(slots=True)
+class _Graph:
+    """What goes in, what comes out, and what happens in between."""
+
+    given: Tensor
+    made: Tensor
+    graph: torch.cuda.CUDAGraph
+
+
+@dataclass(slots=True)
+class Captured:
+    """Calls functions of one tensor, on a CPU plainly. A key stands for one function."""
+
+    stream: Any = None
+    pool: Any = None
+    seen: set[Hashable] = field(default_factory=set)
+    graphs: dict[Hashable, _Graph] = field(default_factory=dict)
+
+    def __call__(self, key: Hashable, make: _Make, given: Tensor) -> Tensor:
+        """What `make` gives; it may change weights on the way, as an optimizer's step does."""
+        if given.device.type != "cuda":
+            return make(given)
+        key = (key, tuple(given.shape))
+        if key not in self.graphs:
+            if key not in self.seen:
+                self.seen.add(key)
+                return self._aside(make, given)
+            self.graphs[key] = self._capture(make, given)
+        graph = self.graphs[key]
+        graph.given.copy_(given)
+        graph.graph.replay()
+        return graph.made
+
+    def _aside(self, make: _Make, given: Tensor) -> Tensor:
+        """Run it on a stream of its own, as a first run before a capture must."""
+        self.stream = self.stream or torch.cuda.Stream()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            made = make(given)
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return made
+
+    def _capture(self, make: _Make, given: Tensor) -> _Graph:
+        """Record it; nothing is computed yet."""
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        held, graph = given.clone(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            made = make(held)
+        return _Graph(held, made, graph)
