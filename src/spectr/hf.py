@@ -123,7 +123,7 @@ def generate(  # noqa: PLR0913  transformers passes by these names, and refuses 
     logits_processor: Any,
     stopping_criteria: Any,
     generation_config: Any,
-    drafter: Any = "lookup",
+    drafter: Any = "auto",
     rule: str | Rule = "race",
     seed: int | None = None,
     drafts: int | None = None,

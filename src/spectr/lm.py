@@ -272,12 +272,14 @@ class Chat:
         self.turns = [*turns, {"role": "assistant", "content": watch.stream.text}]
 
 
-def load(model: Any, drafter: Any = "lookup", rule: str | Rule = "race", **options: Any) -> LM:
+def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options: Any) -> LM:
     """A model by catalog name, hub id or local folder, or one that is loaded already.
 
-    `drafter`: none, lookup, ngram, early_exit, random, a model's name or folder, several joined by +, or a drafter.
-    `options`: of drafting (drafts, length, nodes, tree, layers, order, text) and of loading (dtype, device, device_map,
-    quantization_config, attn_implementation, trust_remote_code, tokenizer, and progress, a function of one sentence).
+    `drafter`: auto (the one trained for this model, where one comes with spectr, else lookup), none, lookup, ngram,
+    early_exit, random, a trained drafter's folder, a model's name or folder, several joined by +, or a drafter.
+    `options`: of drafting (drafts, length, nodes, tree, layers, order, text, vocabulary) and of loading (dtype, device,
+    device_map, quantization_config, attn_implementation, trust_remote_code, tokenizer, and progress, a function of one
+    sentence).
     """
     from spectr.models.hf import Loading, open_loaded, open_model, unheeded
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from spectr.checks import whole
 from spectr.draft import DRAFTERS, Plan
 from spectr.draft import drafter as named_drafter
+from spectr.draft.plan import beam_for
 from spectr.errors import ArgumentError, MismatchError, UnknownNameError
 from spectr.registry import nearest
 from spectr.trees import Shape, as_shape
-from spectr.types import Drafter
+from spectr.types import Drafter, Siblings
 from spectr.verify import Card, Rule
 from spectr.verify import rule as named_rule
 
@@ -42,9 +43,10 @@ class DraftOptions:
     layers: int | None = None  # early_exit: how many of the target's layers
     order: int | None = None  # ngram: tokens looked at, the next one included
     text: str | None = None  # ngram: what it learns from before it begins
+    vocabulary: int | None = None  # trained: only the most frequent tokens are drafted
 
     def __post_init__(self) -> None:
-        for name in ("drafts", "length", "nodes", "layers", "order"):
+        for name in ("drafts", "length", "nodes", "layers", "order", "vocabulary"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name))
         if self.tree is not None and not isinstance(self.tree, (list, tuple, Shape)):
@@ -76,19 +78,24 @@ class _Pairing:
     options: DraftOptions
     loading: Mapping[str, Any]  # how a model drafter is loaded: as the target was
 
-    def plan(self, length: int | None = None) -> Plan:
-        """Siblings as the rule wants them; a rule for chains gets one chain. `length` where the user says none."""
-        given: dict[str, Any] = {} if length is None else {"length": length}
-        given |= self.options.some("drafts", "length", "nodes", "tree")
+    @property
+    def siblings(self) -> Siblings:
+        """As the rule wants them."""
+        return self.card.draws or self.card.siblings[0]
+
+    def plan(self, **usual: int) -> Plan:
+        """What the user says, and else what is `usual`; a rule for chains gets one chain."""
+        given: dict[str, Any] = {**usual, **self.options.some("drafts", "length", "nodes", "tree")}
         if not self.card.tree:
             given = {"drafts": 1, **given}
             if given["drafts"] > 1 or as_shape(given.get("tree", (1,))).width > 1:
                 raise MismatchError(
                     f"rule {self.card.name!r} verifies one chain: set drafts=1, or choose path_block or optimal"
                 )
-        return Plan(siblings=self.card.draws or self.card.siblings[0], **given)
+        return Plan(siblings=self.siblings, **given)
 
 
+_FEW, _MANY = 4, 64  # nodes of a trained head's tree, on a CPU and elsewhere
 _PLANNED = ("drafts", "length", "nodes", "tree")
 _TAKES = {
     "none": (),
@@ -142,11 +149,25 @@ def _trained(pairing: _Pairing, folder: Path) -> Drafter:
     from spectr.models.trained import load_drafter
 
     target = pairing.target.target
-    head = load_drafter(folder, target.model)
+    if pairing.options.vocabulary is not None:
+        whole("vocabulary", pairing.options.vocabulary, 1)
+    head = load_drafter(folder, target.model, pairing.options.vocabulary)
     if isinstance(head, BlockwiseHead):
-        return named_drafter("blockwise", heads=head, target=target, plan=pairing.plan(head.shape.depths))
-    taps = head.shape.taps
-    return named_drafter("feature", head=Target(head), target=target, plan=pairing.plan(), wants_features=taps)
+        return named_drafter("blockwise", heads=head, target=target, plan=pairing.plan(length=head.shape.depths))
+    plan, taps = pairing.plan(**_usual(pairing)), head.shape.taps
+    return named_drafter("feature", head=Target(head), target=target, plan=plan, wants_features=taps)
+
+
+def _usual(pairing: _Pairing) -> dict[str, int]:
+    """The tree of a trained head where the user leaves it open: wide where nodes are nearly free, small on a CPU."""
+    options, cpu = pairing.options, pairing.target.target.device.type == "cpu"
+    if options.some("tree", "drafts", "length"):
+        return {}
+    if not Plan(siblings=pairing.siblings).prunes:
+        return {"drafts": 1, "length": 2} if cpu or not pairing.card.tree else {"drafts": 8, "length": 8}
+    nodes = options.nodes or (_FEW if cpu else _MANY)
+    drafts, length = beam_for(nodes)
+    return {"nodes": nodes, "drafts": drafts, "length": length}
 
 
 _MAKERS: dict[str, Callable[[_Pairing], Drafter]] = {
@@ -179,13 +200,20 @@ def _taken(drafter: Any) -> tuple[str, ...]:
     """The options that a drafter listens to."""
     if _is_drafter(drafter):
         return ()
-    return _TAKES.get(drafter, _PLANNED) if isinstance(drafter, str) else _PLANNED
+    usual = (*_PLANNED, "vocabulary") if _is_folder(drafter) else _PLANNED
+    return _TAKES.get(drafter, usual) if isinstance(drafter, str) else usual
+
+
+def _is_folder(drafter: Any) -> bool:
+    """Of a trained drafter."""
+    from spectr.models.trained import is_drafter
+
+    return isinstance(drafter, str) and is_drafter(Path(drafter))
 
 
 def _one(drafter: Any, pairing: _Pairing) -> Drafter:
     """A drafter from its name, from a model's name or folder, from a loaded model, or as it is."""
     from spectr.models.hf import open_loaded, open_model
-    from spectr.models.trained import is_drafter
 
     if _is_drafter(drafter):
         made: Drafter = drafter
@@ -201,7 +229,7 @@ def _one(drafter: Any, pairing: _Pairing) -> Drafter:
         )
     if drafter in DRAFTERS:
         return named_drafter(drafter, **pairing.options.some(*_PLANNED))
-    if is_drafter(Path(drafter)):
+    if _is_folder(drafter):
         return _trained(pairing, Path(drafter))
     if _is_slip(drafter):
         raise UnknownNameError(f"no drafter is called {drafter!r}; {nearest(drafter, list(_MAKERS))}")
@@ -227,6 +255,13 @@ def _parts(drafter: Any) -> list[Any]:
     return [part for one in drafter for part in _parts(one)] if isinstance(drafter, (list, tuple)) else [drafter]
 
 
+def _found(target: "OpenedModel") -> str:
+    """What `auto` means: the drafter that was trained for this model, where one comes with spectr, and else lookup."""
+    from spectr.models.trained import shipped
+
+    return str(shipped(target.target.model) or "lookup")
+
+
 def _as_target(target: "OpenedModel") -> dict[str, Any]:
     """How to load a drafter for a target that was loaded elsewhere: in its dtype, on its device."""
     net = target.target.model
@@ -236,8 +271,9 @@ def _as_target(target: "OpenedModel") -> dict[str, Any]:
 def pair(
     drafter: Any, target: "OpenedModel", card: Card, options: DraftOptions, loading: Mapping[str, Any] | None = None
 ) -> Drafter:
-    """A drafter for `target` under the rule with `card`: a name, several joined by +, a model, a list, or a drafter."""
-    parts = _parts(drafter)
+    """A drafter for `target` under the rule with `card`: auto, a name, several joined by +, a model, a list, or a
+    drafter."""
+    parts = [_found(target) if part == "auto" else part for part in _parts(drafter)]
     options.check("+".join(str(part) for part in parts), [name for part in parts for name in _taken(part)])
     how = _as_target(target) if loading is None else loading
     made = [_one(part, _Pairing(target, card, options.only(_taken(part)), how)) for part in parts]

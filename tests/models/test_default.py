@@ -7,6 +7,7 @@ import pytest
 import spectr
 from spectr.errors import ArgumentError, UnknownNameError
 from spectr.models.catalog import CATALOG, FetchError, _extract, home, locate, pull
+from spectr.models.trained import shipped
 
 PROMPT = "Repeat after me, twice: the quick brown fox jumps over the lazy dog."
 
@@ -20,11 +21,22 @@ def test_text_is_the_same_with_and_without_drafts(folder: Path) -> None:
     assert locate("smollm2-135m") == folder
     outputs = [
         spectr.load("smollm2-135m", drafter=name).generate(PROMPT, 24, seed=7, temperature=0.7)
-        for name in ("none", "lookup")
+        for name in ("none", "lookup", "auto")
     ]
-    assert outputs[0].tokens == outputs[1].tokens
+    assert outputs[0].tokens == outputs[1].tokens == outputs[2].tokens
     assert outputs[1].stats.steps < outputs[0].stats.steps
     assert "fox" in outputs[1].text
+
+
+def test_the_default_pair_is_a_trained_head(folder: Path) -> None:
+    """It comes with the package, fits into 16 MiB, and drafts what the target would say."""
+    lm = spectr.load(folder)
+    assert lm.engine.drafter.name == "feature"
+    found = shipped(lm.opened.target.model)
+    assert found is not None
+    assert sum(file.stat().st_size for file in found.iterdir()) <= 16 * 2**20
+    outputs = lm.generate(["Why is the sky blue?", "Write a short story about a dog."], 48, seed=3)
+    assert sum(len(out.tokens) for out in outputs) / sum(out.stats.steps for out in outputs) > 1.5
 
 
 def test_a_stream_is_the_text_in_pieces(folder: Path) -> None:

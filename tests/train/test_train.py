@@ -151,12 +151,14 @@ def test_a_head_learns(net: PreTrainedModel, objective: str, tmp_path: object) -
     corpus.describe(target, 4000)
     held.describe(target, 4000)
     torch.manual_seed(0)
-    trainer = Trainer(head_of(net, 1, (0,)), target, Course(4.0, depths=2, objective=objective, budget=800))  # type: ignore[arg-type]
+    trainer = Trainer(
+        head_of(net, 1, (0,)), target, Course(999.0, 80, depths=2, objective=objective, warm_up=10, budget=800)
+    )  # type: ignore[arg-type]
     before = trainer.acceptance(held, 3)
     path = Path(str(tmp_path)) / "checkpoint.pt"
     reports = list(trainer.run(corpus, held, lambda: trainer.save(path), every=2.0))
     assert all(after > first + 0.02 for first, after in zip(before, reports[-1].acceptance, strict=False))
-    again = Trainer(head_of(net, 1, (0,)), target, Course(4.0, depths=2, budget=800))
+    again = Trainer(head_of(net, 1, (0,)), target, Course(999.0, 80, depths=2, budget=800))
     again.load(path)
     assert again.progress == trainer.progress
     assert again.acceptance(held, 3) == pytest.approx(trainer.acceptance(held, 3), abs=1e-6)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from spectr.draft import Plan
+from spectr.draft.plan import beam_for
 from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError
 from spectr.lm import LM, load
@@ -22,8 +23,6 @@ from spectr.verify import rule as named_rule
 
 __all__ = ["Case", "Study", "prompts_in", "run"]
 
-_BEAMS = {16: (6, 5), 32: (8, 6), 64: (16, 8), 128: (16, 8), 256: (24, 9)}
-"""Nodes of a pruned tree → nodes expanded at each depth, and depths."""
 _CHAIN = "chain"
 
 
@@ -40,8 +39,8 @@ class Case:
         card = named_rule("optimal" if self.rule == _CHAIN else self.rule).card
         if self.rule == _CHAIN or not card.tree:
             return DraftOptions(drafts=1, length=min(8, self.nodes - 1))
-        drafts, length = next((beam for most, beam in _BEAMS.items() if self.nodes <= most), _BEAMS[256])
         if Plan(siblings=card.draws or card.siblings[0]).prunes:
+            drafts, length = beam_for(self.nodes)
             return DraftOptions(drafts=drafts, length=length, nodes=self.nodes)
         drafts = max(1, min(8, (self.nodes - 1) // 4))
         return DraftOptions(drafts=drafts, length=(self.nodes - 1) // drafts)

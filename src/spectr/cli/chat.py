@@ -44,7 +44,7 @@ def _ask() -> str | None:
 
 def chat(
     model: ModelFlag = "smollm2-135m",
-    drafter: DrafterFlag = "lookup",
+    drafter: DrafterFlag = "auto",
     rule: Annotated[str, typer.Option("--rule", metavar="RULE", help="A rule of `spectr rules`.")] = "race",
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="Said to the model before all turns.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Most tokens of an answer.")] = 256,

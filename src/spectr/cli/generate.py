@@ -22,7 +22,7 @@ DrafterFlag = Annotated[
     typer.Option(
         "--drafter",
         metavar="NAME",
-        help="What drafts: lookup, ngram, early_exit, random, none, a model's name or folder, or several joined by +.",
+        help="What drafts: auto, lookup, ngram, early_exit, random, none, a folder or a model's name, several with +.",
     ),
 ]
 _DEPTHS = ("grey70", "cyan", "deep_sky_blue1", "dodger_blue2", "blue", "medium_purple", "magenta")
@@ -94,7 +94,7 @@ def _given(**options: Any) -> dict[str, Any]:
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to answer; - reads it from standard input.")],
     model: ModelFlag = "smollm2-135m",
-    drafter: DrafterFlag = "lookup",
+    drafter: DrafterFlag = "auto",
     rule: Annotated[str, typer.Option("--rule", metavar="RULE", help="A rule of `spectr rules`.")] = "race",
     drafts: Annotated[int | None, typer.Option(min=1, metavar="K", help="Drafts in the tree.")] = None,
     length: Annotated[int | None, typer.Option(min=1, metavar="L", help="Tokens of each draft.")] = None,

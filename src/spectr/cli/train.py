@@ -33,7 +33,7 @@ def train(
         str, typer.Option(metavar="T,T,...", help="Of samples and of training, in turn.")
     ] = "1.0,0.7",
     vocabulary: Annotated[
-        int | None, typer.Option(min=64, metavar="N", help="Draft only the N most frequent tokens.")
+        int | None, typer.Option(min=64, metavar="N", help="Tokens it drafts on a CPU, the most frequent.")
     ] = None,
     rows: Annotated[int, typer.Option(min=1, metavar="N", help="Texts sampled at a time.")] = 64,
     batch: Annotated[int, typer.Option(min=256, metavar="N", help="Tokens of a training step.")] = 8192,
@@ -53,7 +53,7 @@ def train(
     if kind not in ("feature", "blockwise"):
         raise ArgumentError(f"no kind of drafter is called {kind!r}; {nearest(kind, ['feature', 'blockwise'])}")
     heats = numbers("--temperatures", temperatures, float, 0.05)
-    course = Course(60 * minutes, depths, objective=objective, temperatures=heats, budget=batch)
+    course = Course(60 * minutes, depths=depths, objective=objective, temperatures=heats, budget=batch)
     how = Distilling(
         target, out, data, prompts, longest, heats, rows, kind, layers, vocabulary, course,
         {"device": device, "dtype": dtype},

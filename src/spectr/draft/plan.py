@@ -11,10 +11,21 @@ from spectr.transport.laws import law_of
 from spectr.trees import Budget, Frontier, Growth, LogitsOf, Shape, as_shape, grow, prune, static_frontier
 from spectr.types import Draft, Scene, Siblings
 
-__all__ = ["Drawn", "Plan", "Planned", "draw"]
+__all__ = ["Drawn", "Plan", "Planned", "beam_for", "draw"]
 
 _SPREAD = 0.75
 """How far apart drafter and target are taken to be, in raw logits: chances are a softmax of (logits + noise) / this."""
+
+_BEAMS = {2: (1, 1), 4: (2, 3), 8: (4, 4), 16: (6, 5), 32: (8, 6), 64: (16, 8), 128: (16, 8), 256: (24, 9)}
+
+
+def beam_for(nodes: int) -> tuple[int, int]:
+    """How many nodes to expand at each depth, and how many depths, for a pruned tree of so many nodes.
+
+    >>> beam_for(64)
+    (16, 8)
+    """
+    return next((beam for most, beam in _BEAMS.items() if nodes <= most), _BEAMS[256])
 
 
 @dataclass(frozen=True, slots=True)

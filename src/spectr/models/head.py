@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from spectr.models.layers import final_norm, layers_of
 from spectr.types import Layers
 
 __all__ = ["Borrowing", "FeatureHead", "HeadShape", "finished", "head_of"]
@@ -195,21 +194,8 @@ class FeatureHead(Borrowing, PreTrainedModel):  # type: ignore[no-untyped-call]
 
 
 def head_of(target: PreTrainedModel, layers: int = 2, taps: Layers | None = None) -> FeatureHead:
-    """A head for this target, on its device, in float32; it begins with the target's last layers where they fit."""
+    """A fresh head for this target, on its device, in float32."""
     made = FeatureHead(HeadShape.for_target(target, layers, taps))
-    _inherit(made.trunk, target)
     made.to(target.device)  # type: ignore[arg-type]
     made.borrow(target)
     return made
-
-
-def _inherit(trunk: LlamaModel, target: PreTrainedModel) -> None:
-    """Begin with the weights of the target's last layers and final norm, where names and sizes agree."""
-    last = layers_of(target)[-len(trunk.layers) :]
-    pairs = [*zip(trunk.layers, last, strict=False), (trunk.norm, final_norm(target))]
-    for ours, theirs in pairs:
-        held = {} if theirs is None else theirs.state_dict()
-        if {name: weights.shape for name, weights in ours.state_dict().items()} == {
-            n: w.shape for n, w in held.items()
-        }:
-            ours.load_state_dict(held)

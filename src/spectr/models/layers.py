@@ -1,13 +1,11 @@
-"""Where a model keeps its decoder layers, and the norm after them."""
-
-from typing import Any
+"""Where a model keeps its decoder layers."""
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from spectr.errors import MismatchError
 
-__all__ = ["final_norm", "layer_path", "layers_of"]
+__all__ = ["layer_path", "layers_of"]
 
 
 def layer_path(model: PreTrainedModel) -> list[str]:
@@ -24,11 +22,3 @@ def layer_path(model: PreTrainedModel) -> list[str]:
 def layers_of(model: PreTrainedModel) -> list[nn.Module]:
     """The decoder layers, the first first."""
     return list(model.get_submodule(".".join(layer_path(model))).children())
-
-
-def final_norm(model: PreTrainedModel) -> nn.Module | None:
-    """The norm between the last layer and the output layer, if it stands beside the layers."""
-    inner: Any = model.get_submodule(".".join(layer_path(model)[:-1]))
-    width = model.config.get_text_config(decoder=True).hidden_size
-    norms = [one for one in inner.children() if getattr(getattr(one, "weight", None), "shape", None) == (width,)]
-    return norms[-1] if norms else None

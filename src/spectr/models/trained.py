@@ -17,9 +17,9 @@ from spectr.models.blockwise import BlockwiseHead, BlockwiseShape
 from spectr.models.head import FeatureHead, HeadShape
 from spectr.models.products import narrow_products
 
-__all__ = ["Trained", "fingerprint", "is_drafter", "load_drafter", "save_drafter"]
+__all__ = ["Trained", "fingerprint", "is_drafter", "load_drafter", "save_drafter", "shipped"]
 
-_ABOUT, _WEIGHTS = "drafter.json", "drafter.safetensors"
+_ABOUT, _WEIGHTS, _ORDER = "drafter.json", "drafter.safetensors", "tokens"
 
 
 def fingerprint(model: PreTrainedModel) -> str:
@@ -43,7 +43,7 @@ class Trained:
     fingerprint: str
     shape: dict[str, Any]
     kind: str = "feature"  # or "blockwise"
-    rows: int | None = None  # tokens it can draft; None: all
+    rows: int | None = None  # the most frequent tokens, which it drafts on a CPU; None: all
     training: dict[str, Any] = field(default_factory=dict)
 
 
@@ -52,11 +52,11 @@ def is_drafter(folder: Path) -> bool:
     return (folder / _ABOUT).is_file()
 
 
-def save_drafter(folder: Path, head: FeatureHead | BlockwiseHead, about: Trained, rows: Tensor | None = None) -> None:
-    """Weights in blocks of int8 and the description; both are written aside and renamed."""
+def save_drafter(folder: Path, head: FeatureHead | BlockwiseHead, about: Trained, order: Tensor) -> None:
+    """Weights in blocks of int8, tokens in the `order` of how frequent they are, and the description; files are written
+    aside and renamed."""
     tensors = packed({name: weights.detach().cpu() for name, weights in head.named_parameters()})
-    if rows is not None:
-        tensors["rows"] = rows.to("cpu", torch.int32)
+    tensors[_ORDER] = order.to("cpu", torch.int32)
     save_file(tensors, folder / f"{_WEIGHTS}.part")
     (folder / f"{_WEIGHTS}.part").replace(folder / _WEIGHTS)
     data = {name: getattr(about, name) for name in about.__slots__}
@@ -77,8 +77,17 @@ def _empty(about: Trained) -> FeatureHead | BlockwiseHead:
     return FeatureHead(HeadShape(**{**about.shape, "taps": tuple(about.shape["taps"])}))
 
 
-def load_drafter(folder: Path, target: PreTrainedModel) -> FeatureHead | BlockwiseHead:
-    """The head in `folder`, for the target it was trained for and no other."""
+def shipped(model: PreTrainedModel) -> Path | None:
+    """The folder of the drafter that comes with spectr for this very model, if one does."""
+    mark = fingerprint(model)
+    every = sorted((Path(__file__).parents[1] / "drafters").glob(f"*/{_ABOUT}"))
+    return next((path.parent for path in every if _about(path.parent).fingerprint == mark), None)
+
+
+def load_drafter(folder: Path, target: PreTrainedModel, vocabulary: int | None = None) -> FeatureHead | BlockwiseHead:
+    """The head in `folder`, for the target it was trained for and no other. It drafts the `vocabulary` most frequent
+    tokens; if nothing is said all of them, or on a CPU, where most of drafting is the output layer, as many as its
+    description says."""
     about = _about(folder)
     if about.fingerprint != fingerprint(target):
         raise MismatchError(
@@ -86,11 +95,12 @@ def load_drafter(folder: Path, target: PreTrainedModel) -> FeatureHead | Blockwi
             "with spectr train, or choose lookup, ngram or early_exit"
         )
     tensors = load_file(folder / _WEIGHTS)
-    rows = tensors.pop("rows", None)
+    order = tensors.pop(_ORDER).long()
+    count = vocabulary or (about.rows if target.device.type == "cpu" else None) or len(order)
     head: Any = _empty(about)
     head.load_state_dict(unpacked(tensors))
     head.to(target.device, target.dtype).requires_grad_(False)
-    head.borrow(target, None if rows is None else rows.to(target.device, torch.int64))
+    head.borrow(target, None if count >= len(order) else order[:count].sort().values.to(target.device))
     narrow_products(head)
     narrow_products(head.get_output_embeddings())
     made: FeatureHead | BlockwiseHead = head.eval()

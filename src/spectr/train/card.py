@@ -33,8 +33,8 @@ def write_card(path: Path, about: Trained) -> None:
         f"""# A drafter for {about.target}
 
 {what}, {about.shape["width"]} wide, over the target's features, with the target's own
-embedding and output layer{"" if about.rows is None else f", of which it uses {about.rows:,} rows"}. It changes how fast
-text comes, never which text comes.
+embedding and output layer{"" if about.rows is None else f" (on a CPU the {about.rows:,} most frequent tokens of it)"}.
+It changes how fast text comes, never which text comes.
 
 ```py
 lm = spectr.load({about.target!r}, drafter="this folder")

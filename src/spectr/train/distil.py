@@ -38,7 +38,7 @@ class Distilling:
     rows: int = 64  # texts sampled at a time
     kind: str = "feature"  # or "blockwise"
     layers: int = 2  # of a feature head
-    vocabulary: int | None = None  # tokens it can draft, the most frequent ones; None: all
+    vocabulary: int | None = None  # the most frequent tokens, which it drafts on a CPU; None: all
     course: Course = field(default_factory=Course)
     loading: dict[str, Any] = field(default_factory=dict)
 
@@ -93,12 +93,10 @@ def _sampled(how: Distilling, lm: LM, say: Say) -> tuple[list[Text], list[Text]]
     return _texts(how.out / "samples.safetensors", lambda: answers(0)), held
 
 
-def _frequent(texts: Sequence[Text], count: int | None, size: int) -> Tensor | None:
-    """The ids of the `count` most frequent tokens in answers, in order of id."""
-    if count is None or count >= size:
-        return None
+def _by_frequency(texts: Sequence[Text], size: int) -> Tensor:
+    """All tokens, those first that answers have most often."""
     tokens = torch.tensor([token for text in texts for token in text.tokens[text.start :]])
-    return torch.bincount(tokens, minlength=size).topk(count).indices.sort().values
+    return torch.bincount(tokens, minlength=size).argsort(descending=True, stable=True)
 
 
 def _sentence(report: Report) -> str:
@@ -146,7 +144,6 @@ def _fresh(how: Distilling, model: Any) -> FeatureHead | BlockwiseHead:
 
 def _written(how: Distilling, trainer: Trainer, texts: list[Text]) -> Trained:
     """The folder: weights, description, card."""
-    rows = _frequent(texts, how.vocabulary, trainer.target.vocabulary)
     training = {
         "course": asdict(how.course),
         "texts": len(texts),
@@ -160,9 +157,9 @@ def _written(how: Distilling, trainer: Trainer, texts: list[Text]) -> Trained:
         fingerprint(trainer.target.model),
         trainer.head.as_data(),
         how.kind,
-        rows=None if rows is None else len(rows),
+        rows=how.vocabulary,
         training=training,
     )
-    save_drafter(how.out, trainer.head, about, rows)
+    save_drafter(how.out, trainer.head, about, _by_frequency(texts, trainer.target.vocabulary))
     write_card(how.out / "drafter_card.md", about)
     return about

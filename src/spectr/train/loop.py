@@ -31,12 +31,13 @@ class Course:
     """How a head is trained."""
 
     seconds: float = 600.0
+    steps: int | None = None  # the most, if not as many as fit into the time
     depths: int = 4
     fade: float = 0.9  # each depth counts that much of the one above
     objective: Objective = "overlap"
     temperatures: tuple[float, ...] = (1.0, 1.0, 0.7)
     optimizer: Literal["muon", "adamw"] = "muon"  # of the matrices
-    rate: float = 1.5e-3
+    rate: float = 4e-3
     warm_up: int = 100  # steps
     budget: int = 32_768  # tokens a step
     seed: int = 0
@@ -106,12 +107,12 @@ class Trainer:
         """Train until the time is over; a report and a checkpoint every so many seconds, and at the end."""
         state, order = self.progress, random.Random(self.course.seed + self.progress.step)
         began, spent, last, losses = time.perf_counter(), state.seconds, 0.0, list[float]()
-        while state.seconds < self.course.seconds:
+        while self._done < 1:
             for group in corpus.groups(self.course.budget, order):
                 losses.append(self._step(corpus, group, order.choice(self.course.temperatures)))
                 state.step, state.tokens = state.step + 1, state.tokens + sum(corpus.lengths[at] for at in group)
                 state.seconds = spent + time.perf_counter() - began
-                over = state.seconds >= self.course.seconds
+                over = self._done >= 1
                 if over or state.seconds - last >= every:
                     last = state.seconds
                     yield self._report(held, losses)
@@ -121,9 +122,15 @@ class Trainer:
                 if over:
                     break
 
+    @property
+    def _done(self) -> float:
+        """The share of the course that is behind, by time or by steps; 1 at the end."""
+        by_steps = 0.0 if self.course.steps is None else self.progress.step / self.course.steps
+        return min(1.0, max(self.progress.seconds / self.course.seconds, by_steps))
+
     def _rate(self) -> float:
-        """Warm up by steps, fall by time."""
-        done = min(1.0, self.progress.seconds / self.course.seconds)
+        """Warm up by steps, then fall to the end of the course."""
+        done = self._done
         warm = min(1.0, (self.progress.step + 1) / self.course.warm_up)
         return self.course.rate * warm * max(0.02, 0.5 * (1 + math.cos(math.pi * done)))
 
@@ -204,7 +211,7 @@ class Trainer:
             state.tokens,
             sum(known) / max(1, len(known)),
             self.acceptance(held, self.head.deepest or max(self.course.depths, 6)),
-            max(0.0, self.course.seconds - state.seconds),
+            state.seconds * (1 / self._done - 1),
         )
         state.curve.append(found.as_data())
         return found
