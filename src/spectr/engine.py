@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,20 +15,21 @@ from spectr.metrics import Counted, Stats, best_possible, child_ranks, count_ste
 from spectr.policy import History, Past, Policy
 from spectr.requests import Job, Memory, Request, Result, Step
 from spectr.rows import pick_rows
+from spectr.standing import advance, begin, emitted, for_those_going, take_rows
 from spectr.trees import Topology, topology
-from spectr.types import Draft, Drafter, Drafting, LogitsAt, Opening, Scene, TreeModel, Verdict
+from spectr.types import Draft, Drafter, Drafting, LogitsAt, Opening, Scene, Standing, TreeModel, Verdict
 from spectr.verify import Rule
 
 __all__ = ["Engine", "Job", "Memory", "Request", "Result", "Step"]
 
 
 @dataclass(slots=True)
-class _Batch:
+class Batch:
     """The rows still going: which requests they are, their texts, prompt included, and who remembers what of them."""
 
     rows: list[int]
     texts: list[list[int]]
-    seeds: Tensor  # (B,)
+    standing: Standing
     session: Any  # the target's
     drafting: Drafting
     history: History | None
@@ -36,7 +37,7 @@ class _Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scored:
+class Scored:
     """One step as tensors."""
 
     draft: Draft
@@ -91,7 +92,7 @@ class Engine:
                 f"allowed must be a function, or one for each of {len(job.requests)} rows, got {len(hooks)}"
             )
 
-    def _begin(self, job: Job, memory: Memory | None) -> _Batch:
+    def _begin(self, job: Job, memory: Memory | None) -> Batch:
         """Read every distinct prompt once."""
         self.check(job)
         distinct, order = _distinct(job.requests)
@@ -106,9 +107,9 @@ class Engine:
             self.target.take_rows(session, rows)
             drafting.take_rows(rows)
         texts = [list(request.prompt) for request in job.requests]
-        seeds = torch.tensor([seed_word(request.seed) for request in job.requests], device=self.target.device)
-        return _Batch(
-            list(range(len(texts))), texts, seeds, session, drafting, self._history(job), job.policy.for_drafts
+        standing = begin(job.requests, self.target.device)
+        return Batch(
+            list(range(len(texts))), texts, standing, session, drafting, self._history(job), job.policy.for_drafts
         )
 
     def _check(self, request: Request) -> None:
@@ -150,7 +151,7 @@ class Engine:
         prompts, padding = [list(r.prompt) for r in job.requests], [list(r.padding) for r in job.requests]
         return History(prompts, self.target.vocabulary, device=self.target.device, stops=self.stops, padding=padding)
 
-    def _let_go(self, batch: _Batch) -> None:
+    def _let_go(self, batch: Batch) -> None:
         """Rows that ended leave; they were marked with -1."""
         stay = [place for place, row in enumerate(batch.rows) if row >= 0]
         if len(stay) == len(batch.rows):
@@ -158,20 +159,20 @@ class Engine:
         if not stay:  # what the session holds may serve the next turn
             batch.rows = []
             return
-        index = torch.tensor(stay, dtype=torch.int64, device=batch.seeds.device)
+        index = torch.tensor(stay, dtype=torch.int64, device=self.target.device)
         batch.rows, batch.texts = [batch.rows[p] for p in stay], [batch.texts[p] for p in stay]
-        batch.seeds = batch.seeds[index]
+        batch.standing = take_rows(batch.standing, index)
         self.target.take_rows(batch.session, index)
         batch.drafting.take_rows(index)
         if batch.history is not None:
             batch.history.take_rows(stay)
 
-    def _step(self, batch: _Batch, job: Job, stats: Sequence[Stats], memory: Memory | None) -> list[Step]:
+    def _step(self, batch: Batch, job: Job, stats: Sequence[Stats], memory: Memory | None) -> list[Step]:
         """Score, count, and cut: one `Step` for each row."""
         marks = [time.perf_counter()]
-        scored = self._score(batch, job, marks)
+        scored = self.score(batch, job, marks)
         best = best_possible(scored.law, scored.draft, scored.tree, scored.verdict) if job.optimality_gap else None
-        told = _told(scored, best, logprobs=job.logprobs)
+        told = told_of(scored, best, logprobs=job.logprobs)
         steps = []
         for place, row in enumerate(batch.rows):
             tokens = told.tokens[place]
@@ -183,8 +184,8 @@ class Engine:
         self._commit(batch, steps, told, memory)
         return steps
 
-    def _score(self, batch: _Batch, job: Job, marks: list[float]) -> _Scored:
-        """One draft, one target call, one verdict."""
+    def score(self, batch: Batch, job: Job, marks: list[float]) -> Scored:
+        """One draft, one target call, one verdict, and what each part keeps of it: all on the device."""
         scene = self._scene(batch, job)
         draft = batch.drafting.propose(scene)
         tree = topology(draft)
@@ -197,17 +198,15 @@ class Engine:
             past = None if words is None or batch.history is None else Past(batch.history, pick_rows(words, nodes))
             return job.policy(pick_rows(logits, nodes), past)
 
-        verdict = self.rule(law, draft, scene.coins, tree=tree)
+        verdict = for_those_going(self.rule(law, draft, scene.coins, tree=tree), batch.standing)
         self.target.keep(batch.session, torch.nn.functional.pad(verdict.path, (1, 0)))
         batch.drafting.keep(verdict.path)
+        advance(batch.standing, draft, verdict)
         marks.append(time.perf_counter())
-        return _Scored(draft, tree, logits, law, verdict)
+        return Scored(draft, tree, logits, law, verdict)
 
-    def _scene(self, batch: _Batch, job: Job) -> Scene:
+    def _scene(self, batch: Batch, job: Job) -> Scene:
         policy, guesses, history = job.policy, batch.guesses, batch.history
-        device = self.target.device
-        root = torch.tensor([text[-1] for text in batch.texts], device=device)
-        committed = torch.tensor([len(text) for text in batch.texts], device=device)
 
         def shaped(logits: Tensor, paths: Tensor) -> Tensor:
             return policy(logits, None if history is None else Past(history, paths, drafting=True))
@@ -215,8 +214,11 @@ class Engine:
         def ranked(logits: Tensor, paths: Tensor) -> Tensor:
             return guesses(logits, None if history is None else Past(history, paths, drafting=True))
 
-        coins = SeededCoins(batch.seeds, committed)
-        return Scene(batch.texts, root, coins, shaped, ranked, policy.temperature, wants_laws=job.optimality_gap)
+        standing = batch.standing
+        coins = SeededCoins(standing.seed, standing.committed)
+        return Scene(
+            batch.texts, standing.root, coins, shaped, ranked, policy.temperature, job.optimality_gap, standing
+        )
 
     def _end(self, request: Request, tokens: list[int], length: int) -> tuple[int, str | None]:
         """How many of the new tokens belong to a text of `length` so far, and why it ends among them, if it does."""
@@ -228,7 +230,7 @@ class Engine:
         ended = request.ends(tokens[:count]) if request.ends is not None else None
         return (count, reason) if ended is None else (ended, "stop")
 
-    def _commit(self, batch: _Batch, steps: list[Step], told: "_Told", memory: Memory | None) -> None:
+    def _commit(self, batch: Batch, steps: list[Step], told: "Told", memory: Memory | None) -> None:
         """Texts, history and memory grow; rows that ended are marked."""
         if memory is not None:  # the session holds all but the bonus, of which the text may use less
             held = [*batch.texts[0], *told.tokens[0][:-1]]
@@ -242,7 +244,7 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class Told:
     """One step on the host, row by row."""
 
     tokens: list[list[int]]
@@ -250,23 +252,34 @@ class _Told:
     logprobs: list[list[float]] | None
 
 
-def _told(scored: _Scored, best: Tensor | None, *, logprobs: bool) -> _Told:
-    """Read the verdict, once."""
+def numbers_of(scored: Scored) -> Tensor:
+    """(B, 4 + 2 D) int64: of each row the accepted nodes, whether it was corrected, the nodes drafted; the tokens
+    emitted, and the rank of each accepted one."""
     draft, verdict = scored.draft, scored.verdict
-    emitted = torch.cat([draft.tokens.gather(1, verdict.path.clamp_min(0)), verdict.bonus[:, None]], 1)
     ranks = child_ranks(scored.tree, verdict) if draft.tokens.shape[1] > 1 else torch.zeros_like(verdict.path)
-    numbers = torch.stack([verdict.length, verdict.corrected.long(), draft.alive.sum(-1) - 1], -1)
-    rows = torch.cat([numbers, emitted, ranks], 1).tolist()
-    depth = verdict.path.shape[1]
-    bests = [None] * len(rows) if best is None else best.tolist()
-    tokens, counted = [], []
-    for (length, corrected, drafted, *rest), gap in zip(rows, bests, strict=True):
-        tokens.append([*rest[:length], rest[depth]])
-        counted.append(Counted(drafted, length + 1, bool(corrected), rest[depth + 1 : depth + 1 + length], gap))
-    return _Told(tokens, counted, _logprobs(scored, tokens) if logprobs else None)
+    counts = torch.stack([verdict.length, verdict.corrected.long(), draft.alive.sum(-1) - 1], -1)
+    return torch.cat([counts, emitted(draft, verdict), ranks], 1)
 
 
-def _logprobs(scored: _Scored, tokens: list[list[int]]) -> list[list[float]]:
+def read_numbers(rows: list[list[int]]) -> list[tuple[list[int], Counted]]:
+    """The tokens of each row and what is counted, from the numbers of a step."""
+    found = []
+    for length, corrected, drafted, *rest in rows:
+        ranks = rest[len(rest) // 2 + 1 :][:length]
+        found.append((rest[: length + 1], Counted(drafted, length + 1, bool(corrected), ranks, None)))
+    return found
+
+
+def told_of(scored: Scored, best: Tensor | None, *, logprobs: bool) -> Told:
+    """Read the verdict, once."""
+    pairs = read_numbers(numbers_of(scored).tolist())
+    tokens, counted = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    if best is not None:
+        counted = [replace(one, best=gap) for one, gap in zip(counted, best.tolist(), strict=True)]
+    return Told(tokens, counted, _logprobs(scored, tokens) if logprobs else None)
+
+
+def _logprobs(scored: Scored, tokens: list[list[int]]) -> list[list[float]]:
     """Of the emitted tokens, under the model's own law."""
     nodes = torch.nn.functional.pad(scored.verdict.path, (1, 0)).clamp_min(0)
     laws = pick_rows(scored.logits, nodes).float().log_softmax(-1)

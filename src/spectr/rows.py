@@ -2,11 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Rows", "pick_rows"]
+__all__ = ["Rows", "constant", "pick_rows"]
+
+
+@cache
+def constant(values: tuple[Any, ...], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Numbers, or tuples of them, as a tensor that is made once: a captured step may not fetch from the host."""
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def pick_rows(values: Tensor, nodes: Tensor | None) -> Tensor:

@@ -107,7 +107,7 @@ class TreeModel(Protocol):
         ...
 
     def features_at(self, session: Any, positions: Tensor) -> Tensor:
-        """(B, L, H): what entered the output layer at committed `positions` (B, L); zeros before the first."""
+        """(B, L, F): the features that the session keeps at committed `positions` (B, L); zeros before the first."""
         ...
 
     def encode(self, session: Any, sources: list[list[int]]) -> None:
@@ -163,17 +163,30 @@ class Opening:
     session: Any  # the target's own session, for drafters that share its cache
 
 
+@dataclass(slots=True)
+class Standing:
+    """How far each row has come, on the device."""
+
+    seed: Tensor  # (B,) int64
+    root: Tensor  # (B,) int64: the last committed token
+    committed: Tensor  # (B,) int64: tokens, prompt included
+    recent: Tensor  # (B, W) int64: what the last step added, the root the last of it
+    fresh: Tensor  # (B,) int64: how many those are
+    going: Tensor  # (B,) bool: the row has not ended
+
+
 @dataclass(frozen=True, slots=True)
 class Scene:
     """What a drafter may look at when it proposes: everything but the target's laws to come."""
 
-    texts: list[list[int]]  # committed, prompt included; the last token is the root
+    texts: list[list[int]]  # committed, prompt included; the last token is the root. Empty while a step is captured
     root: Tensor  # (B,) int64
     coins: Coins
     shaped: Shaped  # the policy: the law drafts are drawn from
     ranked: Shaped  # the same for guesses: greedy still tells which token would come second
     heat: float  # the policy's temperature: how much of the noise counts
     wants_laws: bool = False  # somebody will look at the draft laws, though the rule may not
+    standing: Standing | None = None
 
 
 class Drafting(Protocol):
@@ -193,7 +206,10 @@ class Drafting(Protocol):
 
 
 class Drafter(Protocol):
-    """Anything that proposes tokens. Shared and immutable: what it remembers of rows is in its drafting."""
+    """Anything that proposes tokens. Shared and immutable: what it remembers of rows is in its drafting.
+
+    One with `capturable = True` needs no text on the host, and its drafting can `assume` how long rows
+    are at most."""
 
     @property
     def name(self) -> str:

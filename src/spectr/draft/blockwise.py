@@ -36,6 +36,7 @@ class Blockwise(Planned):
     plan: Plan
     name: ClassVar[str] = "blockwise"
     wants_features: ClassVar[Layers] = ()
+    capturable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         depth = self.plan.length if self.plan.prunes else self.plan.shape.depth
@@ -49,9 +50,16 @@ class Blockwise(Planned):
         return Stateless(lambda scene: self._propose(scene, opening.session))
 
     def _propose(self, scene: Scene, session: Any) -> Draft:
-        before = torch.tensor([[len(text) - 2] for text in scene.texts], device=scene.root.device)
         with torch.no_grad():
-            logits = self.heads.ahead(scene.root, self.target.features_at(session, before)[:, 0])
+            logits = self.heads.ahead(scene.root, self.target.features_at(session, _before(scene))[:, 0])
         return draw(
             self.plan, scene, lambda frontier: logits[:, frontier.depth, None].expand(-1, frontier.tokens.shape[1], -1)
         ).draft
+
+
+def _before(scene: Scene) -> Tensor:
+    """(B, 1): the position before each root."""
+    if not scene.texts:
+        assert scene.standing is not None
+        return scene.standing.committed[:, None] - 2
+    return torch.tensor([[len(text) - 2] for text in scene.texts], device=scene.root.device)

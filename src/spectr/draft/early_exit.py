@@ -25,6 +25,7 @@ class EarlyExit(Planned):
     model: TreeModel
     plan: Plan
     name: ClassVar[str] = "early_exit"
+    capturable: ClassVar[bool] = True
 
     @property
     def nodes(self) -> int:

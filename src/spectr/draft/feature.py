@@ -28,6 +28,7 @@ class FeatureDrafter(Planned):
     plan: Plan
     wants_features: Layers = ()  # of the target, beside what enters its output layer
     name: ClassVar[str] = "feature"
+    capturable: ClassVar[bool] = True
 
     def open(self, opening: Opening) -> Drafting:
         """Read the prompts but their last tokens, each with the feature of the token before."""
@@ -50,9 +51,9 @@ class _FeatureDrafting(ModelDrafting):
 
     def _unread(self, scene: Scene) -> Ahead:
         ahead = super()._unread(scene)
-        before = self.read.to(ahead.tokens.device)[:, None] - 1
+        before = self.read[:, None] - 1
         places = before + torch.arange(ahead.tokens.shape[1], device=ahead.tokens.device)
-        known = (self.read.to(before.device) + ahead.count)[:, None] - 2  # the root's own feature is to come
+        known = (self.read + ahead.count)[:, None] - 2  # the root's own feature is to come
         self.session.given = self.target.features_at(self.source, torch.minimum(places, known))
         return ahead
 

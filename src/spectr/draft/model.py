@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spectr.draft.plan import Drawn, Plan, Planned, draw
 from spectr.trees import Frontier
-from spectr.types import Draft, Drafting, Opening, Scene, TreeModel
+from spectr.types import Draft, Drafting, Opening, Scene, Standing, TreeModel
 
 __all__ = ["Ahead", "ModelDrafter", "ModelDrafting", "fitted"]
 
@@ -39,6 +39,7 @@ class ModelDrafter(Planned):
     model: TreeModel
     plan: Plan
     name: ClassVar[str] = "model"
+    capturable: ClassVar[bool] = True
 
     def open(self, opening: Opening) -> Drafting:
         """Read the prompts but their last tokens; of a prompt that this model has no room for, the end."""
@@ -74,12 +75,18 @@ class Ahead:
         return torch.arange(self.tokens.shape[1], device=self.count.device) < self.count[:, None]
 
 
+def _last(standing: Standing, count: Tensor) -> Ahead:
+    """The last `count` (B,) of the tokens that the last step added; a captured step leaves no others unread."""
+    places = (standing.fresh - count)[:, None] + torch.arange(standing.recent.shape[1], device=count.device)
+    return Ahead(standing.recent.gather(1, places.clamp(0, standing.recent.shape[1] - 1)), count)
+
+
 class ModelDrafting:
     """A session of the draft model, and how much of each row's text it has read."""
 
     def __init__(self, model: TreeModel, plan: Plan, session: Any, opening: Opening) -> None:
         self.model, self.plan, self.session, self.vocabulary = model, plan, session, opening.vocabulary
-        self.read = torch.tensor([len(prompt) - 1 for prompt in opening.prompts])  # on the host, where texts are
+        self.read = torch.tensor([len(prompt) - 1 for prompt in opening.prompts], device=model.device)
         self._ahead: Ahead | None = None
         self._drawn: Drawn | None = None
 
@@ -97,7 +104,7 @@ class ModelDrafting:
         text = torch.where(self._ahead.seen(), torch.arange(width, device=path.device), -1)
         kept = torch.cat([text, self._kept(path, self._drawn, width)], 1)
         self.model.keep(self.session, kept)
-        self.read = self.read + (kept >= 0).sum(-1).cpu()
+        self.read += (kept >= 0).sum(-1)  # in place: a captured step finds it there again
 
     def _kept(self, path: Tensor, drawn: Drawn, width: int) -> Tensor:
         """Scratch places (B, D) of accepted nodes that need not be read again, -1 for the others."""
@@ -107,9 +114,16 @@ class ModelDrafting:
     def take_rows(self, rows: Tensor) -> None:
         """Rows leave, or are repeated."""
         self.model.take_rows(self.session, rows)
-        self.read = self.read[rows.cpu()]
+        self.read = self.read[rows]
+
+    def assume(self, longest: int) -> None:
+        """For its own session."""
+        self.session.assume(longest)
 
     def _unread(self, scene: Scene) -> Ahead:
+        if not scene.texts:
+            assert scene.standing is not None
+            return _last(scene.standing, scene.standing.committed - self.read)
         parts = [text[read:] for text, read in zip(scene.texts, self.read.tolist(), strict=True)]
         widest, device = max(map(len, parts)), scene.root.device
         tokens = torch.tensor([part + [0] * (widest - len(part)) for part in parts], device=device)

@@ -15,6 +15,7 @@ class NoDrafter:
 
     name: ClassVar[str] = "none"
     gives_laws: ClassVar[bool] = False
+    capturable: ClassVar[bool] = True
     siblings: ClassVar[Siblings] = "fixed"
     nodes: int = 1
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from spectr.checks import whole
 from spectr.errors import ArgumentError
+from spectr.rows import constant
 from spectr.transport.laws import law_of
 from spectr.trees import Budget, Frontier, Growth, LogitsOf, Shape, as_shape, grow, prune, static_frontier
 from spectr.types import Draft, Scene, Siblings
@@ -125,7 +126,7 @@ def _grown(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
     greedy = plan.siblings == "race" and scene.heat == 0  # no noise to share: the likeliest first
     draft = grow(scene.root, law_at, Growth(shape, "fixed" if greedy else plan.siblings), scene.coins)
     order = {node: at for at, node in enumerate(n for level in shape.parents_by_depth for n in level)}
-    scored = torch.tensor([order.get(node, -1) for node in range(len(shape.parents))], device=scene.root.device)
+    scored = constant(tuple(order.get(node, -1) for node in range(len(shape.parents))), scene.root.device)
     return Drawn(draft, scored.expand_as(draft.tokens))
 
 

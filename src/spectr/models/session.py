@@ -63,7 +63,7 @@ class Store:
 
     def advance(self, counts: Tensor, most: int) -> None:
         """Rows committed `counts` (B,) more tokens, none more than `most`."""
-        self.filled = self.filled + counts
+        self.filled += counts  # in place: a captured step finds it there again
         self.longest, self.slack = self.longest + most, self.slack + most
 
     def cut(self, lengths: Tensor, most: int) -> None:
@@ -102,6 +102,11 @@ class Session:
     beside: Layers = ()  # layers whose outputs stand beside what entered the output layer
     features: Tensor | None = field(default=None, repr=False)  # (B, T, H) what entered the output layer, last call
     given: Tensor | None = field(default=None, repr=False)  # (B, T, H) what goes in with the tokens of the next call
+
+    def assume(self, longest: int) -> None:
+        """Take it that no row has more than `longest` committed tokens, whatever the host has counted: a captured call
+        looks at as many slots each time."""
+        self.store.longest, self.store.slack = longest, 0
 
     @property
     def filled(self) -> Tensor:

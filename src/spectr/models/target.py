@@ -114,7 +114,7 @@ class Target:
             used = max(f + min(len(t), start + part.shape[1]) for f, t in zip(filled, texts, strict=True))
             self._run(session, self._chunk(session, part, fresh, used), last_state)
             features.extend([] if session.features is None else [session.features])
-            store.filled = store.filled + fresh
+            store.filled += fresh
         store.longest, store.slack = max(f + len(t) for f, t in zip(filled, texts, strict=True)), 0
         session.features, session.given = torch.cat(features, 1) if features else None, None
 

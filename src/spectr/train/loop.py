@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from spectr.models.blockwise import BlockwiseHead
+from spectr.models.graphs import Captured
 from spectr.models.head import FeatureHead, finished
 from spectr.models.target import Target
-from spectr.train.captured import Captured
 from spectr.train.corpus import Batch, Corpus
 from spectr.train.muon import Muon
 from spectr.train.objective import Objective, acceptance_loss

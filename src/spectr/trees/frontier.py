@@ -7,6 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from spectr.rows import constant
 from spectr.trees.shape import Shape
 
 __all__ = ["Frontier", "LogitsOf", "first_frontier", "next_frontier", "static_frontier"]
@@ -72,7 +73,8 @@ def _rungs(shape: Shape) -> dict[tuple[int, ...], _Rung]:
 def static_frontier(shape: Shape, tokens: Tensor, nodes: list[int]) -> Frontier:
     """The `nodes` of one depth of a static shape that have children, with `tokens` (B, N) of the whole tree so far."""
     rung = _rungs(shape)[tuple(nodes)]
-    ways = torch.tensor(rung.ways, dtype=torch.int64, device=tokens.device)  # (M, depth)
-    seen = torch.tensor(rung.ancestors, device=tokens.device).expand(tokens.shape[0], -1, -1)
-    parents = torch.tensor(rung.parents, device=tokens.device).expand(tokens.shape[0], -1)
-    return Frontier(rung.depth, tokens[:, nodes], tokens[:, ways], seen, parents)
+    device = tokens.device
+    ways = constant(rung.ways, device)  # (M, depth)
+    seen = constant(rung.ancestors, device, torch.bool).expand(tokens.shape[0], -1, -1)
+    parents = constant(rung.parents, device).expand(tokens.shape[0], -1)
+    return Frontier(rung.depth, tokens[:, constant(tuple(nodes), device)], tokens[:, ways], seen, parents)

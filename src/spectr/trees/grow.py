@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spectr.coins import Purpose
 from spectr.errors import ArgumentError
-from spectr.rows import pick_rows
+from spectr.rows import constant, pick_rows
 from spectr.transport.hybrid import fixed_count
 from spectr.transport.laws import without
 from spectr.trees.shape import Shape
@@ -165,9 +165,9 @@ def _draw_children(drawn: Draft, law: Tensor, level: _Level, growth: Growth, coi
     """Fill in tokens, alive and fixed of the children of one level; `law` (B, M, V) for its nodes."""
     batch, device = law.shape[0], law.device
     for group in level.groups:
-        nodes = [level.nodes[place] for place in group.places]
-        own = law if len(nodes) == law.shape[1] else law[:, group.places]
-        slots = torch.tensor(group.children, device=device)  # (M, C)
+        nodes = constant(tuple(level.nodes[place] for place in group.places), device)
+        own = law if len(nodes) == law.shape[1] else law[:, constant(tuple(group.places), device)]
+        slots = constant(tuple(map(tuple, group.children)), device)  # (M, C)
         brood = _brood(own, slots.expand(batch, *slots.shape), level, growth, coins)
         born = brood.born & drawn.alive[:, nodes][..., None]
         if growth.census is not None:
@@ -186,14 +186,14 @@ def grow(root: Tensor, law_at: LawAt, growth: Growth, coins: Coins) -> Draft:
     none = torch.zeros_like(tokens, dtype=torch.bool)
     alive = none.clone()
     alive[:, 0] = True
-    parents = torch.tensor(shape.parents, device=root.device).expand_as(tokens)
+    parents = constant(shape.parents, root.device).expand_as(tokens)
     draft = Draft(tokens, parents, alive, none, None, growth.siblings, shape.depth, shape.width)
     laws: Tensor | None = None
     for level in _levels(shape):
         law = _as_drawn(law_at(tokens, level.nodes))  # (B, M, V)
         if growth.siblings in ("iid", "hybrid") and len(level.nodes) > 1:
-            law = _of_first_copies(law, tokens[:, level.ways])
+            law = _of_first_copies(law, tokens[:, constant(tuple(map(tuple, level.ways)), root.device)])
         laws = law.new_zeros(*tokens.shape, law.shape[-1]) if laws is None else laws
-        laws[:, level.nodes] = law
+        laws[:, constant(tuple(level.nodes), root.device)] = law
         _draw_children(draft, law, level, growth, coins)
     return replace(draft, laws=laws)

@@ -1,6 +1,7 @@
-"""A step that is run once, captured at its second time, and replayed from then on: one graph for every shape it has.
+"""A function that is run once, captured at its second time, and replayed from then on: one graph for every shape.
 
-Training of a small head is bound by the host, which launches a thousand small kernels a step; a graph is one launch.
+A step launches a thousand kernels and more, and a host needs longer for that than a GPU for the work; a graph is one
+launch.
 """
 
 from collections.abc import Callable, Hashable
