@@ -2,22 +2,25 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from spectr.captured import obstacle
+from spectr.captured import stream as captured_stream
 from spectr.checks import whole
 from spectr.coins import SeededCoins, seed_word
 from spectr.errors import ArgumentError, MismatchError
-from spectr.metrics import Counted, Stats, best_possible, child_ranks, count_step
+from spectr.metrics import Stats, best_possible, count_step
 from spectr.policy import History, Past, Policy
+from spectr.reading import Scored, Told, told_of
 from spectr.requests import Job, Memory, Request, Result, Step
 from spectr.rows import pick_rows
-from spectr.standing import advance, begin, emitted, for_those_going, take_rows
+from spectr.standing import advance, begin, for_those_going, take_rows
 from spectr.trees import Topology, topology
-from spectr.types import Draft, Drafter, Drafting, LogitsAt, Opening, Scene, Standing, TreeModel, Verdict
+from spectr.types import Draft, Drafter, Drafting, Opening, Scene, Standing, TreeModel
 from spectr.verify import Rule
 
 __all__ = ["Engine", "Job", "Memory", "Request", "Result", "Step"]
@@ -36,19 +39,10 @@ class Batch:
     guesses: Policy  # what drafts are ranked by
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """One step as tensors."""
-
-    draft: Draft
-    tree: Topology
-    logits: Tensor  # (B, N, V) raw
-    law: LogitsAt  # policy logits
-    verdict: Verdict
-
-
 class Engine:
     """A target, a drafter and a rule that fit together."""
+
+    capture = False  # replay steps as graphs, where a job allows it
 
     def __init__(self, target: TreeModel, drafter: Drafter, rule: Rule, stops: frozenset[int] = frozenset()) -> None:
         if drafter.siblings not in rule.card.siblings:
@@ -77,7 +71,10 @@ class Engine:
 
     def stream(self, job: Job, stats: Sequence[Stats], memory: Memory | None = None) -> Iterator[Step]:
         """Steps of all rows as they come. A finished row leaves the batch within the step."""
-        batch = self._begin(job, memory)
+        if self.capture and memory is None and obstacle(self, job) is None:
+            yield from captured_stream(self, job, stats)
+            return
+        batch = self.begin(job, memory)
         while batch.rows:
             yield from self._step(batch, job, stats, memory)
             self._let_go(batch)
@@ -92,11 +89,11 @@ class Engine:
                 f"allowed must be a function, or one for each of {len(job.requests)} rows, got {len(hooks)}"
             )
 
-    def _begin(self, job: Job, memory: Memory | None) -> Batch:
-        """Read every distinct prompt once."""
+    def begin(self, job: Job, memory: Memory | None = None, spare: int = 0) -> Batch:
+        """Read every distinct prompt once; `spare` is room for more tokens."""
         self.check(job)
         distinct, order = _distinct(job.requests)
-        room = max(len(r.prompt) + r.max_new_tokens for r in job.requests) + self.drafter.nodes
+        room = max(len(r.prompt) + r.max_new_tokens for r in job.requests) + self.drafter.nodes + spare
         prompts = [list(request.prompt) for request in distinct]
         sources = None if distinct[0].source is None else [list(r.source or []) for r in distinct]
         session = self._read(prompts, sources, room, memory)
@@ -176,7 +173,7 @@ class Engine:
         steps = []
         for place, row in enumerate(batch.rows):
             tokens = told.tokens[place]
-            count, reason = self._end(job.requests[row], tokens, len(batch.texts[place]))
+            count, reason = self.end(job.requests[row], tokens, len(batch.texts[place]))
             counted = told.counted[place].cut(count)
             count_step(stats[row], counted, marks)
             logprobs = None if told.logprobs is None else told.logprobs[place][:count]
@@ -220,7 +217,7 @@ class Engine:
             batch.texts, standing.root, coins, shaped, ranked, policy.temperature, job.optimality_gap, standing
         )
 
-    def _end(self, request: Request, tokens: list[int], length: int) -> tuple[int, str | None]:
+    def end(self, request: Request, tokens: list[int], length: int) -> tuple[int, str | None]:
         """How many of the new tokens belong to a text of `length` so far, and why it ends among them, if it does."""
         left = len(request.prompt) + request.max_new_tokens - length
         count, reason = min(left, len(tokens)), "length" if len(tokens) >= left else None
@@ -230,7 +227,7 @@ class Engine:
         ended = request.ends(tokens[:count]) if request.ends is not None else None
         return (count, reason) if ended is None else (ended, "stop")
 
-    def _commit(self, batch: Batch, steps: list[Step], told: "Told", memory: Memory | None) -> None:
+    def _commit(self, batch: Batch, steps: list[Step], told: Told, memory: Memory | None) -> None:
         """Texts, history and memory grow; rows that ended are marked."""
         if memory is not None:  # the session holds all but the bonus, of which the text may use less
             held = [*batch.texts[0], *told.tokens[0][:-1]]
@@ -241,51 +238,6 @@ class Engine:
             batch.texts[place] += step.tokens
             if step.finish_reason:
                 batch.rows[place] = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """One step on the host, row by row."""
-
-    tokens: list[list[int]]
-    counted: list[Counted]
-    logprobs: list[list[float]] | None
-
-
-def numbers_of(scored: Scored) -> Tensor:
-    """(B, 4 + 2 D) int64: of each row the accepted nodes, whether it was corrected, the nodes drafted; the tokens
-    emitted, and the rank of each accepted one."""
-    draft, verdict = scored.draft, scored.verdict
-    ranks = child_ranks(scored.tree, verdict) if draft.tokens.shape[1] > 1 else torch.zeros_like(verdict.path)
-    counts = torch.stack([verdict.length, verdict.corrected.long(), draft.alive.sum(-1) - 1], -1)
-    return torch.cat([counts, emitted(draft, verdict), ranks], 1)
-
-
-def read_numbers(rows: list[list[int]]) -> list[tuple[list[int], Counted]]:
-    """The tokens of each row and what is counted, from the numbers of a step."""
-    found = []
-    for length, corrected, drafted, *rest in rows:
-        ranks = rest[len(rest) // 2 + 1 :][:length]
-        found.append((rest[: length + 1], Counted(drafted, length + 1, bool(corrected), ranks, None)))
-    return found
-
-
-def told_of(scored: Scored, best: Tensor | None, *, logprobs: bool) -> Told:
-    """Read the verdict, once."""
-    pairs = read_numbers(numbers_of(scored).tolist())
-    tokens, counted = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    if best is not None:
-        counted = [replace(one, best=gap) for one, gap in zip(counted, best.tolist(), strict=True)]
-    return Told(tokens, counted, _logprobs(scored, tokens) if logprobs else None)
-
-
-def _logprobs(scored: Scored, tokens: list[list[int]]) -> list[list[float]]:
-    """Of the emitted tokens, under the model's own law."""
-    nodes = torch.nn.functional.pad(scored.verdict.path, (1, 0)).clamp_min(0)
-    laws = pick_rows(scored.logits, nodes).float().log_softmax(-1)
-    padded = torch.tensor([row + [0] * (nodes.shape[1] - len(row)) for row in tokens], device=laws.device)
-    found = laws.gather(-1, padded[..., None]).squeeze(-1).tolist()
-    return [values[: len(row)] for values, row in zip(found, tokens, strict=True)]
 
 
 def _words(draft: Draft, tree: Topology) -> Tensor:

@@ -40,8 +40,8 @@ def makers(net: PreTrainedModel, near: Target, far: Target) -> dict[str, Make]:
         "model": lambda plan: drafter("model", model=near, plan=plan),
         "early_exit": lambda plan: drafter("early_exit", model=early, plan=plan),
     }
-    head = Target(head_of(net, 1))
-    made["feature"] = lambda plan: drafter("feature", head=head, target=Target(net), plan=plan)
+    head, taps = Target(head_of(net, 1, (0,))), (0,)
+    made["feature"] = lambda plan: drafter("feature", head=head, target=Target(net), plan=plan, wants_features=taps)
     heads = blockwise_of(net, 6)
     made["blockwise"] = lambda plan: drafter("blockwise", heads=heads, target=Target(net), plan=plan)
     made["padded"] = lambda plan: drafter("model", model=far, plan=plan)
