@@ -13,7 +13,7 @@ RUNTIME := .venv/runtime.stamp
 DEV := .venv/dev.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint fmt size docs clean
+.PHONY: help setup demo test bench audit lint fmt size docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,14 @@ demo: $(RUNTIME) ## answer a question with the default model (installs the runti
 
 test: lint ## lint, then every test and doctest
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadscope
+
+bench: $(RUNTIME) ## compare methods on the default model, at most ten minutes; an interrupted run goes on
+	@mkdir -p build
+	$(BIN)/spectr bench run --preset quick --minutes 9 --out build/bench.json
+	$(BIN)/spectr bench report build/bench.json --out build/bench.html --markdown build/bench.md
+
+audit: $(RUNTIME) ## is what comes out the target's law? every rule, planted faults, transformers; five minutes
+	$(BIN)/spectr audit --all --samples 50000 --json benchmarks/audit.json
 
 lint: $(DEV) ## ruff, formatting, strict types
 	$(BIN)/ruff check

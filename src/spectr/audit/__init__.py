@@ -1,5 +1,46 @@
-"""Evidence: exact laws by enumeration, of the same code that generates."""
+"""Evidence: is what comes out the target's law? By enumeration, by statistics, by comparison; of spectr and of others.
 
+report = audit_exact("kseq")                              # every draft and every coin of a rule
+report = audit_model(lm, Asked([lm.encode("Why?")]))      # everything that can be asked of a real model
+report = audit_function(sample, target, prompt=[1, 2])    # anybody's (prompt, seed) → tokens
+report.holds, report.summary, report.findings
+"""
+
+from spectr.audit.endpoint import Endpoint
 from spectr.audit.exact import StepLaw, enumerate_steps, exact_step_law
+from spectr.audit.report import Case, Finding, Level, Report, examine
+from spectr.audit.runs import (
+    audit_endpoint,
+    audit_exact,
+    audit_function,
+    audit_model,
+    audit_planted,
+    audit_sampler,
+    audit_transformers,
+)
+from spectr.audit.sections import Asked
+from spectr.audit.statistics import samples_needed, smallest_bias
+from spectr.audit.texts import TextLaw
 
-__all__ = ["StepLaw", "enumerate_steps", "exact_step_law"]
+__all__ = [
+    "Asked",
+    "Case",
+    "Endpoint",
+    "Finding",
+    "Level",
+    "Report",
+    "StepLaw",
+    "TextLaw",
+    "audit_endpoint",
+    "audit_exact",
+    "audit_function",
+    "audit_model",
+    "audit_planted",
+    "audit_sampler",
+    "audit_transformers",
+    "enumerate_steps",
+    "exact_step_law",
+    "examine",
+    "samples_needed",
+    "smallest_bias",
+]

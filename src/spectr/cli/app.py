@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from spectr.cli import bench, cite, rules, tree
+from spectr.cli import bench, cite, rules, theory, tree
+from spectr.cli.audit import audit
 from spectr.cli.chat import chat
 from spectr.cli.generate import generate
 from spectr.cli.models import doctor, models, pull_model
@@ -35,6 +36,8 @@ app.add_typer(tree.app, name="tree")
 app.add_typer(rules.app, name="rules")
 app.command("cite")(cite.cite)
 app.add_typer(bench.app, name="bench")
+app.command("audit")(audit)
+app.add_typer(theory.app, name="theory")
 
 
 def _print_version(wanted: bool) -> None:

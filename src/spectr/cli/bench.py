@@ -1,14 +1,20 @@
-"""`spectr bench`: what rules and steps cost on this machine."""
+"""`spectr bench`: what rules, steps and whole methods cost on this machine, and the page that shows it."""
 
 import json
+import shlex
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
+from rich import box
+from rich.table import Table
 
 from spectr.cli.generate import DrafterFlag, ModelFlag
-from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, talk, write_text
+from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, progress_bar, talk, write_text
 from spectr.cli.tables import acceptance_table, bench_table, step_table
 from spectr.errors import ArgumentError
 from spectr.verify import rule
@@ -122,3 +128,154 @@ def bench_acceptance(
         print_json(found)
     else:
         console().print(acceptance_table(found["results"]))
+
+
+def _names(flag: str, text: str | None) -> tuple[str, ...] | None:
+    """Names with commas between them, each once; None where nothing was said."""
+    if text is None:
+        return None
+    found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    if not found and text.strip():
+        raise ArgumentError(f"{flag} takes names with commas between them, got {text!r}")
+    return found
+
+
+def _counts(flag: str, text: str | None) -> tuple[int, ...] | None:
+    return None if text is None else numbers(flag, text, int, 1)
+
+
+def _heats(text: str | None) -> tuple[float, ...] | None:
+    return None if text is None else numbers("--temperatures", text, float, 0.0)
+
+
+def _shares(text: str | None) -> tuple[float, ...] | None:
+    return None if text is None else numbers("--noises", text, float, 0.0)
+
+
+class _Bar:
+    """A progress bar that opens once it is known how much there is to do."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack = stack
+        self.advance: Callable[[], None] = lambda: None
+
+    def expect(self, cells: int) -> None:
+        """So many cells."""
+        talk(f"{cells} cells to measure" if cells else "everything is measured already")
+        self.advance = self.stack.enter_context(progress_bar("bench", cells))
+
+    def tick(self) -> None:
+        """One of them."""
+        self.advance()
+
+
+def _show(found: dict[str, Any], *, size: bool) -> Table:
+    """The main rows, or those of the size ablation, for a terminal."""
+    from spectr.bench.tables import way_table
+
+    rows = [row for row in found["results"] if (row["study"] == "size") == size]
+    heads, cells = way_table(rows)
+    table = Table(*heads[:7], heads[-1], box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for line in cells:
+        table.add_row(*line[:7], line[-1])
+    return table
+
+
+def _rest(found: dict[str, Any], out: Path) -> str:
+    if not found["cells_missing"]:
+        return f"all there: {out}; a page of it: spectr bench report {out} --out page.html"
+    return f"{found['cells_missing']} cells are missing in {out}; the same command again measures them"
+
+
+@app.command("run")
+def bench_run(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Catalog name, hub id or folder.")] = "smollm2-135m",
+    preset: Annotated[str, typer.Option("--preset", metavar="NAME", help="quick or paper; flags change it.")] = "quick",
+    drafter: Annotated[
+        str | None, typer.Option("--drafter", metavar="NAME", help="As for generate; otherwise what load gives.")
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(metavar="NAME,NAME,...", help="Such as plain,kseq,race; a wrong one lists all.")
+    ] = None,
+    tasks: Annotated[
+        str | None, typer.Option(metavar="TASK,TASK,...", help="A kind, a public set, or KIND=FILE.jsonl.")
+    ] = None,
+    drafts: Annotated[str | None, typer.Option(metavar="K,K,...", help="Drafts of a tree.")] = None,
+    lengths: Annotated[str | None, typer.Option(metavar="L,L,...", help="Tokens of a draft.")] = None,
+    temperatures: Annotated[str | None, typer.Option(metavar="T,T,...", help="0 is greedy.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Most tokens of a text.")] = None,
+    prompts: Annotated[int | None, typer.Option(min=1, metavar="N", help="Prompts of each task.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Times, each with other seeds.")] = None,
+    ablations: Annotated[
+        str | None, typer.Option(metavar="NAME,NAME,...", help="Of quality, size, vocabulary; '' for none.")
+    ] = None,
+    noises: Annotated[str | None, typer.Option(metavar="X,X,...", help="quality: shares of noise, 0 to 1.")] = None,
+    sizes: Annotated[
+        str | None, typer.Option(metavar="NAME,NAME,...", help="size: drafters; early_exit:4 has four layers.")
+    ] = None,
+    vocabularies: Annotated[str | None, typer.Option(metavar="V,V,...", help="vocabulary: their sizes.")] = None,
+    endpoint: Annotated[
+        list[str] | None, typer.Option(metavar="URL[#MODEL]", help="An OpenAI-compatible server; may be repeated.")
+    ] = None,
+    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Before sources of an encoder-decoder model.")] = "",
+    run_code: Annotated[bool, typer.Option("--run-code", help="Score code by running what the model wrote.")] = False,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Of the first text.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.01, metavar="M", help="Begin no turn later; what is missing can follow.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
+    dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="float32, bfloat16, ... or auto.")] = "float32",
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The result; a run that is there goes on.")] = Path(
+        "spectr-bench.json"
+    ),
+    as_json: JsonFlag = False,
+) -> None:
+    """Compare whole methods side by side on real texts; an interrupted run goes on where it was."""
+    check_folder(out)
+    from spectr.bench.grid import preset as named_preset
+    from spectr.bench.run import Bench, Progress, run
+
+    grid = named_preset(
+        preset, methods=_names("--methods", methods), tasks=_names("--tasks", tasks), rounds=rounds, seed=seed,
+        drafts=_counts("--drafts", drafts), lengths=_counts("--lengths", lengths), temperatures=_heats(temperatures),
+        tokens=tokens, prompts=prompts, studies=_names("--ablations", ablations), noises=_shares(noises),
+        sizes=_names("--sizes", sizes), vocabularies=_counts("--vocabularies", vocabularies),
+    )  # fmt: skip
+    bench = Bench(
+        target, out, grid, drafter, {"device": device, "dtype": dtype}, tuple(endpoint or ()), prefix,
+        strict=methods is not None, run_code=run_code, minutes=minutes, command=f"spectr {shlex.join(sys.argv[1:])}",
+    )  # fmt: skip
+    with ExitStack() as stack:
+        bar = _Bar(stack)
+        found = run(bench, Progress(talk, bar.expect, bar.tick))
+    if as_json:
+        print_json(found)
+    else:
+        console().print(_show(found, size=False))
+    talk(_rest(found, out))
+    if found["interrupted"]:
+        raise typer.Exit(130)
+
+
+@app.command("report")
+def bench_report(
+    results: Annotated[Path, typer.Argument(metavar="FILE", help="What `spectr bench run` wrote, finished or not.")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="A page of HTML that needs nothing else.")] = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="The tables as Markdown.")] = None,
+) -> None:
+    """Turn a result into a page with plots, and into Markdown; without either, print the Markdown."""
+    from spectr.bench.journal import read_results
+    from spectr.bench.page import as_markdown, page
+    from spectr.bench.summary import summarise
+
+    for path in (out, markdown):
+        if path is not None:
+            check_folder(path)
+    head, cells, data = read_results(results)
+    found = {**data, **summarise(cells), "cells": cells}
+    if out is not None:
+        write_text(out, page(head, found))
+    if markdown is not None:
+        write_text(markdown, as_markdown(head, found))
+    if out is None and markdown is None:
+        typer.echo(as_markdown(head, found))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["FORMATS", "check_figure", "draw", "save_figure", "spread"]
+__all__ = ["FORMATS", "check_figure", "check_matplotlib", "draw", "save_figure", "spread"]
 
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -50,6 +50,11 @@ def check_figure(path: Path) -> None:
         raise ArgumentError(f"a figure must be a file named {', '.join(f'*{end}' for end in FORMATS)}, got {path.name}")
     if not path.absolute().parent.is_dir():
         raise ArgumentError(f"cannot write {path}: there is no folder {path.parent}; make it first")
+    check_matplotlib()
+
+
+def check_matplotlib() -> None:
+    """Refuse where nothing can be drawn."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:

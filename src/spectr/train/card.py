@@ -37,7 +37,7 @@ embedding and output layer{"" if about.rows is None else f" (on a CPU the {about
 It changes how fast text comes, never which text comes.
 
 ```py
-lm = spectr.load({about.target!r}, drafter="this folder")
+lm = spectr.load("{about.target}", drafter="this folder")
 ```
 
 Trained for {course["seconds"]:.0f} seconds on {about.training["tokens"]:,} tokens that the target wrote, in answer to

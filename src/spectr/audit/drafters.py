@@ -1,0 +1,128 @@
+"""Drafters that a rule must survive: each is a real drafter, and none of them means well.
+
+Scripted ones draft fixed sets by looking at the text alone. Bent ones draw from a law as any model does, but from the
+target's own rows, from their opposite, or from a single token.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spectr.audit.replay import Bent, Words
+from spectr.audit.stage import Stage, plan_for
+from spectr.draft import drafter as named_drafter
+from spectr.draft.stateless import Stateless
+from spectr.draft.trie import draft_of_paths
+from spectr.types import Draft, Drafter, Drafting, Opening, Scene, Siblings
+from spectr.verify import Card
+
+__all__ = ["Dead", "Scripted", "bent_drafters", "scripted_drafters"]
+
+Script = Callable[[list[int]], Sequence[Words]]
+"""The text so far → continuations to draft."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scripted:
+    """Drafts what a script says."""
+
+    name: str
+    script: Script
+    nodes: int = 96
+    gives_laws: ClassVar[bool] = False
+    siblings: ClassVar[Siblings] = "fixed"
+
+    def open(self, opening: Opening) -> Drafting:
+        """Nothing to prepare."""
+        return Stateless(self._propose)
+
+    def _propose(self, scene: Scene) -> Draft:
+        return draft_of_paths(scene.root, [self.script(text) for text in scene.texts], self.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """A tree of which nothing but the root is alive, with tokens in it that mean nothing."""
+
+    name: str = "all dead"
+    nodes: int = 6
+    gives_laws: ClassVar[bool] = False
+    siblings: ClassVar[Siblings] = "fixed"
+
+    def open(self, opening: Opening) -> Drafting:
+        """Nothing to prepare."""
+        return Stateless(self._propose)
+
+    def _propose(self, scene: Scene) -> Draft:
+        tokens = scene.root[:, None].repeat(1, self.nodes)
+        alive = torch.zeros_like(tokens, dtype=torch.bool)
+        alive[:, 0] = True
+        parents = torch.arange(self.nodes, device=tokens.device).sub(1).clamp_min(0).expand_as(tokens)
+        return Draft(tokens, parents, alive, torch.zeros_like(alive), None, "fixed", self.nodes - 1, 1)
+
+
+def _adversary(vocabulary: int) -> Script:
+    """Any tokens, other ones after every text, in trees of any shape."""
+
+    def script(text: list[int]) -> list[Words]:
+        draw = np.random.default_rng([len(text), *text])
+        lengths = draw.integers(0, 6, size=int(draw.integers(0, 5)))
+        return [tuple(draw.integers(0, vocabulary, size=length).tolist()) for length in lengths]
+
+    return script
+
+
+def scripted_drafters(vocabulary: int, stops: frozenset[int]) -> Iterator[Scripted | Dead]:
+    """Fixed drafts of every bad kind; the race and match take them."""
+    special = tuple(sorted(stops)) or (0,)
+    yield Scripted("adversarial texts", _adversary(vocabulary))
+    yield Scripted("every token", lambda _: [(token,) for token in range(min(vocabulary, 64))], 65)
+    yield Scripted("the last token again", lambda text: [(text[-1],) * 8])
+    yield Scripted("stop tokens", lambda text: [special * 3, (special[0], text[-1], *special)])
+    yield Scripted("far beyond the end", lambda text: [tuple(text[-1:]) * 12])
+    yield Scripted("nothing", lambda _: [])
+    yield Scripted("now and then", lambda text: [(text[-1], 0)] if len(text) % 2 else [])
+    yield Dead()
+
+
+def _same(logits: Tensor, _: Sequence[Words]) -> Tensor:
+    return logits
+
+
+def _opposite(logits: Tensor, _: Sequence[Words]) -> Tensor:
+    """The likeliest token last."""
+    return -logits
+
+
+def _flat(logits: Tensor, _: Sequence[Words]) -> Tensor:
+    return torch.zeros_like(logits)
+
+
+def _pointed_at(token: int) -> Callable[[Tensor, Sequence[Words]], Tensor]:
+    """All mass on one token: siblings are copies."""
+
+    def bend(logits: Tensor, _: Sequence[Words]) -> Tensor:
+        only = torch.full_like(logits, -torch.inf)
+        only[:, token] = 0
+        return only
+
+    return bend
+
+
+def bent_drafters(stage: Stage, card: Card) -> dict[str, Drafter]:
+    """Drafters with laws, drawn as the rule with `card` wants them."""
+    bends = {
+        "always the target's law": _same,
+        "the opposite law": _opposite,
+        "all tokens alike": _flat,
+        "a stop token alone": _pointed_at(min(stage.stops, default=0)),
+    }
+    plan = plan_for(card, drafts=3, length=3)
+    return {
+        name: named_drafter("model", model=stage.model(Bent(stage.rows, bend)), plan=plan)
+        for name, bend in bends.items()
+    }

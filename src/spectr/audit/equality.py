@@ -1,0 +1,259 @@
+"""What needs no statistics: texts that must be equal token by token, and rows that must be equal number by number.
+
+With the race a text is a function of the seed alone; greedy text is the plain model's with every rule; a text depends
+on no batch-mate. On a real model another tree sums in another order, so at a near-tie the last bit may decide: a
+parting counts as rounding where the two tokens' scores differ by less than a thousandth, and is reported.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spectr.audit.replay import RowsAfter
+from spectr.audit.report import Case, Claim, Finding, Level
+from spectr.audit.stage import Stage
+from spectr.coins import SeededCoins
+from spectr.engine import Engine, Job, Request
+from spectr.pairing import DraftOptions, pair
+from spectr.policy import Policy
+from spectr.transport.laws import law_of, total_variation
+from spectr.types import TreeModel
+from spectr.verify import Rule, rule
+
+if TYPE_CHECKING:
+    from spectr.models.hf import OpenedModel
+
+__all__ = [
+    "Compared", "Pair", "RealTexts", "Scores", "batch_case", "compare", "greedy_case", "rows_finding", "seed_case",
+]  # fmt: skip
+
+_TIE = 1e-3  # difference of scores that rounding may turn
+_ROWS = 1e-3  # total variation that another order of sums may make
+
+
+@dataclass(slots=True)
+class Compared:
+    """Two sets of texts, side by side."""
+
+    texts: int = 0
+    tokens: int = 0
+    partings: list[dict[str, Any]] = field(default_factory=list)
+    ties: int = 0  # of the partings, those that rounding explains
+
+    @property
+    def holds(self) -> bool:
+        """No text parts but at a tie."""
+        return len(self.partings) == self.ties
+
+    def measured(self, what: str) -> str:
+        """For people."""
+        said = f"{self.texts} texts, {self.tokens:,} tokens {what}"
+        if not self.partings:
+            return f"{said}: all equal"
+        ties = f", {self.ties} at ties of rounding" if self.ties else ""
+        return f"{said}: {len(self.partings)} part{ties}"
+
+
+def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    if list(one) == list(other):
+        return None
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What decided at a place of a text: policy logits, with the race's noise where there is any."""
+
+    model: TreeModel
+    policy: Policy
+    noisy: bool
+
+    def gap(self, request: Request, text: Sequence[int], tokens: tuple[int, int]) -> float:
+        """By how much two tokens differ after prompt and text."""
+        words = [*request.prompt, *text]
+        session = self.model.open(1, len(words) + 1)
+        self.model.read(session, [words[:-1]])
+        one = torch.ones(1, 1, 1, dtype=torch.bool, device=self.model.device)
+        last = torch.tensor([[words[-1]]], device=self.model.device)
+        logits = self.policy.for_drafts(self.model.score(session, last, one, torch.zeros_like(last)))
+        if self.noisy and self.policy.temperature > 0:
+            position = torch.tensor([len(words)], device=logits.device)
+            coins = SeededCoins(torch.tensor([request.seed], device=logits.device), position)
+            logits = coins.noisy(logits, torch.zeros_like(last))
+        return float((logits[0, 0, tokens[0]] - logits[0, 0, tokens[1]]).abs())
+
+
+def compare(
+    requests: Sequence[Request], meant: Sequence[Sequence[int]], found: Sequence[Sequence[int]], scores: Scores | None
+) -> Compared:
+    """Text by text; `scores` tells a tie from a fault, where rounding can be."""
+    result = Compared(len(requests), sum(map(len, meant)))
+    for row, (one, other) in enumerate(zip(meant, found, strict=True)):
+        at = _first_difference(one, other)
+        if at is None:
+            continue
+        gap = None
+        if scores is not None and at < min(len(one), len(other)):
+            gap = scores.gap(requests[row], one[:at], (one[at], other[at]))
+        result.ties += gap is not None and gap < _TIE
+        result.partings.append({"text": row, "position": at, "gap": gap})
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Texts that must be equal: what an engine gives in one batch, and what is meant."""
+
+    name: str
+    what: str  # the comparison, in words
+    requests: Sequence[Request]
+    policy: Policy
+    meant: Callable[[], list[list[int]]]
+    engine: Callable[[], Engine]  # made when its turn comes
+    scores: Scores | None = None
+    claim: Claim = "lossless"
+
+    def case(self) -> Case:
+        """To be run."""
+        return Case("equal", self.name, self._run)
+
+    def _run(self, _: Level) -> Sequence[Finding]:
+        found = texts_of(self.engine(), self.requests, self.policy)
+        compared = compare(self.requests, self.meant(), found, self.scores)
+        return [Finding("equal", self.name, compared.holds, compared.measured(self.what), asdict(compared), self.claim)]
+
+
+def texts_of(engine: Engine, requests: Sequence[Request], policy: Policy) -> list[list[int]]:
+    """Of one batch."""
+    return [result.tokens for result in engine.generate(Job(requests, policy))]
+
+
+def one_by_one(engine: Engine, requests: Sequence[Request], policy: Policy) -> list[list[int]]:
+    """Each in a batch of its own."""
+    return [texts_of(engine, [request], policy)[0] for request in requests]
+
+
+class RealTexts:
+    """A real model's own texts to a few prompts, computed once: what every drafter and rule must give."""
+
+    def __init__(self, opened: "OpenedModel", prompts: Sequence[Sequence[int]], length: int, policy: Policy) -> None:
+        self.opened, self.policy = opened, policy
+        self.requests = [Request(prompt, seed, length) for seed, prompt in enumerate(prompts)]
+
+    def race_case(self, drafter: Any, *, capture: bool = False) -> Case:
+        """Sampled by the race with a drafter, all in one batch, against each alone without one; with `capture`, through
+        the loop that replays its step."""
+        name = f"race × {_called(drafter)}{', captured' if capture else ''}"
+        scores = Scores(self.opened.target, self.policy, noisy=True)
+
+        def engine() -> Engine:
+            made = self._engine(drafter, rule("race"))
+            made.capture = capture
+            return made
+
+        what = "in a batch with drafts, and alone without"
+        return Pair(name, what, self.requests, self.policy, lambda: self._plain, engine, scores).case()
+
+    def greedy_case(self, drafter: Any, made: Rule) -> Case:
+        """At temperature 0, against transformers' own greedy text."""
+        name = f"greedy {made.card.name} × {_called(drafter)}"
+        scores = Scores(self.opened.target, Policy(0), noisy=False)
+        engine = partial(self._engine, drafter, made)
+        what = "against the greedy text of transformers"
+        return Pair(name, what, self.requests, Policy(0), lambda: self._greedy, engine, scores).case()
+
+    def _engine(self, drafter: Any, made: Rule) -> Engine:
+        options = DraftOptions() if drafter in ("none", "lookup") else DraftOptions(length=3)
+        return Engine(self.opened.target, pair(drafter, self.opened, made.card, options), made, self.opened.stops)
+
+    @cached_property
+    def _plain(self) -> list[list[int]]:
+        return one_by_one(self._engine("none", rule("race")), self.requests, self.policy)
+
+    @cached_property
+    def _greedy(self) -> list[list[int]]:
+        from spectr.models.assisted import greedy_text
+
+        length = self.requests[0].max_new_tokens
+        return [greedy_text(self.opened, request.prompt, length) for request in self.requests]
+
+
+def _called(drafter: Any) -> str:
+    return drafter if isinstance(drafter, str) else str(getattr(drafter, "name", type(drafter).__name__))
+
+
+def greedy_case(stage: Stage, drafter: Any, made: Rule) -> Case:
+    """At temperature 0 the text is the plain model's, row after row its likeliest token."""
+    still, requests = stage.under(Policy(0)), [Request(stage.prompt, seed, 12) for seed in range(4)]
+    name = f"greedy {made.card.name} × {_called(drafter)}, replayed"
+
+    def meant() -> list[list[int]]:
+        rows, text = stage.model(), list(stage.prompt)
+        while len(text) < len(stage.prompt) + 12 and (len(text) == len(stage.prompt) or text[-1] not in stage.stops):
+            text.append(int(rows.logits_after([tuple(text)])[0].argmax()))
+        return [text[len(stage.prompt) :] for _ in requests]
+
+    engine = partial(still.engine, drafter, made)
+    return Pair(name, "against the likeliest tokens", requests, still.policy, meant, engine).case()
+
+
+def batch_case(stage: Stage, drafter: Any, made: Rule, claim: Claim = "lossless") -> Case:
+    """Many rows at once, of unequal lengths, against each alone; equal to the last bit, since rows are replayed."""
+    requests = [Request(stage.prompt, 7 * seed - 90, 3 + seed % 11) for seed in range(24)]
+    engine = partial(stage.engine, drafter, made)
+    name = f"batch {made.card.name} × {_called(drafter)}"
+
+    def meant() -> list[list[int]]:
+        return one_by_one(engine(), requests, stage.policy)
+
+    return Pair(name, "in one batch and alone", requests, stage.policy, meant, engine, claim=claim).case()
+
+
+def seed_case(stage: Stage, drafter: Any, made: Rule) -> Case:
+    """The same seeds in another order give the same texts; for the race with no drafter at all."""
+    requests = [Request(stage.prompt, seed, 10) for seed in range(64)]
+    engine = partial(stage.engine, drafter, made)
+    alike = made.card.name == "race"
+    name = f"seed {made.card.name} × {_called(drafter)}"
+
+    def meant() -> list[list[int]]:
+        other = stage.engine("none", made) if alike else engine()
+        return texts_of(other, requests[::-1], stage.policy)[::-1]
+
+    what = "with drafts and without" if alike else "in another order"
+    return Pair(name, what, requests, stage.policy, meant, engine).case()
+
+
+def _forest(prompt: Sequence[int], vocabulary: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A random tree below a prompt's last token: tokens (N), ancestors (N, N), depth (N)."""
+    draw = np.random.default_rng(seed)
+    parents = [0, *(int(draw.integers(0, node)) for node in range(1, 8))]
+    seen = torch.eye(len(parents), dtype=torch.bool)
+    for node in range(1, len(parents)):
+        seen[node] |= seen[parents[node]]
+    tokens = torch.from_numpy(draw.integers(0, vocabulary, len(parents)))
+    tokens[0] = prompt[-1]
+    return tokens, seen, seen.sum(-1) - 1
+
+
+def rows_finding(model: TreeModel, plain: RowsAfter, prompts: Sequence[Sequence[int]], claim: Claim) -> Finding:
+    """Random trees scored in one call, against every path on its own."""
+    worst, looked = 0.0, 0
+    for seed, prompt in enumerate(prompts):
+        tokens, seen, depth = _forest(prompt, model.vocabulary, seed)
+        session = model.open(1, len(prompt) + len(tokens))
+        model.read(session, [list(prompt[:-1])])
+        given = (x[None].to(model.device) for x in (tokens, seen, depth))
+        found = model.score(session, *given)[0].float().cpu()
+        paths = [tuple(prompt[:-1]) + tuple(tokens[row].tolist()) for row in seen]
+        distance = total_variation(law_of(found.double()), law_of(plain(paths).double()))
+        worst, looked = max(worst, float(distance.max())), looked + len(paths)
+    measured = f"{looked} rows of random trees and of plain texts: total variation at most {worst:.1e}"
+    details = {"rows": looked, "total_variation": worst, "tolerance": _ROWS}
+    return Finding("rows", "tree rows", worst < _ROWS, measured, details, claim)

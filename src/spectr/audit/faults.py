@@ -1,0 +1,172 @@
+"""Faults in rules, drafts and coins that can be enumerated, so that their bias is a number and not a guess."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from spectr.audit.decisions import ExactCoins
+from spectr.audit.exact import Fault, enumerate_steps
+from spectr.audit.proofs import LOSSY, ROUNDING
+from spectr.audit.report import Finding, Level
+from spectr.audit.toys import toy_pair
+from spectr.coins import Purpose
+from spectr.rows import Rows
+from spectr.transport.coupling import Coupling, Drafted, Outcome
+from spectr.transport.kseq import KSeq
+from spectr.transport.laws import take
+from spectr.transport.maximal import Maximal
+from spectr.trees import Growth, Shape
+from spectr.types import Coins, Draft, LogitsAt, Siblings, Verdict
+from spectr.verify import Rule, rule
+from spectr.verify.block import Block
+from spectr.verify.rule import Way
+from spectr.verify.walk import Walk
+
+__all__ = ["SECTION", "ExactFault", "argmax_with_soft_law", "exact_faults"]
+
+SECTION = "planted"
+
+
+@dataclass(frozen=True, slots=True)
+class ExactFault:
+    """Something wrong with an enumeration."""
+
+    name: str
+    rule: Rule
+    widths: tuple[int, ...]
+    fault: Fault | None = None
+    siblings: Siblings = "iid"
+    fixed: Callable[[Tensor, int], Tensor] | None = None
+    steps: int = 1
+    vocabulary: int = 3
+
+    def run(self, _: Level) -> Sequence[Finding]:
+        """The bias it makes."""
+        models = toy_pair("plain", self.vocabulary, 1)
+        growth = Growth(Shape.branching(self.widths), self.siblings)
+        if self.fixed is not None:
+            growth = replace(growth, fixed=self.fixed)
+        distance = enumerate_steps(self.rule, models, growth, self.steps, self.fault).total_variation(models[0])
+        measured = f"total variation {distance:.3f} in {self.steps} step{'s' if self.steps > 1 else ''}, enumerated"
+        details = {"total_variation": distance, "steps": self.steps, "tolerance": ROUNDING}
+        return [Finding(SECTION, self.name, distance < ROUNDING, measured, details, "planted")]
+
+
+def argmax_with_soft_law(draft: Draft) -> Draft:
+    """The likeliest token was drafted, and the whole law is reported as the one it was drawn from."""
+    assert draft.laws is not None
+    tokens = draft.tokens.clone()
+    tokens[:, 1] = draft.laws[:, 0].argmax(-1)
+    return replace(draft, tokens=tokens)
+
+
+def _without_copies(draft: Draft) -> Draft:
+    """Copies among iid siblings are removed before the rule sees them."""
+    tokens, parents = draft.tokens, draft.parents
+    same = (tokens[:, :, None] == tokens[:, None]) & (parents[:, :, None] == parents[:, None])
+    copy = same.tril(-1).any(-1)
+    copy[:, 0] = False
+    return replace(draft, alive=draft.alive & ~copy & ~copy.gather(-1, parents))
+
+
+def _at_another_temperature(draft: Draft) -> Draft:
+    """The law in the test is not the law that was sampled."""
+    assert draft.laws is not None
+    return replace(draft, laws=(draft.laws.log() * 0.6).softmax(-1))
+
+
+def _without_the_unlikeliest(draft: Draft) -> Draft:
+    """Of three drawn children the least likely is dropped."""
+    assert draft.laws is not None
+    chance = draft.laws[:, 0].gather(-1, draft.tokens[:, 1:4])
+    alive = draft.alive.clone()
+    alive[:, 1:4] &= torch.arange(3) != chance.argmin(-1, keepdim=True)
+    return replace(draft, alive=alive)
+
+
+class _CoinsByPosition(ExactCoins):
+    """Keyed by the position of the token they judge: later steps meet coins that earlier ones have confined."""
+
+    def key(self, node: Tensor, purpose: int) -> tuple[Tensor, Tensor]:
+        return self.committed + node, torch.full_like(node, purpose)
+
+
+class _OneStream(ExactCoins):
+    """A child is drawn and judged with one and the same coin."""
+
+    def key(self, node: Tensor, purpose: int) -> tuple[Tensor, Tensor]:
+        parent = node - 1 if purpose == Purpose.DRAFT else node  # on a chain
+        return self.committed, parent * 16 + (0 if purpose in (Purpose.DRAFT, Purpose.CHILD) else purpose)
+
+
+class _TargetAfterRejection(Maximal):
+    """After a rejection the token comes from the target itself and not from what the target still owes."""
+
+    def outcome(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Outcome:
+        return Outcome(super().outcome(target, draft, drafted).ending, Rows.of(target))
+
+
+class _Typical(Coupling):
+    """A draft is taken whenever the target finds it likely enough, as in typical acceptance."""
+
+    name: ClassVar[str] = "typical"
+    papers: ClassVar[tuple[str, ...]] = ()
+
+    def settle(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Outcome:
+        likely = (take(target, drafted.tokens) > 0.3) & drafted.live
+        return Outcome((likely & (likely.cumsum(-1) == 1)).double(), Rows.of(target))
+
+    def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
+        raise NotImplementedError  # nobody asks
+
+
+class _FirstFailure(Block):
+    """Block verification that keeps the run before the first failure and not the longest success."""
+
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
+        return super().verdict(logits, draft, _Impatient(coins), way)
+
+
+class _Impatient:
+    """Coins that all fail once one has failed."""
+
+    def __init__(self, coins: Coins) -> None:
+        self.coins = coins
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.coins, name)
+
+    def flip(self, chance: Tensor, node: Tensor, purpose: int) -> Tensor:
+        return self.coins.flip(chance, node, purpose).int().cumprod(-1).bool()
+
+
+def _every_second(law: Tensor, _: int) -> Tensor:
+    """How many children are fixed depends on the node, so that copies of one prefix disagree."""
+    return (torch.arange(law.shape[1]) % 2).expand(law.shape[:-1])
+
+
+def exact_faults() -> Iterator[ExactFault]:
+    """Faults that can be enumerated."""
+    soft, copies = Fault(change=argmax_with_soft_law), Fault(change=_without_copies)
+    warm, dropped = Fault(change=_at_another_temperature), Fault(change=_without_the_unlikeliest)
+    yield ExactFault("argmax draft with its soft law, speculative", rule("speculative"), (1,), soft)
+    yield ExactFault("argmax draft with its soft law, block", rule("block"), (1,), soft)
+    yield ExactFault("copies removed before the rule, kseq", rule("kseq"), (2, 1), copies)
+    yield ExactFault("copies removed before the rule, path_block", rule("path_block"), (2, 1), copies)
+    yield ExactFault("draft law of another temperature, optimal", rule("optimal"), (2, 1), warm)
+    yield ExactFault("draft law of another temperature, traversal", rule("traversal"), (2, 1), warm)
+    yield ExactFault("a drawn child dropped, optimal", rule("optimal"), (3,), dropped)
+    yield ExactFault("ρ below the smallest valid one, K-SEQ", Walk(KSeq(rho=1.0)), (2,))
+    yield ExactFault("target's law after a rejection", Walk(_TargetAfterRejection()), (1, 1))
+    yield ExactFault("accepted when likely enough", Walk(_Typical()), (1, 1))
+    yield ExactFault("first failure in place of longest success, block", _FirstFailure(), (1, 1, 1))
+    yield ExactFault("one coin draws and judges, speculative", rule("speculative"), (1, 1), Fault(coins=_OneStream))
+    again = Fault(coins=_CoinsByPosition)
+    yield ExactFault("coins that come again, block", rule("block"), (1, 1, 1), again, steps=3, vocabulary=2)
+    yield ExactFault("pooled copies disagree on what is fixed", rule("optimal"), (2, 2), siblings="hybrid",
+                 fixed=_every_second)  # fmt: skip
+    for name, options in LOSSY.items():
+        yield ExactFault(f"lossy rule {name} taken for lossless", rule(name, **options), (2, 1))

@@ -1,0 +1,130 @@
+"""Drafts that nobody would make on purpose: nothing crashes, nothing is biased, nothing is lost.
+
+Biased: the law of what comes out, by the same tests as anywhere. Lost: every text has the length asked for or ends with
+a stop token, and what the engine counted adds up to it.
+"""
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
+
+from spectr.audit.drafters import bent_drafters, scripted_drafters
+from spectr.audit.equality import texts_of
+from spectr.audit.laws import Claimed, law_finding
+from spectr.audit.report import Case, Finding, Level
+from spectr.audit.samplers import EngineSampler
+from spectr.audit.stage import Stage
+from spectr.audit.texts import TESTS
+from spectr.draft import drafter as named_drafter
+from spectr.engine import Engine, Job, Request, Result
+from spectr.errors import ArgumentError
+from spectr.policy import Policy
+from spectr.types import Drafter, TreeModel
+from spectr.verify import Rule, rule
+
+__all__ = ["limit_case", "pathological_cases"]
+
+_SECTION = "drafts"
+_SAMPLES = 5_000
+
+
+def _guarded(name: str, run: Callable[[Level], Sequence[Finding]], level: Level) -> Sequence[Finding]:
+    """A crash is a finding."""
+    try:
+        return run(level)
+    except Exception as error:
+        return [Finding(_SECTION, name, holds=False, measured=f"raised {type(error).__name__}: {error}")]
+
+
+def _adds_up(result: Result, request: Request, stops: frozenset[int]) -> bool:
+    """The text is as long as asked, or ends with its first stop token; and every token was counted once."""
+    tokens, stats = result.tokens, result.stats
+    stopped = bool(tokens) and tokens[-1] in stops
+    whole = len(tokens) == request.max_new_tokens or stopped
+    once = not any(token in stops for token in tokens[:-1])
+    said = result.finish_reason == ("stop" if stopped else "length")
+    ends = stats.corrections + stats.bonuses  # the last step may be cut before either
+    counted = stats.emitted == len(tokens) == sum(len(step.tokens) for step in result.steps)
+    return whole and once and said and counted and ends <= stats.steps <= len(tokens) == stats.accepted + ends
+
+
+def _nothing_lost(engine: Engine, stage: Stage) -> str | None:
+    """What was lost, if anything."""
+    requests = [Request(stage.prompt, seed, 1 + seed % 17) for seed in range(40)]
+    for request, result in zip(requests, engine.generate(Job(requests, stage.policy)), strict=True):
+        if not _adds_up(result, request, stage.stops):
+            return f"seed {request.seed}: {len(result.tokens)} of {request.max_new_tokens} tokens, {result.stats}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Bad:
+    """A drafter under a rule."""
+
+    name: str
+    stage: Stage
+    drafter: Drafter
+    made: Rule
+
+    def run(self, level: Level) -> Sequence[Finding]:
+        """Law, and nothing lost."""
+        engine = Engine(self.stage.model(), self.drafter, self.made, self.stage.stops)
+        sampler = EngineSampler(engine, self.stage.prompt, self.stage.policy)
+        found = law_finding(Claimed(self.name, sampler, self.stage.law(), section=_SECTION), level.at_most(_SAMPLES))
+        lost = _nothing_lost(engine, self.stage)
+        if lost is not None:
+            found = replace(found, holds=False, measured=f"lost: {lost}")
+        return [found]
+
+    def case(self) -> Case:
+        """To be run."""
+        return Case(_SECTION, self.name, partial(_guarded, self.name, self.run), tests=len(TESTS))
+
+
+def _refuses(engine: Engine, request: Request) -> bool:
+    try:
+        texts_of(engine, [request], Policy())
+    except ArgumentError:
+        return True
+    return False
+
+
+def _at_the_limit(target: TreeModel, prompt: Sequence[int], stops: frozenset[int], _: Level) -> Sequence[Finding]:
+    """A prompt that leaves room for three tokens, and drafts that reach far beyond them; one token more is refused."""
+    name, room = "prompt at the context limit", 3
+    request = Request(prompt, 1, room)
+    meant = texts_of(Engine(target, named_drafter("none"), rule("race"), stops), [request], Policy())
+    drafters = list(scripted_drafters(target.vocabulary, stops))
+    found = [texts_of(Engine(target, drafter, rule("race"), stops), [request], Policy()) for drafter in drafters]
+    refused = _refuses(Engine(target, drafters[0], rule("race"), stops), replace(request, max_new_tokens=room + 1))
+    equal = sum(texts == meant for texts in found)
+    measured = (
+        f"{len(prompt)} tokens of {target.context}: {equal} of {len(found)} drafters give the plain text, one token "
+        f"more is {'refused' if refused else 'NOT refused'}"
+    )
+    details = {"context": target.context, "drafters": len(found), "equal": equal, "refused": refused}
+    return [Finding(_SECTION, name, equal == len(found) and refused, measured, details)]
+
+
+def limit_case(target: TreeModel, prompt: Sequence[int], stops: frozenset[int]) -> Case:
+    """`target` as it would be with a context that the prompt almost fills."""
+    small = copy(target)
+    small.context = len(prompt) + 3
+    name = "prompt at the context limit"
+    return Case(_SECTION, name, partial(_guarded, name, partial(_at_the_limit, small, prompt, stops)))
+
+
+def pathological_cases(stage: Stage, rules: Sequence[Rule]) -> list[Case]:
+    """Scripted drafts under the rules that need no laws, bent ones under all; under a policy that leaves some tokens
+    no chance, so that many drafts can never come."""
+    narrow = stage.under(Policy(0.9, top_k=max(2, stage.vocabulary // 4)))
+    cases = []
+    for made in rules:
+        name = made.card.name
+        if not made.card.needs_laws:
+            scripted = scripted_drafters(narrow.vocabulary, narrow.stops)
+            cases += [_Bad(f"{name} × {d.name}", narrow, d, made) for d in scripted]
+        bent = bent_drafters(narrow, made.card)
+        cases += [_Bad(f"{name} × {called}", narrow, drafter, made) for called, drafter in bent.items()]
+    return [bad.case() for bad in cases]

@@ -1,0 +1,189 @@
+"""What an audit says: findings, each with its verdict, and how often all of them together may be a false alarm.
+
+Cases are collected before any of them is run, so that the number of statistical tests is known, and each of them gets
+an equal share of the false-alarm rate (Bonferroni: whatever the tests share, the rates add up to no more).
+"""
+
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal
+
+from spectr.audit.statistics import samples_needed, smallest_bias
+from spectr.checks import whole
+from spectr.errors import ArgumentError
+
+__all__ = ["CELLS", "Case", "Claim", "Finding", "Level", "Report", "examine", "versions"]
+
+CELLS = 16
+"""Cells of every statistical test: more cells look closer and need more samples."""
+
+Claim = Literal["lossless", "lossy", "planted"]
+"""What is claimed of a case: the law is kept; it is not, and that is said; or a fault was planted, to be seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How sure an audit is, and how closely it looks."""
+
+    alarms: float = 1e-6  # chance that a right sampler fails any test of the whole report
+    tests: int = 1  # statistical tests that share it
+    bias: float = 0.02  # total variation to be seen
+    power: float = 0.99  # chance to see it
+    samples: int | None = None  # of each sampler; None: as many as `bias` needs
+    seed: int = 0  # the first; the others follow
+
+    def __post_init__(self) -> None:
+        for name in ("alarms", "bias", "power"):
+            if not 0 < getattr(self, name) < 1:
+                raise ArgumentError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
+        if self.samples is not None:
+            whole("samples", self.samples, 1)
+
+    @property
+    def each(self) -> float:
+        """The false-alarm rate of one test."""
+        return self.alarms / max(self.tests, 1)
+
+    @property
+    def draws(self) -> int:
+        """Samples to draw."""
+        return self.samples or self.needed
+
+    @property
+    def needed(self) -> int:
+        """Samples that see the bias."""
+        return samples_needed(self.bias, CELLS, self.each, self.power)
+
+    def at_most(self, samples: int) -> "Level":
+        """With no more samples than that."""
+        return replace(self, samples=min(self.draws, samples))
+
+    def visible(self, samples: int) -> float:
+        """The bias that so many samples see."""
+        return smallest_bias(samples, CELLS, self.each, self.power)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One verdict."""
+
+    section: str
+    case: str
+    holds: bool  # the law is the target's, as far as was looked
+    measured: str  # for people
+    details: dict[str, Any] = field(default_factory=dict)  # for programs
+    claim: Claim = "lossless"
+
+    @property
+    def as_claimed(self) -> bool:
+        """A lossless case holds, a planted fault is seen; a lossy rule may do as it says."""
+        return self.holds if self.claim == "lossless" else self.claim == "lossy" or not self.holds
+
+    @property
+    def verdict(self) -> str:
+        """In a word."""
+        if self.claim == "planted":
+            return "NOT SEEN" if self.holds else "seen"
+        if self.claim == "lossy":
+            return "lossy, not seen" if self.holds else "LOSSY"
+        return "holds" if self.holds else "FAILS"
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything."""
+        return {
+            "section": self.section, "case": self.case, "claim": self.claim, "holds": self.holds,
+            "verdict": self.verdict, "measured": self.measured, **self.details,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Something to look at, with the number of statistical tests that it makes."""
+
+    section: str
+    name: str
+    run: Callable[[Level], Sequence[Finding]]
+    tests: int = 0
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def versions() -> dict[str, str | None]:
+    """Of what was audited and what audited it."""
+    return {"python": platform.python_version(), **{p: _version(p) for p in ("spectr", "torch", "transformers")}}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Findings, and what they were made with."""
+
+    findings: list[Finding]
+    level: Level
+    seconds: float
+
+    @property
+    def holds(self) -> bool:
+        """Every lossless claim holds and every planted fault is seen."""
+        return all(finding.as_claimed for finding in self.findings)
+
+    @property
+    def summary(self) -> str:
+        """The outcome in a sentence or two."""
+        claims = [f for f in self.findings if f.claim == "lossless"]
+        planted = [f for f in self.findings if f.claim == "planted"]
+        kept = sum(f.holds for f in claims)
+        parts = [f"{kept} of {len(claims)} lossless claims hold"] if claims else []
+        parts += [f"{sum(not f.holds for f in planted)} of {len(planted)} planted faults are seen"] if planted else []
+        return ", ".join(parts) or "nothing was claimed"
+
+    @property
+    def certainty(self) -> str:
+        """What the statistics are worth."""
+        level = self.level
+        if not level.tests:
+            return "Nothing was sampled: laws are enumerated, texts compared token by token."
+        return (
+            f"{level.tests} statistical tests share a false-alarm rate of {level.alarms:g}, {level.each:.2g} each, by "
+            f"a bound that holds for any number of samples. To see a bias of {level.bias:g} total variation between "
+            f"the {CELLS} cells of a test with probability {level.power:g} takes {level.needed:,} samples. p ≈ are the "
+            "usual χ² tails, for the eye, of first token, text, ranks and neighbours."
+        )
+
+    def as_json(self, command: str = "") -> dict[str, Any]:
+        """Everything, for a file."""
+        level = self.level
+        return {
+            "what": "is the output law the target's?",
+            "command": command,
+            "versions": versions(),
+            "holds": self.holds,
+            "summary": self.summary,
+            "seconds": round(self.seconds, 1),
+            "statistics": {
+                "false_alarm_rate": level.alarms, "tests": level.tests, "rate_of_each_test": level.each,
+                "cells": CELLS, "bias_to_see": level.bias, "power": level.power,
+                "samples_needed_for_that_bias": level.needed, "first_seed": level.seed,
+            },
+            "findings": [finding.as_json() for finding in self.findings],
+        }  # fmt: skip
+
+
+def examine(
+    cases: Sequence[Case], level: Level | None = None, progress: Callable[[str], None] = lambda _: None
+) -> Report:
+    """Run every case; the false-alarm rate of `level` is shared among all their tests."""
+    given, start = level or Level(), time.perf_counter()
+    shared = replace(given, tests=sum(case.tests for case in cases))
+    findings: list[Finding] = []
+    for case in cases:
+        progress(f"{case.section}: {case.name}")
+        findings += case.run(shared)
+    return Report(findings, shared, time.perf_counter() - start)

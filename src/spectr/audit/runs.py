@@ -1,0 +1,77 @@
+"""One function for each kind of audit: what is audited in, a report out."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from spectr.audit.endpoint import Endpoint, endpoint_case
+from spectr.audit.exact import LanguageModel
+from spectr.audit.planted import planted_cases
+from spectr.audit.proofs import exact_cases, named_rules
+from spectr.audit.report import Level, Report, examine
+from spectr.audit.samplers import Function, Sampler
+from spectr.audit.sections import Asked, function_law, model_cases, model_law, sampler_case, transformers_cases
+from spectr.policy import Policy
+
+if TYPE_CHECKING:
+    from spectr.lm import LM
+
+__all__ = [
+    "audit_endpoint", "audit_exact", "audit_function", "audit_model", "audit_planted", "audit_sampler",
+    "audit_transformers",
+]  # fmt: skip
+
+
+def audit_exact(rule: str | None = None, **options: Any) -> Report:
+    """The law of a rule, or of every rule, enumerated on small models.
+
+    >>> report = audit_exact("speculative")
+    >>> report.holds, report.summary
+    (True, '3 of 3 lossless claims hold')
+    """
+    return examine(exact_cases(named_rules(rule, options)))
+
+
+def audit_planted(level: Level | None = None) -> Report:
+    """Whether faults that were planted are seen."""
+    given = level or Level()
+    return examine(planted_cases(given.bias), given)
+
+
+def audit_model(lm: "LM", asked: Asked, level: Level | None = None) -> Report:
+    """Everything that can be asked of this package on a model that `spectr.load` gave."""
+    return examine(model_cases(lm, asked), level)
+
+
+def audit_transformers(lm: "LM", asked: Asked, level: Level | None = None) -> Report:
+    """transformers' own generation on the rows of a model: plain, and with an assistant model."""
+    return examine(transformers_cases(lm, asked), level)
+
+
+def audit_function(
+    function: Function, target: "LanguageModel | LM", prompt: Sequence[int], length: int = 3, level: Level | None = None
+) -> Report:
+    """A function (prompt, seed) → tokens, against a target: a function from tokens, prompt included, to the law of the
+    next one; or what `spectr.load` gave, at temperature 1.
+
+    >>> import random
+    >>> fair = lambda prompt, seed: random.Random(seed).choices([0, 1], k=1)
+    >>> audit_function(fair, lambda text: [0.5, 0.5], [0], length=1, level=Level(samples=4000)).holds
+    True
+    >>> audit_function(fair, lambda text: [0.6, 0.4], [0], length=1, level=Level(samples=4000)).holds
+    False
+    """
+    law = function_law(target, prompt, length) if callable(target) else model_law(target, prompt, Policy(), length)
+    name = getattr(function, "__name__", type(function).__name__)
+    return examine([sampler_case(name, function, law, prompt)], level)
+
+
+def audit_sampler(sampler: Sampler, law: Any, name: str = "sampler", level: Level | None = None) -> Report:
+    """Anything that gives texts for seeds, many at once, against a `TextLaw`."""
+    return examine([sampler_case(name, sampler, law)], level)
+
+
+def audit_endpoint(
+    endpoint: Endpoint, length: int = 3, level: Level | None = None, progress: Callable[[str], None] = lambda _: None
+) -> Report:
+    """An OpenAI-compatible endpoint, against the law that its own log-probabilities state."""
+    return examine([endpoint_case(endpoint, length)], level, progress)

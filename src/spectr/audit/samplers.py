@@ -1,0 +1,111 @@
+"""Whoever claims to sample from a target's law, behind one interface: seeds in, texts out.
+
+The engine of this package, a Python function, and (in files of their own) an endpoint and transformers. A sampler knows
+its prompt and how it samples; it is not told what for.
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from spectr.audit.replay import RowsAfter
+from spectr.audit.texts import LawsAfter, Text
+from spectr.engine import Engine, Job, Request
+from spectr.errors import ArgumentError
+from spectr.policy import History, Past, Policy
+from spectr.verify.rule import law_of
+
+__all__ = ["EngineSampler", "Function", "FunctionSampler", "Sampler", "policy_laws"]
+
+Function = Callable[[list[int], int], Sequence[int]]
+"""(prompt, seed) → new tokens, at least as many as are looked at, unless they end with a stop token."""
+
+_MOST_NUMBERS = 1 << 25  # logits of one batch
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Many small objects and no cycles among them: looking for some would take a third of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+class Sampler(Protocol):
+    """Texts after one prompt."""
+
+    def __call__(self, seeds: Sequence[int], length: int) -> list[Text]:
+        """A text of `length` tokens for each seed, in order; shorter only if it ends with a stop token."""
+        ...
+
+
+@dataclass(slots=True)
+class EngineSampler:
+    """The real loop: engine, rule and drafter, many rows at once."""
+
+    engine: Engine
+    prompt: Sequence[int]
+    policy: Policy = field(default_factory=Policy)
+    steps: int = 0  # target calls so far, counted for each row
+    emitted: int = 0  # tokens so far
+
+    def __call__(self, seeds: Sequence[int], length: int) -> list[Text]:
+        """In batches that fit."""
+        with _no_collection():
+            return [text for part in self._batches(seeds) for text in self._texts(part, length)]
+
+    def _texts(self, seeds: Sequence[int], length: int) -> list[Text]:
+        results = self.engine.generate(Job([Request(self.prompt, seed, length) for seed in seeds], self.policy))
+        self.steps += sum(result.stats.steps for result in results)
+        self.emitted += sum(result.stats.emitted for result in results)
+        return [tuple(result.tokens) for result in results]
+
+    def _batches(self, seeds: Sequence[int]) -> Iterator[Sequence[int]]:
+        numbers = self.engine.target.vocabulary * self.engine.drafter.nodes
+        rows = max(1, min(8192, _MOST_NUMBERS // numbers))
+        return (seeds[at : at + rows] for at in range(0, len(seeds), rows))
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionSampler:
+    """Anybody's function."""
+
+    function: Function
+    prompt: Sequence[int]
+    stops: frozenset[int] = frozenset()
+
+    def __call__(self, seeds: Sequence[int], length: int) -> list[Text]:
+        """One call for each seed; what comes beyond the length or a stop token is not looked at."""
+        return [self._cut(self.function(list(self.prompt), seed), length) for seed in seeds]
+
+    def _cut(self, tokens: Sequence[int], length: int) -> Text:
+        try:
+            text = tuple(int(token) for token in tokens)[:length]
+        except (TypeError, ValueError):
+            raise ArgumentError(f"a sampler must return token ids, got {tokens!r}") from None
+        end = next((at for at, token in enumerate(text, start=1) if token in self.stops), len(text))
+        return text[:end]
+
+
+def policy_laws(rows: RowsAfter, prompt: Sequence[int], policy: Policy, stops: frozenset[int]) -> LawsAfter:
+    """The laws that a policy makes of a model's rows after a prompt and more text, float64."""
+
+    def laws(texts: Sequence[Text]) -> torch.Tensor:
+        start = tuple(prompt)
+        logits = rows([start + text for text in texts])[:, None]
+        past = None
+        if policy.remembers:
+            history = History([list(prompt) for _ in texts], logits.shape[-1], stops=stops)
+            history.commit([list(text) for text in texts])
+            past = Past(history, torch.empty(len(texts), 1, 0, dtype=torch.int64))
+        return law_of(policy(logits, past)[:, 0].double())
+
+    return laws

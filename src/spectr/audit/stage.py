@@ -1,0 +1,161 @@
+"""A real model made ready for many samples: its likeliest tokens after a prompt, its rows on them, engines on those.
+
+The audited law is the model's own, given that one of these tokens comes. Everything else is the code that generates.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spectr.audit.replay import Bent, Replay, RowsAfter, TreeRows, Words
+from spectr.audit.samplers import EngineSampler, policy_laws
+from spectr.audit.texts import TextLaw
+from spectr.audit.toys import RandomModel
+from spectr.draft import Plan
+from spectr.draft import drafter as named_drafter
+from spectr.draft.mixed import Mixed
+from spectr.engine import Engine
+from spectr.errors import ArgumentError, MismatchError
+from spectr.pairing import DraftOptions, pair
+from spectr.policy import Policy
+from spectr.types import Drafter, TreeModel
+from spectr.verify import Card, Rule
+
+if TYPE_CHECKING:
+    from spectr.models.hf import OpenedModel
+
+__all__ = ["NOISY", "Stage", "noise", "plan_for", "real_stage", "toy_stage"]
+
+NOISY = "noisy"
+"""The drafter of an audit that names none: the target's own rows with noise, right often and wrong often."""
+
+_MEMORY = 2
+_NOISE = 1.0
+_SHOWN = 8  # tokens of the prompt that drafters and penalties see
+
+
+def plan_for(card: Card, drafts: int = 2, length: int = 3) -> Plan:
+    """Siblings as the rule wants them, `drafts` chains, or one where it takes no more."""
+    return Plan(card.draws or card.siblings[0], tree=(drafts if card.tree else 1, *(1,) * (length - 1)))
+
+
+def noise(logits: Tensor, texts: Sequence[Words]) -> Tensor:
+    """Rows with noise that belongs to the text."""
+    noise = [np.random.default_rng([len(text), *text]).standard_normal(logits.shape[-1]) for text in texts]
+    return logits + _NOISE * torch.from_numpy(np.stack(noise)).float()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A target of few tokens with rows to replay, and what belongs to it."""
+
+    name: str
+    rows: RowsAfter
+    vocabulary: int
+    prompt: Words
+    policy: Policy
+    stops: frozenset[int] = frozenset()
+    ids: Tensor | None = None  # the tokens as the real model knows them
+    original: Sequence[int] = ()  # the prompt as the real model knows it
+    opened: "OpenedModel | None" = None
+
+    def model(self, rows: RowsAfter | None = None, memory: int = _MEMORY) -> Replay:
+        """The target, or another model of the same tokens."""
+        return Replay(self.rows if rows is None else rows, self.vocabulary, [self.prompt], memory)
+
+    def under(self, policy: Policy) -> "Stage":
+        """The same under another policy."""
+        return replace(self, policy=policy)
+
+    def law(self, length: int = 5) -> TextLaw:
+        """The exact law of short texts: that of the model for three tokens, and of the replay from there on."""
+        rows = self.model().logits_after
+        return TextLaw(policy_laws(rows, self.prompt, self.policy, self.stops), length, self.stops)
+
+    def drafter(self, name: Any, rule: Rule) -> Drafter:
+        """A drafter that fits the rule: `noisy`, a name or model as `spectr.load` takes it, or a drafter as it is."""
+        if name == NOISY:
+            return named_drafter("model", model=self.model(Bent(self.rows, noise)), plan=plan_for(rule.card))
+        if not isinstance(name, str):
+            return self.replayed(name) if hasattr(name, "siblings") else self._paired(name, rule)
+        if name in ("random", "ngram"):
+            return named_drafter(name, plan=plan_for(rule.card))
+        return named_drafter(name) if name in ("none", "lookup") else self._paired(name, rule)
+
+    def engine(self, drafter: Any, rule: Rule) -> Engine:
+        """The real loop on the replayed target."""
+        return Engine(self.model(), self.drafter(drafter, rule), rule, self.stops)
+
+    def sampler(self, drafter: Any, rule: Rule) -> EngineSampler:
+        """What is sampled from."""
+        return EngineSampler(self.engine(drafter, rule), self.prompt, self.policy)
+
+    def _paired(self, name: Any, rule: Rule) -> Drafter:
+        if self.opened is None:
+            raise ArgumentError(f"drafter {name!r} belongs to a real model, and {self.name!r} is none; use noisy")
+        options = DraftOptions(drafts=2 if rule.card.tree else 1, length=3)
+        return self.replayed(pair(name, self.opened, rule.card, options))
+
+    def _rows_of(self, model: TreeModel, ids: Tensor) -> TreeRows:
+        return TreeRows(model, ids, {self.prompt: self.original})
+
+    def replayed(self, made: Drafter) -> Drafter:
+        """The same drafter with its model's rows replayed; one without a model stays as it is."""
+        if isinstance(made, Mixed):
+            return Mixed([self.replayed(part) for part in made.parts])
+        if getattr(made, "wants_features", None) is not None:
+            raise MismatchError(
+                f"drafter {made.name!r} reads the target's features, which a replay lacks; audit it without: --direct"
+            )
+        model: TreeModel | None = getattr(made, "model", None)
+        plan: Plan | None = getattr(made, "plan", None)
+        if model is None or plan is None or isinstance(model, Replay):
+            return made
+        if self.ids is None:
+            raise ArgumentError(f"drafter {made.name!r} belongs to a real model, and {self.name!r} is none; use noisy")
+        return named_drafter("model", model=self.model(self._rows_of(model, self.ids)), plan=plan)
+
+
+def _mass(rows: TreeRows, prompt: Words) -> Tensor:
+    """How likely each token is to come first or second, roughly: the second after the eight likeliest alone."""
+    first = rows([prompt])[0].double().softmax(-1)
+    best = first.topk(8)
+    after = rows([(*prompt, token) for token in best.indices.tolist()]).double().softmax(-1)
+    return first + (best.values[:, None] * after).sum(0)
+
+
+def real_stage(opened: "OpenedModel", prompt: Sequence[int], policy: Policy, vocabulary: int = 64) -> Stage:
+    """The `vocabulary` likeliest tokens after the prompt, and the last ones of the prompt, as a target of their own.
+    The replay's prompt is the end of the real one, and stands for all of it."""
+    if opened.start is not None:
+        raise MismatchError("an audit replays decoder-only models; this one has an encoder")
+    if vocabulary < 2:
+        raise ArgumentError(f"a vocabulary must have at least 2 tokens, got {vocabulary}")
+    target = opened.target
+    every = torch.arange(target.vocabulary)
+    mass = _mass(TreeRows(target, every, {tuple(prompt): prompt}), tuple(prompt))
+    likely = mass.topk(min(vocabulary, target.vocabulary)).indices.tolist()
+    shown = list(prompt)[-_SHOWN:]
+    ids = torch.tensor(sorted({*likely, *shown}))
+    number = {token: at for at, token in enumerate(ids.tolist())}
+    words = tuple(number[token] for token in shown)
+    stops = frozenset(number[token] for token in opened.stops if token in number)
+    rows = TreeRows(target, ids, {words: prompt})
+    once = Replay(rows, len(ids), [words]).logits_after
+    name = type(target.model).__name__
+    return Stage(name, once, len(ids), words, policy, stops, ids, tuple(prompt), opened)
+
+
+def toy_stage(policy: Policy | None = None, vocabulary: int = 12, seed: int = 5) -> Stage:
+    """A small random model in the place of a real one, whose law depends on the whole text; its last token stops."""
+    model = RandomModel(seed, vocabulary)
+
+    def rows(texts: Sequence[Words]) -> Tensor:
+        return torch.stack([model(text) for text in texts]).log().float()
+
+    prompt = tuple(token % vocabulary for token in (3, 4, 3, 4, 3))
+    return Stage("toy", rows, vocabulary, prompt, policy or Policy(), frozenset({vocabulary - 1}))

@@ -1,0 +1,165 @@
+"""Multinomial tests whose false-alarm rate is a theorem, and the bias that so many samples can see. Knows no tokens.
+
+The statistic is G = 2 Σ count · log(count / expected) = 2·n·KL(found ‖ meant). For every law on k cells and every n,
+
+    P(G ≥ g) ≤ exp(−g/2) · (e·g / (2(k − 1)))^(k − 1)    once g > 2(k − 1)        (Agrawal 2020),
+
+so no count is too small and nothing is asymptotic: a verdict is made with this bound. The familiar χ² tail, to which G
+converges, is reported beside it and decides nothing.
+
+A bias of total variation δ between the cells, whatever its shape, has KL ≥ 2δ² (Pinsker), so G then behaves like a
+noncentral χ² with noncentrality at least 4·n·δ². That gives the samples needed to see a bias, and the bias that so many
+samples see.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spectr.errors import ArgumentError
+
+__all__ = [
+    "GTest",
+    "alarm_limit",
+    "chi2_tail",
+    "compare_counts",
+    "false_alarm_bound",
+    "samples_needed",
+    "smallest_bias",
+]
+
+_POWER = 0.99
+
+
+def _rising_root(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a rising function passes zero; `high` grows until it does."""
+    while function(high) < 0:
+        low, high = high, 2 * high
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if function(middle) < 0 else (low, middle)
+    return high
+
+
+def _log_bound(statistic: float, freedom: int) -> float:
+    """Logarithm of the bound on P(G ≥ statistic)."""
+    half = statistic / 2
+    if freedom == 0:
+        return 0.0 if half <= 0 else -math.inf
+    if half <= freedom:
+        return 0.0
+    return freedom - half + freedom * math.log(half / freedom)
+
+
+def false_alarm_bound(statistic: float, cells: int) -> float:
+    """At most this often does a right sampler reach `statistic` on so many cells, for any law and number of samples.
+
+    >>> false_alarm_bound(104.2, 16) < 1.01e-8, false_alarm_bound(20.0, 16)
+    (True, 1.0)
+    """
+    return math.exp(_log_bound(statistic, cells - 1))
+
+
+def alarm_limit(cells: int, alarms: float) -> float:
+    """The statistic that a right sampler reaches with probability at most `alarms`.
+
+    >>> round(alarm_limit(16, 1e-8), 1)
+    104.2
+    """
+    if not 0 < alarms < 1:
+        raise ArgumentError(f"a false-alarm rate must lie between 0 and 1, got {alarms}")
+    freedom = cells - 1
+    return _rising_root(lambda g: math.log(alarms) - _log_bound(g, freedom), 2.0 * freedom, 2.0 * freedom + 1)
+
+
+def _gamma_tail(shape: Tensor, value: float) -> Tensor:
+    found: Tensor = torch.special.gammaincc(shape, torch.full_like(shape, value))
+    return found
+
+
+def chi2_tail(statistic: float, freedom: int) -> float:
+    """P(χ² ≥ statistic).
+
+    >>> round(chi2_tail(3.841459, 1), 4)
+    0.05
+    """
+    if freedom == 0:
+        return 1.0
+    return float(_gamma_tail(torch.tensor([freedom / 2], dtype=torch.float64), max(statistic, 0.0) / 2))
+
+
+def _noncentral_tail(statistic: float, freedom: int, noncentrality: float) -> float:
+    """P(χ'² ≥ statistic): a Poisson mixture of central ones."""
+    mean = noncentrality / 2
+    most = int(mean + 12 * math.sqrt(mean + 1)) + 30
+    j = torch.arange(most, dtype=torch.float64)
+    weight = (j * math.log(mean) - mean - torch.lgamma(j + 1)).exp() if mean > 0 else (j == 0).double()
+    return float((weight * _gamma_tail(freedom / 2 + j, statistic / 2)).sum())
+
+
+def _noncentrality(cells: int, alarms: float, power: float) -> float:
+    """What it takes to pass the limit with probability `power`."""
+    limit = alarm_limit(cells, alarms)
+    return _rising_root(lambda x: _noncentral_tail(limit, max(cells - 1, 1), x) - power, 0.0, limit)
+
+
+def samples_needed(bias: float, cells: int, alarms: float, power: float = _POWER) -> int:
+    """Samples that see any bias of this total variation between the cells, with probability `power`.
+
+    >>> 85_000 < samples_needed(0.02, cells=16, alarms=1e-8) < 92_000
+    True
+    """
+    if not 0 < bias <= 1:
+        raise ArgumentError(f"a bias is a total variation and must lie in (0, 1], got {bias}")
+    return math.ceil(_noncentrality(cells, alarms, power) / (4 * bias**2))
+
+
+def smallest_bias(samples: int, cells: int, alarms: float, power: float = _POWER) -> float:
+    """The total variation between the cells above which a bias of any shape is seen, with probability `power`.
+
+    >>> 0.019 < smallest_bias(90_000, cells=16, alarms=1e-8) < 0.02
+    True
+    """
+    return min(1.0, math.sqrt(_noncentrality(cells, alarms, power) / (4 * samples)))
+
+
+@dataclass(frozen=True, slots=True)
+class GTest:
+    """Counts compared with a law: the statistic and what it is worth."""
+
+    samples: int
+    cells: int  # with a chance above zero
+    statistic: float  # G; infinite if something came that cannot come
+    distance: float  # total variation between the frequencies and the law; its noise is of order √(cells / samples)
+    impossible: int  # samples in cells of chance zero
+
+    @property
+    def p_bound(self) -> float:
+        """A right sampler is this far off at most this often. Decides."""
+        return 0.0 if self.impossible else false_alarm_bound(self.statistic, self.cells)
+
+    @property
+    def p_about(self) -> float:
+        """The same for many samples, by the χ² tail. For the eye."""
+        return 0.0 if self.impossible else chi2_tail(self.statistic, self.cells - 1)
+
+
+def compare_counts(counts: Sequence[float] | Tensor, chances: Sequence[float] | Tensor) -> GTest:
+    """Counts (k) of independent samples against the chances (k) of their cells.
+
+    >>> compare_counts([52, 48], [0.5, 0.5]).p_about > 0.5
+    True
+    """
+    found, meant = (torch.as_tensor(x, dtype=torch.float64) for x in (counts, chances))
+    if found.shape != meant.shape or abs(float(meant.sum()) - 1) > 1e-6:
+        raise ArgumentError(f"every cell needs a count and a chance, and chances sum to 1; got {counts} and {chances}")
+    total = float(found.sum())
+    impossible = int(found[meant <= 0].sum())
+    seen = (found > 0) & (meant > 0)
+    terms = found[seen] * (found[seen] / (meant[seen] * total)).log()
+    statistic = math.inf if impossible else max(0.0, 2 * float(terms.sum()))
+    distance = float((found / total - meant).abs().sum() / 2) if total else 0.0
+    return GTest(int(total), int((meant > 0).sum()), statistic, distance, impossible)

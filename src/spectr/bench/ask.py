@@ -1,0 +1,137 @@
+"""One text, asked for and written: what goes to every method alike, and what comes back from each."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from spectr.bench.tasks import KINDS, Prompt, Task
+from spectr.engine import Engine, Job, Request
+from spectr.lm import LM
+from spectr.metrics import Stats
+from spectr.policy import Policy
+
+if TYPE_CHECKING:
+    from spectr.models.peers import Peer
+
+__all__ = ["Asked", "Writer", "Written", "WrittenBySpectr", "WrittenByTransformers", "requests", "turns_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A text of a task, as tokens and as words."""
+
+    task: Task
+    number: int  # of the prompt in its task
+    request: Request
+    temperature: float = 1.0
+
+    @property
+    def prompt(self) -> Prompt:
+        """The words."""
+        return self.task.prompts[self.number]
+
+    @property
+    def raw(self) -> bool:
+        """Plain text to be continued."""
+        return KINDS[self.task.kind].raw
+
+    def at(self, temperature: float, seed: int) -> "Asked":
+        """The same at another temperature, with another seed."""
+        return replace(self, request=replace(self.request, seed=seed), temperature=temperature)
+
+    def shorter(self, tokens: int) -> "Asked":
+        """The same, but of fewer tokens."""
+        most = min(tokens, self.request.max_new_tokens)
+        return replace(self, request=replace(self.request, max_new_tokens=most))
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A text, and what it took."""
+
+    text: str
+    count: int  # tokens
+    seconds: float  # from the prompt's tokens to the last token
+    tokens: list[int] | None = None  # None: written elsewhere
+    steps: int | None = None  # target calls
+    parts: dict[str, float] = field(default_factory=dict)  # seconds of prompt, draft, target, rule, where known
+    stats: Stats | None = None
+
+
+class Writer(Protocol):
+    """Whoever writes texts."""
+
+    def write(self, asked: Asked) -> Written:
+        """One text."""
+        ...
+
+
+def turns_of(prompt: Prompt) -> list[dict[str, str]]:
+    """A prompt as a conversation, the user first and last."""
+    said = prompt.turns or (prompt.text,)
+    return [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(said)]
+
+
+def _tokens(lm: LM, prompt: Prompt, *, raw: bool) -> list[int]:
+    if len(prompt.turns) < 2:
+        return lm.encode(prompt.text, raw=raw)
+    if getattr(lm.tokenizer, "chat_template", None):
+        return lm.encode_turns(turns_of(prompt))
+    lines = [f"{turn['role'].capitalize()}: {turn['content']}" for turn in turns_of(prompt)]
+    return lm.encode("\n".join([*lines, "Assistant:"]), raw=True)
+
+
+def requests(lm: LM, tasks: Sequence[Task], tokens: int, prefix: str = "") -> tuple[list[Asked], int]:
+    """Every prompt of every task for this model, and how many had to be left out since they do not fit into it. An
+    encoder-decoder model reads the source alone, after `prefix`."""
+    found, start, context = [], lm.opened.start, lm.engine.target.context
+    for task in tasks:
+        for number, prompt in enumerate(task.prompts):
+            if start is None:
+                request = Request(_tokens(lm, prompt, raw=KINDS[task.kind].raw), 0, tokens)
+            else:
+                source = lm.encode(prefix + (prompt.source or prompt.text), raw=True)
+                request = Request(start, 0, tokens, source=source)
+            if max(len(request.prompt) + tokens, len(request.source or ())) <= context:
+                found.append(Asked(task, number, request))
+    return found, sum(len(task.prompts) for task in tasks) - len(found)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenBySpectr:
+    """An engine."""
+
+    engine: Engine
+    tokenizer: Any
+
+    def write(self, asked: Asked) -> Written:
+        """Step by step, so that the reading of the prompt is told apart from the rest."""
+        stats, tokens, parts = Stats(), list[int](), dict[str, float]()
+        job = Job([asked.request], Policy(asked.temperature))
+        start = time.perf_counter()
+        for step in self.engine.stream(job, [stats]):
+            if not parts:
+                parts["prompt"] = time.perf_counter() - start - sum(stats.seconds.values())
+            tokens += step.tokens
+        seconds = time.perf_counter() - start
+        text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return Written(text, len(tokens), seconds, tokens, stats.steps, {**parts, **stats.seconds}, stats)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenByTransformers:
+    """`model.generate`, one way or another."""
+
+    peer: "Peer"
+    tokenizer: Any
+
+    def write(self, asked: Asked) -> Written:
+        """What transformers reads of the prompt is inside its calls of the target."""
+        request = asked.request
+        source = None if request.source is None else list(request.source)
+        settings = {"temperature": asked.temperature, "max_new_tokens": request.max_new_tokens}
+        found = self.peer.write(list(request.prompt), source, settings, request.seed)
+        text = self.tokenizer.decode(found.tokens, skip_special_tokens=True)
+        parts = {"draft": found.draft, "target": found.target}
+        return Written(text, len(found.tokens), found.seconds, found.tokens, found.calls, parts)

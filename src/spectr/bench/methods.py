@@ -1,0 +1,247 @@
+"""The methods that are compared: from a loaded target and its drafter to everybody who writes. Knows no task."""
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, is_dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from spectr.bench.ask import Writer, WrittenBySpectr, WrittenByTransformers
+from spectr.bench.endpoint import Endpoint
+from spectr.draft import Plan
+from spectr.draft import drafter as named_drafter
+from spectr.engine import Engine
+from spectr.errors import MismatchError, SpectrError, UnknownNameError
+from spectr.lm import LM
+from spectr.pairing import DraftOptions, pair
+from spectr.registry import nearest
+from spectr.types import Drafter, Siblings
+from spectr.verify import Card
+from spectr.verify import rule as named_rule
+
+__all__ = [
+    "METHODS",
+    "Contender",
+    "Field",
+    "as_contender",
+    "check_methods",
+    "contenders",
+    "label_of",
+    "plan_of",
+    "planned",
+    "replanned",
+    "sized",
+    "weights_of",
+]
+
+_LOOKUP = 10  # tokens of transformers' prompt lookup, as its documentation has it
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A way to write: a rule with drafts of the drafter that is measured, drawn as the rule wants them."""
+
+    label: str
+    rule: str = ""
+    siblings: Siblings | None = None  # None: what the rule asks for
+    several: bool = True  # it takes K drafts; else one
+    lossless: bool = True
+
+
+METHODS = {
+    "plain": Method("plain decoding"),
+    "speculative": Method("one draft", "speculative", several=False),
+    "block": Method("block verification", "block", several=False),
+    "recursive": Method("multi-round", "recursive"),
+    "kseq": Method("K-SEQ (SpecTr)", "spectr"),
+    "optimal": Method("optimal", "optimal"),
+    "path_block": Method("hybrid path_block", "path_block", "hybrid"),
+    "race": Method("race", "race"),
+    "topk": Method("top-k tree", "match"),
+    "lookup": Method("lookup"),
+    "default": Method("spectr as loaded"),
+    "transformers": Method("transformers"),
+    "transformers_assistant": Method("transformers, assistant_model"),
+    "transformers_lookup": Method("transformers, prompt lookup"),
+}
+"""In the order of tables. Those without a rule have no K and no L: they run as they come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Somebody who writes, and how tables call them."""
+
+    method: str
+    writer: Writer
+    drafts: int | None = None  # K
+    length: int | None = None  # L
+    drafter: str = "none"
+    lossless: bool | None = True  # None: nobody here knows
+
+    @property
+    def key(self) -> str:
+        """One of its kind.
+
+        >>> Contender("race", None, 4, 2, "early_exit").key
+        'race K=4 L=2 early_exit'
+        """
+        numbers = [f"{name}={value}" for name, value in (("K", self.drafts), ("L", self.length)) if value is not None]
+        return " ".join([self.method, *numbers, self.drafter])
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Everybody who takes part, and who cannot: with a reason."""
+
+    contenders: tuple[Contender, ...]
+    left_out: dict[str, str]
+
+
+def label_of(method: str) -> str:
+    """What a method is called in prose; an endpoint is called by its host."""
+    return METHODS[method].label if method in METHODS else method
+
+
+def check_methods(names: Iterable[str]) -> None:
+    """Refuse a name that is none."""
+    for name in names:
+        if name not in METHODS:
+            raise UnknownNameError(f"no method is called {name!r}; {nearest(name, list(METHODS))}")
+
+
+def planned(drafter: Any) -> Any:
+    """The drafter, or the part of a mix, that draws by a plan and so serves any rule; None where there is none."""
+    if hasattr(drafter, "plan"):
+        return drafter
+    return next((part for part in map(planned, getattr(drafter, "parts", ())) if part is not None), None)
+
+
+def replanned(drafter: Any, plan: Plan) -> Drafter:
+    """The same drafter, weights and all, with another plan."""
+    made: Any = replace(drafter, plan=plan) if is_dataclass(drafter) else copy.copy(drafter)  # type: ignore[type-var]
+    if made.plan is not plan:
+        made.plan = plan
+    same: Drafter = made
+    return same
+
+
+def weights_of(drafter: Any) -> dict[str, Any] | None:
+    """How many weights a drafter reads, and a digest of some of them; None for one that has none."""
+    base: Any = planned(drafter)
+    held = [getattr(base, name) for name in ("model", "head", "heads") if hasattr(base, name)]
+    net = getattr(held[0], "model", held[0]) if held else None
+    if not isinstance(net, torch.nn.Module):
+        return None
+    digest = hashlib.sha256()
+    for weights in net.parameters():
+        some = weights.detach().flatten()[:: max(1, weights.numel() // 1024)]
+        digest.update(some.to("cpu", torch.float32).contiguous().numpy().tobytes())
+    return {"count": sum(weights.numel() for weights in net.parameters()), "digest": digest.hexdigest()[:16]}
+
+
+def plan_of(method: Method, card: Card, drafts: int, length: int) -> Plan:
+    """K drafts of L tokens, or where the tree is pruned, as many nodes."""
+    siblings = method.siblings or card.draws or card.siblings[0]
+    plan = Plan(siblings=siblings, drafts=drafts, length=length)
+    return replace(plan, nodes=1 + drafts * length) if plan.prunes else plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """What contenders are made of."""
+
+    lm: LM
+    drafter: str  # what the user calls it
+
+    def engine(self, drafter: Drafter, rule: str) -> WrittenBySpectr:
+        made = Engine(self.lm.opened.target, drafter, named_rule(rule), self.lm.opened.stops)
+        return WrittenBySpectr(made, self.lm.tokenizer)
+
+    def ruled(self, name: str, drafts: int, length: int) -> Contender:
+        """A method with K and L."""
+        base, method = planned(self.lm.engine.drafter), METHODS[name]
+        if base is None:
+            raise MismatchError(
+                f"drafter {self.drafter!r} has no laws to draw trees from; give --drafter early_exit, a trained "
+                "drafter, or a model"
+            )
+        rule = named_rule(method.rule)
+        made = replanned(base, plan_of(method, rule.card, drafts, length))
+        return Contender(name, self.engine(made, method.rule), drafts, length, self.drafter, rule.card.lossless)
+
+    def plain(self) -> Contender:
+        return Contender("plain", self.engine(named_drafter("none"), "race"))
+
+    def lookup(self) -> Contender:
+        return Contender("lookup", self.engine(named_drafter("lookup"), "race"), drafter="lookup")
+
+    def default(self) -> Contender:
+        """What `spectr.load` gives, as it is."""
+        writer = WrittenBySpectr(self.lm.engine, self.lm.tokenizer)
+        return Contender("default", writer, drafter=self.drafter, lossless=self.lm.engine.rule.card.lossless)
+
+    def transformers(self) -> Contender:
+        return Contender("transformers", self._peer())
+
+    def transformers_lookup(self) -> Contender:
+        return Contender("transformers_lookup", self._peer(lookup=_LOOKUP), drafter="lookup")
+
+    def transformers_assistant(self) -> Contender:
+        base = planned(self.lm.engine.drafter)
+        if base is None or base.name != "model":
+            raise MismatchError(
+                f"transformers takes a whole model as its assistant, and drafter {self.drafter!r} is none; give "
+                "--drafter the name or folder of a small model"
+            )
+        writer = self._peer(assistant=base.model.model)
+        return Contender("transformers_assistant", writer, drafter=self.drafter)
+
+    def _peer(self, **options: Any) -> WrittenByTransformers:
+        from spectr.models.peers import Peer
+
+        peer = Peer(self.lm.opened.target.model, self.lm.opened.stops, **options)
+        return WrittenByTransformers(peer, self.lm.tokenizer)
+
+    def every(self, name: str, drafts: Sequence[int], lengths: Sequence[int]) -> Iterable[Callable[[], Contender]]:
+        """What makes the contenders of one method."""
+        if not METHODS[name].rule:
+            return [getattr(self, name)]
+        counts = drafts if METHODS[name].several else (1,)
+        return [partial(self.ruled, name, k, n) for k in counts for n in lengths]
+
+
+def contenders(
+    lm: LM, names: Sequence[str], drafter: str, sizes: tuple[Sequence[int], Sequence[int]], *, strict: bool
+) -> Field:
+    """Everybody, for every K and L of `sizes`. Who cannot take part is left out, or refused where `strict`."""
+    maker, found, left = _Maker(lm, drafter), list[Contender](), dict[str, str]()
+    for name in names:
+        for make in maker.every(name, *sizes):
+            try:
+                found.append(make())
+            except SpectrError as error:
+                if strict:
+                    raise
+                left[name] = str(error)
+    return Field(tuple(found), left)
+
+
+def sized(lm: LM, drafters: Sequence[str], drafts: int, length: int) -> tuple[Contender, ...]:
+    """The race with other drafters, `early_exit:4` for the first four layers, and plain decoding to compare with."""
+    card, found = named_rule("race").card, [_Maker(lm, "none").plain()]
+    for name in drafters:
+        kind, _, layers = name.partition(":")
+        first = int(layers) if kind == "early_exit" and layers.isdigit() else None
+        options = DraftOptions(drafts=drafts, length=length, nodes=1 + drafts * length, layers=first)
+        made = pair(name if first is None else kind, lm.opened, card, options)
+        writer = _Maker(lm, name).engine(made, "race")
+        found.append(Contender("race", writer, drafts, length, name))
+    return tuple(found)
+
+
+def as_contender(endpoint: Endpoint) -> Contender:
+    """An endpoint; whether it is lossless is for `spectr audit` to find out."""
+    return Contender(endpoint.name, endpoint, drafter=endpoint.model, lossless=None)

@@ -1,0 +1,186 @@
+"""Ablations that count and do not write texts for people: how acceptance falls with the drafter's quality, and what the
+vocabulary costs a rule. Counts are a function of the seeds."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spectr.bench.methods import METHODS, plan_of, planned, replanned
+from spectr.bench.rules import Workload, workload
+from spectr.coins import SeededCoins
+from spectr.engine import Engine, Job, Request
+from spectr.lm import LM
+from spectr.policy import Policy
+from spectr.rows import pick_rows
+from spectr.transport.laws import law_of, total_variation
+from spectr.trees import Growth, Shape, grow
+from spectr.types import Coins, Draft, Drafter, Drafting, LogitsAt, Opening, Scene, Shaped, Verdict
+from spectr.verify import Rule
+from spectr.verify import rule as named_rule
+from spectr.verify.rule import Way
+
+__all__ = ["Cell", "Quality", "vocabulary"]
+
+Cell = tuple[str, Callable[[], dict[str, Any]]]
+"""A cell's name, and what measures it."""
+
+_BLURRED = ("speculative", "kseq", "optimal", "race", "topk")  # whose acceptance is shown against noise
+_DEEPEST = 100.0  # how far below the best logit a token counts as gone
+_HEAT = 0.8  # of the laws of `workload`
+
+
+def _ruled(methods: Sequence[str]) -> list[str]:
+    """Those with K and L."""
+    return [name for name in methods if METHODS[name].rule]
+
+
+class _Blurred:
+    """A drafter, part of whose logits are those of other tokens: noise with the drafter's own entropy."""
+
+    def __init__(self, inner: Any, share: float) -> None:
+        self.inner, self.share = inner, share
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def open(self, opening: Opening) -> Drafting:
+        """The drafter's own work, in a scene that blurs what it thinks."""
+        made: Drafting = self.inner.open(opening)
+        generator = torch.Generator().manual_seed(opening.vocabulary)
+        return _BlurredDrafting(made, self.share, torch.randperm(opening.vocabulary, generator=generator))
+
+
+@dataclass(slots=True)
+class _BlurredDrafting:
+    inner: Drafting
+    share: float
+    order: Tensor  # (V,) whose logits each token is given
+
+    def propose(self, scene: Scene) -> Draft:
+        """A draft of the blurred laws, which are those it carries."""
+        return self.inner.propose(replace(scene, shaped=self._blur(scene.shaped), ranked=self._blur(scene.ranked)))
+
+    def keep(self, path: Tensor) -> None:
+        """As the drafter does."""
+        self.inner.keep(path)
+
+    def take_rows(self, rows: Tensor) -> None:
+        """As the drafter does."""
+        self.inner.take_rows(rows)
+
+    def _blur(self, policy: Shaped) -> Shaped:
+        def blurred(logits: Tensor, paths: Tensor) -> Tensor:
+            logits = torch.maximum(logits, logits.amax(-1, keepdim=True) - _DEEPEST)
+            return policy(torch.lerp(logits, logits[..., self.order.to(logits.device)], self.share), paths)
+
+        return blurred if self.share else policy
+
+
+@dataclass(slots=True)
+class _Watched(Rule):
+    """A rule that also notes how far apart the two laws are at each root."""
+
+    inner: Rule
+    found: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.card, self.bias_bound = self.inner.card, self.inner.bias_bound
+
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
+        """The inner rule's."""
+        assert draft.laws is not None
+        root = torch.zeros_like(draft.tokens[:, :1])
+        apart = total_variation(law_of(logits(root)), pick_rows(draft.laws, root))
+        self.found += apart.flatten().tolist()
+        return self.inner.verdict(logits, draft, coins, way)
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Acceptance at each node against the total variation of the two laws, T = 1, all requests as one batch."""
+
+    lm: LM
+    size: tuple[int, int]  # K, L
+    requests: Sequence[Request]
+
+    def cells(self, methods: Sequence[str], noises: Sequence[float]) -> Iterator[Cell]:
+        """For every share of noise and some of the methods."""
+        for share in noises:
+            for name in (name for name in methods if name in _BLURRED):
+                yield f"quality {name} {share:g}", partial(self.measure, name, share)
+
+    def measure(self, name: str, share: float) -> dict[str, Any]:
+        """One cell."""
+        method, rule = METHODS[name], _Watched(named_rule(METHODS[name].rule))
+        drafts, length = self.size[0] if method.several else 1, self.size[1]
+        plan = plan_of(method, rule.card, drafts, length)
+        drafter: Any = _Blurred(replanned(planned(self.lm.engine.drafter), plan), share)
+        row = {"study": "quality", "method": name, "noise": share, "drafts": drafts, "length": length}
+        return {**row, **self._count(drafter, rule)}
+
+    def _count(self, drafter: Drafter, rule: _Watched) -> dict[str, Any]:
+        engine = Engine(self.lm.opened.target, drafter, rule, self.lm.opened.stops)
+        job = Job(self.requests, Policy(), optimality_gap=True)  # so that every draft carries its laws
+        stats = [result.stats for result in engine.generate(job)]
+        steps, emitted, accepted, nodes = (
+            sum(getattr(s, name) for s in stats) for name in ("steps", "emitted", "accepted", "measured")
+        )
+        share = accepted / max(1, nodes)
+        return {
+            "total_variation": statistics.fmean(rule.found),
+            "acceptance": share,
+            "error": math.sqrt(share * (1 - share) / max(1, nodes)),
+            "best": sum(s.best for s in stats) / max(1, nodes),
+            "block_efficiency": emitted / steps,
+            "tokens": emitted,
+            "steps": steps,
+        }
+
+
+def _verdicts(work: Workload, shape: Shape, method: str, repeats: int) -> tuple[list[int], list[float]]:
+    """Tokens of each verdict, and its seconds; a draft and coins of its own each time."""
+    rule, zero = named_rule(METHODS[method].rule), torch.zeros(1, dtype=torch.int64)
+    siblings, laws = plan_of(METHODS[method], rule.card, 1, 1).siblings, work.draft.laws
+    assert laws is not None
+    tokens, seconds = [], []
+    for seed in range(repeats + 1):
+        coins = SeededCoins(zero + seed, zero + 100)
+        draft = grow(zero, lambda _, members: laws[:, members], Growth(shape, siblings), coins)
+        start = time.perf_counter()
+        verdict = rule(lambda nodes: Policy(_HEAT)(pick_rows(work.logits, nodes)), draft, coins)
+        seconds.append(time.perf_counter() - start)
+        tokens.append(int(verdict.length) + 1)
+    return tokens[1:], seconds[1:]  # the first warms up
+
+
+def _rule_cost(method: str, size: int, tree: tuple[int, int], repeats: int) -> dict[str, Any]:
+    drafts = tree[0] if METHODS[method].several else 1
+    work = workload(size, drafts, 1 + drafts * tree[1], "cpu")
+    tokens, seconds = _verdicts(work, Shape.chains(drafts, tree[1]), method, repeats)
+    return {
+        "study": "vocabulary",
+        "method": method,
+        "vocabulary": size,
+        "drafts": drafts,
+        "length": tree[1],
+        "verdicts": repeats,
+        "block_efficiency": statistics.fmean(tokens),
+        "error": statistics.stdev(tokens) / math.sqrt(repeats),
+        "milliseconds": 1e3 * statistics.median(seconds),
+    }
+
+
+def vocabulary(
+    methods: Sequence[str], sizes: Sequence[int], tree: tuple[int, int], repeats: int = 40
+) -> Iterator[Cell]:
+    """Tokens per call and time of a verdict on made-up laws of so many tokens, a drafter close to its target."""
+    for size in sizes:
+        for name in _ruled(methods):
+            yield f"vocabulary {name} {size}", partial(_rule_cost, name, size, tree, repeats)

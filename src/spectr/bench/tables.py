@@ -1,0 +1,127 @@
+"""Figures as words: the rows of every table, for terminals, Markdown and HTML alike."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from spectr.bench.methods import label_of
+
+__all__ = ["Cells", "markdown", "method_name", "task_table", "way_table"]
+
+Row = Mapping[str, Any]
+Cells = tuple[list[str], list[list[str]]]
+"""Headings, and rows."""
+
+_SAME = ("plain", "race", "lookup", "default")  # whose text is a function of the seed at any temperature
+
+
+def _called(row: Row) -> str:
+    """The method, and what is to be said of its law: nothing where it is the target's."""
+    return label_of(row["method"]) + {True: "", False: ", LOSSY", None: ", law unknown"}[row["lossless"]]
+
+
+def method_name(row: Row) -> str:
+    """With its K and L, where it has them.
+
+    >>> method_name({"method": "kseq", "drafts": 4, "length": 2})
+    'K-SEQ (SpecTr) 4×2'
+    """
+    label = label_of(row["method"])
+    return label if row["drafts"] is None else f"{label} {row['drafts']}×{row['length']}"
+
+
+def _spread(found: Row | None, digits: int = 2) -> str:
+    if found is None:
+        return "–"
+    return f"{found['median']:.{digits}f} ({found['low']:.{digits}f} to {found['high']:.{digits}f})"
+
+
+def _one(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _efficiency(row: Row) -> str:
+    """Tokens per call with their standard error."""
+    error = row["block_efficiency_error"]
+    return _one(row["block_efficiency"]) + (f" ± {error:.2f}" if error else "")
+
+
+def _same(row: Row) -> str:
+    """Where equal texts are promised."""
+    found = row["identical"]
+    if found is None or not (row["temperature"] == 0 or row["method"] in _SAME):
+        return ""
+    return f"{found['same']} of {found['of']}"
+
+
+def _parts(row: Row) -> str:
+    """Milliseconds a token."""
+    parts = row["milliseconds_per_token"]
+    if parts is None:
+        return "–"
+    return " / ".join(f"{parts[name]:.1f}" if name in parts else "–" for name in ("draft", "target", "rule", "rest"))
+
+
+def _mebibytes(size: int | None) -> str:
+    return "–" if size is None else f"{size / (1 << 20):,.0f}"
+
+
+def way_table(rows: Iterable[Row]) -> Cells:
+    """One method, K, L and temperature a row; spreads are quartiles over texts."""
+    heads = [
+        "method", "K", "L", "T", "tokens per call", "tok/s", "× plain", "× transformers",
+        "ms a token: draft / target / rule / rest", "MiB", "same text",
+    ]  # fmt: skip
+    found = [
+        [
+            _called(row),
+            "" if row["drafts"] is None else str(row["drafts"]),
+            "" if row["length"] is None else str(row["length"]),
+            f"{row['temperature']:g}",
+            _efficiency(row),
+            _spread(row["tokens_per_second"], 1),
+            _spread(row["speed_up"]),
+            _one((row["speed_up_over_transformers"] or {}).get("median")),
+            _parts(row),
+            _mebibytes(row["memory"]),
+            _same(row),
+        ]
+        for row in rows
+    ]
+    return heads, found
+
+
+def _score(row: Row) -> str:
+    """The mean and its error, and whether plain decoding's differs by more than chance."""
+    score, difference = row["score"], row["score_difference"]
+    if score is None:
+        return "–"
+    said = f"{score['mean']:.3f}" if score["error"] is None else f"{score['mean']:.3f} ± {score['error']:.3f}"
+    if difference is None or row["method"] == "plain":
+        return said
+    return said + {True: ", as plain", False: ", NOT as plain", None: ""}[row["within_noise"]]
+
+
+def task_table(rows: Sequence[Row]) -> Cells:
+    """One method, K, L, temperature and task a row."""
+    heads = ["task", "method", "K", "L", "T", "tokens per call", "× plain", "score"]
+    found = [
+        [
+            row["task"],
+            _called(row),
+            "" if row["drafts"] is None else str(row["drafts"]),
+            "" if row["length"] is None else str(row["length"]),
+            f"{row['temperature']:g}",
+            _efficiency(row),
+            _one((row["speed_up"] or {}).get("median")),
+            _score(row),
+        ]
+        for row in sorted(rows, key=lambda row: str(row["task"]))
+    ]
+    return heads, found
+
+
+def markdown(cells: Cells) -> str:
+    """A table that Markdown knows."""
+    heads, rows = cells
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"

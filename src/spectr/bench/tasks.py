@@ -1,0 +1,197 @@
+"""Tasks: what texts are asked for. Shipped prompts, local files, or public sets through the `datasets` library.
+
+A kind of task knows the field names of the public sets of its kind, so that their files are read as they come. Knows no
+model: how a prompt becomes tokens is for `ask`.
+"""
+
+import gzip
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from spectr.errors import ArgumentError, SpectrError, UnknownNameError
+from spectr.registry import nearest
+
+__all__ = ["HUB", "KINDS", "Prompt", "Task", "tasks"]
+
+Row = Mapping[str, Any]
+
+_LANGUAGES = {"de": "German", "fr": "French", "cs": "Czech", "ro": "Romanian", "ru": "Russian", "fi": "Finnish"}
+_WORDS = 32  # most words of a prompt that is the first half of a text
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One text to be asked for, and what its score needs."""
+
+    text: str
+    source: str = ""  # what an encoder-decoder model reads, where that is not `text`
+    turns: tuple[str, ...] = ()  # a conversation, the user first
+    reference: str = ""
+    test: str = ""  # code: a function `check` of the candidate
+    entry: str = ""  # code: the candidate's name
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of task."""
+
+    read: Callable[[Row], Prompt]
+    fields: str  # what its rows must have, in words
+    score: str  # see `scores`
+    raw: bool = False  # plain text goes on: no chat template
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Prompts of one kind."""
+
+    name: str
+    kind: str
+    prompts: tuple[Prompt, ...]
+    origin: str  # "shipped", a file's name, or a set's
+
+
+def _continuation(row: Row) -> Prompt:
+    if "prompt" in row:
+        return Prompt(row["prompt"])
+    words = row["text"].split()
+    half = max(1, min(_WORDS, len(words) // 2))
+    return Prompt(" ".join(words[:half]), reference=" ".join(words[half:]))
+
+
+def _code(row: Row) -> Prompt:
+    return Prompt(row["prompt"], test=row.get("test", ""), entry=row.get("entry_point", ""))
+
+
+def _summarisation(row: Row) -> Prompt:
+    document = row["document"] if "document" in row else row["article"]
+    reference = row.get("summary", row.get("highlights", ""))
+    ask = f"Summarise the following report in one sentence.\n\n{document}"
+    return Prompt(ask, source=document, reference=reference)
+
+
+def _translation(row: Row) -> Prompt:
+    if "translation" in row:  # as WMT has it: one text for each language
+        pair = dict(row["translation"])
+        source = pair.pop("en")
+        code, reference = next(iter(pair.items()))
+        language = _LANGUAGES.get(code, code)
+    else:
+        source, reference, language = row["source"], row.get("reference", ""), row["language"]
+    return Prompt(f"Translate into {language}: {source}", source=source, reference=reference)
+
+
+def _arithmetic(row: Row) -> Prompt:
+    ask = f"{row['question']}\nExplain your steps, and end with the number that is asked for."
+    return Prompt(ask, source=row["question"], reference=str(row.get("answer", "")).split("####")[-1].strip())
+
+
+def _dialogue(row: Row) -> Prompt:
+    if "conversations" in row:  # as ShareGPT has it: up to the first answer
+        turns = [row["conversations"][0]["value"]]
+    elif "turns" in row:
+        turns = [turn["content"] if isinstance(turn, dict) else turn for turn in row["turns"]]
+    else:
+        turns = [row["prompt"]] if isinstance(row["prompt"], str) else list(row["prompt"])
+    turns = turns[: len(turns) - (len(turns) + 1) % 2]  # the user speaks last
+    return Prompt(turns[-1], turns=tuple(turns))
+
+
+KINDS = {
+    "continuation": Kind(_continuation, "prompt, or text", "likelihood", raw=True),
+    "code": Kind(_code, "prompt, and for a score test and entry_point", "passes", raw=True),
+    "summarisation": Kind(_summarisation, "document and summary, or article and highlights", "rouge_l"),
+    "translation": Kind(_translation, "source, language and reference, or translation with en and another", "chrf"),
+    "arithmetic": Kind(_arithmetic, "question and answer", "number"),
+    "dialogue": Kind(_dialogue, "turns, prompt, or conversations", "likelihood"),
+}
+
+HUB: dict[str, tuple[str, str, str | None, str]] = {
+    "lm1b": ("continuation", "billion-word-benchmark/lm1b", None, "test"),
+    "humaneval": ("code", "openai/openai_humaneval", None, "test"),
+    "xsum": ("summarisation", "EdinburghNLP/xsum", None, "test"),
+    "cnn_dailymail": ("summarisation", "abisee/cnn_dailymail", "3.0.0", "test"),
+    "wmt14": ("translation", "wmt/wmt14", "de-en", "test"),
+    "gsm8k": ("arithmetic", "openai/gsm8k", "main", "test"),
+    "mt_bench": ("dialogue", "HuggingFaceH4/mt_bench_prompts", None, "train"),
+}
+"""Public sets: the kind, and where the `datasets` library finds them (set, configuration, split)."""
+
+
+def _prompts(kind: str, rows: Iterable[Any], count: int, where: str) -> tuple[Prompt, ...]:
+    """The first `count` rows as prompts; a row may stand in a field `doc`, as evaluation harnesses keep it."""
+    found = []
+    for number, row in enumerate(islice(rows, count), start=1):
+        fields = row.get("doc", row) if isinstance(row, Mapping) else {"prompt": row, "text": row}
+        try:
+            found.append(KINDS[kind].read(fields))
+        except (KeyError, TypeError, AttributeError, IndexError, StopIteration):
+            raise ArgumentError(
+                f"row {number} of {where} must have {KINDS[kind].fields}, as {kind} needs; it has "
+                f"{', '.join(map(str, fields)) if isinstance(fields, Mapping) else type(fields).__name__}"
+            ) from None
+    if not found:
+        raise ArgumentError(f"{where} has no prompts; give a file with at least one")
+    return tuple(found)
+
+
+def _rows_in(path: Path) -> list[Any]:
+    """Rows of JSON (a list, or a list `prompts`), of JSON lines, or of text, one prompt a line; `.gz` of any."""
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+        kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+        if kind == ".json":
+            found = json.loads(text)
+            return list(found["prompts"] if isinstance(found, dict) else found)
+        lines = [line for line in text.splitlines() if line.strip()]
+        return [json.loads(line) for line in lines] if kind == ".jsonl" else lines
+    except (OSError, EOFError, KeyError, TypeError, ValueError) as error:
+        raise ArgumentError(
+            f"{path} must be readable JSON with a list of prompts, .jsonl, or .txt, or one of them with .gz: {error}"
+        ) from None
+
+
+def _from_hub(name: str, count: int) -> tuple[Prompt, ...]:
+    kind, place, configuration, split = HUB[name]
+    try:
+        import datasets  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        raise ArgumentError(
+            f"task {name!r} is read through the `datasets` library, which is not installed: pip install datasets, or "
+            f"give a local copy: {kind}=FILE.jsonl"
+        ) from None
+    try:
+        rows = datasets.load_dataset(place, configuration, split=split, streaming=True)
+    except Exception as error:  # whatever the library or the network has to say
+        raise SpectrError(f"{place} could not be loaded: {error}; give a local copy: {kind}=FILE.jsonl") from error
+    return _prompts(kind, rows, count, place)
+
+
+def _task(name: str, count: int) -> Task:
+    kind, equals, path = name.partition("=")
+    if kind not in KINDS and not (kind in HUB and not equals):
+        raise UnknownNameError(f"no task is called {kind!r}; {nearest(kind, [*KINDS, *HUB])}; or KIND=FILE.jsonl")
+    if kind in HUB:
+        return Task(kind, HUB[kind][0], _from_hub(kind, count), HUB[kind][1])
+    if equals:
+        return Task(kind, kind, _prompts(kind, _rows_in(Path(path)), count, path), Path(path).name)
+    shipped = json.loads((files("spectr.bench") / "prompts" / f"{kind}.json").read_text("utf-8"))
+    return Task(kind, kind, _prompts(kind, shipped["prompts"], count, kind), "shipped")
+
+
+def tasks(names: Sequence[str], count: int) -> tuple[Task, ...]:
+    """Tasks by name, `count` prompts of each at most: a kind (its shipped prompts), a public set, or KIND=FILE.
+
+    >>> [task.name for task in tasks(["code", "arithmetic"], 2)]
+    ['code', 'arithmetic']
+    """
+    found = tuple(_task(name, count) for name in dict.fromkeys(names))
+    if len({task.name for task in found}) < len(found):
+        raise ArgumentError(f"each kind of task can be given once, got {', '.join(names)}; put the rows into one file")
+    return found

@@ -1,0 +1,293 @@
+"""`spectr audit`: is what comes out the target's law? Of this package, of transformers, of endpoints, of functions."""
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from spectr.audit import Asked, Case, Endpoint, Finding, Level, Report, examine
+from spectr.audit.endpoint import endpoint_case
+from spectr.audit.planted import planted_cases
+from spectr.audit.proofs import Named, distinct_rules, exact_cases, named_rules
+from spectr.audit.sections import direct_cases, model_cases, model_law, sampler_case, transformers_cases
+from spectr.cli.output import check_folder, console, progress_bar, talk, write_text
+from spectr.errors import ArgumentError
+from spectr.lm import LM, load
+from spectr.policy import Policy
+from spectr.verify import Rule
+
+__all__ = ["audit"]
+
+_PROMPTS = ("Tell me a short story.", "Count: one two three one two three", "Why is the sky blue?")
+_STYLES = {"holds": "green", "seen": "green", "FAILS": "bold red", "NOT SEEN": "bold red", "LOSSY": "yellow"}
+
+
+def _value(text: str) -> Any:
+    """A number where it is one."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _pairs(flag: str, given: Sequence[str] | None, between: str) -> dict[str, str]:
+    """`name=value`, several times."""
+    found = [word.partition(between) for word in given or ()]
+    if not all(name and mark for name, mark, _ in found):
+        raise ArgumentError(f"{flag} takes a name and a value with {between!r} between them, got {list(given or ())}")
+    return {name.strip(): value.strip() for name, _, value in found}
+
+
+def _function(path: str) -> Callable[[list[int], int], Sequence[int]]:
+    """`module:name`, of the folder we are in or installed."""
+    module, _, name = path.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Callable[[list[int], int], Sequence[int]] = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ArgumentError(
+            f"--function takes module:name of a function (prompt, seed), got {path!r}: {error}"
+        ) from None
+    return found
+
+
+def _said(context: typer.Context) -> str:
+    """The command as it was given."""
+    words = ["spectr", "audit"]
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        source = context.get_parameter_source(parameter.name or "")
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        flag = [parameter.opts[0]] if parameter.opts[0].startswith("-") else []
+        values = value if isinstance(value, list | tuple) else [value]
+        words += flag if value is True else [word for each in values for word in (*flag, str(each))]
+    return shlex.join(words)
+
+
+def _table(section: str, findings: Sequence[Finding]) -> Table:
+    table = Table(section, "measured", "verdict", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.columns[2].no_wrap = True
+    for finding in findings:
+        table.add_row(finding.case, finding.measured, Text(finding.verdict, _STYLES.get(finding.verdict, "")))
+    return table
+
+
+def _show(report: Report) -> None:
+    """A table for each section, and what it all comes to."""
+    for section, findings in groupby(report.findings, key=lambda finding: finding.section):
+        console().print(_table(section, list(findings)))
+        console().print()
+    console().print(report.certainty, markup=False, soft_wrap=True)
+    style = "bold green" if report.holds else "bold red"
+    console().print(Text(f"{report.summary}.", style), soft_wrap=True)
+
+
+def _only_one(modes: Mapping[str, bool]) -> str:
+    """The kind of audit that was asked for; none is that of a model."""
+    asked = [name for name, given in modes.items() if given]
+    if len(asked) > 1:
+        raise ArgumentError(f"one kind of audit at a time, got {' and '.join(asked)}; --all takes them together")
+    return asked[0].split()[-1].removeprefix("--") if asked else "model"
+
+
+def _is_transformers(name: str) -> bool:
+    if name not in ("spectr", "transformers"):
+        raise ArgumentError(f"--engine must be spectr or transformers, got {name!r}; others: --url, --function")
+    return name == "transformers"
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """The model that is asked for, and how."""
+
+    name: str
+    device: str
+    prompts: Sequence[str]
+    policy: Policy
+    drafter: str | None
+    raw: bool
+    vocabulary: int
+
+    def load(self, drafter: str = "none", rule: str | Rule = "race") -> LM:
+        """Ready to generate."""
+        return load(self.name, drafter, rule, device=self.device, progress=talk)
+
+    def prompt_ids(self, lm: LM) -> list[list[int]]:
+        """The prompts as the model reads them."""
+        return [lm.encode(text, raw=self.raw) for text in self.prompts]
+
+    def asked(self, lm: LM, rules: Sequence[Named] | None) -> Asked:
+        """As the audit wants it."""
+        return Asked(self.prompt_ids(lm), self.policy, rules, self.drafter, self.vocabulary)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """All of the command that cases are made from."""
+
+    kind: str
+    model: _Model
+    rules: Sequence[Named] | None  # None: every rule
+    endpoint: Endpoint | None
+    function: str | None
+    length: int
+    bias: float
+
+    def cases(self) -> list[Case]:
+        """What is to be run."""
+        match self.kind:
+            case "exact":
+                return self._exact()
+            case "planted":
+                return planted_cases(self.bias)
+            case "url":
+                assert self.endpoint is not None
+                return [endpoint_case(self.endpoint, self.length)]
+            case "direct":
+                return self._direct()
+            case "function":
+                return self._of_function()
+        return self._of_model()
+
+    def _exact(self) -> list[Case]:
+        every = named_rules() if self.kind == "exact" else distinct_rules()
+        return exact_cases(every if self.rules is None else self.rules)
+
+    def _of_model(self) -> list[Case]:
+        lm = self.model.load()
+        asked = self.model.asked(lm, self.rules)
+        if self.kind == "transformers":
+            return transformers_cases(lm, asked)
+        if self.kind == "model":
+            return model_cases(lm, asked)
+        others = transformers_cases(lm, asked, most=2_000)
+        return [*self._exact(), *planted_cases(self.bias), *model_cases(lm, asked), *others]
+
+    def _direct(self) -> list[Case]:
+        rule: str | Rule = "race" if self.rules is None else self.rules[0].rule
+        lm = self.model.load(self.model.drafter or "lookup", rule)
+        return direct_cases(lm, self.model.asked(lm, self.rules), self.length)
+
+    def _of_function(self) -> list[Case]:
+        sample, lm = _function(self.function or ""), self.model.load()
+        prompt = self.model.prompt_ids(lm)[0]
+        return [sampler_case(str(self.function), sample, model_law(lm, prompt, self.model.policy, self.length), prompt)]
+
+
+def _endpoint(plain: Endpoint, header: Sequence[str] | None, body: str) -> Endpoint:
+    """With what every call says besides."""
+    fields = _value(body)
+    if not isinstance(fields, dict):
+        raise ArgumentError(f"--body takes a JSON object, got {body!r}")
+    return replace(plain, headers=_pairs("--header", header, ":"), more=fields)
+
+
+def _named(rule: str | None, options: Sequence[str] | None) -> list[Named] | None:
+    given = {name: _value(value) for name, value in _pairs("--set", options, "=").items()}
+    if rule is None and given:
+        raise ArgumentError(f"--set is for one rule, got {', '.join(given)} and no --rule")
+    return None if rule is None else named_rules(rule, given)
+
+
+def _examined(cases: Sequence[Case], level: Level) -> Report:
+    with progress_bar("auditing", len(cases)) as advance:
+        return examine(cases, level, lambda _: advance())
+
+
+def _tell(report: Report, command: str, file: Path | None) -> None:
+    """The table, the file, or both."""
+    text = json.dumps(report.as_json(command), indent=1, ensure_ascii=False, allow_nan=False)
+    if file is not None and str(file) == "-":
+        typer.echo(text)
+        return
+    _show(report)
+    if file is not None:
+        write_text(file, text + "\n")
+
+
+def audit(
+    context: typer.Context,
+    target: Annotated[
+        str, typer.Argument(help="Catalog name, hub id or folder; with --url, the model's name there.")
+    ] = "smollm2-135m",
+    exact: Annotated[bool, typer.Option("--exact", help="Enumerate the laws of rules; no model.")] = False,
+    planted: Annotated[
+        bool, typer.Option("--planted", help="Audit faults planted on purpose; succeeds if each is seen.")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Exact, planted, the model with every rule, and transformers.")
+    ] = False,
+    engine: Annotated[str, typer.Option("--engine", metavar="NAME", help="spectr, or transformers.")] = "spectr",
+    url: Annotated[str | None, typer.Option("--url", metavar="URL", help="An OpenAI-compatible endpoint.")] = None,
+    function: Annotated[
+        str | None, typer.Option("--function", metavar="MODULE:NAME", help="A function (prompt ids, seed) -> tokens.")
+    ] = None,
+    rule: Annotated[str | None, typer.Option("--rule", metavar="RULE", help="One rule; otherwise every one.")] = None,
+    options: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="An option of the rule; may be repeated.")
+    ] = None,
+    drafter: Annotated[
+        str | None, typer.Option("--drafter", metavar="NAME", help="What drafts; otherwise several in turn.")
+    ] = None,
+    direct: Annotated[
+        bool, typer.Option("--direct", help="Sample from the model itself: no replay, few samples.")
+    ] = False,
+    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="May be repeated.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Prompts are plain text: no chat template.")] = False,
+    temperature: Annotated[float, typer.Option(min=0.01, metavar="T", help="Of the law that is kept.")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, metavar="K", help="Of the law that is kept; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option(metavar="P", help="Of the law that is kept.")] = 1.0,
+    vocabulary: Annotated[
+        int, typer.Option(min=2, metavar="V", help="Replay the model on its V likeliest tokens.")
+    ] = 32,
+    length: Annotated[int, typer.Option(min=1, max=3, metavar="L", help="Tokens of a text, for others.")] = 3,
+    samples: Annotated[
+        int | None, typer.Option(min=2, metavar="N", help="Texts of each sampler; otherwise what --bias needs.")
+    ] = None,
+    bias: Annotated[float, typer.Option(metavar="TV", help="Total variation that is to be seen.")] = 0.02,
+    alarms: Annotated[float, typer.Option(metavar="P", help="False-alarm rate of the whole report.")] = 1e-6,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the first text; the others follow.")] = 0,
+    end: Annotated[str | None, typer.Option(metavar="TOKEN", help="--url: how a text's end is spelled.")] = None,
+    choices: Annotated[int, typer.Option(min=1, metavar="N", help="--url: texts of one call.")] = 64,
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="--url: log-probabilities listed.")] = 20,
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:VALUE", help="--url: of every call; may be repeated.")
+    ] = None,
+    body: Annotated[str, typer.Option(metavar="JSON", help="--url: more fields of every call.")] = "{}",
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write everything to a file; - is stdout.")
+    ] = None,
+) -> None:
+    """Audit the output law: exactly, statistically, and by comparison. Exit status 0 if every lossless claim holds.
+
+    A lossy rule that is named has to answer for its law, and fails; among all rules it is shown as what it says it is.
+    """
+    kind = _only_one({
+        "--exact": exact, "--planted": planted, "--all": everything, "--url": url is not None, "--direct": direct,
+        "--function": function is not None, "--engine transformers": _is_transformers(engine),
+    })  # fmt: skip
+    if json_file is not None and str(json_file) != "-":
+        check_folder(json_file)
+    level = Level(alarms=alarms, bias=bias, samples=samples, seed=seed)
+    prompts, policy = prompt or _PROMPTS, Policy(temperature, top_k, top_p)
+    there = None
+    if url is not None:
+        there = _endpoint(Endpoint(url, target, prompts[0], choices, top, end), header, body)
+    model = _Model(target, device, prompts, policy, drafter, raw, vocabulary)
+    order = _Order(kind, model, _named(rule, options), there, function, length, bias)
+    report = _examined(order.cases(), level)
+    _tell(report, _said(context), json_file)
+    raise typer.Exit(0 if report.holds else 1)

@@ -1,0 +1,159 @@
+"""Looking on while a model generates: the laws at every node that a verdict came to, through a rule that tells.
+
+The engine is the one that generates; only its rule is wrapped. What is seen are the nodes of a chain of drafts, not cut
+where the text is cut by its length, and none after a token that ends the text.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spectr.engine import Engine, Job, Step
+from spectr.metrics import Stats
+from spectr.rows import pick_rows
+from spectr.theory.estimate import Array, Mask
+from spectr.transport.laws import law_of
+from spectr.types import Coins, Draft, LogitsAt, Verdict
+from spectr.verify import Rule
+from spectr.verify.rule import Way
+
+__all__ = ["Look", "Nodes", "Seen", "joined", "watch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one target call looked at: n nodes, each with the token that came out after it."""
+
+    row: Tensor  # (n,) of the batch
+    depth: Tensor  # (n,) 0 at the root
+    judged: Tensor  # (n,) bool: it had a draft
+    kept: Tensor  # (n,) bool: which was accepted
+    token: Tensor  # (n,) int64
+    target: Tensor  # (n, V) law
+    draft: Tensor  # (n, V) law; the target's where there was no draft
+    noisy: Callable[[Tensor], Tensor]  # logits (n, V) → with the race's noise of their positions
+
+
+Look = Callable[[Seen], Mapping[str, Tensor]]
+"""What is to be remembered of a call: values (n,) or (n, m) by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """All nodes that were looked at in a run, and how its texts went. Columns are (n,) or (n, m): `text`, `depth`,
+    `judged` and `kept` (0 or 1), and what was remembered."""
+
+    columns: Mapping[str, Array]
+    calls: Array  # (texts,) target calls
+    emitted: Array  # (texts,) tokens
+
+    def __getitem__(self, name: str) -> Array:
+        return self.columns[name]
+
+    @property
+    def judged(self) -> Mask:
+        """Those that had a draft."""
+        return self["judged"] > 0
+
+    def by_text(self, values: Array | Mask, where: Mask | None = None) -> Array:
+        """Sums (texts,) of values (n,), of the nodes `where`."""
+        chosen = np.ones(len(values), bool) if where is None else where
+        found = np.zeros_like(self.calls)
+        np.add.at(found, self["text"][chosen].astype(int), values[chosen])
+        return found
+
+    def of(self, texts: Mask) -> "Nodes":
+        """Those of some texts, numbered anew."""
+        home = self["text"].astype(int)
+        columns = {name: column[texts[home]] for name, column in self.columns.items()}
+        columns["text"] = (np.cumsum(texts) - 1.0)[home[texts[home]]]
+        return Nodes(columns, self.calls[texts], self.emitted[texts])
+
+
+class _Watched(Rule):
+    """A rule that shows what it looked at."""
+
+    def __init__(self, inner: Rule, stops: frozenset[int], show: Callable[[Seen], None]) -> None:
+        self.card, self.inner, self.stops, self.show = inner.card, inner, stops, show
+
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
+        """The inner rule's."""
+        found = self.inner.verdict(logits, draft, coins, way)
+        self.show(_seen(found, logits, draft, coins, self.stops))
+        return found
+
+
+def _before_end(tokens: Tensor, stops: frozenset[int]) -> Tensor:
+    """(B, D) of nodes' tokens → (B, D + 1): no token on the way to the node, its own included, ends the text."""
+    ends = torch.isin(tokens, torch.tensor(sorted(stops), dtype=torch.int64, device=tokens.device))
+    return torch.nn.functional.pad((~ends).to(torch.int64).cumprod(-1), (1, 0), value=1) > 0
+
+
+def _seen(verdict: Verdict, logits: LogitsAt, draft: Draft, coins: Coins, stops: frozenset[int]) -> Seen:
+    path, laws = verdict.path, draft.laws
+    assert laws is not None
+    nodes = torch.nn.functional.pad(path, (1, 0)).clamp_min(0)  # (B, D + 1)
+    tokens = draft.tokens.gather(1, path.clamp_min(0))
+    depth = torch.arange(nodes.shape[1], device=path.device).expand_as(nodes)
+    length = verdict.length[:, None]
+    visited = (depth <= length) & _before_end(tokens, stops)
+    out = torch.where(depth < length, torch.nn.functional.pad(tokens, (0, 1)), verdict.bonus[:, None])
+    judged = (depth < path.shape[1])[visited]
+    row, at = visited.nonzero(as_tuple=True)
+    target, drafted = law_of(logits(nodes))[visited], pick_rows(laws, nodes)[visited]
+
+    def noisy(values: Tensor) -> Tensor:
+        full = values.new_zeros(*visited.shape, values.shape[-1], dtype=torch.float64)
+        full[visited] = values.double()
+        return coins.noisy(full, depth)[visited]
+
+    drafted = torch.where(judged[:, None], drafted, target)
+    return Seen(row, at, judged, (depth < length)[visited], out[visited], target, drafted, noisy)
+
+
+class _Record:
+    """Seen calls as columns; rows of a batch get the names of their texts when their steps come."""
+
+    def __init__(self, look: Look) -> None:
+        self.look, self.columns, self.waiting = look, dict[str, list[Array]](), dict[str, Array]()
+
+    def show(self, seen: Seen) -> None:
+        named = {n: getattr(seen, n) for n in ("row", "depth", "judged", "kept")}
+        self.waiting = {name: value.double().cpu().numpy() for name, value in {**named, **self.look(seen)}.items()}
+
+    def settle(self, rows: Sequence[int]) -> None:
+        self.waiting["text"] = np.asarray(rows, dtype=np.float64)[self.waiting.pop("row").astype(int)]
+        for name, values in self.waiting.items():
+            self.columns.setdefault(name, []).append(values)
+
+    def nodes(self, stats: Sequence[Stats]) -> Nodes:
+        calls, emitted = (np.array([getattr(s, n) for s in stats], dtype=np.float64) for n in ("steps", "emitted"))
+        return Nodes({name: np.concatenate(parts) for name, parts in self.columns.items()}, calls, emitted)
+
+
+def watch(engine: Engine, job: Job, look: Look) -> Nodes:
+    """Run a job on chains that carry their laws, and look at every call of it."""
+    record = _Record(look)
+    rule = _Watched(engine.rule, engine.stops, record.show)
+    watched = Engine(engine.target, engine.drafter, rule, engine.stops)
+    stats, steps = [Stats() for _ in job.requests], list[Step]()
+    going = len(job.requests)
+    for step in watched.stream(job, stats):  # after each call one step of every row that is still going, in order
+        steps.append(step)
+        if len(steps) == going:
+            record.settle([one.row for one in steps])
+            going -= sum(one.finish_reason is not None for one in steps)
+            steps = []
+    return record.nodes(stats)
+
+
+def joined(parts: Sequence[Nodes]) -> Nodes:
+    """Several runs as one, texts numbered on."""
+    starts = np.cumsum([0, *(len(part.calls) for part in parts)])
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0].columns}
+    columns["text"] = np.concatenate([part["text"] + start for part, start in zip(parts, starts, strict=False)])
+    calls, emitted = (np.concatenate([getattr(part, name) for part in parts]) for name in ("calls", "emitted"))
+    return Nodes(columns, calls, emitted)

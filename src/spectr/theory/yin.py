@@ -1,0 +1,163 @@
+"""Expected rejections (Yin et al. 2024) on a pair of Markov chains, for one draft and for a batch of them. Exact.
+
+A text has a fixed number of tokens, a draft always reaches further (so there is no bonus), and a rejection is a token
+that came from a residual. A batch is M drafts where a round begins, that is at the beginning and after a rejection;
+the round then follows the accepted draft alone.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spectr.checks import whole
+from spectr.errors import UnknownNameError
+from spectr.registry import nearest
+from spectr.theory.chains import ChainPair, contexts
+from spectr.theory.leviathan import chance, price
+from spectr.transport.coupling import Drafted
+from spectr.transport.laws import normalise, overlap, residual, total_variation
+from spectr.transport.optimal import Optimal
+
+__all__ = [
+    "ROOTS",
+    "Root",
+    "batch_rejections",
+    "drafts_worth",
+    "expected_rejections",
+    "limit_rejections",
+    "rejections_by_position",
+    "steady_rejections",
+]
+
+
+def rejections_by_position(pair: ChainPair, length: int) -> Tensor:
+    """Chance of a rejection at each position, E[TV(target, draft)] over the target's texts, (length,).
+
+    [yin2024], the theorem on expected rejections. By its companion on optimality no lossless rule that accepts the
+    draft or resamples does better: what it accepts of a token lies below target and draft, hence below their minimum.
+    """
+    return contexts(pair.target, length) @ pair.gap
+
+
+def expected_rejections(pair: ChainPair, length: int) -> float:
+    """Σ_n E[TV(target_n, draft_n)], the least number of rejections that a lossless rule with one draft can have
+    ([yin2024], expected rejections and their optimality).
+
+    >>> from spectr.theory import bernoulli, repeated
+    >>> expected_rejections(repeated(bernoulli(0.25, 0.75)), 10)
+    5.0
+    """
+    return float(rejections_by_position(pair, length).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """What the drafts at the beginning of a round come to, after every context."""
+
+    rejected: Tensor  # (V + 1,) chance that all of them are rejected
+    after: Tensor  # (V + 1, V) law of the token that comes then
+
+
+def _recursive(pair: ChainPair, drafts: int) -> Root:
+    """Each draft meets what those before it left of the target: Π TV(target_m, draft)."""
+    target, rejected = pair.target, torch.ones(pair.size + 1, dtype=torch.float64)
+    for _ in range(drafts):
+        rejected = rejected * total_variation(target, pair.draft)
+        target = normalise(residual(target, pair.draft), target)
+    return Root(rejected, target)
+
+
+def _optimal(pair: ChainPair, drafts: int) -> Root:
+    """The optimal coupling of as many iid drafts: 1 − α_M, and what its selected law leaves."""
+    likely = pair.draft.argmax(-1, keepdim=True).expand(-1, drafts)
+    drafted = Drafted(likely, torch.ones_like(likely, dtype=torch.bool))
+    law = Optimal(bins=0).select(pair.target, pair.draft, drafted).law.all()
+    return Root(1 - overlap(pair.target, law), normalise(residual(pair.target, law), pair.target))
+
+
+ROOTS: Mapping[str, Callable[[ChainPair, int], Root]] = {"recursive": _recursive, "optimal": _optimal}
+"""How the drafts at the beginning of a round are settled: as in the paper, or by the optimal coupling."""
+
+
+def _never_drafted(pair: ChainPair) -> Root:
+    """Endlessly many drafts: every token that can be drafted is, and a rejection is a token that cannot."""
+    owed = torch.where(pair.draft > 0, 0.0, pair.target)
+    return Root(owed.sum(-1), normalise(owed, pair.target))
+
+
+def _rejections(pair: ChainPair, length: int, root: Root) -> Tensor:
+    """Chance of a rejection at each position. `fresh` is the chance of each context together with a round beginning
+    there: it is what a rejection one position earlier left. Elsewhere one draft goes on."""
+    one = _recursive(pair, 1)
+    everywhere = contexts(pair.target, length)
+    fresh, found = everywhere[0], []
+    for here in everywhere:
+        begins, goes_on = fresh * root.rejected, (here - fresh) * one.rejected
+        found.append((begins + goes_on).sum())
+        fresh = torch.nn.functional.pad(begins @ root.after + goes_on @ one.after, (0, 1))
+    return torch.stack(found)
+
+
+def batch_rejections(pair: ChainPair, length: int, drafts: int, root: str = "recursive") -> float:
+    """Expected rejections with M `drafts` where a round begins: [yin2024], the theorem on batches.
+
+    With f(context) the chance that a round begins there, Σ E[TV] − Σ E_f[TV − Π_m TV(target_m, draft)]. The gain is
+    made at the beginning of rounds alone. With `root` "optimal" the product gives way to 1 − α_M.
+
+    >>> from spectr.theory import bernoulli, repeated
+    >>> pair = repeated(bernoulli(0.25, 0.75))
+    >>> [round(batch_rejections(pair, 10, m), 4) for m in (1, 2, 4)]
+    [5.0, 4.3827, 3.7415]
+    """
+    if root not in ROOTS:
+        raise UnknownNameError(f"no root is called {root!r}; {nearest(root, list(ROOTS))}")
+    return float(_rejections(pair, length, ROOTS[root](pair, whole("drafts", drafts, 1))).sum())
+
+
+def limit_rejections(pair: ChainPair, length: int) -> float:
+    """What is left of the rejections as M → ∞: [yin2024], the limit of the theorem on batches, and the same for every
+    coupling of iid drafts that loses nothing in the limit.
+
+    They do not vanish, unless the draft law is the target's: only the beginnings of rounds gain.
+
+    >>> from spectr.theory import bernoulli, repeated
+    >>> round(limit_rejections(repeated(bernoulli(0.25, 0.75)), 10), 4)
+    3.1113
+    """
+    return float(_rejections(pair, length, _never_drafted(pair)).sum())
+
+
+def steady_rejections(gap: float, rejected: float) -> float:
+    """Rejections per token of an endless text with one pair of laws: TV / (1 + TV − rejected), where `rejected` is the
+    chance that all drafts at the beginning of a round are ([yin2024], the theorem on batches; the fixed point of its
+    f).
+
+    One draft has rejected = TV, so that it is TV; endlessly many have rejected = 0, and it is TV / (1 + TV): never less
+    than half.
+
+    >>> steady_rejections(0.5, 0.5), round(steady_rejections(0.5, 0.0), 4)
+    (0.5, 0.3333)
+    """
+    return chance("gap", gap) / (1 + gap - chance("rejected", rejected))
+
+
+def drafts_worth(pair: ChainPair, length: int, cost: float, root: str = "recursive") -> int:
+    """The M with the least time for a text, (1 + rejections) · (1 + M·cost), if every round is one target call and each
+    draft adds `cost` to it: what the theorem of [yin2024] on batches is worth.
+
+    No M loses against one beyond it once (1 + limit) · (1 + M·cost) exceeds the best time so far, and there the search
+    stops; where drafts are free, at the first M that gains less than a millionth.
+
+    >>> from spectr.theory import bernoulli, repeated
+    >>> [drafts_worth(repeated(bernoulli(0.25, 0.75)), 50, cost) for cost in (0.5, 0.05, 0.0)]
+    [1, 4, 46]
+    """
+    cost, floor = price("cost", cost), 1 + limit_rejections(pair, length)
+    best, least, drafts = 1, float("inf"), 1
+    while floor * (1 + drafts * cost) < least * (1 - 1e-6):
+        time = (1 + batch_rejections(pair, length, drafts, root)) * (1 + drafts * cost)
+        best, least = (drafts, time) if time < least else (best, least)
+        drafts += 1
+    return best

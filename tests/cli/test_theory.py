@@ -1,0 +1,121 @@
+"""`spectr theory`: one line or JSON, a folder of figures, and measurements as tables and JSON."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Spectr = Callable[..., Any]
+
+
+def test_a_prediction_is_one_line(spectr: Spectr) -> None:
+    ran = spectr("theory", "predict", "--alpha", "0.8", "--cost", "0.05")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == (
+        "gamma = 8: 3.09 times as fast as plain decoding, 4.33 tokens per target call "
+        "(acceptance 0.8, a draft costs 0.05 of a target call)\n"
+    )
+
+
+def test_a_prediction_as_json(spectr: Spectr) -> None:
+    found = json.loads(spectr("theory", "predict", "--alpha", "0.8", "--cost", "0.05", "--json").out)
+    assert found == {"gamma": 8, "speedup": pytest.approx(3.0920795), "expected_tokens": pytest.approx(4.3289114)}
+    more = json.loads(
+        spectr("theory", "predict", "--alpha", "0.8", "--cost", "0.05", "--operation-cost", "0.05", "--json").out
+    )
+    assert more == {**found, "operations": pytest.approx(2.1714466)}
+
+
+def test_not_to_speculate_is_an_answer(spectr: Spectr) -> None:
+    ran = spectr("theory", "predict", "--alpha", "0.1", "--cost", "0.2")
+    assert ran.out == "do not speculate: acceptance 0.1 does not pay for drafts that cost 0.2 of a target call\n"
+    found = json.loads(spectr("theory", "predict", "--alpha", "0.1", "--cost", "0.2", "--json").out)
+    assert found == {"gamma": 0, "speedup": 1.0, "expected_tokens": 1.0}
+
+
+def test_acceptance_by_depth_and_the_longest_draft(spectr: Spectr) -> None:
+    found = json.loads(spectr("theory", "predict", "--by-depth", "0.8,0.8,0.1", "--cost", "0.1", "--json").out)
+    assert (found["gamma"], found["expected_tokens"]) == (2, pytest.approx(2.44))
+    assert (
+        "gamma = 7, the longest looked at"
+        in spectr("theory", "predict", "--alpha", "1", "--cost", "0.1", "--longest", "7").out
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--alpha", "2", "--cost", "0.1"), "alpha must be a probability in [0, 1], got 2.0"),
+        (("--alpha", "nan", "--cost", "0.1"), "alpha must be a probability in [0, 1], got nan"),
+        (("--alpha", "0.5", "--cost", "-1"), "cost must be a finite number of at least 0"),
+        (("--cost", "0.1"), "give --alpha"),
+        (("--alpha", "0.5", "--by-depth", "0.5", "--cost", "0.1"), "give --alpha"),
+        (("--by-depth", "a", "--cost", "0.1"), "--by-depth takes numbers"),
+        (("--by-depth", "0.5", "--cost", "0.1", "--operation-cost", "1"), "--operation-cost goes with --alpha"),
+    ],
+)
+def test_what_cannot_be_predicted(spectr: Spectr, flags: tuple[str, ...], sentence: str) -> None:
+    ran = spectr("theory", "predict", *flags)
+    assert (ran.code, ran.out) == (2, "")
+    assert sentence in ran.err
+
+
+def test_figures(spectr: Spectr, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two of the sheets: all of them are drawn in tests/theory."""
+    from spectr.theory import figures
+    from spectr.theory.figures import atlas
+
+    makers = tuple(maker for maker in atlas._MAKERS if maker[1][0] == "speedup")
+    monkeypatch.setattr(atlas, "_MAKERS", makers)
+    monkeypatch.setattr(figures, "SHEETS", makers[0][1])
+    out = tmp_path / "new" / "figures"
+    ran = spectr("theory", "figures", "--out", str(out))
+    assert ran.code == 0, ran.err
+    assert ran.out.splitlines()[-1] == str(out / "index.html")
+    assert "speedup" in ran.out
+    names = {"index.html", "numbers.json", "speedup.png", "speedup.svg", "time.png", "time.svg"}
+    assert {path.name for path in out.iterdir()} == names
+    found = json.loads(spectr("theory", "figures", "--out", str(out), "--json").out)
+    assert set(found["files"]) == names
+    assert found["agreement"]["compared"] > 50
+
+
+def test_figures_that_cannot_be_written(spectr: Spectr, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ran = spectr("theory", "figures", "--out", str(tmp_path / "file"))
+    assert (ran.code, ran.out) == (2, "")
+    assert "--out must be a folder that can be written" in ran.err
+
+
+def test_measure(spectr: Spectr, tmp_path: Path) -> None:
+    """The default model with the n-gram law: two prompts, a few tokens, no pruned trees."""
+    prompts, out = tmp_path / "prompts.json", tmp_path / "found.json"
+    entries = [{"kind": "song", "text": "la la la la la"}, {"kind": "count", "text": "one two one two one two"}]
+    prompts.write_text(json.dumps({"prompts": entries}))
+    flags = ("--prompts", str(prompts), "--tokens", "4", "--length", "2", "--nodes", "", "--epsilons", "0.1")
+    ran = spectr("theory", "measure", "--drafter", "ngram", *flags, "--out", str(out))
+    assert ran.code == 0, ran.err
+    for word in ("TV by depth", "song", "count", "all", "kseq_plus", "predicted", "Decoding-UNO", "one standard error"):
+        assert word in ran.out
+    found = json.loads(out.read_text())
+    assert list(found["domains"]) == ["song", "count", "all"]
+    assert found["prompts"] == {"source": "prompts.json", "count": 2}
+    assert "one draft: laws along the text" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--drafter", "lookup"), "drafter 'lookup' proposes tokens without one"),
+        (("--temperature", "0"), "temperature must be above 0"),
+        (("--prompts", "nowhere.json"), "--prompts must be a text file, or JSON"),
+        (("--nodes", "x"), "--nodes takes integers"),
+        (("--out", "nowhere/found.json"), "there is no folder"),
+    ],
+)
+def test_what_cannot_be_measured(spectr: Spectr, flags: tuple[str, ...], sentence: str) -> None:
+    ran = spectr("theory", "measure", *flags)
+    assert (ran.code, ran.out) == (2, "")
+    assert sentence in ran.err

@@ -1,0 +1,310 @@
+"""Theory on generated text, with a small real model: what is seen is what was generated, and the numbers are right."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
+
+from spectr.draft.plan import Plan
+from spectr.engine import Engine, Job, Request
+from spectr.errors import ArgumentError
+from spectr.lm import load
+from spectr.pairing import DraftOptions, pair
+from spectr.policy import Policy
+from spectr.theory.measure import MOST_DRAFTS, Study, measure
+from spectr.theory.prompts import BUILT_IN, Prompt, read_prompts
+from spectr.theory.report import Counts, Eased, Findings
+from spectr.theory.watch import Nodes, Seen, joined, watch
+from spectr.transport.laws import overlap, total_variation
+from spectr.verify import rule
+
+Folders = tuple[Path, Path]
+LENGTH = 3
+PROMPTS = [
+    Prompt("sea", "the tide"),
+    Prompt("sea", "the tide goes out"),
+    Prompt("land", "and"),
+    Prompt("land", "comes in"),
+]
+
+
+def silent(_: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def study(folders: Folders) -> Study:
+    return Study(
+        str(folders[0]), str(folders[1]), PROMPTS * 3, "of the test", length=LENGTH, tokens=20, contexts=40, nodes=(6,),
+        epsilons=(0.0, 0.2), device="cpu",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found(study: Study) -> dict[str, Any]:
+    return measure(study, silent)
+
+
+def test_what_is_seen_is_what_was_generated(folders: Folders) -> None:
+    """Laws against the model's own forward pass on the finished texts; every token of a text is seen once."""
+    lm = load(str(folders[0]), "none", device="cpu")
+    drafter = pair(str(folders[1]), lm.opened, rule("speculative").card, DraftOptions(drafts=1, length=LENGTH))
+    engine = Engine(lm.opened.target, drafter, rule("speculative"), lm.opened.stops)
+    job = Job([Request(lm.encode(text), seed, 15) for seed, text in enumerate(("the tide", "and"))], Policy(0.8))
+    texts = [result.tokens for result in engine.generate(job)]
+    seen: list[Seen] = []
+
+    def look(one: Seen) -> dict[str, torch.Tensor]:
+        seen.append(one)
+        logs = one.target.gather(-1, one.token[:, None]).squeeze(-1).log()
+        return {"token": one.token, "log": logs, "gap": total_variation(one.target, one.draft)}
+
+    nodes = watch(engine, job, look)
+    for number, (request, text) in enumerate(zip(job.requests, texts, strict=True)):
+        mine = nodes["text"] == number
+        tokens = nodes["token"][mine].astype(int).tolist()
+        assert tokens[: len(text)] == text  # and what was decided beyond the end
+        whole = torch.tensor([[*request.prompt, *text]])
+        logits = lm.opened.target.model(whole).logits[0, len(request.prompt) - 1 : -1] / 0.8
+        meant = logits.log_softmax(-1).gather(-1, torch.tensor(text)[:, None]).squeeze(-1)
+        assert nodes["log"][mine][: len(text)].tolist() == pytest.approx(meant.tolist(), abs=1e-4)
+    assert nodes.emitted.tolist() == [len(text) for text in texts]
+    assert nodes.calls.sum() == sum(int((one.depth == 0).sum()) for one in seen)
+    assert set(nodes["depth"]) <= set(range(LENGTH + 1))
+    assert (nodes["gap"][~nodes.judged] == 0).all()
+    assert not nodes.judged[nodes["depth"] == LENGTH].any()
+    assert nodes.judged[nodes["depth"] < LENGTH].all()
+
+
+def test_nothing_after_the_end_of_a_text_is_seen(folders: Folders) -> None:
+    """Tokens that end a text are made common; none is followed by another."""
+    lm = load(str(folders[0]), "none", device="cpu")
+    drafter = pair(str(folders[1]), lm.opened, rule("speculative").card, DraftOptions(drafts=1, length=LENGTH))
+    stops = frozenset(range(0, 280, 3))
+    engine = Engine(lm.opened.target, drafter, rule("speculative"), stops)
+    job = Job([Request(lm.encode("the tide"), seed, 30) for seed in range(12)])
+    nodes = watch(engine, job, lambda one: {"token": one.token})
+    for number in range(12):
+        tokens = nodes["token"][nodes["text"] == number].astype(int).tolist()
+        assert [token in stops for token in tokens[:-1]] == [False] * (len(tokens) - 1)
+        assert len(tokens) == nodes.emitted[number] or tokens[-1] not in stops
+
+
+def test_total_variation_and_rejections(found: dict[str, Any]) -> None:
+    """Counted rejections are a sum of coins with the chances stated: five deviations off is a false alarm of 1e-6."""
+    assert list(found["domains"]) == ["sea", "land", "all"]
+    for domain in found["domains"].values():
+        one = domain["one_draft"]
+        assert len(one["total_variation_by_depth"]) == LENGTH
+        assert all(0 < gap["value"] < 1 for gap in one["total_variation_by_depth"])
+        rejections = one["rejections"]
+        assert abs(rejections["counted"] - rejections["expected"]) < 5 * rejections["error"]
+        assert rejections["deviation"] == pytest.approx(
+            (rejections["counted"] - rejections["expected"]) / rejections["error"]
+        )
+    whole, parts = found["domains"]["all"], [found["domains"][name] for name in ("sea", "land")]
+    assert whole["texts"] == sum(part["texts"] for part in parts) == 12
+    assert whole["judged"] == sum(part["judged"] for part in parts)
+
+
+def test_acceptance_against_k(found: dict[str, Any]) -> None:
+    for domain in found["domains"].values():
+        curves = domain["one_draft"]["acceptance_by_drafts"]
+        assert curves["contexts"] >= 10
+        values = {name: [one["value"] for one in curve] for name, curve in curves.items() if name != "contexts"}
+        assert {len(curve) for curve in values.values()} == {MOST_DRAFTS}
+        for name, curve in values.items():
+            assert curve == sorted(curve), name
+        order = ("recursive", "kseq", "kseq_plus", "optimal")
+        for k in range(MOST_DRAFTS):
+            chain = [values[name][k] for name in order]
+            assert chain == pytest.approx(sorted(chain), abs=1e-9)
+        first = {name: values[name][0] for name in (*order, "maximal")}
+        assert list(first.values()) == pytest.approx([first["maximal"]] * 5, abs=1e-6)
+
+
+@pytest.mark.parametrize("way", ["one_draft", "race"])
+def test_tokens_per_call_are_as_predicted(found: dict[str, Any], way: str) -> None:
+    """On other texts; five standard errors of both."""
+    told = found["domains"]["all"][way]["tokens_per_call"]
+    assert abs(told["deviation"]) < 5
+    assert told["predicted"]["value"] > 1.2
+    assert told["cut"]["value"] <= told["observed"]["value"] + 1e-9
+
+
+def test_the_race_by_ranks(found: dict[str, Any]) -> None:
+    for domain in found["domains"].values():
+        race = domain["race"]
+        children = [one["value"] for one in race["acceptance_by_children"]]
+        assert children == sorted(children)
+        assert race["one_child"]["value"] == pytest.approx(children[0], abs=0.25)
+        (tree,) = race["trees"]
+        assert 1 <= tree["best_static"] <= tree["rank_bound"] + 1e-9
+        assert 1 <= tree["observed"]["value"] <= 6
+        assert race["rank_entropy"] > 0
+
+
+def test_over_acceptance(found: dict[str, Any]) -> None:
+    rows = {(row["epsilon"], row["after"]): row for row in found["lossy"]}
+    assert list(rows) == [(0.0, "opt"), (0.0, "uno"), (0.2, "opt"), (0.2, "uno")]
+    assert rows[0.0, "opt"]["bias"]["value"] == pytest.approx(0, abs=1e-6)
+    assert rows[0.0, "uno"]["bias"]["value"] > 0.01
+    for after in ("opt", "uno"):
+        assert rows[0.2, after]["rejected"]["value"] < rows[0.0, after]["rejected"]["value"]
+        assert rows[0.2, after]["bias"]["value"] > rows[0.0, after]["bias"]["value"]
+    for row in rows.values():
+        doubt = math.hypot(row["rejected"]["error"], row["expected"]["error"])
+        assert abs(row["rejected"]["value"] - row["expected"]["value"]) < 5 * doubt
+        assert row["score"]["value"] < 0
+
+
+def test_the_record_is_plain_and_names_no_place(found: dict[str, Any], study: Study) -> None:
+    text = json.dumps(found, allow_nan=False)
+    assert str(Path(study.target).parent) not in text
+    assert found["prompts"] == {"source": "of the test", "count": 12}
+    assert (found["length"], found["tokens"], found["dtype"]) == (LENGTH, 20, "float32")
+
+
+def test_an_encoder_decoder_model(tmp_path: Path, folders: Folders) -> None:
+    torch.manual_seed(5)
+    config = T5Config(
+        vocab_size=280, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, eos_token_id=1, pad_token_id=0,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(folders[0]).save_pretrained(tmp_path)
+    study = Study(str(tmp_path), "ngram", PROMPTS[:2], length=2, tokens=6, nodes=(4,), epsilons=(), device="cpu")
+    found = measure(study, silent)
+    assert found["domains"]["all"]["judged"] > 0
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "early_exit", "random"])
+def test_other_drafters_with_laws(folders: Folders, drafter: str) -> None:
+    layers = 1 if drafter == "early_exit" else None
+    small = Study(
+        str(folders[0]), drafter, PROMPTS[:2], layers=layers, length=2, tokens=6, nodes=(), epsilons=(), device="cpu"
+    )
+    found = measure(small, silent)
+    assert list(found["domains"]) == ["sea", "all"]
+    assert found["lossy"] == found["domains"]["all"]["race"]["trees"] == []
+    assert found["domains"]["all"]["one_draft"]["rejections"]["expected"] > 0
+
+
+@pytest.mark.parametrize("drafter", ["lookup", "none", "lookup+ngram"])
+def test_drafters_without_laws_are_refused(drafter: str) -> None:
+    with pytest.raises(
+        ArgumentError, match=f"drafter '{drafter}' proposes tokens without one; use ngram".replace("+", r"\+")
+    ):
+        measure(Study("never loaded", drafter), silent)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"temperature": 0.0}, "temperature must be above 0"),
+        ({"prompts": ()}, "prompts must not be empty"),
+        ({"length": 0}, "length must be at least 1"),
+        ({"nodes": (1,)}, "nodes must be at least 2"),
+        ({"epsilons": (-1.0,)}, "epsilon must be at least 0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ArgumentError, match=sentence):
+        measure(Study("never loaded", **change), silent)
+
+
+def nodes_of(text: list[int], **columns: list[float]) -> Nodes:
+    whole = {"text": text, **columns}
+    calls = np.array([2.0, 1.0])
+    return Nodes({name: np.asarray(values, dtype=float) for name, values in whole.items()}, calls, 2 * calls)
+
+
+def test_numbers_by_hand() -> None:
+    """Two texts, two calls and one; depth 1 reached three times, depth 2 once: the other draft that was kept ended its
+    text."""
+    base = {"depth": [0, 1, 0, 0], "judged": [1, 1, 1, 1], "kept": [1, 0, 0, 1]}
+    curves = [[float("nan")] * 96, [0.5] * 96, [float("nan")] * 96, [0.7] * 96]
+    laws = nodes_of([0, 0, 0, 1], **base, accept=[0.8, 0.5, 0.2, 0.6], gap=[0.2, 0.5, 0.8, 0.4])
+    laws = Nodes({**laws.columns, "curves": np.array(curves)}, laws.calls, laws.emitted)
+    ranks = nodes_of([0, 0, 0, 1], **base, accept=[0.5, 0.5, 0.5, 0.5], rank=[0, 1, 2, 0])
+    tree = Counts(np.array([6.0, 3.0]), np.array([2.0, 1.0]))
+    found = Findings(["a", "b"], np.array([0.0, 1.0]), (laws, laws), (ranks, ranks), {4: tree}).to_json(10)["all"]
+    one = found["one_draft"]
+    first, second = (0.8 + 0.2 + 0.6) / 3, 0.5 / 2
+    assert one["tokens_per_call"]["predicted"]["value"] == pytest.approx(1 + first + first * second)
+    assert one["tokens_per_call"]["observed"]["value"] == pytest.approx(1 + 2 / 3)
+    assert one["tokens_per_call"]["cut"]["value"] == 2
+    assert [gap["value"] for gap in one["total_variation_by_depth"]] == pytest.approx([1.4 / 3, 0.5])
+    assert one["rejections"]["expected"] == pytest.approx(1.9)
+    assert one["rejections"]["counted"] == 2
+    assert one["rejections"]["error"] == pytest.approx(math.sqrt(0.16 + 0.25 + 0.16 + 0.24))
+    assert one["acceptance_by_drafts"]["contexts"] == 2
+    assert one["acceptance_by_drafts"]["kseq"][3]["value"] == pytest.approx(0.6)
+    race = found["race"]
+    assert [one["value"] for one in race["acceptance_by_children"]][:3] == [0.5, 0.75, 1.0]
+    assert race["rank_entropy"] == pytest.approx(1.5 * math.log(2) + 2 / 8)
+    assert race["trees"][0]["observed"]["value"] == 3
+    assert race["trees"][0]["best_static"] == pytest.approx(1 + 0.5 + 0.25 + 0.25)
+
+
+def test_joining_and_parting() -> None:
+    one = nodes_of([0, 1, 1], judged=[1, 0, 1], depth=[0, 1, 2])
+    two = joined([one, one])
+    assert two["text"].tolist() == [0, 1, 1, 2, 3, 3]
+    assert two.by_text(two["depth"]).tolist() == [0, 3, 0, 3]
+    assert two.by_text(two["depth"], two.judged).tolist() == [0, 2, 0, 2]
+    part = two.of(np.array([False, True, False, True]))
+    assert part["text"].tolist() == [0, 0, 1, 1]
+    assert part.calls.tolist() == [1, 1]
+    eased = Eased(0.1, "opt", nodes_of([0, 1], judged=[1, 1], kept=[1, 0], depth=[0, 0], rejected=[0.2, 0.4],
+                                       bias=[0.1, 0.1], score=[-1, -3])).to_json()  # fmt: skip
+    assert eased["rejected"]["value"] == 0.5
+    assert eased["expected"]["value"] == pytest.approx(0.3)
+    assert eased["score"]["value"] == -2
+
+
+def test_prompts(tmp_path: Path) -> None:
+    assert {prompt.domain for prompt in BUILT_IN} == {"prose", "code", "chat", "translation"}
+    file = tmp_path / "prompts.json"
+    file.write_text(
+        json.dumps({"prompts": [{"kind": "code", "text": "x"}, {"domain": "prose", "text": "y"}, "z", " "]})
+    )
+    assert read_prompts(file) == [Prompt("code", "x"), Prompt("prose", "y"), Prompt("all", "z")]
+    lines = tmp_path / "prompts.txt"
+    lines.write_text("one\n\ntwo\n")
+    assert read_prompts(lines) == [Prompt("all", "one"), Prompt("all", "two")]
+    for wrong in (
+        '{"prompts": [{"kind": 3, "text": "x"}]}',
+        '{"prompts": [7]}',
+        "[]",
+        "{",
+        '{"prompts": [{"kind": "a"}]}',
+    ):
+        file.write_text(wrong)
+        with pytest.raises(ArgumentError, match="--prompts must be a text file, or JSON"):
+            read_prompts(file)
+    lines.write_text("\n")
+    with pytest.raises(ArgumentError, match="at least one prompt"):
+        read_prompts(lines)
+    with pytest.raises(ArgumentError, match="--prompts must be"):
+        read_prompts(tmp_path / "nowhere.txt")
+
+
+def test_overlap_is_what_is_judged_by(folders: Folders) -> None:
+    """The plan of a run is the study's chain, whatever plan the drafter was made with."""
+    lm = load(str(folders[0]), "none", device="cpu")
+    drafter = pair(str(folders[1]), lm.opened, rule("race").card, DraftOptions())
+    assert drafter.siblings == "race"
+    from spectr.theory.measure import _replanned
+
+    other = _replanned(drafter, Plan("iid", 1, 5))
+    assert (other.siblings, other.plan.length, drafter.siblings) == ("iid", 5, "race")
+    engine = Engine(lm.opened.target, other, rule("speculative"), lm.opened.stops)
+    job = Job([Request(lm.encode("and"), 3, 8)])
+    nodes = watch(engine, job, lambda one: {"accept": overlap(one.target, one.draft)})
+    assert int(nodes["depth"].max()) <= 5

@@ -1,0 +1,102 @@
+"""Draw docs/draft_tree.svg: the tree of one step of the default pair, and the path that was kept. A real step."""
+
+from html import escape
+from pathlib import Path
+
+import spectr
+from spectr.engine import Engine, Job, Request
+from spectr.metrics import child_ranks
+from spectr.policy import Policy
+from spectr.reading import Scored
+
+PROMPT, SEED, NODES, WANTED = "Why does the sea have tides?", 3, 16, 3
+ACROSS, DOWN, LEFT, TOP = 104, 26, 12, 30
+
+
+class _Watched(Engine):
+    """An engine that remembers its steps."""
+
+    seen: list[Scored]
+
+    def score(self, *given: object) -> Scored:  # type: ignore[override]
+        found = super().score(*given)  # type: ignore[arg-type]
+        self.seen.append(found)
+        return found
+
+
+def _step(lm: spectr.LM) -> Scored:
+    """The first step that kept as much as wanted, and not only likeliest children."""
+    engine = _Watched(lm.engine.target, lm.engine.drafter, lm.engine.rule, lm.engine.stops)
+    engine.seen = []
+    engine.generate(Job([Request(lm.encode(PROMPT), SEED, 96)], Policy()))
+    return next(
+        step
+        for step in engine.seen
+        if int(step.verdict.length[0]) >= WANTED and int(child_ranks(step.tree, step.verdict)[0].max()) > 0
+    )
+
+
+def _places(parents: list[int]) -> list[tuple[int, float]]:
+    """Depth and height of each node: leaves one below the other, parents in the middle of their children."""
+    depth, rows, height = [0] * len(parents), 0, dict[int, float]()
+    for node in range(1, len(parents)):
+        depth[node] = depth[parents[node]] + 1
+
+    def put(node: int) -> float:
+        nonlocal rows
+        children = [put(child) for child in range(1, len(parents)) if parents[child] == node]
+        if not children:
+            rows += 1
+            height[node] = rows - 1
+        else:
+            height[node] = (children[0] + children[-1]) / 2
+        return height[node]
+
+    put(0)
+    return [(depth[node], height[node]) for node in range(len(parents))]
+
+
+def _svg(words: list[str], parents: list[int], kept: set[int], bonus: str) -> str:
+    places = _places(parents)
+    width = LEFT + ACROSS * (2 + max(depth for depth, _ in places))
+    tall = TOP + DOWN * (1 + int(max(height for _, height in places))) + 14
+
+    def at(node: int) -> tuple[float, float]:
+        return LEFT + ACROSS * places[node][0], TOP + DOWN * places[node][1]
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{tall}" viewBox="0 0 {width} {tall}" '
+        'font-family="ui-monospace, monospace" font-size="13">',
+        f'<rect width="{width}" height="{tall}" rx="8" fill="#ffffff"/>',
+    ]
+    for node in range(1, len(parents)):
+        (x, y), (u, v) = at(parents[node]), at(node)
+        color, weight = ("#1f9d55", 2.5) if node in kept else ("#b9c0c8", 1)
+        parts.append(
+            f'<path d="M{x + 88:.0f} {y:.0f} C{x + 98:.0f} {y:.0f} {u - 12:.0f} {v:.0f} {u - 3:.0f} {v:.0f}" '
+            f'fill="none" stroke="{color}" stroke-width="{weight}"/>'
+        )
+    for node, word in enumerate(words):
+        x, y = at(node)
+        color = "#1f9d55" if node in kept else "#111827" if node == 0 else "#8a939e"
+        weight = "bold" if node in kept or node == 0 else "normal"
+        parts.append(f'<text x="{x:.0f}" y="{y + 4:.0f}" fill="{color}" font-weight="{weight}">{escape(word)}</text>')
+    x, y = at(max(kept))
+    y += -14 if max(kept) in parents[1:] else 4  # beside its own children, if it has some
+    parts.append(f'<text x="{x + ACROSS:.0f}" y="{y:.0f}" fill="#b45309" font-weight="bold">{escape(bonus)}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def main() -> None:
+    """Draw it."""
+    lm = spectr.load("smollm2-135m", nodes=NODES)
+    step = _step(lm)
+    tokens, parents = step.draft.tokens[0].tolist(), step.draft.parents[0].tolist()
+    words = [repr(lm.tokenizer.decode([token]))[1:-1].replace(" ", "·")[:10] for token in tokens]
+    kept = {int(node) for node in step.verdict.path[0].tolist() if node >= 0}
+    bonus = repr(lm.tokenizer.decode([int(step.verdict.bonus[0])]))[1:-1].replace(" ", "·")[:10]
+    Path("docs/draft_tree.svg").write_text(_svg(words, parents, kept, bonus), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
