@@ -43,7 +43,7 @@ def test_models_and_pull(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "sentence"),
     [
         (["generate", "x", "--drafter", "lokup"], "did you mean lookup"),
-        (["generate", "x", "--rule", "recursive_wor"], "holds for siblings"),
+        (["generate", "x", "--rule", "recursive_wor", "--drafter", "lookup"], "holds for siblings"),
         (["generate", ""], "must not be empty"),
         (["generate", "x", "--top-p", "2"], "top_p must lie in"),
         (["pull", "smollm"], "did you mean smollm2-135m"),
