@@ -32,7 +32,7 @@ bench: $(RUNTIME) ## compare methods on the default model, at most ten minutes; 
 	$(BIN)/spectr bench report build/bench.json --out build/bench.html --markdown build/bench.md
 
 audit: $(RUNTIME) ## is what comes out the target's law? every rule, planted faults, transformers; five minutes
-	$(BIN)/spectr audit --all --samples 50000 --json benchmarks/audit.json
+	OMP_NUM_THREADS=1 $(BIN)/spectr audit --all --samples 50000 --json benchmarks/audit.json
 
 lint: $(DEV) ## ruff, formatting, strict types
 	$(BIN)/ruff check

@@ -196,7 +196,8 @@ class _EndpointSampler:
 def _run(endpoint: Endpoint, length: int, level: Level) -> Sequence[Finding]:
     survey = _Survey(endpoint.top, endpoint.end)
     sampler = _EndpointSampler(endpoint, survey)
-    sampler(range(level.seed - _SURVEY, level.seed), length)
+    counted = level.seed + level.draws  # the seeds before belong to texts that count
+    sampler(range(counted, counted + _SURVEY), length)
     law = TextLaw(survey.after, length, survey.stops, closed=False)
     found = law_finding(Claimed(endpoint.address, sampler, law, section="endpoint"), level)
     measured = f"one law stated twice differs by at most {survey.wandered:.1e}"

@@ -26,7 +26,7 @@ from spectr.verify import Rule, rule
 __all__ = ["limit_case", "pathological_cases"]
 
 _SECTION = "drafts"
-_SAMPLES = 5_000
+_SAMPLES = 4_000
 
 
 def _guarded(name: str, run: Callable[[Level], Sequence[Finding]], level: Level) -> Sequence[Finding]:

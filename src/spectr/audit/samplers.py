@@ -6,20 +6,21 @@ its prompt and how it samples; it is not told what for.
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
-from spectr.audit.replay import RowsAfter
+from spectr.audit.replay import Replay, RowsAfter
 from spectr.audit.texts import LawsAfter, Text
+from spectr.audit.threads import one_thread
 from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError
 from spectr.policy import History, Past, Policy
 from spectr.verify.rule import law_of
 
-__all__ = ["EngineSampler", "Function", "FunctionSampler", "Sampler", "policy_laws"]
+__all__ = ["EngineSampler", "Function", "FunctionSampler", "OnOneThread", "Sampler", "policy_laws"]
 
 Function = Callable[[list[int], int], Sequence[int]]
 """(prompt, seed) → new tokens, at least as many as are looked at, unless they end with a stop token."""
@@ -59,7 +60,7 @@ class EngineSampler:
 
     def __call__(self, seeds: Sequence[int], length: int) -> list[Text]:
         """In batches that fit."""
-        with _no_collection():
+        with _no_collection(), one_thread() if isinstance(self.engine.target, Replay) else nullcontext():
             return [text for part in self._batches(seeds) for text in self._texts(part, length)]
 
     def _texts(self, seeds: Sequence[int], length: int) -> list[Text]:
@@ -93,6 +94,18 @@ class FunctionSampler:
             raise ArgumentError(f"a sampler must return token ids, got {tokens!r}") from None
         end = next((at for at, token in enumerate(text, start=1) if token in self.stops), len(text))
         return text[:end]
+
+
+@dataclass(frozen=True, slots=True)
+class OnOneThread:
+    """A sampler of small tensors."""
+
+    sampler: Sampler
+
+    def __call__(self, seeds: Sequence[int], length: int) -> list[Text]:
+        """As the sampler gives them."""
+        with one_thread():
+            return self.sampler(seeds, length)
 
 
 def policy_laws(rows: RowsAfter, prompt: Sequence[int], policy: Policy, stops: frozenset[int]) -> LawsAfter:

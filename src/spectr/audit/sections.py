@@ -14,7 +14,7 @@ from spectr.audit.pathology import limit_case, pathological_cases
 from spectr.audit.proofs import Named, distinct_rules, named_rules
 from spectr.audit.replay import Bent, TreeRows, Words
 from spectr.audit.report import Case, Claim, Finding, Level
-from spectr.audit.samplers import EngineSampler, FunctionSampler, Sampler, policy_laws
+from spectr.audit.samplers import EngineSampler, FunctionSampler, OnOneThread, Sampler, policy_laws
 from spectr.audit.stage import NOISY, Stage, noise, real_stage
 from spectr.audit.texts import TextLaw
 from spectr.errors import ArgumentError, MismatchError
@@ -193,7 +193,7 @@ def transformers_cases(lm: "LM", asked: Asked, most: int | None = None) -> list[
         (f"assistant_ensemble_weight=0.5 × {called}", small, {"assistant_ensemble_weight": 0.5}, "lossy"),
     ]
     samplers = [
-        (name, TransformersSampler(net, stage.prompt, helper, **settings, **more), claim)
+        (name, OnOneThread(TransformersSampler(net, stage.prompt, helper, **settings, **more)), claim)
         for name, helper, more, claim in ways
     ]
     found = [law_case(Claimed(name, made, law, claim, "transformers")) for name, made, claim in samplers]

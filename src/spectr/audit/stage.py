@@ -73,8 +73,10 @@ class Stage:
 
     def law(self, length: int = 5) -> TextLaw:
         """The exact law of short texts: that of the model for three tokens, and of the replay from there on."""
-        rows = self.model().logits_after
-        return TextLaw(policy_laws(rows, self.prompt, self.policy, self.stops), length, self.stops)
+        laws = policy_laws(self.model().logits_after, self.prompt, self.policy, self.stops)
+        if self.policy.remembers:
+            return TextLaw(laws, length, self.stops)
+        return TextLaw(laws, length, self.stops, remembered=lambda text: text[-_MEMORY:])
 
     def drafter(self, name: Any, rule: Rule) -> Drafter:
         """A drafter that fits the rule: `noisy`, a name or model as `spectr.load` takes it, or a drafter as it is."""

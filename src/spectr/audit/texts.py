@@ -54,6 +54,7 @@ class TextLaw:
     length: int = 3
     stops: frozenset[int] = frozenset()
     closed: bool = True  # a text that is shorter must end with a stop token
+    remembered: Callable[[Text], Text] = lambda text: text  # a shorter text after which the law is the same
 
     def __post_init__(self) -> None:
         whole("length", self.length, 1)
@@ -93,7 +94,7 @@ class TextLaw:
         users: dict[Text, list[tuple[int, int, int]]] = {}
         for row, text in enumerate(texts):
             for at, token in enumerate(text[: self.length]):
-                users.setdefault(text[:at], []).append((row, at, token))
+                users.setdefault(self.remembered(text[:at]), []).append((row, at, token))
         beginnings = list(users)
         for start in range(0, len(beginnings), _CHUNK):
             part = beginnings[start : start + _CHUNK]

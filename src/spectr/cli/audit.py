@@ -172,7 +172,7 @@ class _Order:
             return transformers_cases(lm, asked)
         if self.kind == "model":
             return model_cases(lm, asked)
-        others = transformers_cases(lm, asked, most=2_000)
+        others = transformers_cases(lm, asked, most=1_500)
         return [*self._exact(), *planted_cases(self.bias), *model_cases(lm, asked), *others]
 
     def _direct(self) -> list[Case]:

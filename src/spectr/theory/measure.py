@@ -243,6 +243,7 @@ def measure(study: Study, progress: Callable[[str], None]) -> dict[str, Any]:
         "what": "laws of a target and a drafter along generated text, and what theory makes of them",
         "target": Path(study.target).name,
         "drafter": Path(study.drafter).name,
+        "kind_of_drafter": bench.drafter.name,
         "layers": study.layers,
         "prompts": {"source": study.source, "count": len(study.prompts)},
         "temperature": study.temperature,
