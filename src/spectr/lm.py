@@ -9,7 +9,7 @@ from spectr.checks import whole
 from spectr.engine import Engine, Job, Memory, Request, Result, Step
 from spectr.errors import ArgumentError
 from spectr.metrics import Stats
-from spectr.pairing import DraftOptions, as_rule, pair
+from spectr.pairing import DraftOptions, pair, planned_rule
 from spectr.policy import Policy
 from spectr.registry import nearest
 from spectr.text import TextStream
@@ -277,9 +277,10 @@ def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options
 
     `drafter`: auto (the one trained for this model, where one comes with spectr, else lookup), none, lookup, ngram,
     early_exit, random, a trained drafter's folder, a model's name or folder, several joined by +, or a drafter.
-    `options`: of drafting (drafts, length, nodes, tree, layers, order, text, vocabulary) and of loading (dtype, device,
-    device_map, quantization_config, attn_implementation, trust_remote_code, tokenizer, and progress, a function of one
-    sentence).
+    `options`: of drafting (drafts, length, nodes, tree, layers, order, text, vocabulary, or in place of the first four
+    plan: a profile that `spectr tune` wrote, or "auto", which chooses at every step and may begin with a profile) and
+    of loading (dtype, device, device_map, quantization_config, attn_implementation, trust_remote_code, tokenizer, and
+    progress, a function of one sentence).
     """
     from spectr.models.hf import Loading, open_loaded, open_model, unheeded
 
@@ -288,8 +289,9 @@ def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options
     for name in options:
         if name not in known:
             raise ArgumentError(f"load has no option {name!r}; {nearest(name, known)}")
-    made, progress = as_rule(rule), options.get("progress") or (lambda _: None)
+    progress = options.get("progress") or (lambda _: None)
     chosen = DraftOptions(**{name: options[name] for name in options if name in drafting})
+    made = planned_rule(rule, chosen)
     how = {name: options[name] for name in options if name in loading}
     tokenizer = options.get("tokenizer")
     if isinstance(model, str | os.PathLike):

@@ -1,7 +1,8 @@
 """From what a user calls a drafter to one that fits the target and the rule. Knows how each kind is built."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 from spectr.checks import whole
 from spectr.draft import DRAFTERS, Plan
 from spectr.draft import drafter as named_drafter
+from spectr.draft.adaptive import AdaptiveDrafter, ByRows, Option, replanned
+from spectr.draft.chooser import Chooser, Chooses, Fixed
+from spectr.draft.menu import Ground, adaptive
 from spectr.draft.plan import beam_for
+from spectr.draft.profile import Profile, Way, read_profile
 from spectr.errors import ArgumentError, MismatchError, UnknownNameError
 from spectr.registry import nearest
 from spectr.trees import Shape, as_shape
@@ -20,7 +25,10 @@ from spectr.verify import rule as named_rule
 if TYPE_CHECKING:
     from spectr.models.hf import OpenedModel
 
-__all__ = ["DraftOptions", "as_rule", "pair"]
+__all__ = ["DraftOptions", "as_rule", "pair", "planned_rule"]
+
+AUTO = "auto"
+_PLANNED = ("drafts", "length", "nodes", "tree")
 
 
 def as_rule(rule: str | Rule) -> Rule:
@@ -44,6 +52,8 @@ class DraftOptions:
     order: int | None = None  # ngram: tokens looked at, the next one included
     text: str | None = None  # ngram: what it learns from before it begins
     vocabulary: int | None = None  # trained: only the most frequent tokens are drafted
+    plan: str | os.PathLike[str] | None = None  # "auto": chosen at every step; or a profile of spectr tune, as it says
+    profile: str | os.PathLike[str] | None = None  # with plan="auto": what it begins with
 
     def __post_init__(self) -> None:
         for name in ("drafts", "length", "nodes", "layers", "order", "vocabulary"):
@@ -53,6 +63,22 @@ class DraftOptions:
             raise ArgumentError(f"tree must be a sequence of branching numbers, such as (4, 2, 1), got {self.tree!r}")
         if self.text is not None and not isinstance(self.text, str):
             raise ArgumentError(f"text must be a string that ngram learns from, got {self.text!r}")
+        self._check_plan()
+
+    def _check_plan(self) -> None:
+        for name in ("plan", "profile"):
+            if self.some(name) and not isinstance(getattr(self, name), str | os.PathLike):
+                raise ArgumentError(f"{name} must be a file that spectr tune wrote, got {getattr(self, name)!r}")
+        if self.profile is not None and self.plan != AUTO:
+            raise ArgumentError("profile is what plan='auto' begins with; to use a profile as it is, give it as plan")
+        if self.plan is not None and (given := self.some(*_PLANNED)):
+            raise ArgumentError(f"plan decides {', '.join(_PLANNED)}; got {', '.join(given)} besides: leave them out")
+
+    @property
+    def measured(self) -> Profile | None:
+        """The profile that was given, one way or the other."""
+        path = self.profile if self.plan == AUTO else self.plan
+        return None if path is None else read_profile(Path(path))
 
     def some(self, *names: str) -> dict[str, Any]:
         """Those of `names` that were given."""
@@ -96,7 +122,6 @@ class _Pairing:
 
 
 _FEW, _MANY = 4, 64  # nodes of a trained head's tree, on a CPU and elsewhere
-_PLANNED = ("drafts", "length", "nodes", "tree")
 _TAKES = {
     "none": (),
     "lookup": ("drafts", "length", "nodes"),
@@ -268,12 +293,81 @@ def _as_target(target: "OpenedModel") -> dict[str, Any]:
     return {"dtype": net.dtype, "device": net.device}
 
 
+def planned_rule(rule: str | Rule, options: DraftOptions) -> Rule:
+    """The rule that was asked for, or the one that a profile was made with."""
+    profile = options.measured
+    if profile is None or rule == profile.rule:
+        return as_rule(rule)
+    if rule != "race":  # what stands there when nobody asked
+        raise MismatchError(
+            f"the profile was made for rule {profile.rule!r}, and {as_rule(rule).card.name!r} was asked for; leave the "
+            "rule out, or tune with it: spectr tune --rules …"
+        )
+    return named_rule(profile.rule)
+
+
+def _by_plan(drafter: Any, pairing: _Pairing) -> Drafter:
+    """A drafter whose trees a profile or a chooser decides on."""
+    profile, bare = pairing.options.measured, replace(pairing.options, plan=None, profile=None)
+    asked = replace(pairing, options=bare)
+    if profile is None:
+        base = pair(drafter, asked.target, asked.card, bare, asked.loading)
+        return adaptive(base, Ground(asked.target.target.device.type == "cpu", asked.card.tree))
+    _check_profile(profile, drafter, asked)
+    menu = _menu(profile, asked)
+
+    def chooser(rows: int) -> Chooses:
+        choice = profile.at(rows)
+        return Chooser(choice.prospects) if pairing.options.plan == AUTO else Fixed(choice.index)
+
+    picked = {choice.index for choice in profile.choices}
+    only = menu[picked.pop()] if len(picked) == 1 and pairing.options.plan != AUTO else None
+    return AdaptiveDrafter(menu, ByRows(chooser)) if only is None or only.spread != 1 else only.drafter
+
+
+def _check_profile(profile: Profile, drafter: Any, pairing: _Pairing) -> None:
+    """Refuse what was measured elsewhere."""
+    from spectr.models.trained import fingerprint
+
+    net = pairing.target.target.model
+    if profile.fingerprint != fingerprint(net):
+        raise MismatchError("the profile was made for another target; tune this one: spectr tune TARGET --out FILE")
+    if profile.device != net.device.type:
+        raise MismatchError(
+            f"the profile was measured on {profile.device}, this model is on {net.device.type}; tune here"
+        )
+    if drafter != AUTO and [drafter] != profile.drafters:
+        found = ", ".join(profile.drafters) or "none"
+        raise MismatchError(f"the profile was made for drafter {found}, got {drafter!r}; leave it out, or tune with it")
+
+
+def _menu(profile: Profile, pairing: _Pairing) -> tuple[Option, ...]:
+    """The ways of a profile; those of one drafter share its weights."""
+
+    def made(name: str, **more: Any) -> Drafter:
+        options = DraftOptions() if name == "none" else replace(pairing.options, **more)
+        return pair(name, pairing.target, pairing.card, options, pairing.loading)
+
+    bases = {name: made(name) for name in dict.fromkeys(way.drafter for way in profile.menu)}
+
+    def option(way: Way) -> Option:
+        base = bases[way.drafter]
+        if hasattr(base, "plan"):
+            plan = replace(pairing, options=DraftOptions(**way.options)).plan()
+            return Option(replanned(base, plan), way.spread)
+        return Option(made(way.drafter, **way.options) if way.options else base)
+
+    return tuple(option(way) for way in profile.menu)
+
+
 def pair(
     drafter: Any, target: "OpenedModel", card: Card, options: DraftOptions, loading: Mapping[str, Any] | None = None
 ) -> Drafter:
     """A drafter for `target` under the rule with `card`: auto, a name, several joined by +, a model, a list, or a
     drafter."""
-    parts = [_found(target) if part == "auto" else part for part in _parts(drafter)]
+    if options.plan is not None:
+        return _by_plan(drafter, _Pairing(target, card, options, _as_target(target) if loading is None else loading))
+    parts = [_found(target) if part == AUTO else part for part in _parts(drafter)]
     options.check("+".join(str(part) for part in parts), [name for part in parts for name in _taken(part)])
     how = _as_target(target) if loading is None else loading
     made = [_one(part, _Pairing(target, card, options.only(_taken(part)), how)) for part in parts]

@@ -13,6 +13,7 @@ from spectr.cli.chat import chat
 from spectr.cli.generate import generate
 from spectr.cli.models import doctor, models, pull_model
 from spectr.cli.train import train
+from spectr.cli.tune import tune
 from spectr.errors import SpectrError
 
 __all__ = ["app", "main"]
@@ -32,6 +33,7 @@ app.command("models")(models)
 app.command("pull")(pull_model)
 app.command("doctor")(doctor)
 app.command("train")(train)
+app.command("tune")(tune)
 app.add_typer(tree.app, name="tree")
 app.add_typer(rules.app, name="rules")
 app.command("cite")(cite.cite)

@@ -100,6 +100,10 @@ def generate(
     length: Annotated[int | None, typer.Option(min=1, metavar="L", help="Tokens of each draft.")] = None,
     nodes: Annotated[int | None, typer.Option(min=2, metavar="N", help="Most nodes of the tree, with root.")] = None,
     tree: Annotated[str | None, typer.Option(metavar="B,B,...", help="Children of a node at each depth.")] = None,
+    plan: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A profile of `spectr tune`, or auto: chosen at every step.")
+    ] = None,
+    profile: Annotated[str | None, typer.Option(metavar="FILE", help="What --plan auto begins with.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Most tokens to add.")] = 128,
     temperature: Annotated[float, typer.Option(min=0, metavar="T", help="0 is greedy.")] = 0.8,
     top_k: Annotated[int, typer.Option(min=0, metavar="K", help="Keep the K likeliest tokens; 0: all.")] = 0,
@@ -122,7 +126,7 @@ def generate(
     """Generate text, losslessly, with many drafts, and show what speculation did."""
     text = sys.stdin.read() if prompt == "-" else prompt
     shape = None if tree is None else numbers_in_order(tree)
-    options = _given(drafts=drafts, length=length, nodes=nodes, tree=shape)
+    options = _given(drafts=drafts, length=length, nodes=nodes, tree=shape, plan=plan, profile=profile)
     lm = load(model, drafter, rule, device=device, dtype=dtype, progress=talk, **options)
     warn_if_lossy(lm)
     settings = {

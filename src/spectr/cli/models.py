@@ -1,5 +1,6 @@
 """`spectr models`, `spectr pull` and `spectr doctor`: the models that come by name, and whether all is in place."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -45,24 +46,53 @@ def _rows(found: dict[str, Any], above: str = "") -> list[tuple[str, str]]:
     return lines
 
 
+def _print_found(found: dict[str, Any]) -> None:
+    table = Table(box=None, show_header=False)
+    for label, value in _rows({name: value for name, value in found.items() if name not in ("advice", "run")}):
+        table.add_row(label, value)
+    for sign in found.get("run", {}).get("signs", ()):
+        table.add_row(f"run {sign['name']}", sign["says"])
+    console().print(table)
+    for sentence in found["advice"]:
+        talk(sentence)
+
+
+def _run(model: str, prompts: Path | None) -> dict[str, Any]:
+    """What a real run says, with the default drafter and rule."""
+    from spectr.cli.tune import texts_for
+    from spectr.lm import load
+    from spectr.tune.checkup import check_up
+
+    signs = check_up(load(model, progress=talk), texts_for(prompts, 6))
+    audit = f"whether the output has the target's law is for another command: spectr audit {model}"
+    for sign in signs:
+        if sign.bad:
+            talk(f"{sign.says}: {sign.advice}")
+    talk(audit)
+    return {"signs": [sign.as_data() for sign in signs], "audit": f"spectr audit {model}"}
+
+
 def doctor(
     model: Annotated[
         str | None, typer.Option("--model", metavar="NAME", help="Also what this model needs in memory.")
     ] = None,
+    run: Annotated[
+        bool, typer.Option("--run", help="Also run it, and say what is wrong with speculation, if anything is.")
+    ] = False,
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --run: text, one prompt a line; else built-in ones.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Say what is installed, what is missing, what there is to run on, and what a model needs."""
+    """Say what is installed, what is missing, what there is to run on, what a model needs, and how speculation does."""
     from spectr.models.doctor import examine
 
     found = examine(model)
+    if run and not found["advice"]:
+        found["run"] = _run(model or "smollm2-135m", prompts)
     if as_json:
         print_json(found)
     else:
-        table = Table(box=None, show_header=False)
-        for label, value in _rows({name: value for name, value in found.items() if name != "advice"}):
-            table.add_row(label, value)
-        console().print(table)
-        for sentence in found["advice"]:
-            talk(sentence)
+        _print_found(found)
     if found["advice"]:
         raise typer.Exit(1)
