@@ -51,14 +51,50 @@ def test_a_profile_and_what_takes_it(spectr: Spectr, folder: str, prompts: str, 
     data = json.loads(Path(profile).read_text())
     assert (data["texts"], data["rows" if "rows" in data else "tokens"]) == (3, 8)
     assert len(data["measured"]) <= 6
-    ask = ("generate", "the quick", "--model", folder, "--raw", "--max-new-tokens", "12", "--seed", "4", "--temperature", "0", "--json")  # fmt: skip
-    told = [json.loads(spectr(*ask, *more).out) for more in (("--drafter", "none"), ("--plan", profile), ("--plan", "auto"), ("--plan", "auto", "--profile", profile))]  # fmt: skip
+    ask = (
+        "generate",
+        "the quick",
+        "--model",
+        folder,
+        "--raw",
+        "--max-new-tokens",
+        "12",
+        "--seed",
+        "4",
+        "--temperature",
+        "0",
+        "--json",
+    )
+    told = [
+        json.loads(spectr(*ask, *more).out)
+        for more in (
+            ("--drafter", "none"),
+            ("--plan", profile),
+            ("--plan", "auto"),
+            ("--plan", "auto", "--profile", profile),
+        )
+    ]
     assert len({tuple(one["tokens"]) for one in told}) == 1
 
 
 def test_the_grid_and_auto(spectr: Spectr, folder: str, prompts: str, tmp_path: Path) -> None:
     grid = tmp_path / "grid.json"
-    arguments = ("tune", folder, "--drafter", "lookup", "--rules", "race", "--prompts", prompts, "--texts", "2", "--tokens", "8", "--repeats", "1")  # fmt: skip
+    arguments = (
+        "tune",
+        folder,
+        "--drafter",
+        "lookup",
+        "--rules",
+        "race",
+        "--prompts",
+        prompts,
+        "--texts",
+        "2",
+        "--tokens",
+        "8",
+        "--repeats",
+        "1",
+    )
     for _ in range(2):  # the second takes the place of the first
         ran = spectr(*arguments, "--grid", str(grid), "--auto", "--json")
         assert ran.code == 0, ran.err
@@ -66,7 +102,7 @@ def test_the_grid_and_auto(spectr: Spectr, folder: str, prompts: str, tmp_path: 
     assert pair["pair"] == f"{Path(folder).name} with lookup"
     assert pair["grid"]["plans"] == 20  # plain, as it is, and three times six
     assert 0 < pair["grid"]["ratio_to_best"] <= 1
-    assert [case["case"] for case in data["auto"]][0] == "usual texts"
+    assert data["auto"][0]["case"] == "usual texts"
     grid.write_text("{}")
     ran = spectr(*arguments, "--grid", str(grid))
     assert (ran.code, ran.out) == (2, "")
