@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from spectr.checks import whole
 from spectr.draft import DRAFTERS, Plan
 from spectr.draft import drafter as named_drafter
-from spectr.draft.adaptive import AdaptiveDrafter, ByRows, Option, replanned
-from spectr.draft.chooser import Chooser, Chooses, Fixed
-from spectr.draft.menu import Ground, adaptive
+from spectr.draft.adaptive import Option, replanned
+from spectr.draft.menu import Ground, adaptive, by_profile
 from spectr.draft.plan import beam_for
-from spectr.draft.profile import Profile, Way, read_profile
+from spectr.draft.profile import Profile, Way, check_plan, read_profile
 from spectr.errors import ArgumentError, MismatchError, UnknownNameError
 from spectr.registry import nearest
 from spectr.trees import Shape, as_shape
@@ -63,14 +62,7 @@ class DraftOptions:
             raise ArgumentError(f"tree must be a sequence of branching numbers, such as (4, 2, 1), got {self.tree!r}")
         if self.text is not None and not isinstance(self.text, str):
             raise ArgumentError(f"text must be a string that ngram learns from, got {self.text!r}")
-        self._check_plan()
-
-    def _check_plan(self) -> None:
-        for name in ("plan", "profile"):
-            if self.some(name) and not isinstance(getattr(self, name), str | os.PathLike):
-                raise ArgumentError(f"{name} must be a file that spectr tune wrote, got {getattr(self, name)!r}")
-        if self.profile is not None and self.plan != AUTO:
-            raise ArgumentError("profile is what plan='auto' begins with; to use a profile as it is, give it as plan")
+        check_plan(self.plan, self.profile)
         if self.plan is not None and (given := self.some(*_PLANNED)):
             raise ArgumentError(f"plan decides {', '.join(_PLANNED)}; got {', '.join(given)} besides: leave them out")
 
@@ -294,51 +286,29 @@ def _as_target(target: "OpenedModel") -> dict[str, Any]:
 
 
 def planned_rule(rule: str | Rule, options: DraftOptions) -> Rule:
-    """The rule that was asked for, or the one that a profile was made with."""
-    profile = options.measured
-    if profile is None or rule == profile.rule:
-        return as_rule(rule)
-    if rule != "race":  # what stands there when nobody asked
+    """The rule that was asked for, or the one that a profile was made with; race is what stands there unasked."""
+    made, profile = as_rule(rule), options.measured
+    if profile is None or made.card.name == profile.rule:
+        return made
+    if made.card.name != "race":
         raise MismatchError(
-            f"the profile was made for rule {profile.rule!r}, and {as_rule(rule).card.name!r} was asked for; leave the "
-            "rule out, or tune with it: spectr tune --rules …"
+            f"the profile was made for rule {profile.rule!r}, and {made.card.name!r} was asked for; leave it out, or "
+            "tune with it: spectr tune --rules …"
         )
     return named_rule(profile.rule)
 
 
 def _by_plan(drafter: Any, pairing: _Pairing) -> Drafter:
     """A drafter whose trees a profile or a chooser decides on."""
-    profile, bare = pairing.options.measured, replace(pairing.options, plan=None, profile=None)
-    asked = replace(pairing, options=bare)
-    if profile is None:
-        base = pair(drafter, asked.target, asked.card, bare, asked.loading)
-        return adaptive(base, Ground(asked.target.target.device.type == "cpu", asked.card.tree))
-    _check_profile(profile, drafter, asked)
-    menu = _menu(profile, asked)
-
-    def chooser(rows: int) -> Chooses:
-        choice = profile.at(rows)
-        return Chooser(choice.prospects) if pairing.options.plan == AUTO else Fixed(choice.index)
-
-    picked = {choice.index for choice in profile.choices}
-    only = menu[picked.pop()] if len(picked) == 1 and pairing.options.plan != AUTO else None
-    return AdaptiveDrafter(menu, ByRows(chooser)) if only is None or only.spread != 1 else only.drafter
-
-
-def _check_profile(profile: Profile, drafter: Any, pairing: _Pairing) -> None:
-    """Refuse what was measured elsewhere."""
     from spectr.models.trained import fingerprint
 
-    net = pairing.target.target.model
-    if profile.fingerprint != fingerprint(net):
-        raise MismatchError("the profile was made for another target; tune this one: spectr tune TARGET --out FILE")
-    if profile.device != net.device.type:
-        raise MismatchError(
-            f"the profile was measured on {profile.device}, this model is on {net.device.type}; tune here"
-        )
-    if drafter != AUTO and [drafter] != profile.drafters:
-        found = ", ".join(profile.drafters) or "none"
-        raise MismatchError(f"the profile was made for drafter {found}, got {drafter!r}; leave it out, or tune with it")
+    profile, bare = pairing.options.measured, replace(pairing.options, plan=None, profile=None)
+    asked, net = replace(pairing, options=bare), pairing.target.target.model
+    if profile is None:
+        base = pair(drafter, asked.target, asked.card, bare, asked.loading)
+        return adaptive(base, Ground(net.device.type == "cpu", asked.card.tree))
+    profile.check(fingerprint(net), net.device.type, drafter)
+    return by_profile(profile, _menu(profile, asked), auto=pairing.options.plan == AUTO)
 
 
 def _menu(profile: Profile, pairing: _Pairing) -> tuple[Option, ...]:

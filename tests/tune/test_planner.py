@@ -184,6 +184,7 @@ def test_all_of_it(bench: Bench, study: Study) -> None:
     assert any("plain decoding" in sentence for sentence in sentences)
     verdict = against_grid(bench, replace(study, tokens=8), found[0], QUIET)
     assert set(verdict.first) == {Way(), *grid_ways(bench)}
+    assert {way.nodes for way in grid_ways(bench) if way.drafter == bench.drafters[0]} == {None, 2, 3}
     assert Way() in verdict.final
     assert verdict.choice in verdict.final
     assert 0 < verdict.ratio <= 1

@@ -183,3 +183,16 @@ def test_worst_stretch() -> None:
     assert worst_stretch(slow, plain, window=40, grace=50) == pytest.approx(0.5)
     assert worst_stretch(slow, plain, window=40, grace=65) is None
     assert worst_stretch(slow, plain, window=WINDOW) is None
+
+
+def test_one_slow_step_condemns_nobody() -> None:
+    """The first step of every way takes six times as long as it should."""
+    table, chooser, met, tokens = TABLES["two cores"], guessed(True), set[int](), list[int]()
+    accept = recorded("code T=1", seed=3)
+    while sum(tokens) < 600:
+        index = chooser.pick()
+        took = 1 + (accept(index - 1, sum(tokens)) if index != PLAIN else 0)
+        chooser.heard(index, took, table[index] * (1 if index in met else 6))
+        met.add(index)
+        tokens.append(took)
+    assert sum(tokens) / len(tokens) > 1.5

@@ -95,7 +95,7 @@ def _settings(made: Rule, steps: int) -> Iterator[_Setting]:
             yield _Setting(corner, (2, 1) if made.card.tree else (1, 1, 1), 2, steps, 7)
         return
     for corner in CASES:
-        for widths, size in (((2, 2), 2), ((3, 1), 3)) if made.card.tree else (((1, 1, 1), 3),):
+        for widths, size in (((2, 2), 2), ((3,), 3)) if made.card.tree else (((1, 1, 1), 3),):
             yield _Setting(corner, widths, size, 1, len(widths))
 
 

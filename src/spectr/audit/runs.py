@@ -9,7 +9,15 @@ from spectr.audit.planted import planted_cases
 from spectr.audit.proofs import exact_cases, named_rules
 from spectr.audit.report import Level, Report, examine
 from spectr.audit.samplers import Function, Sampler
-from spectr.audit.sections import Asked, function_law, model_cases, model_law, sampler_case, transformers_cases
+from spectr.audit.sections import (
+    Asked,
+    function_law,
+    model_cases,
+    model_law,
+    sampler_case,
+    stage_of,
+    transformers_cases,
+)  # fmt: skip
 from spectr.policy import Policy
 
 if TYPE_CHECKING:
@@ -44,7 +52,7 @@ def audit_model(lm: "LM", asked: Asked, level: Level | None = None) -> Report:
 
 def audit_transformers(lm: "LM", asked: Asked, level: Level | None = None) -> Report:
     """transformers' own generation on the rows of a model: plain, and with an assistant model."""
-    return examine(transformers_cases(lm, asked), level)
+    return examine(transformers_cases(stage_of(lm, asked), asked), level)
 
 
 def audit_function(

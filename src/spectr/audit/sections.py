@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from spectr.lm import LM
 
 __all__ = [
-    "Asked", "direct_cases", "function_law", "model_cases", "model_law", "sampler_case", "transformers_cases",
+    "Asked", "direct_cases", "function_law", "model_cases", "model_law", "sampler_case", "stage_of",
+    "transformers_cases",
 ]  # fmt: skip
 
 _DRAFTERS = ("lookup", "ngram", "early_exit", "random")
@@ -126,9 +127,14 @@ def _rows_case(lm: "LM", prompts: Sequence[Sequence[int]]) -> Case:
     return Case("rows", "tree rows", run)
 
 
-def model_cases(lm: "LM", asked: Asked) -> list[Case]:
+def stage_of(lm: "LM", asked: Asked) -> Stage:
+    """The model with its rows to replay, for several kinds of cases at once."""
+    return real_stage(lm.opened, asked.prompts[0], asked.policy, asked.vocabulary)
+
+
+def model_cases(lm: "LM", asked: Asked, stage: Stage | None = None) -> list[Case]:
     """This package on a real model: rows, laws, equal texts, and drafts of the worst kind."""
-    stage = real_stage(lm.opened, asked.prompts[0], asked.policy, asked.vocabulary)
+    stage = stage or stage_of(lm, asked)
     bad = [n.rule for n in asked.named if n.rule.card.lossless and (asked.rules or n.rule.card.name in _PATHOLOGICAL)]
     return [
         _rows_case(lm, asked.prompts),
@@ -177,12 +183,11 @@ def sampler_case(name: str, sample: Sampler | Callable[[list[int], int], Sequenc
     return law_case(Claimed(name, made, law))
 
 
-def transformers_cases(lm: "LM", asked: Asked, most: int | None = None) -> list[Case]:
+def transformers_cases(stage: Stage, asked: Asked, most: int | None = None) -> list[Case]:
     """transformers' own generation loop on replayed rows: plain, with an assistant model, and with the mode of it that
     trades the law for speed, which says so. It gives texts one by one: `most` bounds how many."""
     from spectr.models.assisted import ReplayNet, TransformersSampler, settings_of
 
-    stage = real_stage(lm.opened, asked.prompts[0], asked.policy, asked.vocabulary)
     net = ReplayNet(stage.model().logits_after, stage.vocabulary, stage.stops)
     small = ReplayNet(_assistant_rows(stage, asked.drafter), stage.vocabulary, stage.stops)
     settings, law = settings_of(asked.policy), stage.law()

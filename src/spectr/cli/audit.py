@@ -19,7 +19,14 @@ from spectr.audit import Asked, Case, Endpoint, Finding, Level, Report, examine
 from spectr.audit.endpoint import endpoint_case
 from spectr.audit.planted import planted_cases
 from spectr.audit.proofs import Named, distinct_rules, exact_cases, named_rules
-from spectr.audit.sections import direct_cases, model_cases, model_law, sampler_case, transformers_cases
+from spectr.audit.sections import (
+    direct_cases,
+    model_cases,
+    model_law,
+    sampler_case,
+    stage_of,
+    transformers_cases,
+)  # fmt: skip
 from spectr.cli.output import check_folder, console, progress_bar, talk, write_text
 from spectr.errors import ArgumentError
 from spectr.lm import LM, load
@@ -168,12 +175,13 @@ class _Order:
     def _of_model(self) -> list[Case]:
         lm = self.model.load()
         asked = self.model.asked(lm, self.rules)
+        stage = stage_of(lm, asked)
         if self.kind == "transformers":
-            return transformers_cases(lm, asked)
+            return transformers_cases(stage, asked)
         if self.kind == "model":
-            return model_cases(lm, asked)
-        others = transformers_cases(lm, asked, most=1_500)
-        return [*self._exact(), *planted_cases(self.bias), *model_cases(lm, asked), *others]
+            return model_cases(lm, asked, stage)
+        others = transformers_cases(stage, asked, most=2_500)
+        return [*self._exact(), *planted_cases(self.bias), *model_cases(lm, asked, stage), *others]
 
     def _direct(self) -> list[Case]:
         rule: str | Rule = "race" if self.rules is None else self.rules[0].rule

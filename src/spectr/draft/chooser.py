@@ -27,6 +27,7 @@ _KEEP_IDLE = 0.98  # and after one that did not
 _TRUST = 3.0  # draft tokens by which the prospects count at the beginning
 _SHRINK = 4.0  # steps by which what all ways have in common counts in the estimate of one
 _RECENT = 15  # steps whose median is a way's cost
+_SURE = 3  # steps after which it is no longer guessed
 _SPIKE = 1.25  # a step that takes longer than so many times the usual is not the drafts' fault
 _REFRESH = 64  # tokens after which plain decoding, or a way nearly as good as the best, is timed again
 _FIRST, _LAST = 8, 64  # tokens between probes, after the first that failed and after many
@@ -83,7 +84,7 @@ class _Seen:
         """Another step."""
         self.recent.append(seconds)
         ordered = sorted(self.recent)
-        self.usual, self.least = ordered[len(ordered) // 2], ordered[len(ordered) // 4]
+        self.usual, self.least = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 4]
 
     def fade(self, keep: float) -> None:
         """Some of the evidence is forgotten."""
@@ -169,8 +170,11 @@ class Chooser:
 
     def seconds(self, index: int) -> float:
         """Expected of a step."""
-        plain = self._seen[PLAIN].usual or 1.0
-        return self._seen[index].usual or plain * (1 + self._stretch(plain) * (self.prospects[index].cost - 1))
+        seen, plain = self._seen[index], self._seen[PLAIN].usual or 1.0
+        if index == PLAIN or len(seen.recent) >= _SURE:
+            return seen.usual or plain
+        guess = plain * (1 + self._stretch(plain) * (self.prospects[index].cost - 1))
+        return min(seen.usual or guess, guess)  # one slow step condemns nobody
 
     def speed(self, index: int) -> float:
         """Tokens a second."""
@@ -178,7 +182,8 @@ class Chooser:
 
     def _stretch(self, plain: float) -> float:
         """By how much drafting is dearer than the prospects said, over the ways that were timed."""
-        timed = [(s.usual, p.cost) for s, p in zip(self._seen, self.prospects, strict=True) if s.recent and p.cost > 1]
+        every = zip(self._seen, self.prospects, strict=True)
+        timed = [(seen.usual, p.cost) for seen, p in every if len(seen.recent) >= _SURE and p.cost > 1]
         if not timed:
             return 1.0
         return max(0.0, sum(usual / plain - 1 for usual, _ in timed) / sum(cost - 1 for _, cost in timed))

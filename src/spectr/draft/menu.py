@@ -1,20 +1,21 @@
-"""Ways worth choosing from where nothing was measured yet, and what to expect of them: small trees on a CPU, where a
-node costs time, large ones elsewhere. Guesses to begin with: a chooser soon knows better."""
+"""Drafters that choose: from a profile, or from guesses where nothing was measured yet. Small trees on a CPU, where a
+node costs time, large ones elsewhere; a chooser soon knows better."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from spectr.draft.adaptive import AdaptiveDrafter, ByRows, Option, replanned
-from spectr.draft.chooser import Chooser, Prospect
+from spectr.draft.chooser import Chooser, Chooses, Fixed, Prospect
 from spectr.draft.none import NoDrafter
 from spectr.draft.plan import Plan
+from spectr.draft.profile import Profile
 from spectr.errors import ArgumentError
 from spectr.types import Drafter
 
-__all__ = ["Ground", "adaptive", "guess", "plans_for"]
+__all__ = ["Ground", "adaptive", "by_profile", "guess", "plans_for"]
 
 _PRUNED_FEW = ((1, 1, 2), (1, 2, 3), (2, 2, 4), (2, 3, 6), (4, 3, 8), (4, 4, 16))  # beam, depth, nodes
 _PRUNED_MANY = ((2, 3, 4), (4, 4, 8), (6, 5, 16), (8, 6, 32), (16, 8, 64), (16, 8, 128))
@@ -67,3 +68,16 @@ def adaptive(drafter: Drafter, ground: Ground) -> AdaptiveDrafter:
         return Chooser([Prospect(1.0, 1.0), *(guess(option.drafter, ground, rows) for option in menu[1:])])
 
     return AdaptiveDrafter(menu, ByRows(chooser))
+
+
+def by_profile(profile: Profile, menu: Sequence[Option], *, auto: bool) -> Drafter:
+    """What the profile says for so many rows; with `auto`, what a chooser makes of it."""
+
+    def chooser(rows: int) -> Chooses:
+        choice = profile.at(rows)
+        return Chooser(choice.prospects) if auto else Fixed(choice.index)
+
+    first, *others = {choice.index for choice in profile.choices}
+    if auto or others or menu[first].spread != 1:
+        return AdaptiveDrafter(tuple(menu), ByRows(chooser))
+    return menu[first].drafter

@@ -2,15 +2,16 @@
 expected to give and to cost for so many rows, and which is best. Knows not how a drafter is built."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from spectr.draft.chooser import PLAIN, Prospect
-from spectr.errors import ArgumentError
+from spectr.errors import ArgumentError, MismatchError
 
-__all__ = ["Choice", "Profile", "Way", "read_profile"]
+__all__ = ["Choice", "Profile", "Way", "check_plan", "read_profile"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,19 @@ class Profile:
         """The choice for the nearest number of rows."""
         return min(self.choices, key=lambda choice: abs(choice.rows - rows))
 
+    def check(self, fingerprint: str, device: str, drafter: Any) -> None:
+        """Refuse to serve another target, another kind of device, or another drafter than was measured."""
+        if self.fingerprint != fingerprint:
+            raise MismatchError("the profile was made for another target; tune this one: spectr tune TARGET --out FILE")
+        if self.device != device:
+            raise MismatchError(f"the profile was measured on {self.device}, this model is on {device}; tune it there")
+        named = os.fspath(drafter) if isinstance(drafter, os.PathLike) else drafter
+        if named != "auto" and [named] != self.drafters:
+            found = ", ".join(self.drafters) or "none"
+            raise MismatchError(
+                f"the profile was made for drafter {found}, got {named!r}; leave it out, or tune with it"
+            )
+
     def as_data(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
@@ -102,6 +116,15 @@ def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
 def _choice(data: Mapping[str, Any]) -> Choice:
     prospects: Sequence[Mapping[str, Any]] = data["prospects"]
     return Choice(int(data["rows"]), int(data["index"]), tuple(Prospect(p["tokens"], p["cost"]) for p in prospects))
+
+
+def check_plan(plan: Any, profile: Any) -> None:
+    """What `load` is told: a profile, "auto", or "auto" and a profile to begin with."""
+    for name, value in (("plan", plan), ("profile", profile)):
+        if value is not None and not isinstance(value, str | os.PathLike):
+            raise ArgumentError(f"{name} must be a file that spectr tune wrote, got {value!r}")
+    if profile is not None and plan != "auto":
+        raise ArgumentError("profile is what plan='auto' begins with; to use a profile as it is, give it as plan")
 
 
 def read_profile(path: Path) -> Profile:

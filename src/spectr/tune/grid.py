@@ -17,19 +17,21 @@ from spectr.tune.ways import Bench
 
 __all__ = ["Verdict", "against_grid", "grid_ways"]
 
-_DEEPEST, _WIDEST = 4, 4
+_SIZES, _DEEPEST, _WIDEST = (2, 3, 4, 6, 8, 16, 64), 4, 4  # of pruned trees
 _FINALISTS = 6
-_FEW = 3  # texts of the first round
+_FEW = 2  # texts of the first round
 
 
 def grid_ways(bench: Bench) -> Iterator[Way]:
-    """All sizes, depths and beams up to a few, with the usual spread; all drafts and lengths."""
+    """Of pruned trees several sizes with all depths and beams up to a few; of other ways all."""
     for name, rule in bench.pairs:
-        for way in bench.ways(name, rule):
-            pruned = rule == "race" and hasattr(bench.pairs[name, rule], "plan")
-            small = (way.length or 1) <= _DEEPEST and (way.drafts or 1) <= _WIDEST and way.spread == 1
-            if small or not pruned:
-                yield way
+        pruned = rule == "race" and hasattr(bench.pairs[name, rule], "plan")
+        yield from (way for way in bench.ways(name, rule) if not pruned or _in_grid(way))
+
+
+def _in_grid(way: Way) -> bool:
+    usual = way.spread == 1 and way.nodes in _SIZES
+    return usual and (way.length or 1) <= _DEEPEST and (way.drafts or 1) <= _WIDEST
 
 
 @dataclass(frozen=True, slots=True)
