@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("verify",),
     ("draft",),
     ("models",),
-    ("engine", "captured", "reading", "standing", "scheduler", "requests", "metrics", "text", "pairing", "lm", "hf"),
+    ("engine", "captured", "stages", "reading", "standing", "scheduler", "requests", "metrics", "text", "pairing", "lm", "hf"),
     ("theory", "tune", "train", "bench", "audit", "server"),
     (FACADE,),
     ("cli",),

@@ -14,17 +14,15 @@ import torch
 from torch import Tensor
 
 from spectr.metrics import Stats, count_step
-from spectr.models.graphs import Captured
 from spectr.reading import numbers_of, read_numbers
-from spectr.requests import Job, Step
+from spectr.requests import Job, Memory, Step
+from spectr.rows import constant
+from spectr.stages import SIZES, Stage
 
 if TYPE_CHECKING:
-    from spectr.engine import Batch, Engine
+    from spectr.engine import Engine
 
 __all__ = ["obstacle", "stream"]
-
-_SIZES = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-"""Slots of the cache that a graph looks at."""
 
 
 def obstacle(engine: "Engine", job: Job) -> str | None:
@@ -70,34 +68,31 @@ def _sent(numbers: Tensor) -> _Told:
 
 @dataclass(slots=True)
 class _Runner:
-    """A batch whose steps are captured."""
+    """A job on a stage: its steps are captured once and replayed."""
 
     engine: "Engine"
     job: Job
-    batch: "Batch"
-    limit: Tensor  # (B,) tokens a row may come to
+    stage: Stage
     stops: Tensor  # (S,)
-    room: int  # slots of the cache
-    bound: int  # no row has more committed tokens
+    bound: int  # no open row has more committed tokens
     since: float = field(default_factory=time.perf_counter)
-    graphs: Captured = field(default_factory=Captured)
 
     def launch(self) -> _Told:
         """One step of all rows."""
-        most = self.engine.drafter.nodes
-        size = next((size for size in _SIZES if size >= self.bound + most), self.room)
-        looked = min(size, self.room) - most
-        holders: tuple[Any, ...] = (self.batch.session, self.batch.drafting)
+        most, batch, room = self.engine.drafter.nodes, self.stage.batch, self.stage.room
+        size = next((size for size in SIZES if size >= self.bound + most), room)
+        looked = min(size, room) - most
+        holders: tuple[Any, ...] = (batch.session, batch.drafting)
 
         def step(_: Tensor) -> Tensor:
             for holder in holders:
                 holder.assume(looked)
-            scored = self.engine.score(self.batch, self.job, [])
+            scored = self.engine.score(batch, self.job, [])
             self._end()
             return numbers_of(scored)
 
-        width = self.batch.standing.recent.shape[1]
-        told = _sent(self.graphs((looked, width), step, self.batch.standing.going))
+        key = (self.job.policy, looked, batch.standing.recent.shape[1])
+        told = _sent(self.stage.graphs(key, step, batch.standing.going))
         self.bound += most
         return told
 
@@ -108,27 +103,28 @@ class _Runner:
 
     def _end(self) -> None:
         """Rows that met a stop token among those emitted, or their length, go no further."""
-        standing = self.batch.standing
+        standing = self.stage.batch.standing
         places = torch.arange(standing.recent.shape[1], device=standing.root.device)
         stopped = torch.isin(standing.recent, self.stops) & (places < standing.fresh[:, None])
-        standing.going &= ~stopped.any(-1) & (standing.committed < self.limit)
+        standing.going &= ~stopped.any(-1) & (standing.committed < self.stage.limit)
 
 
-def _runner(engine: "Engine", job: Job, batch: "Batch") -> _Runner:
-    device = engine.target.device
-    most = [len(request.prompt) + request.max_new_tokens for request in job.requests]
-    stops = torch.tensor(sorted(engine.stops), dtype=torch.int64, device=device)
-    longest = max(len(request.prompt) for request in job.requests)
-    room = batch.session.cache.size
-    return _Runner(engine, job, batch, torch.tensor(most, device=device), stops, room, longest)
-
-
-def stream(engine: "Engine", job: Job, stats: Sequence[Stats]) -> Iterator[Step]:
+def stream(engine: "Engine", job: Job, stats: Sequence[Stats], memory: Memory | None = None) -> Iterator[Step]:
     """Steps of all rows as they come."""
-    batch = engine.begin(job, None, spare=2 * engine.drafter.nodes)
-    texts, batch.texts = batch.texts, []
-    runner, open_rows = _runner(engine, job, batch), set(range(len(texts)))
-    told: _Told | None = None
+    with engine.stages.take(engine, job, memory) as stage:
+        texts, stage.batch.texts = [list(request.prompt) for request in job.requests], []
+        stops = constant(tuple(sorted(engine.stops)), engine.target.device)
+        runner = _Runner(engine, job, stage, stops, max(map(len, texts)))
+        try:
+            yield from _steps(runner, texts, stats)
+        finally:
+            if memory is not None:
+                memory.text = texts[0][:-1]
+
+
+def _steps(runner: _Runner, texts: list[list[int]], stats: Sequence[Stats]) -> Iterator[Step]:
+    """Launch a step, then read the one before."""
+    told, open_rows = None, set(range(len(texts)))
     while open_rows:
         ahead = runner.launch()
         if told is not None:

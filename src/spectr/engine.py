@@ -1,6 +1,7 @@
 """The loop: draft, one target call, verdict, keep. It knows no names: parts say what they are, compared once."""
 
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,8 @@ from spectr.policy import History, Past, Policy
 from spectr.reading import Scored, Told, told_of
 from spectr.requests import Job, Memory, Request, Result, Step
 from spectr.rows import pick_rows
-from spectr.standing import advance, begin, for_those_going, take_rows
+from spectr.stages import Stages, shared_start
+from spectr.standing import advance, begin, begin_again, for_those_going, take_rows
 from spectr.trees import Topology, topology
 from spectr.types import Draft, Drafter, Drafting, Opening, Scene, Standing, TreeModel
 from spectr.verify import Rule
@@ -56,6 +58,15 @@ class Engine:
                 "none; use race or match, or a drafter that has laws: ngram, early_exit, a model"
             )
         self.target, self.drafter, self.rule, self.stops = target, drafter, rule, stops
+        self.stages = Stages()  # what captured steps work on
+        self._said: set[str] = set()
+
+    def compile(self) -> None:
+        """Compile the layers of target and drafter, and run a few tokens, so that it is done now."""
+        drafter: Any = self.drafter
+        for model in (self.target, getattr(drafter, "head", None), getattr(drafter, "model", None)):
+            getattr(model, "compile", lambda: None)()
+        self.generate(Job([Request([0], 0, 4 * drafter.nodes)]))
 
     def generate(self, job: Job) -> list[Result]:
         """Run every request to its end."""
@@ -71,8 +82,8 @@ class Engine:
 
     def stream(self, job: Job, stats: Sequence[Stats], memory: Memory | None = None) -> Iterator[Step]:
         """Steps of all rows as they come. A finished row leaves the batch within the step."""
-        if self.capture and memory is None and obstacle(self, job) is None:
-            yield from captured_stream(self, job, stats)
+        if self.capture and self._is_capturable(job):
+            yield from captured_stream(self, job, stats, memory)
             return
         batch = self.begin(job, memory)
         while batch.rows:
@@ -89,16 +100,26 @@ class Engine:
                 f"allowed must be a function, or one for each of {len(job.requests)} rows, got {len(hooks)}"
             )
 
-    def begin(self, job: Job, memory: Memory | None = None, spare: int = 0) -> Batch:
-        """Read every distinct prompt once; `spare` is room for more tokens."""
+    def _is_capturable(self, job: Job) -> bool:
+        """Where it is not, one warning says why."""
+        why = obstacle(self, job)
+        if why is not None and why not in self._said:
+            self._said.add(why)
+            warnings.warn(f"steps are run one by one and not replayed as a graph: {why}", stacklevel=2)
+        return why is None
+
+    def slots(self, job: Job) -> int:
+        """Most tokens a row of this job comes to, its last tree included."""
+        return max(len(r.prompt) + r.max_new_tokens for r in job.requests) + self.drafter.nodes
+
+    def begin(self, job: Job, memory: Memory | None = None, room: int | None = None) -> Batch:
+        """Read every distinct prompt once; `room` is for slots that are wanted beyond those of this job."""
         self.check(job)
         distinct, order = _distinct(job.requests)
-        room = max(len(r.prompt) + r.max_new_tokens for r in job.requests) + self.drafter.nodes + spare
         prompts = [list(request.prompt) for request in distinct]
         sources = None if distinct[0].source is None else [list(r.source or []) for r in distinct]
-        session = self._read(prompts, sources, room, memory)
-        opening = Opening(prompts, sources, room, self.target.vocabulary, session)
-        drafting = self.drafter.open(opening)
+        session = self._read(prompts, sources, room or self.slots(job), memory)
+        drafting = self.drafter.open(Opening(prompts, sources, self.slots(job), self.target.vocabulary, session, room))
         if len(order) > len(distinct):
             rows = torch.tensor(order, device=self.target.device)
             self.target.take_rows(session, rows)
@@ -108,6 +129,18 @@ class Engine:
         return Batch(
             list(range(len(texts))), texts, standing, session, drafting, self._history(job), job.policy.for_drafts
         )
+
+    def begin_again(self, batch: Batch, job: Job, going: Sequence[bool], kept: int = 0) -> None:
+        """Another job in the buffers of one that ended; the first `kept` tokens of every row are there already."""
+        self.check(job)
+        prompts = [list(request.prompt) for request in job.requests]
+        self.target.rewind(batch.session, [kept] * len(prompts))
+        self.target.read(batch.session, [prompt[kept:-1] for prompt in prompts])
+        opening = Opening(prompts, None, self.slots(job), self.target.vocabulary, batch.session)
+        drafting: Any = batch.drafting
+        drafting.begin(opening, kept)
+        batch.guesses = job.policy.for_drafts
+        begin_again(batch.standing, job.requests, going)
 
     def _check(self, request: Request) -> None:
         if not request.prompt:
@@ -127,7 +160,7 @@ class Engine:
     def _read(self, prompts: list[list[int]], sources: list[list[int]] | None, room: int, memory: Memory | None) -> Any:
         """A session that holds all but the last token of each prompt; what `memory` holds already is not read again."""
         if memory is not None and memory.session is not None and len(prompts) == 1:
-            shared = _common(memory.text, prompts[0][:-1])
+            shared = shared_start(memory.text, prompts[0][:-1])
             self.target.grow(memory.session, room)
             memory.text, memory.reused = memory.text[:shared], shared
             self.target.rewind(memory.session, [shared])
@@ -196,7 +229,8 @@ class Engine:
             return job.policy(pick_rows(logits, nodes), past)
 
         verdict = for_those_going(self.rule(law, draft, scene.coins, tree=tree), batch.standing)
-        self.target.keep(batch.session, torch.nn.functional.pad(verdict.path, (1, 0)))
+        root = torch.where(batch.standing.going, 0, -1)[:, None]  # of a row that has ended nothing is kept
+        self.target.keep(batch.session, torch.cat([root, verdict.path], 1))
         batch.drafting.keep(verdict.path)
         advance(batch.standing, draft, verdict)
         marks.append(time.perf_counter())
@@ -258,8 +292,3 @@ def _distinct(requests: Sequence[Request]) -> tuple[list[Request], list[int]]:
             firsts.append(request)
         order.append(known[key])
     return firsts, order
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two texts share from the beginning."""
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -1,7 +1,7 @@
 """`spectr.load`: a target by name, hub id or folder, with its tokenizer, a drafter and a rule, ready to generate."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, overload
 
@@ -280,12 +280,13 @@ def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options
     `options`: of drafting (drafts, length, nodes, tree, layers, order, text, vocabulary, or in place of the first four
     plan: a profile that `spectr tune` wrote, or "auto", which chooses at every step and may begin with a profile) and
     of loading (dtype, device, device_map, quantization_config, attn_implementation, trust_remote_code, tokenizer, and
-    progress, a function of one sentence).
+    progress, a function of one sentence). On a GPU steps are captured once and replayed as graphs, unless
+    `capture=False`; `compile=True` also compiles layers, which takes seconds at the beginning.
     """
     from spectr.models.hf import Loading, open_loaded, open_model, unheeded
 
     drafting, loading = ([f.name for f in fields(kind)] for kind in (DraftOptions, Loading))
-    known = [*drafting, *loading, "progress", "tokenizer"]
+    known = [*drafting, *loading, "capture", "compile", "progress", "tokenizer"]
     for name in options:
         if name not in known:
             raise ArgumentError(f"load has no option {name!r}; {nearest(name, known)}")
@@ -304,4 +305,17 @@ def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options
         partner = pair(drafter, opened, made.card, chosen)
     if said := unheeded(opened.target.model):
         progress(said)
-    return LM(Engine(opened.target, partner, made, opened.stops), opened)
+    engine = Engine(opened.target, partner, made, opened.stops)
+    _hasten(engine, options.get("capture"), bool(options.get("compile")), progress)
+    return LM(engine, opened)
+
+
+def _hasten(engine: Engine, capture: bool | None, compiled: bool, progress: Callable[[str], None]) -> None:
+    """Steps as graphs, where there are any, and layers compiled, if they shall be."""
+    device = engine.target.device.type
+    if capture and device != "cuda":
+        raise ArgumentError(f"capture replays steps as CUDA graphs, and this model is on {device}; leave it out")
+    engine.capture = device == "cuda" if capture is None else capture
+    if compiled:
+        progress("compiling one layer for all; what was compiled before is taken from the cache")
+        engine.compile()

@@ -10,7 +10,7 @@ from spectr.coins import seed_word
 from spectr.requests import Request
 from spectr.types import Draft, Standing, Verdict
 
-__all__ = ["advance", "begin", "emitted", "for_those_going", "take_rows"]
+__all__ = ["advance", "begin", "begin_again", "emitted", "for_those_going", "take_rows"]
 
 
 def begin(requests: Sequence[Request], device: torch.device) -> Standing:
@@ -24,6 +24,16 @@ def begin(requests: Sequence[Request], device: torch.device) -> Standing:
     seed = tensor([seed_word(request.seed) for request in requests])
     going = torch.ones_like(root, dtype=torch.bool)
     return Standing(seed, root, committed, root[:, None].clone(), torch.ones_like(root), going)
+
+
+def begin_again(standing: Standing, requests: Sequence[Request], going: Sequence[bool]) -> None:
+    """Other requests in the same places; in place, as a captured step needs."""
+    fresh = begin(requests, standing.root.device)
+    for name in ("seed", "root", "committed", "fresh"):
+        getattr(standing, name).copy_(getattr(fresh, name))
+    standing.recent.zero_()
+    standing.recent[:, 0] = fresh.root
+    standing.going.copy_(torch.tensor(going))
 
 
 def take_rows(standing: Standing, rows: Tensor) -> Standing:

@@ -161,6 +161,7 @@ class Opening:
     slots: int  # most tokens a row may come to, its tree included
     vocabulary: int  # of the target
     session: Any  # the target's own session, for drafters that share its cache
+    room: int | None = None  # slots to make room for, where that is more
 
 
 @dataclass(slots=True)
@@ -208,8 +209,8 @@ class Drafting(Protocol):
 class Drafter(Protocol):
     """Anything that proposes tokens. Shared and immutable: what it remembers of rows is in its drafting.
 
-    One with `capturable = True` needs no text on the host, and its drafting can `assume` how long rows
-    are at most."""
+    One with `capturable = True` needs no text on the host; its drafting can `assume` how long rows are at most, and
+    `begin` anew with other prompts in the same buffers."""
 
     @property
     def name(self) -> str:

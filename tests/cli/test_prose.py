@@ -77,9 +77,15 @@ def test_every_test_that_a_page_names_is_there() -> None:
     assert [f"{path}::{name}" for path, name in named if name not in functions_in(ROOT / path)] == []
 
 
-def test_every_note_of_the_mathematics_has_its_test() -> None:
-    page = (ROOT / "docs" / "mathematics.md").read_text(encoding="utf-8")
+NOTED = [page for page in PAGES if "[^" in page.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("path", NOTED, ids=lambda path: path.stem)
+def test_every_note_has_its_test(path: Path) -> None:
+    """Each claim's note is defined once, names a test, and no note is left over."""
+    page = path.read_text(encoding="utf-8")
     defined = re.findall(r"^\[\^([\w-]+)\]: `tests/", page, re.MULTILINE)
+    assert defined
     assert len(defined) == len(set(defined))
     assert set(re.findall(r"\[\^([\w-]+)\](?!:)", page)) == set(defined)
 
@@ -102,6 +108,18 @@ def test_the_tree_has_every_folder_and_module() -> None:
     modules = {path.stem for path in package.glob("*.py") if not path.stem.startswith("__")}
     top = {f"{path.name}/" for path in (ROOT / "tests", ROOT / "tools", ROOT / "docs")}
     assert folders | modules | top <= set(tree.split())
+
+
+def test_the_tour_names_what_is_there() -> None:
+    """Every file of the tour is there, and defines the names that its line tells a reader to look at."""
+    tour = README.split("## Read the code in ten minutes")[1].split("\n## ")[0]
+    stops = [re.findall(r"`([^`]+)`", line) for line in re.findall(r"^\d+\. .*", tour, re.MULTILINE)]
+    assert 10 <= len(stops) <= 14
+    for named in stops:
+        files = [ROOT / name for name in named if name.endswith(".py")]
+        code = "".join(path.read_text(encoding="utf-8") for path in files)  # a file that is not there fails
+        wanted = [part for name in named if not name.endswith(".py") for part in name.split(".")]
+        assert [name for name in wanted if not re.search(rf"(class|def) {name}\b", code)] == []
 
 
 def test_links_lead_somewhere() -> None:

@@ -3,6 +3,8 @@
 On a CPU nothing is captured and the loop is the same; on a GPU the steps are graphs.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from tests.contracts.conftest import llama
@@ -13,10 +15,14 @@ import spectr
 from spectr.captured import obstacle
 from spectr.draft import Plan, drafter
 from spectr.engine import Engine, Job, Request
+from spectr.metrics import Stats
+from spectr.models.blockwise import blockwise_of
+from spectr.models.early import truncated
 from spectr.models.head import head_of
 from spectr.models.target import Target
 from spectr.policy import Policy
-from spectr.requests import Result
+from spectr.reading import numbers_of
+from spectr.requests import Memory, Result
 
 __all__ = ["makers"]
 
@@ -71,20 +77,132 @@ def test_what_needs_the_host_is_named(net: PreTrainedModel) -> None:
     engine = Engine(Target(net), drafter("lookup"), spectr.rule("race"))
     assert "works on the host" in (obstacle(engine, Job(requests())) or "")
     engine = Engine(Target(net), drafter("none"), spectr.rule("race"))
-    assert "looks at the text" in (obstacle(engine, Job(requests(), Policy(repetition_penalty=1.2))) or "")
     engine.capture = True
-    results = engine.generate(Job(requests(), Policy(repetition_penalty=1.2)))  # goes the plain way
+    with pytest.warns(UserWarning, match="looks at the text on the host"):
+        results = engine.generate(Job(requests(), Policy(repetition_penalty=1.2)))  # goes the plain way
     assert [len(result.tokens) for result in results] == [24, 21, 18, 15]
+    engine.generate(Job(requests(), Policy(repetition_penalty=1.3)))  # said once, and warnings are errors here
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize(("rule", "plan"), [("race", Plan(drafts=3, length=4, nodes=9)), ("kseq", Plan("iid", 3, 3))])
-def test_graphs_give_the_same_text(rule: str, plan: Plan) -> None:
-    """Captured and replayed, without a host round trip inside a step."""
+@pytest.mark.parametrize("name", ["model", "feature", "early_exit"])
+def test_jobs_take_over_buffers(net: PreTrainedModel, makers: dict[str, Make], name: str) -> None:
+    """One stage serves rows of other prompts, lengths and policies, filled up where they are fewer; texts are those of
+    the plain loop."""
+    plan = Plan(drafts=2, length=3, nodes=6)
+    plain, late = (Engine(Target(net), makers[name](plan), spectr.rule("race"), frozenset({7})) for _ in range(2))
+    late.capture = True
+    jobs = [Job(requests(), Policy()), Job(requests()[:3], Policy(0.5)), Job([requests()[2]] * 4, Policy(0)),
+            Job([Request([5, 6, 7, 8] * 9, 3, 4), Request([3], 4, 60), Request([9, 2], 5, 31)], Policy())]  # fmt: skip
+    for job in [*jobs, *jobs]:
+        assert [r.tokens for r in late.generate(job)] == [r.tokens for r in plain.generate(job)]
+    assert len(late.stages.kept) == 1
+    (stage,) = late.stages.kept.values()
+    assert stage.batch.session.rows == 4
+    assert not stage.is_taken
+
+
+def test_two_texts_at_once(net: PreTrainedModel, makers: dict[str, Make]) -> None:
+    """A stage in use is left alone."""
+    engine = Engine(Target(net), makers["feature"](Plan(nodes=5)), spectr.rule("race"))
+    jobs = [Job([Request([3, 4], seed, 20)]) for seed in (1, 2)]
+    want = [engine.generate(job)[0].tokens for job in jobs]
+    engine.capture = True
+    streams = [engine.stream(job, [Stats()]) for job in jobs]
+    found: list[list[int]] = [[], []]
+    for pair in zip(*streams, strict=False):
+        for tokens, step in zip(found, pair, strict=True):
+            tokens += step.tokens
+    for tokens, rest in zip(found, streams, strict=True):
+        tokens += [token for step in rest for token in step.tokens]
+    shortest = min(map(len, found))
+    assert [tokens[:shortest] for tokens in found] == [tokens[:shortest] for tokens in want]
+
+
+@pytest.mark.parametrize("name", ["none", "model", "feature", "early_exit"])
+def test_a_conversation_is_not_read_again(net: PreTrainedModel, makers: dict[str, Make], name: str) -> None:
+    """What the turn before left is kept, up to where the texts part."""
+    late, plain = (Engine(Target(net), makers[name](Plan(nodes=5)), spectr.rule("race")) for _ in range(2))
+    late.capture = True
+    memory, prompt = Memory(), [3, 4, 5, 6]
+    for turn in range(3):
+        job = Job([Request(prompt, turn, 12)])
+        said = [token for step in late.stream(job, [Stats()], memory) for token in step.tokens]
+        assert said == plain.generate(job)[0].tokens
+        assert len(prompt) > memory.reused >= (0 if turn == 0 else len(prompt) - 4)
+        prompt = [*prompt, *said[:-2], 9, 8, 7, 6]
+
+
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+
+def on_gpu(name: str, plan: Plan) -> tuple[Target, Any]:
+    """A target and a drafter of each kind that can be captured."""
     net = llama(3, layers=3).to("cuda")  # type: ignore[arg-type]
-    head = Target(head_of(net, 1, (0,)).eval())
-    made = drafter("feature", head=head, target=Target(net), plan=plan, wants_features=(0,))
-    engine = Engine(Target(net), made, spectr.rule(rule), frozenset({7}))
-    plain, late = both(engine, Job(requests(60), Policy()))
-    assert [one.tokens for one in plain] == [one.tokens for one in late]
+    target = Target(net)
+    match name:
+        case "feature":
+            head = Target(head_of(net, 1, (0,)).eval())
+            return target, drafter("feature", head=head, target=target, plan=plan, wants_features=(0,))
+        case "model":
+            return target, drafter("model", model=Target(llama(4).to("cuda")), plan=plan)  # type: ignore[arg-type]
+        case "early_exit":
+            return target, drafter("early_exit", model=Target(truncated(net, 1)), plan=plan)
+        case "blockwise":
+            return target, drafter("blockwise", heads=blockwise_of(net, 3), target=target, plan=plan)
+    return target, drafter("none")
+
+
+class TestOnGpu:
+    """Graphs are made and replayed."""
+
+    pytestmark = gpu
+
+    @pytest.mark.parametrize(("name", "rule", "plan"), CASES, ids=lambda part: part if isinstance(part, str) else "")
+    @pytest.mark.parametrize("policy", [Policy(), Policy(0.7, top_k=5), Policy(0)], ids=["one", "cool", "greedy"])
+    def test_graphs_give_the_same_text(self, name: str, rule: str, plan: Plan, policy: Policy) -> None:
+        target, made = on_gpu(name, plan)
+        engine = Engine(target, made, spectr.rule(rule), frozenset({7}))
+        plain, late = both(engine, Job(requests(60), policy))
+        assert [one.tokens for one in plain] == [one.tokens for one in late]
+        again = engine.generate(Job(requests(60), policy))
+        assert [one.tokens for one in plain] == [one.tokens for one in again]
+        (stage,) = engine.stages.kept.values()
+        assert stage.graphs.graphs  # it was captured
+
+    @pytest.mark.parametrize(("name", "rule", "plan"), CASES, ids=lambda part: part if isinstance(part, str) else "")
+    def test_no_step_waits_for_the_host(self, name: str, rule: str, plan: Plan) -> None:
+        """Plainly run, under a guard that refuses to synchronise."""
+        target, made = on_gpu(name, plan)
+        engine, job = Engine(target, made, spectr.rule(rule)), Job(requests(60), Policy())
+        engine.capture = True
+        with engine.stages.take(engine, job, None) as stage:
+            stage.batch.texts = []
+            for _ in range(3):
+                for holder in (stage.batch.session, stage.batch.drafting):
+                    holder.assume(128)
+                numbers_of(engine.score(stage.batch, job, []))
+                torch.cuda.set_sync_debug_mode("error")
+            torch.cuda.set_sync_debug_mode("default")
+
+    @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+    def test_a_thousand_steps_take_no_more_memory(self, compiled: bool) -> None:
+        target, made = on_gpu("feature", Plan(drafts=3, length=4, nodes=9))
+        engine = Engine(target, made, spectr.rule("race"))
+        engine.capture = True
+        if compiled:
+            engine.compile()
+        job = Job([Request([3, 4], 1, 400)])
+        held, steps = list[int](), 0
+        while steps < 1000:
+            steps += len(engine.generate(job)[0].steps)
+            torch.cuda.synchronize()
+            held.append(torch.cuda.memory_allocated())
+        assert held[-1] <= held[1]
+
+    def test_compiled_layers_give_the_same_text(self) -> None:
+        target, made = on_gpu("feature", Plan(drafts=3, length=4, nodes=9))
+        engine, job = Engine(target, made, spectr.rule("race")), Job(requests(60), Policy())
+        plain = engine.generate(job)
+        engine.capture = True
+        engine.compile()
+        assert [one.tokens for one in plain] == [one.tokens for one in engine.generate(job)]

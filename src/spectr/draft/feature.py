@@ -32,13 +32,10 @@ class FeatureDrafter(Planned):
 
     def open(self, opening: Opening) -> Drafting:
         """Read the prompts but their last tokens, each with the feature of the token before."""
-        texts = [prompt[:-1] for prompt in opening.prompts]
-        session = self.head.open(len(texts), opening.slots + self.plan.scored, features=())
-        longest, device = max(map(len, texts)), self.target.device
-        places = torch.arange(-1, longest - 1, device=device).expand(len(texts), -1)
-        session.given = self.target.features_at(opening.session, places)
-        self.head.read(session, texts)
-        return _FeatureDrafting(self, session, opening)
+        session = self.head.open(len(opening.prompts), (opening.room or opening.slots) + self.plan.scored, features=())
+        made = _FeatureDrafting(self, session, opening)
+        made.begin(opening, 0)
+        return made
 
 
 class _FeatureDrafting(ModelDrafting):
@@ -48,6 +45,16 @@ class _FeatureDrafting(ModelDrafting):
         super().__init__(drafter.head, drafter.plan, session, opening)
         self.target, self.source = drafter.target, opening.session
         self._expected: Tensor | None = None  # (B, S, H) of the nodes scored, the root first
+
+    def _most(self, opening: Opening) -> int:
+        """All: its positions are the target's."""
+        return max(map(len, opening.prompts))
+
+    def _begin(self, opening: Opening, texts: list[list[int]], start: int) -> None:
+        longest, device = max(map(len, texts)), self.target.device
+        places = torch.arange(start - 1, start + longest - 1, device=device).expand(len(texts), -1)
+        self.session.given = self.target.features_at(opening.session, places)
+        self.model.read(self.session, texts)
 
     def _unread(self, scene: Scene) -> Ahead:
         ahead = super()._unread(scene)

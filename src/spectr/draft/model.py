@@ -43,24 +43,19 @@ class ModelDrafter(Planned):
 
     def open(self, opening: Opening) -> Drafting:
         """Read the prompts but their last tokens; of a prompt that this model has no room for, the end."""
-        room = opening.slots + self.plan.scored
+        room = (opening.room or opening.slots) + self.plan.scored
         session = self.model.open(len(opening.prompts), room)
         if opening.sources is not None:
             sources = [source[: self.model.context] for source in opening.sources]
-            self.model.encode(session, self._known(sources))
-        most = self._most(opening)
-        self.model.read(session, self._known([prompt[:-1][-most:] for prompt in opening.prompts]))
-        return ModelDrafting(self.model, self.plan, session, opening)
+            self.model.encode(session, _known(sources, self.model.vocabulary))
+        made = ModelDrafting(self.model, self.plan, session, opening)
+        made.begin(opening, 0)
+        return made
 
-    def _most(self, opening: Opening) -> int:
-        """Tokens of a prompt to read: what leaves room for those to come, or half of the context if they are many."""
-        coming = opening.slots - max(map(len, opening.prompts))
-        return max(self.model.context - coming, self.model.context // 2, 1)
 
-    def _known(self, texts: list[list[int]]) -> list[list[int]]:
-        """Tokens of the target that the drafter does not have are read as its first."""
-        size = self.model.vocabulary
-        return [[token if token < size else 0 for token in text] for text in texts]
+def _known(texts: list[list[int]], size: int) -> list[list[int]]:
+    """Tokens of the target that the drafter does not have are read as its first."""
+    return [[token if token < size else 0 for token in text] for text in texts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +81,34 @@ class ModelDrafting:
 
     def __init__(self, model: TreeModel, plan: Plan, session: Any, opening: Opening) -> None:
         self.model, self.plan, self.session, self.vocabulary = model, plan, session, opening.vocabulary
-        self.read = torch.tensor([len(prompt) - 1 for prompt in opening.prompts], device=model.device)
+        self.read = torch.zeros(len(opening.prompts), dtype=torch.int64, device=model.device)
         self._ahead: Ahead | None = None
         self._drawn: Drawn | None = None
+        self._going: Tensor | None = None
+
+    def begin(self, opening: Opening, kept: int) -> None:
+        """Read the prompts but their last tokens; their first `kept` were read before, and what is left of that stays.
+        In place: a captured step finds it there again."""
+        most = self._most(opening)
+        whole = all(len(prompt) <= most for prompt in opening.prompts)
+        start = min(kept, *self.read.tolist()) if kept and whole else 0
+        self.model.rewind(self.session, [start] * len(opening.prompts))
+        self._begin(opening, [prompt[start:-1][-most:] for prompt in opening.prompts], start)
+        self.read.copy_(torch.tensor([len(prompt) - 1 for prompt in opening.prompts]))
+
+    def _most(self, opening: Opening) -> int:
+        """Tokens of a prompt to read: what leaves room for those to come, or half of the context if they are many."""
+        coming = opening.slots - max(map(len, opening.prompts))
+        return max(self.model.context - coming, self.model.context // 2, 1)
+
+    def _begin(self, opening: Opening, texts: list[list[int]], start: int) -> None:
+        """Read texts that stand at `start`."""
+        self.model.read(self.session, _known(texts, self.model.vocabulary))
 
     def propose(self, scene: Scene) -> Draft:
         """Draw by the plan, each depth one call."""
         ahead = self._ahead = self._unread(scene)
+        self._going = None if scene.standing is None else scene.standing.going
         self._drawn = draw(self.plan, scene, lambda frontier: self._logits(ahead, frontier))
         return self._drawn.draft
 
@@ -101,7 +117,10 @@ class ModelDrafting:
         assert self._ahead is not None
         assert self._drawn is not None
         width = self._ahead.tokens.shape[1]
-        text = torch.where(self._ahead.seen(), torch.arange(width, device=path.device), -1)
+        seen = self._ahead.seen()
+        if self._going is not None:  # a row that has ended stays where it is
+            seen = seen & self._going[:, None]
+        text = torch.where(seen, torch.arange(width, device=path.device), -1)
         kept = torch.cat([text, self._kept(path, self._drawn, width)], 1)
         self.model.keep(self.session, kept)
         self.read += (kept >= 0).sum(-1)  # in place: a captured step finds it there again

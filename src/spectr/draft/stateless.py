@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from spectr.types import Draft, Scene
+from spectr.types import Draft, Opening, Scene
 
 __all__ = ["Stateless"]
 
@@ -24,3 +24,6 @@ class Stateless:
 
     def assume(self, longest: int) -> None:
         """Nothing counts on it."""
+
+    def begin(self, opening: Opening, kept: int) -> None:
+        """Nothing was read."""

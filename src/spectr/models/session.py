@@ -68,7 +68,7 @@ class Store:
 
     def cut(self, lengths: Tensor, most: int) -> None:
         """Rows forget what they committed beyond `lengths` (B,)."""
-        self.filled = torch.minimum(self.filled, lengths)
+        self.filled.clamp_(max=lengths)  # in place, as above
         self.longest = min(self.longest, most)
 
     def take_rows(self, rows: Tensor) -> None:

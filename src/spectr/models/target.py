@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from spectr.errors import ArgumentError, MismatchError
 from spectr.models.cache import SlotCache
+from spectr.models.compiled import CompiledLayers
 from spectr.models.drivers.call import Call
 from spectr.models.encoder import check_sources, encode
 from spectr.models.layers import layers_of
@@ -57,6 +58,12 @@ class Target:
         self.vocabulary = int(own or model.config.vocab_size)
         width = getattr(self.head, "in_features", None) or model.config.get_text_config(decoder=True).hidden_size
         self.width = int(width)  # of what enters the output layer
+        self._compiled: CompiledLayers | None = None
+
+    def compile(self) -> None:
+        """Score trees with compiled layers from now on; the first call of every kind takes seconds. Prompts are read as
+        before."""
+        self._compiled = self._compiled or CompiledLayers(self.layers)
 
     def memory(self, rows: int, slots: int) -> int:
         """Bytes of a cache, from the widths in the config."""
@@ -136,7 +143,8 @@ class Target:
         slots = session.filled[:, None] + torch.arange(scratch, device=self.device)
         where = (session.filled[:, None] + depth).clamp_max(self.context - 1)  # beyond it nothing is ever emitted
         choose = None if only is None else partial(pick_rows, nodes=only)
-        logits = self._run(session, _Fresh(tokens, where, slots, ancestors, used), choose)
+        with nullcontext() if self._compiled is None else self._compiled.on():
+            logits = self._run(session, _Fresh(tokens, where, slots, ancestors, used), choose)
         session.pending = scratch
         return logits
 

@@ -1,0 +1,121 @@
+"""Decoder layers compiled once for all of them, in a few seconds, whatever the number of layers, nodes and slots.
+
+The layers of a model do the same with different weights and different buffers of the cache. So one of them, emptied of
+its weights, is compiled as a function of weights, buffers and states, and every layer calls it with its own. Sizes stay
+symbols. Elementwise work between the products becomes a handful of kernels; the products stay as they are.
+"""
+
+import copy
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from spectr.models.cache import SlotCache
+from spectr.models.catalog import home
+
+__all__ = ["CompiledLayers"]
+
+_SHAPES = 64  # how often a function may be compiled again: one token or several, one row or several, for each model
+_BACKEND = "inductor"
+_Run = Callable[[dict[str, Tensor], tuple[Any, ...], dict[str, Any]], Any]
+
+
+class _OneLayer(SlotCache):
+    """The buffers of one layer, whichever it is."""
+
+    def __init__(self, cache: SlotCache, layer: int) -> None:
+        self.size, self.used, self.past, self.slots = cache.size, cache.used, cache.past, cache.slots
+        self.layers = [cache.layers[layer]]
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """As the whole cache."""
+        return super().update(key_states, value_states, 0)
+
+
+def _plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str | tuple)
+
+
+def _kind(layer: nn.Module) -> tuple[Any, ...]:
+    """What a layer does, weights and number aside."""
+    found: list[Any] = []
+    for name, module in layer.named_modules():
+        said = {key: value for key, value in vars(module).items() if _plain(value) and key != "layer_idx"}
+        found.append((name, type(module), tuple(sorted(said.items(), key=lambda pair: pair[0]))))
+    return (*found, *((name, tuple(weights.shape), weights.dtype) for name, weights in layer.named_parameters()))
+
+
+def _weights(layer: nn.Module) -> dict[str, Tensor]:
+    return {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+
+
+def _emptied(layer: nn.Module) -> nn.Module:
+    """A copy without weights."""
+    weights = _weights(layer).values()
+    memo: dict[int, Any] = {id(w): torch.empty_like(w, device="meta") for w in weights}
+    for name, weight in layer.named_parameters():
+        memo[id(weight)] = nn.Parameter(memo[id(weight)], requires_grad=False)
+        del name
+    return copy.deepcopy(layer, memo)
+
+
+def _compiled(layer: nn.Module) -> _Run:
+    """One function for all layers of this kind."""
+    empty = _emptied(layer)
+
+    def run(weights: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return functional_call(empty, weights, args, kwargs)
+
+    made: _Run = torch.compile(run, dynamic=True, backend=_BACKEND)
+    return made
+
+
+class CompiledLayers:
+    """Layers that can be switched to their compiled form. Where a cache has no buffers yet they run as they are."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home() / "compiled"))  # kept between runs
+        config: Any = torch.compiler.config
+        config.recompile_limit = max(config.recompile_limit, _SHAPES)
+        self.layers, kinds = layers, dict[tuple[Any, ...], _Run]()
+        self._forwards: list[Callable[..., Any]] = []
+        for at, layer in enumerate(layers):
+            kind = _kind(layer)
+            if kind not in kinds:
+                kinds[kind] = _compiled(layer)
+            self._forwards.append(self._forward(at, kinds[kind]))
+        self.kinds = len(kinds)
+
+    def _forward(self, at: int, run: _Run) -> Callable[..., Any]:
+        layer = self.layers[at]
+        weights, usual = _weights(layer), layer.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            name = next((name for name, value in kwargs.items() if isinstance(value, SlotCache)), None)
+            if name is None or len(kwargs[name].layers) <= at or kwargs[name].layers[at].keys is None:
+                return usual(*args, **kwargs)
+            return run(weights, args, {**kwargs, name: _OneLayer(kwargs[name], at)})
+
+        return forward
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """While this is open the layers run compiled."""
+        before = [vars(layer).get("forward") for layer in self.layers]
+        for layer, forward in zip(self.layers, self._forwards, strict=True):
+            layer.forward = forward
+        try:
+            yield
+        finally:
+            for layer, own in zip(self.layers, before, strict=True):
+                if own is None:
+                    del layer.forward
+                else:
+                    layer.forward = own

@@ -1,0 +1,73 @@
+"""Compiled layers give what plain ones give, and are compiled once for all layers, nodes and slots."""
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from spectr.models.attention import group_heads
+from spectr.models.compiled import CompiledLayers
+from spectr.models.products import narrow_products
+from spectr.models.target import Target
+
+
+@pytest.fixture(autouse=True)
+def as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was traced is run as it is: making kernels of it takes long and is torch's affair."""
+    monkeypatch.setattr("spectr.models.compiled._BACKEND", "eager")
+
+
+@pytest.fixture
+def net() -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=48, attn_implementation="sdpa",
+    )  # fmt: skip
+    made: PreTrainedModel = LlamaForCausalLM(config).eval().requires_grad_(False)
+    return made
+
+
+def scored(target: Target, slots: int, nodes: int, rows: int = 1) -> torch.Tensor:
+    """A chain after a short text, in a cache of which `slots` are looked at; then one token after what was kept."""
+    session = target.open(rows, slots + nodes + 1)
+    target.read(session, [list(range(1, 9 - row)) for row in range(rows)])
+    session.assume(slots)
+    tokens, depth = torch.arange(3, 3 + nodes).expand(rows, -1), torch.arange(nodes).expand(rows, -1)
+    ancestors = torch.ones(nodes, nodes, dtype=torch.bool).tril().expand(rows, -1, -1)
+    first = target.score(session, tokens, ancestors, depth)
+    target.keep(session, torch.zeros(rows, 1, dtype=torch.int64))
+    session.assume(slots)
+    return torch.cat([first, target.score(session, tokens[:, :1], ancestors[:, :1, :1], depth[:, :1])], 1)
+
+
+@pytest.mark.parametrize("tuned", [False, True], ids=["usual", "narrow"])
+def test_the_same_numbers_from_one_function(net: PreTrainedModel, tuned: bool) -> None:
+    """Traced once for several nodes and once for one, whatever the layers and slots; run as traced."""
+    if tuned:
+        group_heads(net)
+        narrow_products(net)
+    target, cases = Target(net), ((16, 4, 1), (32, 4, 1), (24, 7, 1))
+    plain = [scored(target, *case) for case in cases]
+    target.compile()
+    torch._dynamo.reset()
+    counters.clear()
+    for case, want in zip(cases, plain, strict=True):
+        torch.testing.assert_close(scored(target, *case), want, rtol=0, atol=1e-6)
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]
+    assert all("forward" not in vars(layer) for layer in net.model.layers)  # type: ignore[operator, union-attr]
+
+
+def test_several_rows(net: PreTrainedModel) -> None:
+    target = Target(net)
+    want = scored(target, 16, 4, rows=3)
+    target.compile()
+    torch.testing.assert_close(scored(target, 16, 4, rows=3), want, rtol=0, atol=1e-6)
+
+
+def test_layers_that_differ_have_functions_of_their_own(net: PreTrainedModel) -> None:
+    layers = list(net.model.layers)  # type: ignore[arg-type, union-attr]
+    assert CompiledLayers(layers).kinds == 1
+    layers[2].self_attn.scaling = 0.5  # type: ignore[union-attr, assignment]
+    assert CompiledLayers(layers).kinds == 2
