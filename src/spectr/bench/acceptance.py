@@ -5,7 +5,7 @@ Counts only, so it may run anywhere; what a token costs is for `spectr bench ste
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +75,11 @@ def _sum(results: Sequence[Result], tokens: int) -> dict[str, Any]:
     }
 
 
-def _measure(lm: LM, drafter: str, case: Case, requests: Sequence[Request]) -> dict[str, Any]:
+def _measure(lm: LM, study: "Study", case: Case, requests: Sequence[Request]) -> dict[str, Any]:
     rule = named_rule("optimal" if case.rule == _CHAIN else case.rule)
-    made = pair(drafter, lm.opened, rule.card, case.options())
+    drafter, _, layers = study.drafter.partition(":")  # early_exit:4 for the first four layers
+    options = replace(case.options(), layers=int(layers)) if layers else case.options()
+    made = pair(drafter, lm.opened, rule.card, options)
     engine = Engine(lm.opened.target, made, rule, lm.opened.stops)
     results = engine.generate(Job(requests, Policy(case.temperature)))
     return _sum(results, sum(len(result.tokens) for result in results))
@@ -113,7 +115,7 @@ def run(study: Study, progress: Callable[[str], None]) -> dict[str, Any]:
     requests = [Request(lm.encode(prompt), at, study.tokens) for at, prompt in enumerate(prompts)]
     found = []
     for case in cases:
-        row = {**asdict(case), **_measure(lm, study.drafter, case, requests)}
+        row = {**asdict(case), **_measure(lm, study, case, requests)}
         found.append(row)
         progress(f"T={case.temperature:g} {case.rule} {case.nodes} nodes: {row['tokens_per_call']:.2f} tokens per call")
     net = lm.opened.target.model

@@ -14,6 +14,7 @@ from rich import box
 from rich.table import Table
 
 from spectr.cli.generate import DrafterFlag, ModelFlag
+from spectr.cli.inflate import bench_inflate
 from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, progress_bar, talk, write_text
 from spectr.cli.tables import acceptance_table, bench_table, step_table
 from spectr.errors import ArgumentError
@@ -279,3 +280,6 @@ def bench_report(
         write_text(markdown, as_markdown(head, found))
     if out is None and markdown is None:
         typer.echo(as_markdown(head, found))
+
+
+app.command("inflate")(bench_inflate)

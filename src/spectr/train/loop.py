@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from spectr.models.blockwise import BlockwiseHead
 from spectr.models.graphs import Captured
@@ -175,9 +176,21 @@ class Trainer:
             with torch.no_grad():
                 target = self._target_logits(true[rows])
             for features, weight in zip(expected, weights, strict=True):
-                draft = self.head.logits(features[rows])
-                loss = loss + acceptance_loss(draft, target, weight[rows], temperature, self.course.objective)[0]
+                loss = loss + self._part(features[rows], target, weight[rows], temperature)
         return loss
+
+    def _part(self, features: Tensor, target: Tensor, weight: Tensor, temperature: float) -> Tensor:
+        """The loss of some rows. Objectives without a kernel would hold several laws of each: these are made again when
+        gradients are taken."""
+
+        def loss(features: Tensor) -> Tensor:
+            draft = self.head.logits(features)
+            return acceptance_loss(draft, target, weight, temperature, self.course.objective)[0]
+
+        if self.course.objective == "overlap":
+            return loss(features)
+        again: Tensor = checkpoint(loss, features, use_reentrant=False, preserve_rng_state=False)
+        return again
 
     def _last(self, batch: Batch) -> Tensor:
         """(B, T, H): what entered the output layer."""
