@@ -45,7 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "pairing",
         "lm",
         "hf",
-    ),  # fmt: skip
+    ),
     ("theory", "tune", "train", "bench", "audit", "server"),
     (FACADE,),
     ("cli",),
