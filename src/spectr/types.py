@@ -89,6 +89,10 @@ class Coins(Protocol):
         """What the race compares: policy logits (B, M, V) plus the noise at `depth` (B, M) or (B, 1)."""
         ...
 
+    def roughly(self, logits: Tensor, depth: Tensor) -> Tensor:
+        """Nearly that, and quickly: for drafts, which decide nothing."""
+        ...
+
 
 class TreeModel(Protocol):
     """A language model as the rest sees it: it scores token trees level by level and keeps one path of each.

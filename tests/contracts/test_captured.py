@@ -191,7 +191,7 @@ class TestOnGpu:
         engine.capture = True
         if compiled:
             engine.compile()
-        job = Job([Request([3, 4], 1, 400)])
+        job = Job([Request([3, 4], 1, 240)])
         held, steps = list[int](), 0
         while steps < 1000:
             steps += len(engine.generate(job)[0].steps)

@@ -39,6 +39,18 @@ def test_race_winner() -> None:
         assert torch.equal(found.cpu(), meant)
 
 
+def test_rough_noise() -> None:
+    from spectr.kernels.noise import rough_noise
+
+    seed, position = torch.tensor([0, -9, 2**50]), torch.tensor([[0, 1, 7], [5, 2, 9], [8, 8, 100_000]])
+    meant = gumbel(seed, position, VOCABULARY)
+    found = rough_noise(seed.to(DEVICE), position.to(DEVICE), VOCABULARY, _NOISE_STREAM).cpu()
+    assert found.dtype == torch.float32
+    off = (found - meant).abs()
+    assert float(off[meant > -1].max()) < 2e-5  # nine in ten; the rest wins no race
+    assert float(off.max()) < 1e-2
+
+
 def test_kseq_plan() -> None:
     """ρ is valid (not below the exact one) and close; φ belongs to it."""
     from spectr.kernels.sections import kseq_plan

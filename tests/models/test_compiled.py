@@ -1,9 +1,11 @@
 """Compiled layers give what plain ones give, and are compiled once for all layers, nodes and slots."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch._dynamo.utils import counters
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from spectr.models.attention import group_heads
 from spectr.models.compiled import CompiledLayers
@@ -64,6 +66,43 @@ def test_several_rows(net: PreTrainedModel) -> None:
     want = scored(target, 16, 4, rows=3)
     target.compile()
     torch.testing.assert_close(scored(target, 16, 4, rows=3), want, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "mistral", "gemma2", "gpt_neox", "phi3"])
+def test_other_families(name: str) -> None:
+    """With biases, with norms of their own, with joint products already, without gates."""
+    torch.manual_seed(1)
+    sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "pad_token_id": 0,
+             "num_key_value_heads": 2, "intermediate_size": 48, "head_dim": 8}  # fmt: skip
+    net = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **sizes)).eval().requires_grad_(False)
+    target = Target(net)
+    want = scored(target, 16, 4)
+    target.compile()
+    torch.testing.assert_close(scored(target, 16, 4), want, rtol=0, atol=1e-5)
+
+
+def test_weights_are_held_once(net: PreTrainedModel) -> None:
+    """Joint products have joint weights; the model's own are views of them, and a second form shares them."""
+    before = {name: weights.clone() for name, weights in net.named_parameters()}
+    attention: Any = net.model.layers[1].self_attn  # type: ignore[index, union-attr]
+    for _ in range(2):
+        CompiledLayers(list(net.model.layers))  # type: ignore[arg-type, union-attr]
+        where = attention.q_proj.weight.untyped_storage().data_ptr()
+        assert attention.v_proj.weight.untyped_storage().data_ptr() == where
+    assert attention.q_proj.weight.untyped_storage().nbytes() == sum(
+        getattr(attention, name).weight.nbytes for name in ("q_proj", "k_proj", "v_proj")
+    )
+    assert all(torch.equal(weights, before[name]) for name, weights in net.named_parameters())
+
+
+def test_a_cache_without_buffers_gets_them(net: PreTrainedModel) -> None:
+    """As at the beginning of a text of one token."""
+    target, one = Target(net), torch.tensor([[5]])
+    session, again = target.open(1, 8), target.open(1, 8)
+    want = target.score(session, one, torch.ones(1, 1, 1, dtype=torch.bool), torch.zeros_like(one))
+    target.compile()
+    found = target.score(again, one, torch.ones(1, 1, 1, dtype=torch.bool), torch.zeros_like(one))
+    torch.testing.assert_close(found, want, rtol=0, atol=1e-6)
 
 
 def test_layers_that_differ_have_functions_of_their_own(net: PreTrainedModel) -> None:

@@ -125,6 +125,10 @@ class ExactCoins:
             "siblings 'race' cannot be enumerated; the race holds for any tree, so enumerate with iid ones"
         )
 
+    def roughly(self, logits: Tensor, depth: Tensor) -> Tensor:
+        """As `noisy`."""
+        return self.noisy(logits, depth)
+
     def _decide(self, weights: Tensor, time: Tensor, slot: Tensor) -> Tensor:
         lower, upper = self._parts(weights, *self.memory.interval(time, slot))
         share = torch.where(upper - lower > _NEGLIGIBLE, upper - lower, 0.0)

@@ -141,7 +141,7 @@ def _pruned(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
             laws.append(law_of(logits))
         depth = torch.full_like(scene.root, frontier.depth)[:, None]
         noisy = plan.siblings == "race" and scene.heat > 0
-        return ((scene.coins.noisy(logits, depth) if noisy else logits) * sharp).log_softmax(-1)
+        return ((scene.coins.roughly(logits, depth) if noisy else logits) * sharp).log_softmax(-1)
 
     drawn = prune(scene.root, chances_of, plan.budget)
     draft = drawn.draft

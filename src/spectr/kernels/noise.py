@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["fused_uniform", "race_winner"]
+__all__ = ["fused_uniform", "race_winner", "rough_noise"]
 
 _CHUNK = 2048
 
@@ -80,6 +80,17 @@ def _coins(seed, committed, node, out, purpose, nodes, entries, stream, BLOCK: t
     tl.store(out + at, coin, mask=inside)
 
 
+@triton.jit
+def _rough(seed, position, out, vocabulary, nodes, stream, CHUNK: tl.constexpr):
+    """The noise of one chunk, in float32."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    state = _absorb(tl.cast(stream, tl.uint64), tl.load(seed + row // nodes).to(tl.uint64))
+    state = _absorb(state, tl.load(position + row).to(tl.uint64))
+    token = part * CHUNK + tl.arange(0, CHUNK)
+    noise = _rough_gumbel(_mix(state + token.to(tl.uint64) * 0x9E3779B97F4A7C15))
+    tl.store(out + row * vocabulary + token, noise, mask=token < vocabulary)
+
+
 def fused_uniform(seed: Tensor, committed: Tensor, node: Tensor, purpose: int, stream: int) -> Tensor:
     """`coins.uniform` in one kernel."""
     out = torch.empty(node.shape, dtype=torch.float64, device=node.device)
@@ -98,3 +109,11 @@ def race_winner(logits: Tensor, seed: Tensor, position: Tensor, stream: int) -> 
     grid = (batch * nodes, parts)
     _winners[grid](logits.contiguous(), seed, position, best, where, vocabulary, nodes, stream, CHUNK=_CHUNK)
     return where.gather(-1, best.argmax(-1, keepdim=True)).squeeze(-1)
+
+
+def rough_noise(seed: Tensor, position: Tensor, vocabulary: int, stream: int) -> Tensor:
+    """The noise (B, M, V) of (seed (B,), position (B, M)) in a stream, float32."""
+    out = torch.empty(*position.shape, vocabulary, device=seed.device)
+    grid = (position.numel(), triton.cdiv(vocabulary, _CHUNK))
+    _rough[grid](seed, position.contiguous(), out, vocabulary, position.shape[1], stream, CHUNK=_CHUNK)
+    return out

@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from spectr.models.cache import SlotCache
 from spectr.models.catalog import home
+from spectr.models.joint import families, join_in, joined_weights
 
 __all__ = ["CompiledLayers"]
 
@@ -56,6 +57,12 @@ def _weights(layer: nn.Module) -> dict[str, Tensor]:
     return {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
 
 
+def _joined(layer: nn.Module) -> dict[str, Tensor]:
+    """Weights by the names of the compiled form."""
+    found = {**_weights(layer), **dict(joined_weights(layer, families(layer)))}
+    return {name: weight for name, weight in found.items() if weight is not None}
+
+
 def _emptied(layer: nn.Module) -> nn.Module:
     """A copy without weights."""
     weights = _weights(layer).values()
@@ -69,6 +76,7 @@ def _emptied(layer: nn.Module) -> nn.Module:
 def _compiled(layer: nn.Module) -> _Run:
     """One function for all layers of this kind."""
     empty = _emptied(layer)
+    join_in(empty, families(layer))
 
     def run(weights: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return functional_call(empty, weights, args, kwargs)
@@ -78,7 +86,7 @@ def _compiled(layer: nn.Module) -> _Run:
 
 
 class CompiledLayers:
-    """Layers that can be switched to their compiled form. Where a cache has no buffers yet they run as they are."""
+    """Layers that can be switched to their compiled form."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home() / "compiled"))  # kept between runs
@@ -95,12 +103,14 @@ class CompiledLayers:
 
     def _forward(self, at: int, run: _Run) -> Callable[..., Any]:
         layer = self.layers[at]
-        weights, usual = _weights(layer), layer.forward
+        weights, usual = _joined(layer), layer.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             name = next((name for name, value in kwargs.items() if isinstance(value, SlotCache)), None)
-            if name is None or len(kwargs[name].layers) <= at or kwargs[name].layers[at].keys is None:
+            if name is None:
                 return usual(*args, **kwargs)
+            if len(kwargs[name].layers) <= at or kwargs[name].layers[at].keys is None:
+                usual(*args, **kwargs)  # makes the buffers
             return run(weights, args, {**kwargs, name: _OneLayer(kwargs[name], at)})
 
         return forward

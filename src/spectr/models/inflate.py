@@ -84,8 +84,7 @@ def _checked(config: Any, large: Size) -> _Stretch:
 @torch.no_grad()
 def _empty(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     """Random weights of the usual size, made where they will be."""
-    model.to_empty(device=device)
-    model.to(dtype)
+    model.to(dtype).to_empty(device=device)  # in this order: what is not there yet takes no room
     for weights in model.parameters():
         weights.normal_(1.0 if weights.dim() == 1 else 0.0, 0.02)
 
