@@ -34,7 +34,7 @@ class FeatureDrafter(Planned):
         """Read the prompts but their last tokens, each with the feature of the token before."""
         session = self.head.open(len(opening.prompts), (opening.room or opening.slots) + self.plan.scored, features=())
         made = _FeatureDrafting(self, session, opening)
-        made.begin(opening, 0)
+        made.fill(opening, 0)
         return made
 
 
@@ -50,7 +50,7 @@ class _FeatureDrafting(ModelDrafting):
         """All: its positions are the target's."""
         return max(map(len, opening.prompts))
 
-    def _begin(self, opening: Opening, texts: list[list[int]], start: int) -> None:
+    def _read(self, texts: list[list[int]], start: int, opening: Opening) -> None:
         longest, device = max(map(len, texts)), self.target.device
         places = torch.arange(start - 1, start + longest - 1, device=device).expand(len(texts), -1)
         self.session.given = self.target.features_at(opening.session, places)

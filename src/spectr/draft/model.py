@@ -49,7 +49,7 @@ class ModelDrafter(Planned):
             sources = [source[: self.model.context] for source in opening.sources]
             self.model.encode(session, _known(sources, self.model.vocabulary))
         made = ModelDrafting(self.model, self.plan, session, opening)
-        made.begin(opening, 0)
+        made.fill(opening, 0)
         return made
 
 
@@ -89,11 +89,15 @@ class ModelDrafting:
     def begin(self, opening: Opening, kept: int) -> None:
         """Read the prompts but their last tokens; their first `kept` were read before, and what is left of that stays.
         In place: a captured step finds it there again."""
-        most = self._most(opening)
-        whole = all(len(prompt) <= most for prompt in opening.prompts)
+        whole = max(map(len, opening.prompts)) <= self._most(opening)
         start = min(kept, *self.read.tolist()) if kept and whole else 0
         self.model.rewind(self.session, [start] * len(opening.prompts))
-        self._begin(opening, [prompt[start:-1][-most:] for prompt in opening.prompts], start)
+        self.fill(opening, start)
+
+    def fill(self, opening: Opening, start: int) -> None:
+        """Read what is behind `start`, or of prompts that are too long the end."""
+        most = self._most(opening)
+        self._read([prompt[start:-1][-most:] for prompt in opening.prompts], start, opening)
         self.read.copy_(torch.tensor([len(prompt) - 1 for prompt in opening.prompts]))
 
     def _most(self, opening: Opening) -> int:
@@ -101,7 +105,7 @@ class ModelDrafting:
         coming = opening.slots - max(map(len, opening.prompts))
         return max(self.model.context - coming, self.model.context // 2, 1)
 
-    def _begin(self, opening: Opening, texts: list[list[int]], start: int) -> None:
+    def _read(self, texts: list[list[int]], start: int, opening: Opening) -> None:
         """Read texts that stand at `start`."""
         self.model.read(self.session, _known(texts, self.model.vocabulary))
 
