@@ -16,7 +16,7 @@ from torch import Tensor
 from spectr.metrics import Stats, count_step
 from spectr.reading import numbers_of, read_numbers
 from spectr.requests import Job, Memory, Step
-from spectr.rows import constant
+from spectr.rows import constant, ladder
 from spectr.stages import SIZES, Stage
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class _Runner:
     def _end(self) -> None:
         """Rows that met a stop token among those emitted, or their length, go no further."""
         standing = self.stage.batch.standing
-        places = torch.arange(standing.recent.shape[1], device=standing.root.device)
+        places = ladder(standing.recent.shape[1], standing.root.device)
         stopped = torch.isin(standing.recent, self.stops) & (places < standing.fresh[:, None])
         standing.going &= ~stopped.any(-1) & (standing.committed < self.stage.limit)
 

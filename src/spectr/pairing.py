@@ -113,7 +113,7 @@ class _Pairing:
         return Plan(siblings=self.siblings, **given)
 
 
-_FEW, _MANY = 4, 64  # nodes of a trained head's tree, on a CPU and elsewhere
+_FEW, _MANY = 2, 64  # nodes of a trained head's tree, on a CPU and elsewhere
 _TAKES = {
     "none": (),
     "lookup": ("drafts", "length", "nodes"),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Rows", "constant", "pick_rows"]
+__all__ = ["Rows", "constant", "ladder", "pick_rows"]
 
 
 @cache
@@ -17,11 +17,25 @@ def constant(values: tuple[Any, ...], device: torch.device, dtype: torch.dtype =
     return torch.tensor(values, dtype=dtype, device=device)
 
 
+@cache
+def _ladder(size: int, device: torch.device) -> Tensor:
+    return torch.arange(size, device=device)
+
+
+def ladder(count: int, device: torch.device) -> Tensor:
+    """0, 1, 2, … (count,), a part of a longer one that is made once. To be read only.
+
+    >>> ladder(3, torch.device("cpu")).tolist()
+    [0, 1, 2]
+    """
+    return _ladder(max(64, 1 << count.bit_length()), device)[:count]
+
+
 def pick_rows(values: Tensor, nodes: Tensor | None) -> Tensor:
     """`values` (B, N, …) at `nodes` (B, M), as (B, M, …); None means every node, with no copy."""
     if nodes is None:
         return values
-    return values[torch.arange(values.shape[0], device=values.device)[:, None], nodes]
+    return values[ladder(values.shape[0], values.device)[:, None], nodes]
 
 
 @dataclass(frozen=True, slots=True)

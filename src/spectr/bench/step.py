@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from spectr.checks import whole
 from spectr.engine import Job, Request
 from spectr.lm import LM, load
 from spectr.metrics import Stats
@@ -99,39 +100,75 @@ def _summary(timings: Sequence[Timing], plain: Sequence[Timing]) -> dict[str, An
         "ratio_to_transformers": statistics.median(ratios),
         "ratios": ratios,
     }
-    if timings[0].stats is None:
+    every = [timing.stats for timing in timings if timing.stats is not None]
+    if not every:
         return found
-    calls = [t.tokens / t.stats.steps for t in timings if t.stats is not None]
+    steps = sum(stats.steps for stats in every)
     python = statistics.median(t.python for t in timings)
-    return {**found, "tokens_per_call": statistics.mean(calls), "python_ms_per_step": 1e3 * python}
+    return {
+        **found,
+        "tokens_per_call": sum(timing.tokens for timing in timings) / steps,
+        "python_ms_per_step": 1e3 * python,
+        "ms_per_step": {part: 1e3 * sum(s.seconds[part] for s in every) / steps for part in every[0].seconds},
+    }
 
 
-def run(
-    model: str, drafters: Sequence[str], tokens: int, repeats: int, progress: Callable[[str], None]
-) -> dict[str, Any]:
+def _of_prompt(ratios: Sequence[float], prompts: int) -> list[float]:
+    """The median of each prompt over the rounds."""
+    return [statistics.median(ratios[at::prompts]) for at in range(prompts)]
+
+
+def _against(found: dict[str, Any], name: str, prompts: int) -> dict[str, Any]:
+    """How many times as fast as transformers' plain sampling: over all prompts, and of each."""
+    each = [1 / ratio for ratio in _of_prompt(found[name]["ratios"], prompts)]
+    return {**found[name], "speedup": statistics.median(each), "speedup_by_prompt": each, "least_speedup": min(each)}
+
+
+def _loaded(model: Any, name: str, **options: Any) -> LM:
+    """A drafter, `auto@3` with trees of three nodes."""
+    drafter, _, nodes = name.partition("@")
+    if nodes:
+        options["nodes"] = whole("nodes after @", int(nodes) if nodes.isdigit() else nodes, 2)
+    return load(model, drafter, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What is timed."""
+
+    model: str = "smollm2-135m"
+    drafters: Sequence[str] = ("none", "lookup")
+    prompts: Sequence[str] = PROMPTS
+    tokens: int = 128
+    repeats: int = 3
+
+
+def run(trial: Trial, progress: Callable[[str], None]) -> dict[str, Any]:
     """Every way on every prompt, in turn, `repeats` times, after one round that is not counted."""
-    lms = {name: load(model, name, progress=progress) for name in drafters[:1]}
-    first = lms[drafters[0]]
+    names = trial.drafters
+    first = _loaded(trial.model, names[0], progress=progress)
     net, tokenizer = first.opened.target.model, first.tokenizer
-    lms |= {name: load(net, name, tokenizer=tokenizer) for name in drafters[1:]}
+    lms = {names[0]: first} | {name: _loaded(net, name, tokenizer=tokenizer) for name in names[1:]}
     found: dict[str, list[Timing]] = {"transformers": [], **{name: [] for name in lms}}
-    for turn in range(repeats + 1):
-        for number, prompt in enumerate(PROMPTS):
+    for turn in range(trial.repeats + 1):
+        for number, prompt in enumerate(trial.prompts if turn else trial.prompts[:1]):
             ids = first.encode(prompt)
-            round_ = {"transformers": _time_transformers(first, ids, tokens, number)}
-            round_ |= {name: _time_spectr(lm, ids, tokens, number) for name, lm in lms.items()}
+            round_ = {"transformers": _time_transformers(first, ids, trial.tokens, number)}
+            round_ |= {name: _time_spectr(lm, ids, trial.tokens, number) for name, lm in lms.items()}
             if turn:
                 for name, timing in round_.items():
                     found[name].append(timing)
-        progress(f"round {turn} of {repeats}" if turn else "warm")
+        progress(f"round {turn} of {trial.repeats}" if turn else "warm")
+    results = {name: _summary(timings, found["transformers"]) for name, timings in found.items()}
     return {
         "what": "time per generated token, T=1, batch 1",
-        "model": model,
+        "model": trial.model,
         "device": str(net.device),
         "dtype": str(net.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "tokens": tokens,
-        "results": {name: _summary(timings, found["transformers"]) for name, timings in found.items()},
+        "tokens": trial.tokens,
+        "prompts": len(trial.prompts),
+        "results": {name: _against(results, name, len(trial.prompts)) for name in results},
     }

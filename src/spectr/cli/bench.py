@@ -81,7 +81,13 @@ def bench_rules(
 @app.command("step")
 def bench_step(
     model: ModelFlag = "smollm2-135m",
-    drafters: Annotated[str, typer.Option(metavar="NAME,NAME,...", help="Ways to draft.")] = "none,lookup",
+    drafters: Annotated[
+        str, typer.Option(metavar="NAME,NAME,...", help="Ways to draft; auto@3 has trees of three nodes.")
+    ] = "none,lookup",
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Text, one prompt a line, or JSON with `prompts`.")
+    ] = None,
+    texts: Annotated[int, typer.Option(min=1, metavar="N", help="Of the prompts so many, from all over.")] = 12,
     tokens: Annotated[int, typer.Option(min=8, metavar="N", help="Tokens of each text.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds over the prompts.")] = 3,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the JSON to a file.")] = None,
@@ -90,9 +96,13 @@ def bench_step(
     """Time a step around the model, against transformers' plain sampling of the same model."""
     if out is not None:
         check_folder(out)
-    from spectr.bench.step import run
+    from spectr.bench.acceptance import prompts_in
+    from spectr.bench.step import PROMPTS, Trial, run
 
-    found = run(model, drafters.split(","), tokens, repeats, talk)
+    every = PROMPTS if prompts is None else prompts_in(prompts)
+    some = every[:: max(1, len(every) // texts)][:texts]
+    found = run(Trial(model, drafters.split(","), some, tokens, repeats), talk)
+    found["command"] = f"spectr {shlex.join(sys.argv[1:])}"
     if out is not None:
         write_text(out, json.dumps(found, indent=2) + "\n")
     if as_json:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spectr.draft.model import Ahead, ModelDrafting
 from spectr.draft.plan import Drawn, Plan, Planned
-from spectr.rows import pick_rows
+from spectr.rows import ladder, pick_rows
 from spectr.trees import Frontier
 from spectr.types import Drafting, Layers, Opening, Scene, TreeModel
 
@@ -59,7 +59,7 @@ class _FeatureDrafting(ModelDrafting):
     def _unread(self, scene: Scene) -> Ahead:
         ahead = super()._unread(scene)
         before = self.read[:, None] - 1
-        places = before + torch.arange(ahead.tokens.shape[1], device=ahead.tokens.device)
+        places = before + ladder(ahead.tokens.shape[1], ahead.tokens.device)
         known = (self.read + ahead.count)[:, None] - 2  # the root's own feature is to come
         self.session.given = self.target.features_at(self.source, torch.minimum(places, known))
         return ahead

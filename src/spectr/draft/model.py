@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from spectr.draft.plan import Drawn, Plan, Planned, draw
+from spectr.rows import ladder
 from spectr.trees import Frontier
 from spectr.types import Draft, Drafting, Opening, Scene, Standing, TreeModel
 
@@ -67,12 +68,12 @@ class Ahead:
 
     def seen(self) -> Tensor:
         """(B, W) bool: places that hold text."""
-        return torch.arange(self.tokens.shape[1], device=self.count.device) < self.count[:, None]
+        return ladder(self.tokens.shape[1], self.count.device) < self.count[:, None]
 
 
 def _last(standing: Standing, count: Tensor) -> Ahead:
     """The last `count` (B,) of the tokens that the last step added; a captured step leaves no others unread."""
-    places = (standing.fresh - count)[:, None] + torch.arange(standing.recent.shape[1], device=count.device)
+    places = (standing.fresh - count)[:, None] + ladder(standing.recent.shape[1], count.device)
     return Ahead(standing.recent.gather(1, places.clamp(0, standing.recent.shape[1] - 1)), count)
 
 
@@ -124,7 +125,7 @@ class ModelDrafting:
         seen = self._ahead.seen()
         if self._going is not None:  # a row that has ended stays where it is
             seen = seen & self._going[:, None]
-        text = torch.where(seen, torch.arange(width, device=path.device), -1)
+        text = torch.where(seen, ladder(width, path.device), -1)
         kept = torch.cat([text, self._kept(path, self._drawn, width)], 1)
         self.model.keep(self.session, kept)
         self.read += (kept >= 0).sum(-1)  # in place: a captured step finds it there again
@@ -164,7 +165,7 @@ class ModelDrafting:
     def _first(self, ahead: Ahead) -> Tensor:
         """After the root, the last of the unread text."""
         batch, width = ahead.tokens.shape
-        places = torch.arange(width, device=ahead.tokens.device)
+        places = ladder(width, ahead.tokens.device)
         causal = (places[:, None] >= places).expand(batch, -1, -1)
         return self._score(ahead.tokens, causal, places.expand(batch, -1), only=ahead.count[:, None] - 1)
 

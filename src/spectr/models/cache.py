@@ -24,32 +24,33 @@ class _Layer:
     is_compileable: bool = False
 
 
-def _write(buffer: Tensor | None, fresh: Tensor, slots: Tensor, size: int) -> Tensor:
-    """`fresh` (B, H, T, d) at `slots` (B, T) of a buffer of `size`; zeros at first, since a masked NaN spreads."""
-    if buffer is None:
-        buffer = fresh.new_zeros(*fresh.shape[:2], size, fresh.shape[-1])
+def _write(buffer: Tensor, fresh: Tensor, slots: Tensor) -> Tensor:
+    """`fresh` (B, H, T, d) at `slots` (B, T) of a buffer."""
     if len(slots) == 1:
         return buffer.index_copy_(2, slots[0].to(fresh.device), fresh)
     return buffer.scatter_(2, slots.to(fresh.device)[:, None, :, None].expand_as(fresh), fresh)
 
 
 def _spread(slots: Tensor, buffer: Tensor) -> Tensor:
-    """Slots (B, T) as an index into every head and width of a buffer."""
-    return slots.to(buffer.device)[:, None, :, None].expand(-1, buffer.shape[1], -1, buffer.shape[3])
+    """Slots (B, T) as an index into everything that a buffer (…, B, H, M + 1, d) holds of them."""
+    return slots.to(buffer.device)[:, None, :, None].expand(*buffer.shape[:-2], -1, buffer.shape[-1])
 
 
 class SlotCache(Cache):
     """Buffers of `size` slots a row and one more, slot `size`, where padding is written and nobody looks.
 
-    `slots` says where the next call writes, `used` how many slots it looks at, `past` what it is told was there.
+    `slots` says where the next call writes, `used` how many slots it looks at, `past` what it is told was there. Of a
+    model whose `layers` are alike all buffers are one tensor: moving slots is then two launches and not four a layer.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, layers: int = 0) -> None:
         self.size = size
         self.used = size
         self.past = 0
         self.slots: Tensor | None = None  # (B, T), set before every call
         self.layers: list[_Layer] = []  # type: ignore[assignment]
+        self.count = layers
+        self.joint: Tensor | None = None  # (L, 2, B, H, M + 1, d) keys and values of all layers
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
@@ -60,38 +61,71 @@ class SlotCache(Cache):
         while len(self.layers) <= layer_idx:
             self.layers.append(_Layer())
         layer = self.layers[layer_idx]
-        layer.keys = _write(layer.keys, key_states, self.slots, self.size + 1)
-        layer.values = _write(layer.values, value_states, self.slots, self.size + 1)
+        if layer.keys is None or layer.values is None:
+            layer.keys, layer.values = self._room(layer_idx, key_states, value_states)
+        _write(layer.keys, key_states, self.slots)
+        _write(layer.values, value_states, self.slots)
         return layer.keys[:, :, : self.used], layer.values[:, :, : self.used]
+
+    def _room(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Buffers for one layer, zeros at first, since a masked NaN spreads; of the joint one, where it fits."""
+        shape = (*keys.shape[:2], self.size + 1, keys.shape[-1])
+        alike = keys.shape == values.shape and keys.dtype == values.dtype and layer < self.count
+        if alike and self.joint is None and not any(one.keys is not None for one in self.layers):
+            self.joint = keys.new_zeros(self.count, 2, *shape)
+        fits = self.joint is not None and self.joint.shape[2:] == shape and self.joint.device == keys.device
+        if alike and fits and self.joint is not None:
+            return self.joint[layer, 0], self.joint[layer, 1]
+        return keys.new_zeros(shape), values.new_zeros(*values.shape[:2], self.size + 1, values.shape[-1])
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy slots `source` (B, T) to `target` (B, T) in every layer; all are read before any is written."""
         if source.device.type == "cpu" and torch.equal(source, target):
             return
-        self._change(
-            lambda buffer: buffer.scatter_(2, _spread(target, buffer), buffer.gather(2, _spread(source, buffer)))
-        )
+
+        def moved(buffer: Tensor) -> Tensor:
+            return buffer.scatter_(-2, _spread(target, buffer), buffer.gather(-2, _spread(source, buffer)))
+
+        if self.joint is not None:
+            moved(self.joint)
+        for buffer in self._apart():
+            moved(buffer)
+
+    def _apart(self) -> list[Tensor]:
+        """Buffers that are not part of the joint one."""
+        every = [buffer for layer in self.layers for buffer in (layer.keys, layer.values) if buffer is not None]
+        return [buffer for buffer in every if not self._is_joint(buffer)]
+
+    def _is_joint(self, buffer: Tensor) -> bool:
+        joint = self.joint
+        return joint is not None and buffer.untyped_storage().data_ptr() == joint.untyped_storage().data_ptr()
 
     def take_rows(self, rows: Tensor) -> None:
         """The rows become these; a row may be repeated."""
-        self._change(lambda buffer: buffer.index_select(0, rows.to(buffer.device)))
+        self._change(lambda buffer: buffer.index_select(-4, rows.to(buffer.device)))
 
     def grow(self, size: int) -> None:
         """Room for `size` slots, contents kept."""
         old, self.size = self.size, size
 
         def larger(buffer: Tensor) -> Tensor:
-            made = buffer.new_zeros(*buffer.shape[:2], size + 1, buffer.shape[3])
-            made[:, :, :old] = buffer[:, :, :old]
+            made = buffer.new_zeros(*buffer.shape[:-2], size + 1, buffer.shape[-1])
+            made[..., :old, :] = buffer[..., :old, :]
             return made
 
         self._change(larger)
 
     def _change(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Every buffer in turn, so that only one is ever held twice."""
-        for layer in self.layers:
-            layer.keys = None if layer.keys is None else change(layer.keys)
-            layer.values = None if layer.values is None else change(layer.values)
+        """The joint buffer, then every other in turn."""
+        shared = [layer.keys is not None and self._is_joint(layer.keys) for layer in self.layers]
+        if self.joint is not None:
+            self.joint = change(self.joint)
+        for at, layer in enumerate(self.layers):
+            if shared[at] and self.joint is not None:
+                layer.keys, layer.values = self.joint[at, 0], self.joint[at, 1]
+            else:
+                layer.keys = None if layer.keys is None else change(layer.keys)
+                layer.values = None if layer.values is None else change(layer.values)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Positions are given explicitly, so nothing may be derived from a length."""

@@ -30,8 +30,8 @@ class _OneLayer(SlotCache):
     """The buffers of one layer, whichever it is."""
 
     def __init__(self, cache: SlotCache, layer: int) -> None:
-        self.size, self.used, self.past, self.slots = cache.size, cache.used, cache.past, cache.slots
-        self.layers = [cache.layers[layer]]
+        super().__init__(cache.size)
+        self.used, self.past, self.slots, self.layers = cache.used, cache.past, cache.slots, [cache.layers[layer]]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
@@ -86,19 +86,21 @@ def _compiled(layer: nn.Module) -> _Run:
 
 
 class CompiledLayers:
-    """Layers that can be switched to their compiled form."""
+    """Layers that can be switched to their compiled form, and modules beside them, such as the last norm."""
 
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
+    def __init__(self, layers: Sequence[nn.Module], beside: Sequence[nn.Module] = ()) -> None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home() / "compiled"))  # kept between runs
         config: Any = torch.compiler.config
         config.recompile_limit = max(config.recompile_limit, _SHAPES)
         self.layers, kinds = layers, dict[tuple[Any, ...], _Run]()
+        self._modules = [*layers, *beside]
         self._forwards: list[Callable[..., Any]] = []
         for at, layer in enumerate(layers):
             kind = _kind(layer)
             if kind not in kinds:
                 kinds[kind] = _compiled(layer)
             self._forwards.append(self._forward(at, kinds[kind]))
+        self._forwards += [torch.compile(module.forward, dynamic=True, backend=_BACKEND) for module in beside]
         self.kinds = len(kinds)
 
     def _forward(self, at: int, run: _Run) -> Callable[..., Any]:
@@ -117,15 +119,15 @@ class CompiledLayers:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """While this is open the layers run compiled."""
-        before = [vars(layer).get("forward") for layer in self.layers]
-        for layer, forward in zip(self.layers, self._forwards, strict=True):
-            layer.forward = forward
+        """While this is open the layers, and what is beside them, run compiled."""
+        before = [vars(module).get("forward") for module in self._modules]
+        for module, forward in zip(self._modules, self._forwards, strict=True):
+            module.forward = forward
         try:
             yield
         finally:
-            for layer, own in zip(self.layers, before, strict=True):
+            for module, own in zip(self._modules, before, strict=True):
                 if own is None:
-                    del layer.forward
+                    del module.forward
                 else:
-                    layer.forward = own
+                    module.forward = own

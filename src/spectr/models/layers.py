@@ -5,7 +5,9 @@ from transformers import PreTrainedModel
 
 from spectr.errors import MismatchError
 
-__all__ = ["layer_path", "layers_of"]
+__all__ = ["beside_layers", "layer_path", "layers_of"]
+
+_BESIDE = ("norm", "final_layernorm", "ln_f", "rotary_emb")
 
 
 def layer_path(model: PreTrainedModel) -> list[str]:
@@ -17,6 +19,12 @@ def layer_path(model: PreTrainedModel) -> list[str]:
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return str(name).split(".")
     raise MismatchError(f"{type(model).__name__} has no list of its {count} layers; they cannot be told apart")
+
+
+def beside_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """What a model does once before or after its layers and is worth compiling: positions, and the last norm."""
+    trunk = model.get_submodule(".".join(layer_path(model)[:-1]))
+    return [module for name, module in trunk.named_children() if name in _BESIDE]
 
 
 def layers_of(model: PreTrainedModel) -> list[nn.Module]:

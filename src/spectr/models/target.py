@@ -18,12 +18,12 @@ from spectr.models.cache import SlotCache
 from spectr.models.compiled import CompiledLayers
 from spectr.models.drivers.call import Call
 from spectr.models.encoder import check_sources, encode
-from spectr.models.layers import layers_of
+from spectr.models.layers import beside_layers, layers_of
 from spectr.models.memory import afford, need
 from spectr.models.session import Session, Store
 from spectr.models.support import driver_of, needs_of
 from spectr.models.tap import last_state, tap
-from spectr.rows import pick_rows
+from spectr.rows import ladder, pick_rows
 from spectr.types import Layers
 
 __all__ = ["Session", "Target"]
@@ -63,7 +63,7 @@ class Target:
     def compile(self) -> None:
         """Score trees with compiled layers from now on; the first call of every kind takes seconds. Prompts are read as
         before."""
-        self._compiled = self._compiled or CompiledLayers(self.layers)
+        self._compiled = self._compiled or CompiledLayers(self.layers, beside_layers(self.model))
 
     def memory(self, rows: int, slots: int) -> int:
         """Bytes of a cache, from the widths in the config."""
@@ -79,11 +79,19 @@ class Target:
         afford(self.memory(rows, slots), self.device, f"a cache of {rows} rows of {slots} tokens", _FEWER)
         position = torch.zeros(rows, slots + 1, dtype=torch.int64, device=self.device)
         filled = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        store = Store(SlotCache(slots), position, filled)
+        store = Store(SlotCache(slots, self._alike), position, filled)
         if features is not None:
             width = (1 + len(features)) * self.width
             store.features = torch.zeros(rows, slots + 1, width, dtype=self.model.dtype, device=self.device)
         return Session(store, wants_features=features is not None, beside=features or ())
+
+    @cached_property
+    def _alike(self) -> int:
+        """How many layers the model has, if all of them keep the same of a token, in one place; else 0."""
+        config = self.model.config.get_text_config(decoder=True)
+        kinds = set(getattr(config, "layer_types", None) or ())
+        apart = self.model.config.is_encoder_decoder or len(kinds) > 1 or getattr(self.model, "hf_device_map", None)
+        return 0 if apart else int(config.num_hidden_layers)
 
     @cached_property
     def layers(self) -> list[torch.nn.Module]:
@@ -140,7 +148,7 @@ class Target:
                 f"these {tokens.shape[1]}; got {tuple(ancestors.shape)}"
             )
         used = session.store.used(scratch)
-        slots = session.filled[:, None] + torch.arange(scratch, device=self.device)
+        slots = session.filled[:, None] + ladder(scratch, self.device)
         where = (session.filled[:, None] + depth).clamp_max(self.context - 1)  # beyond it nothing is ever emitted
         choose = None if only is None else partial(pick_rows, nodes=only)
         with nullcontext() if self._compiled is None else self._compiled.on():
@@ -155,7 +163,7 @@ class Target:
             return
         store, trash = session.store, session.cache.size
         real, order = torch.sort((nodes >= 0).long(), dim=1, descending=True, stable=True)  # padding last
-        places = store.filled[:, None] + torch.arange(nodes.shape[1], device=nodes.device)
+        places = store.filled[:, None] + ladder(nodes.shape[1], nodes.device)
         source = torch.where(real > 0, store.filled[:, None] + nodes.gather(1, order), trash)
         target = torch.where(real > 0, places, trash)
         store.cache.move(source, target)
@@ -251,7 +259,7 @@ def _wide(slots: Tensor, features: Tensor) -> Tensor:
 def _seen(filled: Tensor, fresh: _Fresh) -> Tensor:
     """(B, T, M) bool: all committed slots, and of the scratch what `within` allows. Padding stands past the end."""
     count = fresh.tokens.shape[1]
-    every = torch.arange(fresh.used + 1, device=filled.device)
+    every = ladder(fresh.used + 1, filled.device)
     seen = (every < filled[:, None, None]).expand(-1, count, -1).clone()
     where = fresh.slots.clamp_max(fresh.used)[:, None, :].expand(-1, count, -1)
     return seen.scatter_(2, where, fresh.within)[:, :, : fresh.used]

@@ -5,13 +5,14 @@ The best few nodes of each depth are expanded, and of all children met the best 
 its text never depends on the draft, so a tree may be pruned by anything that is known.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from spectr.errors import ArgumentError
+from spectr.rows import ladder
 from spectr.trees.frontier import Frontier, first_frontier, next_frontier
 from spectr.types import Draft
 
@@ -57,9 +58,10 @@ class _Pool:
     scores: Tensor  # (B, P) of the path down to it
     scored: Tensor  # (B, P) int64: its place among the scored nodes, -1 if it was not expanded
 
-    def join(self, other: "_Pool") -> "_Pool":
-        """Both, this one first."""
-        return _Pool(*(torch.cat([getattr(self, f), getattr(other, f)], 1) for f in self.__slots__))
+
+def _joined(pools: Sequence[_Pool]) -> _Pool:
+    """All, in order."""
+    return _Pool(*(torch.cat([getattr(pool, name) for pool in pools], 1) for name in _Pool.__slots__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ def _expand(beam: _Beam, children: _Pool, budget: Budget, before: int) -> tuple[
     best = children.scores.topk(min(budget.beam, children.tokens.shape[1]), -1)
     tokens = children.tokens.gather(1, best.indices)
     first = beam.frontier.ancestors.shape[-1]
-    order = torch.arange(first, first + tokens.shape[1], device=tokens.device).expand(batch, -1)
+    order = ladder(first + tokens.shape[1], tokens.device)[first:].expand(batch, -1)
     marked = _Pool(children.tokens, children.parents, children.scores, children.scored.scatter(1, best.indices, order))
     frontier = next_frontier(beam.frontier, best.indices // each, tokens)
     return _Beam(frontier, best.indices + before, best.values), marked
@@ -114,7 +116,7 @@ def _trimmed(pruned: Pruned) -> Pruned:
 def _as_draft(pool: _Pool, root: Tensor, budget: Budget) -> Pruned:
     chosen = _chosen(pool, budget.nodes - 1)  # (B, N - 1)
     batch, count = chosen.shape
-    ids = torch.arange(1, count + 1, device=root.device).expand(batch, -1)
+    ids = ladder(count + 1, root.device)[1:].expand(batch, -1)
     node_of = torch.zeros_like(pool.tokens).scatter_(1, chosen, ids)
     alive, above = pool.scores.gather(1, chosen) > -torch.inf, pool.parents.gather(1, chosen)
     parents = torch.where(alive & (above >= 0), node_of.gather(1, above.clamp_min(0)), 0)
@@ -137,12 +139,11 @@ def prune(root: Tensor, chances_of: ScoresOf, budget: Budget) -> Pruned:
     """
     frontier = first_frontier(root)
     beam = _Beam(frontier, torch.full_like(frontier.tokens, -1), torch.zeros_like(frontier.tokens, dtype=torch.float32))
-    pool: _Pool | None = None
+    pools, before = list[_Pool](), 0
     for depth in range(budget.depth):
         children = _children(beam, chances_of(beam.frontier).float().clamp_max(0), budget.nodes - 1)
-        before = 0 if pool is None else pool.tokens.shape[1]
         if depth + 1 < budget.depth:
             beam, children = _expand(beam, children, budget, before)
-        pool = children if pool is None else pool.join(children)
-    assert pool is not None
-    return _trimmed(_as_draft(pool, root, budget))
+        pools.append(children)
+        before += children.tokens.shape[1]
+    return _trimmed(_as_draft(_joined(pools), root, budget))

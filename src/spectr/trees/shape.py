@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from spectr.errors import ArgumentError
-from spectr.rows import pick_rows
+from spectr.rows import ladder, pick_rows
 from spectr.types import Draft
 
 __all__ = ["Shape", "Topology", "as_shape", "topology"]
@@ -109,7 +109,7 @@ class Topology:
 def _ancestors(parents: Tensor, depth: int) -> Tensor:
     """(B, N, N) bool: column is row or an ancestor of row."""
     nodes = parents.shape[1]
-    ids = torch.arange(nodes, device=parents.device)
+    ids = ladder(nodes, parents.device)
     reach = ((parents[..., None] == ids) | (ids[:, None] == ids)).float()
     for _ in range(max(depth - 1, 1).bit_length()):
         reach = (reach @ reach).clamp_max_(1)
@@ -120,7 +120,7 @@ def _paths(parents: Tensor, reach: Tensor, depth: int) -> tuple[Tensor, Tensor]:
     """Depth of each node, and its path."""
     level = reach.sum(-1) - 1  # (B, N)
     batch, nodes = parents.shape
-    ids = torch.arange(nodes, device=parents.device).expand(batch, nodes, nodes)
+    ids = ladder(nodes, parents.device).expand(batch, nodes, nodes)
     at = torch.where(reach, level.clamp_max(depth)[:, None, :], depth + 1)  # a last column takes what is no ancestor
     path = parents.new_full((batch, nodes, depth + 2), -1).scatter_(-1, at, ids)
     return level, path[..., : depth + 1]
@@ -128,20 +128,20 @@ def _paths(parents: Tensor, reach: Tensor, depth: int) -> tuple[Tensor, Tensor]:
 
 def _first_where(mask: Tensor) -> Tensor:
     """Index of the first True in the last dimension; its size if there is none."""
-    ids = torch.arange(mask.shape[-1], device=mask.device)
+    ids = ladder(mask.shape[-1], mask.device)
     return torch.where(mask, ids, mask.shape[-1]).amin(-1)
 
 
 def _twins(tokens: Tensor, path: Tensor, alive: Tensor) -> Tensor:
     words = torch.where(path >= 0, pick_rows(tokens, path.clamp_min(0).flatten(1)).view_as(path), -1)  # (B, N, D + 1)
     same = (words[:, :, None] == words[:, None]).all(-1) & alive[:, None, :]
-    return torch.minimum(_first_where(same), torch.arange(tokens.shape[1], device=tokens.device))
+    return torch.minimum(_first_where(same), ladder(tokens.shape[1], tokens.device))
 
 
 def _children(home: Tensor, counted: Tensor, width: int) -> Tensor:
     """(B, N, W) table of the counted nodes under their homes (B, N)."""
     batch, nodes = home.shape
-    ids = torch.arange(nodes, device=home.device)
+    ids = ladder(nodes, home.device)
     same = (home[:, :, None] == home[:, None, :]) & counted[:, None, :]
     rank = same.tril(-1).sum(-1)
     table = home.new_full((batch, nodes * width + 1), -1)
@@ -154,6 +154,6 @@ def topology(draft: Draft) -> Topology:
     reach = _ancestors(draft.parents, draft.depth)
     depth, path = _paths(draft.parents, reach, draft.depth)
     twin = _twins(draft.tokens, path, draft.alive)
-    ids = torch.arange(draft.tokens.shape[1], device=draft.tokens.device)
+    ids = ladder(draft.tokens.shape[1], draft.tokens.device)
     children = _children(twin.gather(-1, draft.parents), draft.alive & (ids > 0), draft.width)
     return Topology(reach, depth, path, twin, children)
