@@ -94,6 +94,27 @@ def test_sessions_grow(name: str, make: Any) -> None:
     play.next_is_right(session, [play.prompts[0] + [4] * 20, [*play.prompts[1], 6]])
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen2", "deepseek_v3", "gemma3_text", "t5"])
+def test_joint_buffers(name: str, make: Any) -> None:
+    """All layers in one buffer, where they are alike, as on a GPU: moved, grown, rows taken."""
+    play = make(name)
+    play.target.joint = True
+    session = play.fresh()
+    play.target.read(session, play.prompts)
+    assert (session.cache.joint is None) == (name in ("gemma3_text", "t5"))
+    assert play.worst(play.target.score(session, play.tokens, play.seen, play.depth)) < 5e-5
+    play.target.keep(session, torch.tensor([[0, 1, 3, 6], [0, 2, -1, -1]]))
+    kept = [play.prompts[0] + play.path(0, 6), play.prompts[1] + play.path(1, 2)]
+    play.next_is_right(session, kept)
+    play.target.grow(session, 80)
+    play.next_is_right(session, kept)
+    play.target.take_rows(session, torch.tensor([1, 1, 0]))
+    play.next_is_right(session, [kept[1], kept[1], kept[0]], [1, 1, 0])
+    if session.cache.joint is not None:
+        assert all(session.cache.joint.holds(layer) for layer in session.cache.layers)
+        assert len(session.cache._buffers()) == 2
+
+
 def test_the_bound_on_lengths_stays_a_bound(make: Any) -> None:
     """Keeping less than was asked for loosens it; it is tightened before it would cost room or much work."""
     play = make("llama")

@@ -36,11 +36,44 @@ def _spread(slots: Tensor, buffer: Tensor) -> Tensor:
     return slots.to(buffer.device)[:, None, :, None].expand(*buffer.shape[:-2], -1, buffer.shape[-1])
 
 
+def _part(joint: Tensor, layer: int) -> Tensor:
+    """One layer of a joint buffer, as a tensor that does not say it is part of another: compilers ask."""
+    part = joint[layer]
+    return joint.new_empty(0).set_(joint.untyped_storage(), part.storage_offset(), part.shape, part.stride())
+
+
+def _is_part(buffer: Tensor, joint: Tensor) -> bool:
+    return buffer.untyped_storage().data_ptr() == joint.untyped_storage().data_ptr()
+
+
+@dataclass(slots=True)
+class _Joint:
+    """Keys of all layers as one tensor (L, B, H, M + 1, d), and values: moving slots is then four launches in all."""
+
+    keys: Tensor
+    values: Tensor
+
+    def parts(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Those of one layer."""
+        return _part(self.keys, layer), _part(self.values, layer)
+
+    def holds(self, layer: _Layer) -> bool:
+        """Whether a layer's buffers are part of it."""
+        return layer.keys is not None and _is_part(layer.keys, self.keys)
+
+    def fits(self, keys: Tensor, values: Tensor) -> bool:
+        """Whether one more layer has the widths of the others, on the same device."""
+        pairs = ((self.keys, keys), (self.values, values))
+        return all(
+            a.shape[1:3] == b.shape[:2] and a.shape[-1] == b.shape[-1] and a.device == b.device for a, b in pairs
+        )
+
+
 class SlotCache(Cache):
     """Buffers of `size` slots a row and one more, slot `size`, where padding is written and nobody looks.
 
-    `slots` says where the next call writes, `used` how many slots it looks at, `past` what it is told was there. Of a
-    model whose `layers` are alike all buffers are one tensor: moving slots is then two launches and not four a layer.
+    `slots` says where the next call writes, `used` how many slots it looks at, `past` what it is told was there.
+    `layers` is how many there are, if all are alike: their buffers are then parts of joint ones.
     """
 
     def __init__(self, size: int, layers: int = 0) -> None:
@@ -50,7 +83,7 @@ class SlotCache(Cache):
         self.slots: Tensor | None = None  # (B, T), set before every call
         self.layers: list[_Layer] = []  # type: ignore[assignment]
         self.count = layers
-        self.joint: Tensor | None = None  # (L, 2, B, H, M + 1, d) keys and values of all layers
+        self.joint: _Joint | None = None
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
@@ -68,37 +101,28 @@ class SlotCache(Cache):
         return layer.keys[:, :, : self.used], layer.values[:, :, : self.used]
 
     def _room(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Buffers for one layer, zeros at first, since a masked NaN spreads; of the joint one, where it fits."""
-        shape = (*keys.shape[:2], self.size + 1, keys.shape[-1])
-        alike = keys.shape == values.shape and keys.dtype == values.dtype and layer < self.count
-        if alike and self.joint is None and not any(one.keys is not None for one in self.layers):
-            self.joint = keys.new_zeros(self.count, 2, *shape)
-        fits = self.joint is not None and self.joint.shape[2:] == shape and self.joint.device == keys.device
-        if alike and fits and self.joint is not None:
-            return self.joint[layer, 0], self.joint[layer, 1]
-        return keys.new_zeros(shape), values.new_zeros(*values.shape[:2], self.size + 1, values.shape[-1])
+        """Buffers for one layer, zeros at first, since a masked NaN spreads."""
+        if self.joint is None and layer == 0 and self.count:
+            self.joint = _Joint(self._zeros(keys, self.count), self._zeros(values, self.count))
+        if self.joint is not None and layer < self.count and self.joint.fits(keys, values):
+            return self.joint.parts(layer)
+        return self._zeros(keys), self._zeros(values)
+
+    def _zeros(self, fresh: Tensor, *layers: int) -> Tensor:
+        return fresh.new_zeros(*layers, *fresh.shape[:2], self.size + 1, fresh.shape[-1])
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy slots `source` (B, T) to `target` (B, T) in every layer; all are read before any is written."""
         if source.device.type == "cpu" and torch.equal(source, target):
             return
+        for buffer in self._buffers():
+            buffer.scatter_(-2, _spread(target, buffer), buffer.gather(-2, _spread(source, buffer)))
 
-        def moved(buffer: Tensor) -> Tensor:
-            return buffer.scatter_(-2, _spread(target, buffer), buffer.gather(-2, _spread(source, buffer)))
-
-        if self.joint is not None:
-            moved(self.joint)
-        for buffer in self._apart():
-            moved(buffer)
-
-    def _apart(self) -> list[Tensor]:
-        """Buffers that are not part of the joint one."""
-        every = [buffer for layer in self.layers for buffer in (layer.keys, layer.values) if buffer is not None]
-        return [buffer for buffer in every if not self._is_joint(buffer)]
-
-    def _is_joint(self, buffer: Tensor) -> bool:
-        joint = self.joint
-        return joint is not None and buffer.untyped_storage().data_ptr() == joint.untyped_storage().data_ptr()
+    def _buffers(self) -> list[Tensor]:
+        """The joint ones, and those of layers apart."""
+        joint = [] if self.joint is None else [self.joint.keys, self.joint.values]
+        apart = [layer for layer in self.layers if self.joint is None or not self.joint.holds(layer)]
+        return joint + [buffer for layer in apart for buffer in (layer.keys, layer.values) if buffer is not None]
 
     def take_rows(self, rows: Tensor) -> None:
         """The rows become these; a row may be repeated."""
@@ -116,13 +140,14 @@ class SlotCache(Cache):
         self._change(larger)
 
     def _change(self, change: Callable[[Tensor], Tensor]) -> None:
-        """The joint buffer, then every other in turn."""
-        shared = [layer.keys is not None and self._is_joint(layer.keys) for layer in self.layers]
+        """The joint buffers, and every other in turn."""
+        held = [self.joint is not None and self.joint.holds(layer) for layer in self.layers]
         if self.joint is not None:
-            self.joint = change(self.joint)
+            self.joint.keys = change(self.joint.keys)
+            self.joint.values = change(self.joint.values)
         for at, layer in enumerate(self.layers):
-            if shared[at] and self.joint is not None:
-                layer.keys, layer.values = self.joint[at, 0], self.joint[at, 1]
+            if held[at] and self.joint is not None:
+                layer.keys, layer.values = self.joint.parts(at)
             else:
                 layer.keys = None if layer.keys is None else change(layer.keys)
                 layer.values = None if layer.values is None else change(layer.values)

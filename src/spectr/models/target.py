@@ -58,6 +58,7 @@ class Target:
         self.vocabulary = int(own or model.config.vocab_size)
         width = getattr(self.head, "in_features", None) or model.config.get_text_config(decoder=True).hidden_size
         self.width = int(width)  # of what enters the output layer
+        self.joint = self.device.type == "cuda"  # one buffer for all layers, where launches cost more than copies
         self._compiled: CompiledLayers | None = None
 
     def compile(self) -> None:
@@ -79,7 +80,7 @@ class Target:
         afford(self.memory(rows, slots), self.device, f"a cache of {rows} rows of {slots} tokens", _FEWER)
         position = torch.zeros(rows, slots + 1, dtype=torch.int64, device=self.device)
         filled = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        store = Store(SlotCache(slots, self._alike), position, filled)
+        store = Store(SlotCache(slots, self._alike if self.joint else 0), position, filled)
         if features is not None:
             width = (1 + len(features)) * self.width
             store.features = torch.zeros(rows, slots + 1, width, dtype=self.model.dtype, device=self.device)
