@@ -62,9 +62,11 @@ def test_trace_as_json(spectr: Spectr) -> None:
 
 
 def test_bench_step(spectr: Spectr) -> None:
-    ran = spectr("bench", "step", "--tokens", "8", "--repeats", "1", "--drafters", "none,lookup", "--json")
+    ways = "none,lookup,early_exit:3@2"
+    ran = spectr("bench", "step", "--tokens", "8", "--repeats", "1", "--texts", "1", "--drafters", ways, "--json")
     results = json.loads(ran.out)["results"]
-    assert set(results) == {"transformers", "none", "lookup"}
+    assert set(results) == {"transformers", *ways.split(",")}
+    assert results["lookup"]["least_speedup"] == min(results["lookup"]["speedup_by_prompt"])
     assert results["none"]["tokens_per_call"] == 1
     assert results["transformers"]["ratio_to_transformers"] == 1
     assert all(row["ms_per_token"] > 0 for row in results.values())

@@ -125,8 +125,11 @@ def _against(found: dict[str, Any], name: str, prompts: int) -> dict[str, Any]:
 
 
 def _loaded(model: Any, name: str, **options: Any) -> LM:
-    """A drafter, `auto@3` with trees of three nodes."""
-    drafter, _, nodes = name.partition("@")
+    """A drafter, `auto@3` with trees of three nodes, `early_exit:4@3` with the first four layers."""
+    name, _, nodes = name.partition("@")
+    drafter, _, layers = name.partition(":") if name.startswith("early_exit:") else (name, "", "")
+    if layers:
+        options["layers"] = whole("layers after :", int(layers) if layers.isdigit() else layers, 1)
     if nodes:
         options["nodes"] = whole("nodes after @", int(nodes) if nodes.isdigit() else nodes, 2)
     return load(model, drafter, **options)
