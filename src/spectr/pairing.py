@@ -102,8 +102,11 @@ class _Pairing:
         return self.card.draws or self.card.siblings[0]
 
     def plan(self, **usual: int) -> Plan:
-        """What the user says, and else what is `usual`; a rule for chains gets one chain."""
+        """What the user says, and else what is `usual`; a rule for chains gets one chain, and a pruned tree of which just
+        the nodes are said gets the beam that goes with them."""
         given: dict[str, Any] = {**usual, **self.options.some("drafts", "length", "nodes", "tree")}
+        if list(given) == ["nodes"] and self.card.tree and Plan(siblings=self.siblings).prunes:
+            given["drafts"], given["length"] = beam_for(given["nodes"])
         if not self.card.tree:
             given = {"drafts": 1, **given}
             if given["drafts"] > 1 or as_shape(given.get("tree", (1,))).width > 1:
@@ -182,9 +185,7 @@ def _usual(pairing: _Pairing) -> dict[str, int]:
         return {}
     if not Plan(siblings=pairing.siblings).prunes:
         return {"drafts": 1, "length": 2} if cpu or not pairing.card.tree else {"drafts": 8, "length": 8}
-    nodes = options.nodes or (_FEW if cpu else _MANY)
-    drafts, length = beam_for(nodes)
-    return {"nodes": nodes, "drafts": drafts, "length": length}
+    return {"nodes": options.nodes or (_FEW if cpu else _MANY)}
 
 
 _MAKERS: dict[str, Callable[[_Pairing], Drafter]] = {
