@@ -102,8 +102,8 @@ class _Pairing:
         return self.card.draws or self.card.siblings[0]
 
     def plan(self, **usual: int) -> Plan:
-        """What the user says, and else what is `usual`; a rule for chains gets one chain, and a pruned tree of which just
-        the nodes are said gets the beam that goes with them."""
+        """What the user says, and else what is `usual`; a rule for chains gets one chain, and a pruned tree of
+        which just the nodes are said gets the beam that goes with them."""
         given: dict[str, Any] = {**usual, **self.options.some("drafts", "length", "nodes", "tree")}
         if list(given) == ["nodes"] and self.card.tree and Plan(siblings=self.siblings).prunes:
             given["drafts"], given["length"] = beam_for(given["nodes"])
