@@ -19,7 +19,7 @@ from spectr.policy import History, Past, Policy
 from spectr.reading import Scored, Told, told_of
 from spectr.requests import Job, Memory, Request, Result, Step
 from spectr.rows import pick_rows
-from spectr.stages import Stages, shared_start
+from spectr.stages import Stage, Stages, shared_start
 from spectr.standing import advance, begin, begin_again, for_those_going, take_rows
 from spectr.trees import Topology, topology
 from spectr.types import Draft, Drafter, Drafting, Opening, Scene, Standing, TreeModel
@@ -159,6 +159,8 @@ class Engine:
 
     def _read(self, prompts: list[list[int]], sources: list[list[int]] | None, room: int, memory: Memory | None) -> Any:
         """A session that holds all but the last token of each prompt; what `memory` holds already is not read again."""
+        if memory is not None and isinstance(memory.session, Stage):  # of a turn whose steps were captured
+            memory.session, memory.text, memory.reused = None, [], 0
         if memory is not None and memory.session is not None and len(prompts) == 1:
             shared = shared_start(memory.text, prompts[0][:-1])
             self.target.grow(memory.session, room)

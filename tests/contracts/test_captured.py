@@ -3,6 +3,7 @@
 On a CPU nothing is captured and the loop is the same; on a GPU the steps are graphs.
 """
 
+import warnings
 from typing import Any
 
 import pytest
@@ -130,6 +131,20 @@ def test_a_conversation_is_not_read_again(net: PreTrainedModel, makers: dict[str
         assert said == plain.generate(job)[0].tokens
         assert len(prompt) > memory.reused >= (0 if turn == 0 else len(prompt) - 4)
         prompt = [*prompt, *said[:-2], 9, 8, 7, 6]
+
+
+def test_turns_of_both_kinds(net: PreTrainedModel) -> None:
+    """Captured, step by step since a penalty looks at the text, and captured again: each begins with what fits it."""
+    late, plain = (Engine(Target(net), drafter("none"), spectr.rule("race")) for _ in range(2))
+    late.capture = True
+    memory, prompt = Memory(), [3, 4, 5, 6]
+    for turn, penalty in enumerate((1.0, 1.3, 1.3, 1.0, 1.0)):
+        job = Job([Request(prompt, turn, 10)], Policy(repetition_penalty=penalty))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            said = [token for step in late.stream(job, [Stats()], memory) for token in step.tokens]
+        assert said == plain.generate(job)[0].tokens
+        prompt = [*prompt, *said, 9]
 
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
