@@ -17,7 +17,7 @@ from spectr.metrics import Stats, count_step
 from spectr.reading import numbers_of, read_numbers
 from spectr.requests import Job, Memory, Step
 from spectr.rows import constant, ladder
-from spectr.stages import SIZES, Stage
+from spectr.stages import SIZES, Stage, lasting
 
 if TYPE_CHECKING:
     from spectr.engine import Engine
@@ -37,7 +37,17 @@ def obstacle(engine: "Engine", job: Job) -> str | None:
         return "log-probabilities and the optimality gap are read step by step"
     if job.requests[0].source is not None:
         return "encoder-decoder models are not captured"
+    if len(set(map(str, _places(engine)))) > 1:
+        return "the model lies on several devices"
     return None
+
+
+def _places(engine: "Engine") -> list[Any]:
+    """Where a model's parts are, if somebody has spread them."""
+    drafter: Any = engine.drafter
+    models = [engine.target, getattr(drafter, "model", None), getattr(drafter, "head", None)]
+    maps = [getattr(getattr(model, "model", None), "hf_device_map", None) or {} for model in models]
+    return [place for one in maps for place in one.values()]
 
 
 @dataclass(slots=True)
@@ -92,7 +102,8 @@ class _Runner:
             return numbers_of(scored)
 
         key = (self.job.policy, looked, batch.standing.recent.shape[1])
-        told = _sent(self.stage.graphs(key, step, batch.standing.going))
+        with lasting(self.engine.target.device):
+            told = _sent(self.stage.graphs(key, step, batch.standing.going))
         self.bound += most
         return told
 
@@ -105,7 +116,8 @@ class _Runner:
         """Rows that met a stop token among those emitted, or their length, go no further."""
         standing = self.stage.batch.standing
         places = ladder(standing.recent.shape[1], standing.root.device)
-        stopped = torch.isin(standing.recent, self.stops) & (places < standing.fresh[:, None])
+        stops = (standing.recent[..., None] == self.stops).any(-1)  # isin sorts where there are many, and waits
+        stopped = stops & (places < standing.fresh[:, None])
         standing.going &= ~stopped.any(-1) & (standing.committed < self.stage.limit)
 
 
@@ -114,11 +126,11 @@ def stream(engine: "Engine", job: Job, stats: Sequence[Stats], memory: Memory | 
     with engine.stages.take(engine, job, memory) as stage:
         texts, stage.batch.texts = [list(request.prompt) for request in job.requests], []
         stops = constant(tuple(sorted(engine.stops)), engine.target.device)
-        runner = _Runner(engine, job, stage, stops, max(map(len, texts)))
+        runner = _Runner(engine, stage.own(job), stage, stops, max(map(len, texts)))
         try:
             yield from _steps(runner, texts, stats)
         finally:
-            if memory is not None:
+            if memory is not None and memory.session is stage:
                 memory.text = texts[0][:-1]
 
 

@@ -66,7 +66,8 @@ class Engine:
         drafter: Any = self.drafter
         for model in (self.target, getattr(drafter, "head", None), getattr(drafter, "model", None)):
             getattr(model, "compile", lambda: None)()
-        self.generate(Job([Request([0], 0, 4 * drafter.nodes)]))
+        self.stages = Stages()  # graphs of layers as they were
+        self.generate(Job([Request([0], 0, min(4 * drafter.nodes, self.target.context - 1))]))
 
     def generate(self, job: Job) -> list[Result]:
         """Run every request to its end."""
@@ -139,7 +140,6 @@ class Engine:
         opening = Opening(prompts, None, self.slots(job), self.target.vocabulary, batch.session)
         drafting: Any = batch.drafting
         drafting.begin(opening, kept)
-        batch.guesses = job.policy.for_drafts
         begin_again(batch.standing, job.requests, going)
 
     def _check(self, request: Request) -> None:

@@ -14,12 +14,14 @@ __all__ = ["Rows", "constant", "ladder", "pick_rows"]
 @cache
 def constant(values: tuple[Any, ...], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
     """Numbers, or tuples of them, as a tensor that is made once: a captured step may not fetch from the host."""
-    return torch.tensor(values, dtype=dtype, device=device)
+    with torch.inference_mode(False):  # it outlives whatever mode it is made in
+        return torch.tensor(values, dtype=dtype, device=device)
 
 
 @cache
 def _ladder(size: int, device: torch.device) -> Tensor:
-    return torch.arange(size, device=device)
+    with torch.inference_mode(False):
+        return torch.arange(size, device=device)
 
 
 def ladder(count: int, device: torch.device) -> Tensor:

@@ -147,6 +147,44 @@ def test_turns_of_both_kinds(net: PreTrainedModel) -> None:
         prompt = [*prompt, *said, 9]
 
 
+def test_a_stage_outlives_the_mode_it_was_made_in(net: PreTrainedModel, makers: dict[str, Make]) -> None:
+    engine, job = Engine(Target(net), makers["feature"](Plan(nodes=5)), spectr.rule("race")), Job(requests())
+    plain = [result.tokens for result in engine.generate(job)]
+    engine.capture = True
+    with torch.inference_mode():
+        assert [result.tokens for result in engine.generate(job)] == plain
+    assert [result.tokens for result in engine.generate(job)] == plain
+
+
+def test_a_turn_that_begins_before_the_last_has_ended(net: PreTrainedModel) -> None:
+    """It gets buffers of its own, and what the first leaves behind is not taken for what they hold."""
+    late, plain = (Engine(Target(net), drafter("none"), spectr.rule("race")) for _ in range(2))
+    late.capture = True
+    jobs, memory = [Job([Request([3, 4, 5], seed, 20)]) for seed in (1, 2, 3)], Memory()
+    want = [plain.generate(job)[0].tokens for job in jobs]
+    first, second = (late.stream(job, [Stats()], memory) for job in jobs[:2])
+    found = [next(first).tokens, next(second).tokens]
+    for tokens, rest in zip(found, (first, second), strict=True):
+        tokens += [token for step in rest for token in step.tokens]
+    assert found == want[:2]
+    assert [token for step in late.stream(jobs[2], [Stats()], memory) for token in step.tokens] == want[2]
+
+
+def test_a_turn_that_fails_leaves_nothing_to_rely_on(net: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, memory = Engine(Target(net), drafter("none"), spectr.rule("race")), Memory()
+    engine.capture = True
+    said = [t for step in engine.stream(Job([Request([3, 4, 5, 6], 1, 9)]), [Stats()], memory) for t in step.tokens]
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.target, "read", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            next(engine.stream(Job([Request([3, 4, 9, 9, 9], 2, 9)]), [Stats()], memory))
+    job = Job([Request([3, 4, 5, 6, *said, 7], 3, 9)])
+    found = [token for step in engine.stream(job, [Stats()], memory) for token in step.tokens]
+    assert memory.reused == 2
+    engine.capture = False
+    assert found == engine.generate(job)[0].tokens
+
+
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 

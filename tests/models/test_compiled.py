@@ -7,6 +7,7 @@ import torch
 from torch._dynamo.utils import counters
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from spectr.errors import MismatchError
 from spectr.models.attention import group_heads
 from spectr.models.compiled import CompiledLayers
 from spectr.models.products import narrow_products
@@ -93,6 +94,15 @@ def test_weights_are_held_once(net: PreTrainedModel) -> None:
         getattr(attention, name).weight.nbytes for name in ("q_proj", "k_proj", "v_proj")
     )
     assert all(torch.equal(weights, before[name]) for name, weights in net.named_parameters())
+
+
+def test_weights_that_were_replaced_are_noticed(net: PreTrainedModel) -> None:
+    target = Target(net)
+    target.compile()
+    attention: Any = net.model.layers[1].self_attn  # type: ignore[index, union-attr]
+    attention.q_proj.weight = torch.nn.Parameter(attention.q_proj.weight.clone(), requires_grad=False)
+    with pytest.raises(MismatchError, match="moved or replaced"):
+        scored(target, 16, 4)
 
 
 def test_a_cache_without_buffers_gets_them(net: PreTrainedModel) -> None:

@@ -86,18 +86,20 @@ class ModelDrafting:
         self._ahead: Ahead | None = None
         self._drawn: Drawn | None = None
         self._going: Tensor | None = None
+        self._whole = True  # nothing was left out of the prompts
 
     def begin(self, opening: Opening, kept: int) -> None:
         """Read the prompts but their last tokens; their first `kept` were read before, and what is left of that stays.
         In place: a captured step finds it there again."""
-        whole = max(map(len, opening.prompts)) <= self._most(opening)
-        start = min(kept, *self.read.tolist()) if kept and whole else 0
+        was_whole, is_whole = self._whole, max(map(len, opening.prompts)) <= self._most(opening)
+        start = min(kept, *self.read.tolist()) if kept and was_whole and is_whole else 0
         self.model.rewind(self.session, [start] * len(opening.prompts))
         self.fill(opening, start)
 
     def fill(self, opening: Opening, start: int) -> None:
         """Read what is behind `start`, or of prompts that are too long the end."""
         most = self._most(opening)
+        self._whole = max(map(len, opening.prompts)) <= most
         self._read([prompt[start:-1][-most:] for prompt in opening.prompts], start, opening)
         self.read.copy_(torch.tensor([len(prompt) - 1 for prompt in opening.prompts]))
 

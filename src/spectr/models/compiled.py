@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from spectr.errors import MismatchError
 from spectr.models.cache import SlotCache
 from spectr.models.catalog import home
 from spectr.models.joint import families, join_in, joined_weights
@@ -102,6 +103,11 @@ class CompiledLayers:
             self._forwards.append(self._forward(at, kinds[kind]))
         self._forwards += [torch.compile(module.forward, dynamic=True, backend=_BACKEND) for module in beside]
         self.kinds = len(kinds)
+        self._where = self._places()
+
+    def _places(self) -> list[int]:
+        """Where the weights lie, which the compiled form was told."""
+        return [weight.data_ptr() for layer in self.layers for weight in layer.parameters()]
 
     def _forward(self, at: int, run: _Run) -> Callable[..., Any]:
         layer = self.layers[at]
@@ -120,6 +126,8 @@ class CompiledLayers:
     @contextmanager
     def on(self) -> Iterator[None]:
         """While this is open the layers, and what is beside them, run compiled."""
+        if self._where != self._places():
+            raise MismatchError("weights were moved or replaced since the layers were compiled; load the model again")
         before = [vars(module).get("forward") for module in self._modules]
         for module, forward in zip(self._modules, self._forwards, strict=True):
             module.forward = forward

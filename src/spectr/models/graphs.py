@@ -4,6 +4,7 @@ A step launches a thousand kernels and more, and a host needs longer for that th
 launch.
 """
 
+import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 __all__ = ["Captured"]
 
+_MOST = 64  # graphs kept
 _Make = Callable[[Tensor], Tensor]
 
 
@@ -33,6 +35,7 @@ class Captured:
     pool: Any = None
     seen: set[Hashable] = field(default_factory=set)
     graphs: dict[Hashable, _Graph] = field(default_factory=dict)
+    plain: set[Hashable] = field(default_factory=set)  # what could not be captured
 
     def __call__(self, key: Hashable, make: _Make, given: Tensor) -> Tensor:
         """What `make` gives; it may change weights on the way, as an optimizer's step does."""
@@ -40,14 +43,27 @@ class Captured:
             return make(given)
         key = (key, tuple(given.shape))
         if key not in self.graphs:
-            if key not in self.seen:
+            if key not in self.seen or key in self.plain:
                 self.seen.add(key)
                 return self._aside(make, given)
-            self.graphs[key] = self._capture(make, given)
+            try:
+                self._add(key, self._capture(make, given))
+            except RuntimeError as error:  # nothing was computed
+                self.plain.add(key)
+                warnings.warn(f"this cannot be captured as a graph and runs as it is: {error}", stacklevel=2)
+                return self._aside(make, given)
         graph = self.graphs[key]
         graph.given.copy_(given)
         graph.graph.replay()
         return graph.made
+
+    def _add(self, key: Hashable, graph: _Graph) -> None:
+        """The oldest goes where there are many."""
+        if len(self.graphs) >= _MOST:
+            oldest = next(iter(self.graphs))
+            del self.graphs[oldest]
+            self.seen.discard(oldest)
+        self.graphs[key] = graph
 
     def _aside(self, make: _Make, given: Tensor) -> Tensor:
         """Run it on a stream of its own, as a first run before a capture must."""

@@ -106,7 +106,7 @@ class Session:
     def assume(self, longest: int) -> None:
         """Take it that no row has more than `longest` committed tokens, whatever the host has counted: a captured call
         looks at as many slots each time."""
-        self.store.longest, self.store.slack = longest, 0
+        self.store.longest, self.store.slack, self.pending = longest, 0, 0
 
     @property
     def filled(self) -> Tensor:

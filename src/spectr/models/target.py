@@ -64,6 +64,8 @@ class Target:
     def compile(self) -> None:
         """Score trees with compiled layers from now on; the first call of every kind takes seconds. Prompts are read as
         before."""
+        if self._compiled is None and any("forward" in vars(layer) for layer in self.layers):
+            raise MismatchError("layers with a forward of their own, as device_map makes them, are not compiled")
         self._compiled = self._compiled or CompiledLayers(self.layers, beside_layers(self.model))
 
     def memory(self, rows: int, slots: int) -> int:
