@@ -120,3 +120,5 @@ def test_layers_that_differ_have_functions_of_their_own(net: PreTrainedModel) ->
     assert CompiledLayers(layers).kinds == 1
     layers[2].self_attn.scaling = 0.5  # type: ignore[union-attr, assignment]
     assert CompiledLayers(layers).kinds == 2
+    layers[3].mlp.table = [1, 2]  # type: ignore[union-attr, assignment]
+    assert CompiledLayers(layers).kinds == 3

@@ -45,11 +45,18 @@ def _plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str | tuple)
 
 
+def _holds(value: Any) -> bool:
+    return isinstance(value, Tensor | list | dict | set)
+
+
 def _kind(layer: nn.Module) -> tuple[Any, ...]:
     """What a layer does, weights and number aside."""
     found: list[Any] = []
     for name, module in layer.named_modules():
-        said = {key: value for key, value in vars(module).items() if _plain(value) and key != "layer_idx"}
+        own = {key: value for key, value in vars(module).items() if key != "layer_idx"}
+        said = {key: value for key, value in own.items() if _plain(value)}
+        held = {key: id(value) for key, value in own.items() if _holds(value) and not key.startswith("_")}
+        said |= held  # a table that is no weight is the layer's own: it is not taken for another's
         found.append((name, type(module), tuple(sorted(said.items(), key=lambda pair: pair[0]))))
     return (*found, *((name, tuple(weights.shape), weights.dtype) for name, weights in layer.named_parameters()))
 
