@@ -15,9 +15,9 @@ from torch import Tensor
 
 from spectr.audit.exact import enumerate_steps
 from spectr.audit.report import Case, Claim, Finding, Level
-from spectr.audit.threads import one_thread
 from spectr.audit.toys import CASES, toy_pair
 from spectr.audit.toys import Case as Corner
+from spectr.threads import one_thread
 from spectr.trees import Growth, Shape
 from spectr.types import Siblings
 from spectr.verify import RULES, Rule, rule

@@ -14,10 +14,10 @@ import torch
 
 from spectr.audit.replay import Replay, RowsAfter
 from spectr.audit.texts import LawsAfter, Text
-from spectr.audit.threads import one_thread
 from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError
 from spectr.policy import History, Past, Policy
+from spectr.threads import one_thread
 from spectr.verify.rule import law_of
 
 __all__ = ["EngineSampler", "Function", "FunctionSampler", "OnOneThread", "Sampler", "policy_laws"]

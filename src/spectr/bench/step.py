@@ -6,9 +6,8 @@ Timed, so never a test. Python time is what a step takes beyond the model's forw
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from spectr.checks import whole
 from spectr.engine import Job, Request
 from spectr.lm import LM, load
 from spectr.metrics import Stats
+from spectr.models.theirs import Clock
 from spectr.models.tuned import untuned
 from spectr.policy import Policy
 
@@ -27,28 +27,6 @@ PROMPTS = (
     "Write a short story about a lighthouse keeper and a fox.",
     "List five ways to save water at home, with a reason for each.",
 )
-
-
-@dataclass(slots=True)
-class _Clock:
-    """Seconds inside the model's forward."""
-
-    seconds: float = 0.0
-    _since: float = field(default=0.0, repr=False)
-
-    @contextmanager
-    def watching(self, net: torch.nn.Module) -> Iterator[None]:
-        """While the context is open."""
-        before = net.register_forward_pre_hook(lambda *_: setattr(self, "_since", time.perf_counter()))
-        after = net.register_forward_hook(lambda *_: self._stop())
-        try:
-            yield
-        finally:
-            before.remove()
-            after.remove()
-
-    def _stop(self) -> None:
-        self.seconds += time.perf_counter() - self._since
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +51,7 @@ class Timing:
 
 def _time_transformers(lm: LM, ids: list[int], tokens: int, seed: int) -> Timing:
     net: Any = lm.opened.target.model
-    clock = _Clock()
+    clock = Clock()
     torch.manual_seed(seed)
     start = time.perf_counter()
     with clock.watching(net), untuned(net):
@@ -85,7 +63,7 @@ def _time_transformers(lm: LM, ids: list[int], tokens: int, seed: int) -> Timing
 
 
 def _time_spectr(lm: LM, ids: list[int], tokens: int, seed: int) -> Timing:
-    clock = _Clock()
+    clock = Clock()
     start = time.perf_counter()
     with clock.watching(lm.opened.target.model):
         result = lm.engine.generate(Job([Request(ids, seed, tokens)], Policy(min_new_tokens=tokens)))[0]

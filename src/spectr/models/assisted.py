@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.utils import logging
 
 from spectr.errors import ArgumentError
 from spectr.models.hf import OpenedModel
+from spectr.models.theirs import quiet
 from spectr.models.tuned import untuned
 from spectr.policy import Policy
 
@@ -104,7 +104,7 @@ class TransformersSampler:
 
     def __call__(self, seeds: Sequence[int], length: int) -> list[tuple[int, ...]]:
         """One call for each seed; the generator's state is given back as it was."""
-        with torch.random.fork_rng(devices=[self.net.device] if self.net.device.type == "cuda" else []), _quiet():
+        with torch.random.fork_rng(devices=[self.net.device] if self.net.device.type == "cuda" else []), quiet():
             return [self._text(seed, length) for seed in seeds]
 
     def _text(self, seed: int, length: int) -> tuple[int, ...]:
@@ -114,17 +114,6 @@ class TransformersSampler:
         more = {} if self.assistant is None else {"assistant_model": self.assistant}
         out = net.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=length, **self.settings, **more)
         return tuple(out[0, len(self.prompt) :].tolist())
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the advice that transformers gives once a call."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
 
 
 def settings_of(policy: Policy) -> dict[str, Any]:

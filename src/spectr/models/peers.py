@@ -6,14 +6,14 @@ Each runs as it comes: the model without what spectr did to it, and transformers
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.utils import logging
 
+from spectr.models.theirs import Clock, quiet
 from spectr.models.tuned import untuned
 
 __all__ = ["Peer", "PeerText"]
@@ -21,30 +21,6 @@ __all__ = ["Peer", "PeerText"]
 _NEUTRAL = {
     "top_k": 0, "top_p": 1.0, "typical_p": 1.0, "repetition_penalty": 1.0, "num_beams": 1, "use_cache": True,
 }  # fmt: skip
-
-
-@dataclass(slots=True)
-class _Clock:
-    """Calls of a model, and the seconds inside."""
-
-    calls: int = 0
-    seconds: float = 0.0
-    _since: float = field(default=0.0, repr=False)
-
-    @contextmanager
-    def watching(self, net: torch.nn.Module) -> Iterator[None]:
-        """While the context is open."""
-        before = net.register_forward_pre_hook(lambda *_: setattr(self, "_since", time.perf_counter()))
-        after = net.register_forward_hook(lambda *_: self._stop())
-        try:
-            yield
-        finally:
-            before.remove()
-            after.remove()
-
-    def _stop(self) -> None:
-        self.calls += 1
-        self.seconds += time.perf_counter() - self._since
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +45,6 @@ def _configured(net: PreTrainedModel, config: GenerationConfig) -> Iterator[None
         net.generation_config = own
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' warnings about its own arguments."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-
-
 @dataclass(frozen=True, slots=True)
 class Peer:
     """`model.generate` of one model, plain, with an assistant, or with prompt lookup of so many tokens."""
@@ -93,14 +58,14 @@ class Peer:
         """A text after `prompt`, or of an encoder-decoder model in answer to `source`; `settings`: temperature and
         max_new_tokens."""
         ids = torch.tensor([prompt if source is None else source], device=self.net.device)
-        clocks = target, draft = _Clock(), _Clock()
+        clocks = target, draft = Clock(), Clock()
         torch.manual_seed(seed)  # transformers knows no other randomness
         with ExitStack() as stack:
             for net, clock in zip((self.net, self.assistant), clocks, strict=True):
                 if net is not None:
                     stack.enter_context(untuned(net))
                     stack.enter_context(clock.watching(net))
-            stack.enter_context(_quiet())
+            stack.enter_context(quiet())
             stack.enter_context(_configured(self.net, self._config(prompt, source, settings)))
             start = time.perf_counter()
             out = self._generate(ids, prompt, source)

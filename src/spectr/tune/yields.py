@@ -70,7 +70,7 @@ class _Spy:
         depth = torch.full_like(self.scene.root, paths.shape[-1])[:, None]
         noisy = self.siblings == "race" and heat > 0
         sharp = (heat or 1.0) / _SPREAD if self.siblings == "race" else 1.0
-        scores = (self.scene.coins.noisy(ranked, depth) if noisy else ranked).double() * sharp
+        scores = (self.scene.coins.roughly(ranked, depth) if noisy else ranked).double() * sharp
         norms = torch.stack([(scores / spread).logsumexp(-1) for spread in self.spreads], -1)
         best = scores.topk(min(self.keep, scores.shape[-1]), -1)
         self.found.append((paths.cpu(), best.indices.cpu(), best.values.cpu(), norms.cpu()))

@@ -2,17 +2,15 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from spectr.theory.figures.acceptance import acceptance_sheets
 from spectr.theory.figures.race import race_sheets
 from spectr.theory.figures.rejections import rejection_sheets
 from spectr.theory.figures.sheet import Sheet
 from spectr.theory.figures.speed import speed_sheets
+from spectr.threads import one_thread
 
 __all__ = ["SHEETS", "Atlas", "make_atlas"]
 
@@ -63,21 +61,10 @@ class Atlas:
         }
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Many small operations: on busy cores threads that wait for each other make them forty times slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def make_atlas(progress: Callable[[], None] = lambda: None) -> Atlas:
     """Compute and simulate everything; seeds are fixed, and `progress` is called after each sheet."""
     found = []
-    with _one_thread():
+    with one_thread():
         for maker, _ in _MAKERS:
             for sheet in maker():
                 found.append(sheet)
