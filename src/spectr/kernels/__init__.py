@@ -9,12 +9,17 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-__all__ = ["usable"]
+__all__ = ["present", "usable"]
 
 
 @cache
 def _has_triton() -> bool:
     return find_spec("triton") is not None
+
+
+def present() -> bool:
+    """There are kernels for some device here."""
+    return torch.cuda.is_available() and _has_triton()
 
 
 def usable(*tensors: Tensor) -> bool:

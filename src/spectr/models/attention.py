@@ -2,6 +2,7 @@
 
 transformers repeats keys and values for every query head as soon as there is a mask, and a tree always has one. Here a
 group of G query heads over T tokens is G · T queries over the keys as they are. The same numbers, less memory moved.
+In half precision on a GPU a tree goes to a kernel of its own.
 """
 
 from typing import Any
@@ -11,9 +12,12 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
+from spectr.kernels import present
+
 __all__ = ["group_heads"]
 
 _NAME = "spectr_grouped"
+_HAS_KERNEL = present()
 
 
 def _grouped(
@@ -21,6 +25,9 @@ def _grouped(
 ) -> tuple[Tensor, None]:
     """(B, H, T, d) queries over (B, K, M, d) keys; the mask is (B, 1, T, M), added."""
     batch, heads, count, width = query.shape
+    if attention_mask is not None and _is_tree(query, attention_mask):
+        scale = kwargs.get("scaling") or width**-0.5
+        return torch.ops.spectr.tree_attention(query, key, value, attention_mask, scale), None
     shared = key.shape[1]
     groups = heads // shared
     grouped = query.reshape(batch, shared, groups * count, width)
@@ -31,6 +38,16 @@ def _grouped(
         grouped, key, value, attn_mask=mask, scale=kwargs.get("scaling")
     )
     return found.reshape(batch, heads, count, -1).transpose(1, 2), None
+
+
+_FEW = 256  # queries of a head; for more, kernels that are made for long texts are faster
+
+
+def _is_tree(query: Tensor, mask: Tensor) -> bool:
+    """Few queries, and nothing that the kernel cannot do: gradients, masks of single heads, dtypes with more bits."""
+    if not (query.is_cuda and query.shape[2] <= _FEW and mask.shape[1] == 1 and mask.dtype == query.dtype):
+        return False
+    return query.dtype in (torch.bfloat16, torch.float16) and not query.requires_grad and _HAS_KERNEL
 
 
 def _always(*args: Any, **kwargs: Any) -> Tensor | None:
@@ -44,6 +61,8 @@ def group_heads(model: PreTrainedModel) -> None:
     kv = getattr(config, "num_key_value_heads", None)
     if config._attn_implementation != "sdpa" or not kv or kv == getattr(config, "num_attention_heads", kv):
         return
+    if _HAS_KERNEL:
+        import spectr.kernels.attention  # noqa: F401  registers it
     AttentionInterface.register(_NAME, _grouped)
     AttentionMaskInterface.register(_NAME, _always)  # without one of its own, a plain call would see the future
     model.set_attn_implementation(_NAME)

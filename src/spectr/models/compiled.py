@@ -114,7 +114,7 @@ class CompiledLayers:
 
     def _places(self) -> list[int]:
         """Where the weights lie, which the compiled form was told."""
-        return [weight.data_ptr() for layer in self.layers for weight in layer.parameters()]
+        return [weight.data_ptr() for layer in self.layers for weight in _weights(layer).values()]
 
     def _forward(self, at: int, run: _Run) -> Callable[..., Any]:
         layer = self.layers[at]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from spectr.models.int8 import rounded
 from spectr.types import Layers
 
 __all__ = ["Borrowing", "FeatureHead", "HeadShape", "finished", "head_of"]
@@ -102,7 +103,12 @@ class Borrowing:
             "config": target.config.get_text_config(decoder=True),
             "rows": rows,
             "size": size,
+            "dtype": output.weight.dtype,
         }
+
+    def round_output(self) -> None:
+        """Use an output layer with int8 weights of its own, on a GPU: most of what a shallow head reads."""
+        self._borrowed["output"] = rounded(self._borrowed["output"])
 
     @property
     def vocabulary(self) -> int:
@@ -122,7 +128,7 @@ class Borrowing:
         """Over the target's vocabulary. Rows left out come last: hardly ever drafted, and yet a law is left where a
         policy leaves no others."""
         output, rows = self._borrowed["output"], self._borrowed["rows"]
-        made = finished(output(features.to(output.weight.dtype)), self._borrowed["config"])
+        made = finished(output(features.to(self._borrowed["dtype"])), self._borrowed["config"])
         if rows is None:
             return made
         last = made.amax(-1, keepdim=True) - _LACKING

@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from spectr.errors import ArgumentError, MismatchError
 from spectr.models.head import FeatureHead, HeadShape
+from spectr.models.int8 import full_weight
 
 __all__ = ["LLAMA_8B", "Size", "inflated", "inflated_head"]
 
@@ -109,12 +110,12 @@ def _layer(large: Any, small: Any | None, stretch: _Stretch) -> None:
     if small is None:
         return
     heads = stretch.heads()
-    _put(large.self_attn.q_proj.weight, small.self_attn.q_proj.weight, rows=heads)
+    _put(large.self_attn.q_proj.weight, full_weight(small.self_attn.q_proj), rows=heads)
     for name in ("k_proj", "v_proj"):
-        _put(getattr(large.self_attn, name).weight, getattr(small.self_attn, name).weight)
-    _put(large.self_attn.o_proj.weight, small.self_attn.o_proj.weight, columns=heads)
+        _put(getattr(large.self_attn, name).weight, full_weight(getattr(small.self_attn, name)))
+    _put(large.self_attn.o_proj.weight, full_weight(small.self_attn.o_proj), columns=heads)
     for name in ("gate_proj", "up_proj", "down_proj"):
-        _put(getattr(large.mlp, name).weight, getattr(small.mlp, name).weight)
+        _put(getattr(large.mlp, name).weight, full_weight(getattr(small.mlp, name)))
     for name in ("input_layernorm", "post_attention_layernorm"):
         _norm(getattr(large, name), getattr(small, name), stretch)
 
@@ -183,7 +184,7 @@ def inflated_head(head: FeatureHead, target: PreTrainedModel) -> FeatureHead:
     _renew(made.trunk, old.trunk)
     _trunk(made.trunk, old.trunk, stretch)
     made.join.weight.zero_()
-    parts = old.join.weight.split(old.shape.width, 1)  # feature, what left the layers, embedding
+    parts = full_weight(old.join).split(old.shape.width, 1)  # feature, what left the layers, embedding
     for at, part in enumerate(parts):
         scale = stretch.shrink if 0 < at < len(parts) - 1 else 1.0  # those go through a norm without weights
         columns = torch.arange(at * large.width, at * large.width + old.shape.width)

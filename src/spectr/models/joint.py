@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from spectr.errors import MismatchError
+from spectr.models.int8 import Int8Linear, product
 
 __all__ = ["Family", "families", "join_in", "joined_weights"]
 
@@ -37,8 +38,10 @@ class Family:
 
 
 def _alike(members: list[Any]) -> bool:
-    """Linear layers as they come, over as many inputs, all with a bias or all without."""
-    if not all(type(member) is nn.Linear and "forward" not in vars(member) for member in members):
+    """Linear layers as they come, or all rounded, over as many inputs, all with a bias or all without."""
+    if len({type(member) for member in members}) > 1 or any("forward" in vars(member) for member in members):
+        return False
+    if type(members[0]) not in (nn.Linear, Int8Linear):
         return False
     return len({(m.in_features, m.bias is None, m.weight.dtype, m.weight.device) for m in members}) == 1
 
@@ -54,14 +57,14 @@ def families(layer: nn.Module) -> list[Family]:
     return found
 
 
-def _is_laid(parts: list[nn.Parameter]) -> bool:
+def _is_laid(parts: list[Tensor]) -> bool:
     """Whether they are such views already."""
     ends = [part.data_ptr() + part.nbytes for part in parts]
     shared = len({part.untyped_storage().data_ptr() for part in parts}) == 1
     return shared and all(part.data_ptr() == end for part, end in zip(parts[1:], ends, strict=False))
 
 
-def _laid(parts: list[nn.Parameter]) -> Tensor:
+def _laid(parts: list[Tensor]) -> Tensor:
     """The parts one after the other, and each from now on a view of that."""
     if _is_laid(parts):
         first = parts[0].data
@@ -78,8 +81,8 @@ def joined_weights(layer: nn.Module, kin: list[Family]) -> Iterator[tuple[str, T
     the others nothing."""
     for family in kin:
         members = family.members(layer)
-        for kind in ("weight", "bias"):
-            if getattr(members[0], kind) is None:
+        for kind in ("weight", "scale", "bias"):
+            if getattr(members[0], kind, None) is None:
                 continue
             joint = _laid([getattr(member, kind) for member in members])
             for at, name in enumerate(family.names):
@@ -94,8 +97,8 @@ class _Product:
     input: Tensor | None = None
     made: tuple[Tensor, ...] = field(default_factory=tuple)
 
-    def first(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        self.input, self.made = rows, nn.functional.linear(rows, weight, bias).split(self.sizes, -1)
+    def first(self, rows: Tensor, whole: Tensor) -> Tensor:
+        self.input, self.made = rows, whole.split(self.sizes, -1)
         return self.made[0]
 
     def other(self, at: int, rows: Tensor) -> Tensor:
@@ -108,18 +111,21 @@ class _Product:
 
 
 class _First(nn.Module):
-    """Holds the joint weights."""
+    """Holds the joint weights, and what belongs to them."""
 
-    def __init__(self, product: _Product, like: nn.Linear) -> None:
+    weight: Tensor
+    scale: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, product: _Product, like: Any) -> None:
         super().__init__()
         self.product, rows = product, sum(product.sizes)
-        self.weight = nn.Parameter(like.weight.new_empty(rows, like.in_features), requires_grad=False)
-        self.bias: nn.Parameter | None = None
-        if like.bias is not None:
-            self.bias = nn.Parameter(like.bias.new_empty(rows), requires_grad=False)
+        for kind in ("weight", "scale", "bias"):
+            part = getattr(like, kind, None)
+            self.register_buffer(kind, None if part is None else part.new_empty(rows, *part.shape[1:]))
 
     def forward(self, rows: Tensor) -> Tensor:
-        return self.product.first(rows, self.weight, self.bias)
+        return self.product.first(rows, product(rows, self.weight, self.scale, self.bias))
 
 
 class _Other(nn.Module):

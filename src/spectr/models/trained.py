@@ -16,6 +16,7 @@ from spectr.models.blocks import packed, unpacked
 from spectr.models.blockwise import BlockwiseHead, BlockwiseShape
 from spectr.models.head import FeatureHead, HeadShape
 from spectr.models.products import narrow_products
+from spectr.models.tuned import tune_head
 
 __all__ = ["Trained", "fingerprint", "is_drafter", "load_drafter", "save_drafter", "shipped"]
 
@@ -101,7 +102,10 @@ def load_drafter(folder: Path, target: PreTrainedModel, vocabulary: int | None =
     head.load_state_dict(unpacked(tensors))
     head.to(target.device, target.dtype).requires_grad_(False)
     head.borrow(target, None if count >= len(order) else order[:count].sort().values.to(target.device))
-    narrow_products(head)
-    narrow_products(head.get_output_embeddings())
+    if isinstance(head, FeatureHead):
+        tune_head(head)
+    else:
+        narrow_products(head)
+        narrow_products(head.get_output_embeddings())
     made: FeatureHead | BlockwiseHead = head.eval()
     return made

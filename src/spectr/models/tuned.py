@@ -6,15 +6,25 @@ from contextlib import contextmanager
 from transformers import PreTrainedModel
 
 from spectr.models.attention import group_heads
+from spectr.models.head import FeatureHead
+from spectr.models.int8 import int8_products
 from spectr.models.products import narrow_products, usual_products
 
-__all__ = ["tune", "untuned"]
+__all__ = ["tune", "tune_head", "untuned"]
 
 
 def tune(model: PreTrainedModel) -> None:
     """Attention without copies of grouped heads, and on a CPU products that do not pack weights."""
     group_heads(model)
     narrow_products(model)
+
+
+def tune_head(head: FeatureHead) -> None:
+    """The same for a head, which may round: on a GPU its weights become int8."""
+    tune(head)
+    narrow_products(head.get_output_embeddings())
+    int8_products(head)
+    head.round_output()
 
 
 @contextmanager

@@ -13,9 +13,8 @@ from spectr.engine import Job, Request
 from spectr.errors import ArgumentError, MismatchError
 from spectr.lm import LM, load
 from spectr.models.inflate import inflated, inflated_head
-from spectr.models.products import narrow_products
 from spectr.models.target import Target
-from spectr.models.tuned import tune
+from spectr.models.tuned import tune, tune_head
 from spectr.policy import Policy
 from spectr.types import Drafter, Layers
 
@@ -74,7 +73,7 @@ def _large(lm: LM, small: Side, order: Order) -> Side:
     net = inflated(source, order.size, source.device, source.dtype)
     tune(net)
     head = inflated_head(small.head.model, net)  # type: ignore[arg-type]
-    narrow_products(head)
+    tune_head(head)
     side = Side(Target(net), Target(head), small.taps)
     for made in (side.target, side.head) if order.compile else ():
         made.compile()

@@ -1,0 +1,142 @@
+"""Attention of a small tree over a long text: many short pieces of the text at once, then their parts joined.
+
+A step asks a few dozen queries of each group of heads. Kernels made for long queries leave most of the chip idle there,
+and want the mask once for every head. Here a program takes one piece of the text for one group; the mask is read as it
+is, and the answers lie as the next product wants them.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["tree_attention"]
+
+_KEYS = 64  # of the text at a time
+_PROGRAMS = 264  # worth starting at once
+
+
+@triton.jit
+def _pieces(
+    query, key, value, mask, out, found, scale,
+    heads, groups, count, length,
+    query_row, query_head, query_token, key_row, key_head, key_slot, value_row, value_head, value_slot,
+    mask_row, mask_token, mask_slot,
+    WIDTH: tl.constexpr, KEY_WIDE: tl.constexpr, DEEP: tl.constexpr, VALUE_WIDE: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, TURNS: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Queries of one group over one piece of the text; with WHOLE it is all of it, and the answer is written."""
+    block, pair, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row, head = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
+    at = block * QUERIES + tl.arange(0, QUERIES)
+    real = at < groups * count
+    own, token = head * groups + at // count, at % count
+    wide, deep = tl.arange(0, KEY_WIDE), tl.arange(0, VALUE_WIDE)
+    asked = tl.load(
+        query + row * query_row + (own * query_head + token * query_token)[:, None] + wide[None, :],
+        mask=real[:, None] & (wide < WIDTH)[None, :], other=0.0,
+    )  # fmt: skip
+    most = tl.full([QUERIES], -float("inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    answer = tl.zeros([QUERIES, VALUE_WIDE], tl.float32)
+    keys = key + row * key_row + head * key_head
+    values = value + row * value_row + head * value_head
+    masks = mask + row * mask_row
+    for turn in range(TURNS):
+        slot = (piece * TURNS + turn) * KEYS + tl.arange(0, KEYS)
+        inside = slot < length
+        held = tl.load(
+            keys + (slot * key_slot)[None, :] + wide[:, None],
+            mask=inside[None, :] & (wide < WIDTH)[:, None], other=0.0,
+        )  # fmt: skip
+        added = tl.load(
+            masks + (token * mask_token)[:, None] + (slot * mask_slot)[None, :],
+            mask=real[:, None] & inside[None, :], other=0.0,
+        ).to(tl.float32)  # fmt: skip
+        scores = tl.dot(asked, held, input_precision="ieee") * scale + added
+        scores = tl.where(inside[None, :], scores, -float("inf"))
+        higher = tl.maximum(most, tl.max(scores, 1))
+        weights = tl.exp(scores - higher[:, None])
+        fade = tl.exp(most - higher)
+        given = tl.load(
+            values + (slot * value_slot)[:, None] + deep[None, :],
+            mask=inside[:, None] & (deep < DEEP)[None, :], other=0.0,
+        )  # fmt: skip
+        total = total * fade + tl.sum(weights, 1)
+        answer = answer * fade[:, None] + tl.dot(weights.to(given.dtype), given, input_precision="ieee")
+        most = higher
+    queries = groups * count
+    if WHOLE:
+        place = ((row * count + token) * heads * groups + own) * DEEP
+        tl.store(
+            out + place[:, None] + deep[None, :], (answer / total[:, None]).to(out.dtype.element_ty),
+            mask=real[:, None] & (deep < DEEP)[None, :],
+        )  # fmt: skip
+    else:
+        place = ((piece * tl.num_programs(1) + pair).to(tl.int64) * queries + at) * (DEEP + 2)
+        tl.store(found + place[:, None] + deep[None, :], answer, mask=real[:, None] & (deep < DEEP)[None, :])
+        tl.store(found + place + DEEP, most, mask=real)
+        tl.store(found + place + DEEP + 1, total, mask=real)
+
+
+@triton.jit
+def _join(
+    found, out, heads, groups, count, pieces, pairs,
+    DEEP: tl.constexpr, VALUE_WIDE: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    """The pieces of one query, weighed by how well they matched."""
+    at, pair = tl.program_id(0), tl.program_id(1)
+    row, head = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
+    piece, deep = tl.arange(0, PIECES), tl.arange(0, VALUE_WIDE)
+    there, wide = piece < pieces, deep < DEEP
+    place = ((piece * pairs + pair).to(tl.int64) * (groups * count) + at) * (DEEP + 2)
+    part = tl.load(found + place[:, None] + deep[None, :], mask=there[:, None] & wide[None, :], other=0.0)
+    most = tl.load(found + place + DEEP, mask=there, other=-float("inf"))
+    total = tl.load(found + place + DEEP + 1, mask=there, other=0.0)
+    rise = tl.exp(most - tl.max(most, 0))
+    answer = tl.sum(part * rise[:, None], 0) / tl.sum(total * rise, 0)
+    own = head * groups + at // count
+    tl.store(out + ((row * count + at % count) * heads * groups + own) * DEEP + deep, answer, mask=wide)
+
+
+def _turns(programs: int, length: int) -> int:
+    """How many blocks of keys one program takes, so that there are enough of them: a power of two, for few kernels."""
+    blocks = triton.cdiv(length, _KEYS)
+    pieces = max(1, min(blocks, _PROGRAMS // programs))
+    return int(triton.next_power_of_2(triton.cdiv(blocks, pieces)))
+
+
+@torch.library.custom_op("spectr::tree_attention", mutates_args=())
+def tree_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """(B, T, H, e): queries (B, H, T, d) over keys (B, K, M, d) and values (B, K, M, e) shared by groups of heads, with
+    an added mask (B, 1, T, M)."""
+    batch, every, count, width = query.shape
+    heads, length, deep = key.shape[1], key.shape[2], value.shape[-1]
+    groups = every // heads
+    out = query.new_empty(batch, count, every, deep)
+    queries = max(16, min(64, triton.next_power_of_2(groups * count)))
+    pairs, blocks = batch * heads, triton.cdiv(groups * count, queries)
+    turns = _turns(pairs * blocks, length)
+    pieces = triton.cdiv(length, turns * _KEYS)
+    parts = (pieces, pairs, groups * count, deep + 2)
+    found = out if pieces == 1 else torch.empty(parts, dtype=torch.float32, device=query.device)
+    value_wide = max(16, triton.next_power_of_2(deep))
+    _pieces[(blocks, pairs, pieces)](
+        query, key, value, mask, out, found, scale,
+        heads, groups, count, length,
+        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], mask.stride(0), *mask.stride()[2:],
+        WIDTH=width, KEY_WIDE=max(16, triton.next_power_of_2(width)), DEEP=deep, VALUE_WIDE=value_wide,
+        QUERIES=queries, KEYS=_KEYS, TURNS=turns, WHOLE=pieces == 1, num_warps=4,
+    )  # fmt: skip
+    if pieces > 1:
+        together = triton.next_power_of_2(pieces)
+        _join[(groups * count, pairs)](
+            found, out, heads, groups, count, pieces, pairs, DEEP=deep, VALUE_WIDE=value_wide, PIECES=together,
+            num_warps=1 if together <= 16 else 4,
+        )  # fmt: skip
+    return out
+
+
+@tree_attention.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:  # noqa: ARG001
+    return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
