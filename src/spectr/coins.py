@@ -18,7 +18,7 @@ from torch import Tensor
 from spectr.checks import whole
 from spectr.kernels import usable
 
-__all__ = ["Purpose", "SeededCoins", "draw", "gumbel", "seed_word", "uniform"]
+__all__ = ["Purpose", "SeededCoins", "draw", "gumbel", "likeliest", "seed_word", "uniform"]
 
 
 class Purpose(IntEnum):
@@ -124,6 +124,12 @@ def draw(weights: Tensor, coin: Tensor) -> Tensor:
     return _first_above(sums, coin * sums[..., -1])
 
 
+def likeliest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Logarithms of the `count` largest of a softmax over scores (…, V), best first, and where they stand."""
+    best = scores.log_softmax(-1).topk(min(count, scores.shape[-1]), -1)
+    return best.values, best.indices
+
+
 @dataclass(frozen=True, slots=True)
 class SeededCoins:
     """The coins of one step: a pure function of each row's seed and of how much text it has committed."""
@@ -166,3 +172,13 @@ class SeededCoins:
         from spectr.kernels.noise import rough_noise
 
         return logits + rough_noise(self.seed, self.committed[:, None] + depth, logits.shape[-1], _NOISE_STREAM)
+
+    def likeliest(self, logits: Tensor, depth: Tensor | None, sharp: float, count: int) -> tuple[Tensor, Tensor]:
+        """The `count` largest of softmax((logits + rough noise) · sharp), best first: logarithms and tokens."""
+        if usable(logits):
+            from spectr.kernels.best import best_chances, can_pick
+
+            if can_pick(logits.shape[-1], count):
+                where = None if depth is None else (self.committed[:, None] + depth).expand(logits.shape[:2])
+                return best_chances(logits, None if where is None else (self.seed, where, _NOISE_STREAM), sharp, count)
+        return likeliest((logits if depth is None else self.roughly(logits, depth)) * sharp, count)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Rows", "constant", "ladder", "pick_rows"]
+__all__ = ["Rows", "constant", "itself", "ladder", "pick_rows"]
 
 
 @cache
@@ -31,6 +31,13 @@ def ladder(count: int, device: torch.device) -> Tensor:
     [0, 1, 2]
     """
     return _ladder(max(64, 1 << count.bit_length()), device)[:count]
+
+
+@cache
+def itself(count: int, device: torch.device) -> Tensor:
+    """(count, count) bool: true where both are the same; made once, to be read only."""
+    with torch.inference_mode(False):
+        return torch.eye(count, dtype=torch.bool, device=device)
 
 
 def pick_rows(values: Tensor, nodes: Tensor | None) -> Tensor:

@@ -93,6 +93,11 @@ class Coins(Protocol):
         """Nearly that, and quickly: for drafts, which decide nothing."""
         ...
 
+    def likeliest(self, logits: Tensor, depth: Tensor | None, sharp: float, count: int) -> tuple[Tensor, Tensor]:
+        """Of softmax(that · `sharp`) the `count` largest, best first: their logarithms (B, M, count), and the tokens.
+        Without a depth there is no noise."""
+        ...
+
 
 class TreeModel(Protocol):
     """A language model as the rest sees it: it scores token trees level by level and keeps one path of each.
@@ -105,9 +110,10 @@ class TreeModel(Protocol):
     vocabulary: int
     device: torch.device
 
-    def open(self, rows: int, slots: int, *, features: Layers | None = None) -> Any:
+    def open(self, rows: int, slots: int, *, features: Layers | None = None, lasting: bool = True) -> Any:
         """A session with room for so many rows and tokens, scratch included. With `features` it keeps those of every
-        token: what entered the output layer, and after it what left these layers."""
+        token: what entered the output layer, and after it what left these layers; unless they are lasting, those of
+        the last call."""
         ...
 
     def features_at(self, session: Any, positions: Tensor) -> Tensor:

@@ -59,10 +59,12 @@ def test_a_pruned_tree_is_the_best_tree(nodes: int) -> None:
     """With a beam that loses nothing, the N nodes of highest probability, by brute force."""
     size, laws = 4, chances(4)
 
-    def chances_of(frontier: Frontier) -> Tensor:
-        return torch.stack([torch.stack([laws[tuple(path)] for path in row]) for row in frontier.paths.tolist()])
+    def best_of(frontier: Frontier, count: int) -> tuple[Tensor, Tensor]:
+        found = torch.stack([torch.stack([laws[tuple(path)] for path in row]) for row in frontier.paths.tolist()])
+        best = found.topk(min(count, size), -1)
+        return best.values, best.indices
 
-    drawn = prune(torch.tensor([0]), chances_of, Budget(nodes, beam=16, depth=3))
+    drawn = prune(torch.tensor([0]), best_of, Budget(nodes, beam=16, depth=3))
     scores = {
         path: float(sum(laws[path[:d]][path[d]] for d in range(len(path))))
         for length in (1, 2, 3)
@@ -82,7 +84,9 @@ def test_a_pruned_tree_is_the_best_tree(nodes: int) -> None:
 
 def test_a_pruned_tree_has_no_impossible_nodes() -> None:
     law = torch.tensor([0.0, -torch.inf, -torch.inf, -torch.inf])
-    drawn = prune(torch.tensor([0, 0]), lambda f: law.expand(*f.tokens.shape, 4), Budget(12, beam=3, depth=3))
+    drawn = prune(
+        torch.tensor([0, 0]), lambda f, _: law.expand(*f.tokens.shape, 4).sort(descending=True), Budget(12, 3, 3)
+    )
     assert drawn.draft.tokens.tolist() == [[0, 0, 0, 0]] * 2
     assert drawn.draft.parents.tolist() == [[0, 0, 1, 2]] * 2
     assert drawn.scored.tolist() == [[0, 1, 4, -1]] * 2  # a beam of three at each depth, of which one is possible

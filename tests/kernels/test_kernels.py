@@ -14,6 +14,7 @@ from spectr.transport.optimal import _LOWEST, Bins, Optimal
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VOCABULARY = 5_003 if DEVICE == "cpu" else 152_064
+HALF = torch.float16 if DEVICE == "cpu" else torch.bfloat16  # the interpreter multiplies no bfloat16
 
 
 def laws(rows: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -102,3 +103,90 @@ def test_coins() -> None:
     node = torch.arange(200).expand(3, 200)
     found = fused_uniform(seed.to(DEVICE), committed.to(DEVICE), node.to(DEVICE), 3, _COIN_STREAM)
     assert torch.equal(found.cpu(), uniform(seed, committed, node, 3))
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "shared", "count", "length", "width", "deep"),
+    [(1, 4, 2, 3, 70, 16, 16), (2, 6, 3, 5, 200, 24, 24), (2, 4, 4, 1, 64, 32, 16), (1, 8, 2, 40, 33, 16, 16),
+     (3, 4, 2, 7, 1000, 16, 16)],
+)  # fmt: skip
+def test_tree_attention(rows: int, heads: int, shared: int, count: int, length: int, width: int, deep: int) -> None:
+    """Whole texts and pieces of them, in which some queries see nothing at all."""
+    from spectr.kernels.attention import tree_attention
+
+    generator = torch.Generator().manual_seed(5)
+    query = torch.randn(rows, count, heads, width, generator=generator).transpose(1, 2)
+    key, value = (torch.randn(rows, shared, length + 9, w, generator=generator)[:, :, :length] for w in (width, deep))
+    seen = torch.rand(rows, 1, count, length, generator=generator) < 0.5
+    seen[0, :, :, : length // 2] = False
+    seen[..., -1] = True
+    mask = torch.zeros(seen.shape).masked_fill_(~seen, torch.finfo(torch.float32).min)
+    repeated = [part.repeat_interleave(heads // shared, 1) for part in (key, value)]
+    meant = torch.nn.functional.scaled_dot_product_attention(query, *repeated, attn_mask=mask, scale=0.3)
+    for dtype, most in ((torch.float32, 1e-5), (HALF, 4e-2)):
+        given = [part.to(DEVICE, dtype) for part in (query, key, value)]
+        found = tree_attention(*given, mask.to(dtype).to(DEVICE), 0.3).cpu()
+        assert found.dtype == dtype
+        assert float((found.float() - meant.transpose(1, 2)).abs().max()) < most
+
+
+@pytest.mark.parametrize(
+    ("rows", "height", "width"),
+    [(1, 70, 130), (16, 300, 512), (5, 64, 2000), (33, 128, 256), (70, 65, 100), (257, 9, 7)],
+)
+def test_int8_product(rows: int, height: int, width: int) -> None:
+    from spectr.kernels.int8 import int8_product
+
+    generator = torch.Generator().manual_seed(6)
+    weight = torch.randint(-127, 128, (height, width), dtype=torch.int8, generator=generator)
+    scale, given = torch.rand(height, generator=generator) / width, torch.randn(rows, width, generator=generator)
+    meant = given @ (weight.float() * scale[:, None]).T
+    for dtype, most in ((torch.float32, 1e-5), (HALF, 2e-2)):
+        found = int8_product(given.to(DEVICE, dtype), weight.to(DEVICE), scale.to(DEVICE)).cpu()
+        assert found.dtype == dtype
+        assert float((found.float() - meant).abs().max()) < most * float(meant.abs().max())
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+@pytest.mark.parametrize(("rows", "nodes", "size", "count"), [(1, 1, 5_003, 63), (2, 3, 3_000, 31), (1, 2, 9_000, 255)])
+def test_best_chances(rows: int, nodes: int, size: int, count: int, noisy: bool) -> None:
+    """Equal numbers and impossible ones included."""
+    from spectr.kernels.best import best_chances, can_pick
+
+    assert can_pick(size, count)
+    logits = 3 * torch.randn(rows, nodes, size, generator=torch.Generator().manual_seed(7))
+    logits[..., ::5] = -torch.inf
+    logits[0, 0] = logits[0, 0].round()
+    seed, position = torch.arange(rows) + 5, (7 * torch.arange(nodes)).expand(rows, nodes)
+    noise = gumbel(seed, position, size) if noisy else torch.zeros(rows, nodes, size)
+    meant = ((logits + noise) * 1.3).log_softmax(-1).float().sort(dim=-1, descending=True, stable=True)
+    place = (seed.to(DEVICE), position.to(DEVICE), _NOISE_STREAM) if noisy else None
+    chances, tokens = best_chances(logits.to(DEVICE), place, 1.3, count)
+    assert torch.allclose(chances.cpu(), meant.values[..., :count], atol=1e-4)
+    found = meant.values.gather(-1, meant.indices.argsort(-1).gather(-1, tokens.cpu()))
+    assert torch.allclose(found, meant.values[..., :count], atol=1e-4)
+    assert all(len(set(row)) == count for row in tokens.flatten(0, 1).tolist())
+    if not noisy:
+        assert torch.equal(tokens.cpu(), meant.indices[..., :count])
+
+
+def test_few_tokens_are_picked_by_others() -> None:
+    from spectr.kernels.best import can_pick
+
+    assert not can_pick(3_000, 300)
+    assert not can_pick(100, 4)
+
+
+def test_seen_slots() -> None:
+    from spectr.kernels.mask import seen_slots
+    from spectr.models.target import _Fresh, _seen
+
+    generator = torch.Generator().manual_seed(8)
+    for rows, count, scratch, used, size in ((1, 3, 5, 20, 30), (3, 4, 4, 1500, 1600), (2, 7, 9, 12, 40)):
+        filled = torch.randint(0, used - 2, (rows,), generator=generator)
+        places = filled[:, None] + torch.arange(scratch)
+        slots = torch.where(torch.rand(rows, scratch, generator=generator) < 0.2, size, places)
+        within = torch.rand(rows, count, scratch, generator=generator) < 0.5
+        meant = _seen(filled, _Fresh(torch.zeros(rows, count), torch.zeros(rows, count), slots, within, used))
+        given = [part.to(DEVICE) for part in (filled, slots, within)]
+        assert torch.equal(seen_slots(*given, used).cpu(), meant)

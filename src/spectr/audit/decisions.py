@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from spectr.coins import likeliest
 from spectr.errors import MismatchError
 
 __all__ = ["ExactCoins", "Memory"]
@@ -128,6 +129,10 @@ class ExactCoins:
     def roughly(self, logits: Tensor, depth: Tensor) -> Tensor:
         """As `noisy`."""
         return self.noisy(logits, depth)
+
+    def likeliest(self, logits: Tensor, depth: Tensor | None, sharp: float, count: int) -> tuple[Tensor, Tensor]:
+        """Without noise as generation does."""
+        return likeliest((logits if depth is None else self.noisy(logits, depth)) * sharp, count)
 
     def _decide(self, weights: Tensor, time: Tensor, slot: Tensor) -> Tensor:
         lower, upper = self._parts(weights, *self.memory.interval(time, slot))

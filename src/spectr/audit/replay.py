@@ -53,7 +53,7 @@ class Replay:
         """Rows (n, V) after texts, prompt included."""
         return self._logits(torch.tensor([self._number(self._folded(text)) for text in texts]))
 
-    def open(self, rows: int, slots: int, *, features: Any = None) -> _Session:
+    def open(self, rows: int, slots: int, *, features: Any = None, lasting: bool = True) -> _Session:
         """Rows that have read nothing."""
         if features is not None:
             raise MismatchError("a replay has rows and no features; audit a trained drafter with replay off")

@@ -32,7 +32,8 @@ class FeatureDrafter(Planned):
 
     def open(self, opening: Opening) -> Drafting:
         """Read the prompts but their last tokens, each with the feature of the token before."""
-        session = self.head.open(len(opening.prompts), (opening.room or opening.slots) + self.plan.scored, features=())
+        room = (opening.room or opening.slots) + self.plan.scored
+        session = self.head.open(len(opening.prompts), room, features=(), lasting=False)
         made = _FeatureDrafting(self, session, opening)
         made.fill(opening, 0)
         return made

@@ -65,16 +65,18 @@ class Ahead:
 
     tokens: Tensor  # (B, W), a row's tokens first
     count: Tensor  # (B,)
+    seen: Tensor  # (B, W) bool: places that hold text
 
-    def seen(self) -> Tensor:
-        """(B, W) bool: places that hold text."""
-        return ladder(self.tokens.shape[1], self.count.device) < self.count[:, None]
+    @classmethod
+    def of(cls, tokens: Tensor, count: Tensor) -> "Ahead":
+        """The first `count` of the tokens."""
+        return cls(tokens, count, ladder(tokens.shape[1], count.device) < count[:, None])
 
 
 def _last(standing: Standing, count: Tensor) -> Ahead:
     """The last `count` (B,) of the tokens that the last step added; a captured step leaves no others unread."""
     places = (standing.fresh - count)[:, None] + ladder(standing.recent.shape[1], count.device)
-    return Ahead(standing.recent.gather(1, places.clamp(0, standing.recent.shape[1] - 1)), count)
+    return Ahead.of(standing.recent.gather(1, places.clamp(0, standing.recent.shape[1] - 1)), count)
 
 
 class ModelDrafting:
@@ -124,7 +126,7 @@ class ModelDrafting:
         assert self._ahead is not None
         assert self._drawn is not None
         width = self._ahead.tokens.shape[1]
-        seen = self._ahead.seen()
+        seen = self._ahead.seen
         if self._going is not None:  # a row that has ended stays where it is
             seen = seen & self._going[:, None]
         text = torch.where(seen, ladder(width, path.device), -1)
@@ -153,7 +155,7 @@ class ModelDrafting:
         parts = [text[read:] for text, read in zip(scene.texts, self.read.tolist(), strict=True)]
         widest, device = max(map(len, parts)), scene.root.device
         tokens = torch.tensor([part + [0] * (widest - len(part)) for part in parts], device=device)
-        return Ahead(tokens, torch.tensor([len(part) for part in parts], device=device))
+        return Ahead.of(tokens, torch.tensor([len(part) for part in parts], device=device))
 
     def _logits(self, ahead: Ahead, frontier: Frontier) -> Tensor:
         """Raw logits over the target's vocabulary."""
@@ -161,7 +163,8 @@ class ModelDrafting:
         return fitted(found, self.vocabulary)
 
     def _score(self, tokens: Tensor, ancestors: Tensor, depth: Tensor, *, only: Tensor | None = None) -> Tensor:
-        known = torch.where(tokens < self.model.vocabulary, tokens, 0)
+        lacking = self.model.vocabulary < self.vocabulary
+        known = torch.where(tokens < self.model.vocabulary, tokens, 0) if lacking else tokens
         return self.model.score(self.session, known, ancestors, depth, only=only)
 
     def _first(self, ahead: Ahead) -> Tensor:
@@ -174,6 +177,6 @@ class ModelDrafting:
     def _deeper(self, ahead: Ahead, frontier: Frontier) -> Tensor:
         """Below the root: a node sees all of the unread text, and its ancestors."""
         batch, count, _ = frontier.ancestors.shape
-        text = ahead.seen()[:, None].expand(batch, count, -1)
-        depth = (ahead.count[:, None] - 1 + frontier.depth).expand(batch, count)
+        text = ahead.seen[:, None].expand(batch, count, -1)
+        depth = (ahead.count[:, None] + (frontier.depth - 1)).expand(batch, count)
         return self._score(frontier.tokens, torch.cat([text, frontier.ancestors[..., 1:]], -1), depth)

@@ -135,15 +135,15 @@ def _pruned(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
     laws: list[Tensor] = []
     sharp = (scene.heat or 1.0) / _SPREAD if plan.siblings == "race" else 1.0
 
-    def chances_of(frontier: Frontier) -> Tensor:
+    def best_of(frontier: Frontier, count: int) -> tuple[Tensor, Tensor]:
         logits = scene.ranked(logits_of(frontier), frontier.paths)
         if scene.wants_laws:
             laws.append(law_of(logits))
         depth = torch.full_like(scene.root, frontier.depth)[:, None]
         noisy = plan.siblings == "race" and scene.heat > 0
-        return ((scene.coins.roughly(logits, depth) if noisy else logits) * sharp).log_softmax(-1)
+        return scene.coins.likeliest(logits, depth if noisy else None, sharp, count)
 
-    drawn = prune(scene.root, chances_of, plan.budget)
+    drawn = prune(scene.root, best_of, plan.budget)
     draft = drawn.draft
     if plan.siblings == "fixed":
         fixed = draft.alive & (torch.arange(draft.alive.shape[1], device=draft.alive.device) > 0)

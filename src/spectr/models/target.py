@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from spectr.errors import ArgumentError, MismatchError
+from spectr.kernels import usable
 from spectr.models.cache import SlotCache
 from spectr.models.compiled import CompiledLayers
 from spectr.models.drivers.call import Call
@@ -74,16 +75,17 @@ class Target:
         config = whole if whole.is_encoder_decoder else whole.get_text_config(decoder=True)
         return need(config, rows, slots, self.model.dtype)
 
-    def open(self, rows: int, slots: int, *, features: Layers | None = None) -> Session:
+    def open(self, rows: int, slots: int, *, features: Layers | None = None, lasting: bool = True) -> Session:
         """Room for `rows` rows of `slots` tokens, trees included; with `features`, those of every token are kept: what
-        entered the output layer, and after it what left these layers."""
+        entered the output layer, and after it what left these layers. Unless they are lasting, only those of the last
+        call."""
         if rows < 1 or slots < 1:
             raise ArgumentError(f"a session needs at least one row and one slot, got {rows} and {slots}")
         afford(self.memory(rows, slots), self.device, f"a cache of {rows} rows of {slots} tokens", _FEWER)
         position = torch.zeros(rows, slots + 1, dtype=torch.int64, device=self.device)
         filled = torch.zeros(rows, dtype=torch.int64, device=self.device)
         store = Store(SlotCache(slots, self._alike if self.joint else 0), position, filled)
-        if features is not None:
+        if features is not None and lasting:
             width = (1 + len(features)) * self.width
             store.features = torch.zeros(rows, slots + 1, width, dtype=self.model.dtype, device=self.device)
         return Session(store, wants_features=features is not None, beside=features or ())
@@ -261,6 +263,10 @@ def _wide(slots: Tensor, features: Tensor) -> Tensor:
 
 def _seen(filled: Tensor, fresh: _Fresh) -> Tensor:
     """(B, T, M) bool: all committed slots, and of the scratch what `within` allows. Padding stands past the end."""
+    if usable(filled):
+        from spectr.kernels.mask import seen_slots
+
+        return seen_slots(filled, fresh.slots, fresh.within, fresh.used)
     count = fresh.tokens.shape[1]
     every = ladder(fresh.used + 1, filled.device)
     seen = (every < filled[:, None, None]).expand(-1, count, -1).clone()

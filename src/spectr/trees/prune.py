@@ -18,8 +18,9 @@ from spectr.types import Draft
 
 __all__ = ["Budget", "Pruned", "prune"]
 
-ScoresOf = Callable[[Frontier], Tensor]
-"""Log chances (B, M, V) of every token after the nodes of a frontier."""
+BestOf = Callable[[Frontier, int], tuple[Tensor, Tensor]]
+"""Log chances (B, M, C) of the likeliest C tokens after the nodes of a frontier, best first, and the tokens; C is what
+is asked for, or all there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +74,11 @@ class _Beam:
     scores: Tensor  # (B, M) of the paths down to them
 
 
-def _children(beam: _Beam, chances: Tensor, count: int) -> _Pool:
-    """The likeliest `count` children of every node of the beam."""
-    best = chances.topk(min(count, chances.shape[-1]), -1)  # (B, M, C)
-    scores = (best.values + beam.scores[..., None]).flatten(1)
-    parents = beam.places[..., None].expand_as(best.indices).flatten(1)
-    return _Pool(best.indices.flatten(1), parents, scores, torch.full_like(parents, -1))
+def _children(beam: _Beam, chances: Tensor, tokens: Tensor) -> _Pool:
+    """Children (B, M, C) of every node of the beam."""
+    scores = (chances.float().clamp_max(0) + beam.scores[..., None]).flatten(1)
+    parents = beam.places[..., None].expand_as(tokens).flatten(1)
+    return _Pool(tokens.flatten(1), parents, scores, torch.full_like(parents, -1))
 
 
 def _expand(beam: _Beam, children: _Pool, budget: Budget, before: int) -> tuple[_Beam, _Pool]:
@@ -129,10 +129,11 @@ def _as_draft(pool: _Pool, root: Tensor, budget: Budget) -> Pruned:
     return Pruned(draft, torch.cat([nothing, scored], 1))
 
 
-def prune(root: Tensor, chances_of: ScoresOf, budget: Budget) -> Pruned:
+def prune(root: Tensor, best_of: BestOf, budget: Budget) -> Pruned:
     """The best tree of `budget` for rows whose last committed tokens are `root` (B,).
 
-    >>> flat = lambda frontier: torch.tensor([0.6, 0.3, 0.1]).log().expand(*frontier.tokens.shape, 3)
+    >>> law = torch.tensor([0.6, 0.3, 0.1]).log()
+    >>> flat = lambda frontier, count: law.expand(*frontier.tokens.shape, 3).topk(min(count, 3))
     >>> tree = prune(torch.tensor([7]), flat, Budget(nodes=5, beam=2, depth=2)).draft
     >>> tree.tokens.tolist(), tree.parents.tolist()
     ([[7, 0, 1, 0, 1]], [[0, 0, 0, 1, 1]])
@@ -141,7 +142,7 @@ def prune(root: Tensor, chances_of: ScoresOf, budget: Budget) -> Pruned:
     beam = _Beam(frontier, torch.full_like(frontier.tokens, -1), torch.zeros_like(frontier.tokens, dtype=torch.float32))
     pools, before = list[_Pool](), 0
     for depth in range(budget.depth):
-        children = _children(beam, chances_of(beam.frontier).float().clamp_max(0), budget.nodes - 1)
+        children = _children(beam, *best_of(beam.frontier, budget.nodes - 1))
         if depth + 1 < budget.depth:
             beam, children = _expand(beam, children, budget, before)
         pools.append(children)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from spectr.models.cache import SlotCache
 from spectr.models.session import Memory
+from spectr.rows import constant
 
 __all__ = ["Call", "Driver", "additive", "during", "through_memory"]
 
@@ -37,8 +38,9 @@ class Driver(Protocol):
 
 def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
     """(B, 1, T, M): 0 where seen. A bool mask is silently wrong in eager attention."""
-    zeros = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-    return zeros.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+    return torch.where(
+        seen, constant((0.0,), seen.device, dtype), constant((torch.finfo(dtype).min,), seen.device, dtype)
+    )[:, None]
 
 
 @contextmanager

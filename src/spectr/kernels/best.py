@@ -1,0 +1,148 @@
+"""The likeliest tokens after every node: softmax, noise and selection over a large vocabulary in three passes.
+
+The k largest of many numbers lie in the k blocks whose largest are largest. So one pass leaves the largest number of
+every block, the next picks blocks, and the last picks among the few thousand numbers that are left. A pick is exact:
+the k-th largest is found bit by bit, and of equal numbers the first are taken.
+"""
+
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from spectr.kernels.noise import _absorb, _mix, _rough_gumbel
+
+__all__ = ["best_chances", "can_pick"]
+
+_BLOCK = 32  # numbers of which only the largest is looked at first
+_CHUNK = 1024
+_MOST = 256  # to pick
+
+
+@triton.jit
+def _key(values):
+    """Whole numbers in the same order, all above the least there is."""
+    bits = values.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _picked(key, count):
+    """Which are the `count` largest."""
+    least = tl.where(tl.sum((key >= 0).to(tl.int32), 0) >= count, 0, -2147483648)
+    for bit in tl.static_range(30, -1, -1):
+        tried = least + (1 << bit)
+        enough = tl.sum((key >= tried).to(tl.int32), 0) >= count
+        least = tl.where(enough, tried, least)
+    above, equal = key > least, key == least
+    missing = count - tl.sum(above.to(tl.int32), 0)
+    return above | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= missing))
+
+
+@triton.jit
+def _survey(
+    logits, seed, position, scores, largest, sums, vocabulary, nodes, blocks, sharp, stream,
+    NOISY: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Scores of one chunk, the largest of each of its blocks, and what a softmax needs of it."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = part * CHUNK + tl.arange(0, CHUNK)
+    inside = token < vocabulary
+    value = tl.load(logits + row * vocabulary + token, mask=inside, other=-float("inf")).to(tl.float32)
+    if NOISY:
+        state = _absorb(tl.cast(stream, tl.uint64), tl.load(seed + row // nodes).to(tl.uint64))
+        state = _absorb(state, tl.load(position + row).to(tl.uint64))
+        value += _rough_gumbel(_mix(state + token.to(tl.uint64) * 0x9E3779B97F4A7C15))
+    value *= sharp
+    tl.store(scores + row * vocabulary + token, value, mask=inside)
+    block = part * (CHUNK // BLOCK) + tl.arange(0, CHUNK // BLOCK)
+    most = tl.max(tl.reshape(value, [CHUNK // BLOCK, BLOCK]), 1)
+    tl.store(largest + row * blocks + block, most, mask=block < blocks)
+    leader = tl.maximum(tl.max(most, 0), -3.0e38)
+    place = 2 * (row * tl.num_programs(1) + part)
+    tl.store(sums + place, leader)
+    tl.store(sums + place + 1, tl.sum(tl.exp(value - leader), 0))
+
+
+@triton.jit
+def _pick_blocks(largest, picked, blocks, count, WIDE: tl.constexpr):
+    """The blocks to look into, in order."""
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.arange(0, WIDE)
+    value = tl.load(largest + row * blocks + block, mask=block < blocks, other=-float("inf"))
+    taken = _picked(tl.where(block < blocks, _key(value), -2147483648), count)
+    tl.store(picked + row * count + tl.cumsum(taken.to(tl.int32), 0) - 1, block, mask=taken)
+
+
+@triton.jit
+def _pick_tokens(
+    scores, picked, sums, chosen, vocabulary, count, parts,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The best tokens of the blocks, in the order of the vocabulary, and the logarithm of the softmax's sum."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, WIDE)
+    block = tl.load(picked + row * count + at // BLOCK, mask=at // BLOCK < count, other=0)
+    token = block * BLOCK + at % BLOCK
+    inside = (at // BLOCK < count) & (token < vocabulary)
+    value = tl.load(scores + row * vocabulary + token, mask=inside, other=-float("inf"))
+    taken = _picked(tl.where(inside, _key(value), -2147483648), count)
+    tl.store(chosen + row * (count + 1) + tl.cumsum(taken.to(tl.int32), 0) - 1, token.to(tl.int64), mask=taken)
+    part = tl.arange(0, PARTS)
+    place = 2 * (row * parts + part)
+    leader = tl.load(sums + place, mask=part < parts, other=-3.0e38)
+    most = tl.max(leader, 0)
+    total = tl.sum(tl.load(sums + place + 1, mask=part < parts, other=0.0) * tl.exp(leader - most), 0)
+    whole = (most + tl.log(total)).to(tl.float32).to(tl.int32, bitcast=True).to(tl.int64)
+    tl.store(chosen + row * (count + 1) + count, whole)
+
+
+@triton.jit
+def _rank(scores, chosen, values, tokens, vocabulary, count, WIDE: tl.constexpr):
+    """The best first."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, WIDE)
+    real = at < count
+    token = tl.load(chosen + row * (count + 1) + at, mask=real, other=0)
+    value = tl.load(scores + row * vocabulary + token, mask=real, other=-float("inf"))
+    key = tl.where(real, _key(value), -2147483648)
+    ahead = (key[None, :] > key[:, None]) | ((key[None, :] == key[:, None]) & (at[None, :] < at[:, None]))
+    place = row * count + tl.sum(ahead.to(tl.int32), 1)
+    whole = tl.load(chosen + row * (count + 1) + count).to(tl.int32).to(tl.float32, bitcast=True)
+    tl.store(values + place, value - whole, mask=real)
+    tl.store(tokens + place, token, mask=real)
+
+
+def can_pick(vocabulary: int, count: int) -> bool:
+    """Whether `best_chances` is made for that."""
+    return count <= min(_MOST, vocabulary // _BLOCK)
+
+
+def best_chances(
+    logits: Tensor, place: tuple[Tensor, Tensor, int] | None, sharp: float, count: int
+) -> tuple[Tensor, Tensor]:
+    """The logarithms (B, M, count) of the largest of softmax((logits + noise) · sharp), and their tokens, best first.
+    The noise of logits (B, M, V) is that of a `place`: seed (B,), position (B, M) and stream; None: there is none."""
+    logits = logits.contiguous()
+    batch, nodes, vocabulary = logits.shape
+    rows, blocks, parts = batch * nodes, triton.cdiv(vocabulary, _BLOCK), triton.cdiv(vocabulary, _CHUNK)
+    float32 = partial(torch.empty, dtype=torch.float32, device=logits.device)
+    int64 = partial(torch.empty, dtype=torch.int64, device=logits.device)
+    scores, largest, sums = float32(rows, vocabulary), float32(rows, blocks), float32(rows, parts, 2)
+    picked, chosen = int64(rows, count), int64(rows, count + 1)
+    values, tokens = float32(batch, nodes, count), int64(batch, nodes, count)
+    seed, position, stream = (logits, logits, 0) if place is None else (place[0], place[1].contiguous(), place[2])
+    wide = triton.next_power_of_2
+    _survey[(rows, parts)](
+        logits, seed, position, scores, largest, sums, vocabulary, nodes, blocks, sharp, stream,
+        NOISY=place is not None, CHUNK=_CHUNK, BLOCK=_BLOCK,
+    )  # fmt: skip
+    _pick_blocks[(rows,)](largest, picked, blocks, count, WIDE=wide(blocks), num_warps=8)
+    _pick_tokens[(rows,)](
+        scores, picked, sums, chosen, vocabulary, count, parts,
+        WIDE=wide(count * _BLOCK), BLOCK=_BLOCK, PARTS=wide(parts), num_warps=8,
+    )  # fmt: skip
+    _rank[(rows,)](scores, chosen, values, tokens, vocabulary, count, WIDE=max(16, wide(count)))
+    return values, tokens
