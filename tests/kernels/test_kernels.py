@@ -1,6 +1,7 @@
 """Each kernel against the plain code it stands for."""
 
 import math
+from importlib import import_module
 
 import pytest
 import torch
@@ -120,14 +121,15 @@ def test_tree_attention(rows: int, heads: int, shared: int, count: int, length: 
     seen = torch.rand(rows, 1, count, length, generator=generator) < 0.5
     seen[0, :, :, : length // 2] = False
     seen[..., -1] = True
-    mask = torch.zeros(seen.shape).masked_fill_(~seen, torch.finfo(torch.float32).min)
+    mask = torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf)
     repeated = [part.repeat_interleave(heads // shared, 1) for part in (key, value)]
     meant = torch.nn.functional.scaled_dot_product_attention(query, *repeated, attn_mask=mask, scale=0.3)
     for dtype, most in ((torch.float32, 1e-5), (HALF, 4e-2)):
         given = [part.to(DEVICE, dtype) for part in (query, key, value)]
-        found = tree_attention(*given, mask.to(dtype).to(DEVICE), 0.3).cpu()
-        assert found.dtype == dtype
-        assert float((found.float() - meant.transpose(1, 2)).abs().max()) < most
+        for least in (-torch.inf, torch.finfo(dtype).min):  # either is what people add
+            found = tree_attention(*given, mask.clamp_min(least).to(DEVICE, dtype), 0.3).cpu()
+            assert found.dtype == dtype
+            assert float((found.float() - meant.transpose(1, 2)).abs().max()) < most
 
 
 @pytest.mark.parametrize(
@@ -190,3 +192,44 @@ def test_seen_slots() -> None:
         meant = _seen(filled, _Fresh(torch.zeros(rows, count), torch.zeros(rows, count), slots, within, used))
         given = [part.to(DEVICE) for part in (filled, slots, within)]
         assert torch.equal(seen_slots(*given, used).cpu(), meant)
+
+
+def test_attention_to_nothing_is_nothing() -> None:
+    """Padding may see no slot at all; what it finds is never read, and must not be a NaN."""
+    from spectr.kernels.attention import tree_attention
+
+    query, key = torch.randn(1, 2, 3, 16, device=DEVICE), torch.randn(1, 1, 300, 16, device=DEVICE)
+    mask = torch.full((1, 1, 3, 300), -torch.inf, device=DEVICE)
+    assert tree_attention(query, key, key, mask, 1.0).tolist() == torch.zeros(1, 3, 2, 16).tolist()
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "budget"),
+    [(1, 50, (9, 3, 4)), (3, 200, (33, 8, 5)), (2, 3, (20, 5, 4)), (2, 40, (12, 1, 3)), (2, 64, (5, 16, 3))],
+)
+def test_expanded(rows: int, size: int, budget: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same tree, drawn with and without the kernel."""
+    from spectr.trees import Budget, Frontier
+
+    trees = import_module("spectr.trees.prune")
+    table = torch.randn(512, size, generator=torch.Generator().manual_seed(9)).mul(2).log_softmax(-1).to(DEVICE)
+
+    def best_of(frontier: Frontier, count: int) -> tuple[Tensor, Tensor]:
+        state = (31 * frontier.paths.sum(-1) + 7 * frontier.tokens + frontier.depth) % 512
+        best = table[state].topk(min(count, size), -1)
+        return best.values, best.indices
+
+    root, found = torch.arange(rows, device=DEVICE), []
+    for kernel in (False, True):
+        monkeypatch.setattr(trees, "usable", lambda _, kernel=kernel: kernel)
+        drawn = trees.prune(root, best_of, Budget(*budget))
+        found.append([drawn.draft.tokens, drawn.draft.parents, drawn.draft.alive, drawn.scored])
+    for plain, quick in zip(*found, strict=True):
+        assert torch.equal(plain, quick)
+
+
+def test_large_beams_are_expanded_by_others() -> None:
+    from spectr.kernels.beam import can_expand
+
+    assert can_expand(24, 255, 24)
+    assert not can_expand(64, 64, 64)

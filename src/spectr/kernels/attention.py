@@ -36,7 +36,7 @@ def _pieces(
         query + row * query_row + (own * query_head + token * query_token)[:, None] + wide[None, :],
         mask=real[:, None] & (wide < WIDTH)[None, :], other=0.0,
     )  # fmt: skip
-    most = tl.full([QUERIES], -float("inf"), tl.float32)
+    most = tl.full([QUERIES], -3.0e38, tl.float32)  # what is masked lies below, and weighs nothing
     total = tl.zeros([QUERIES], tl.float32)
     answer = tl.zeros([QUERIES, VALUE_WIDE], tl.float32)
     keys = key + row * key_row + head * key_head
@@ -69,7 +69,7 @@ def _pieces(
     if WHOLE:
         place = ((row * count + token) * heads * groups + own) * DEEP
         tl.store(
-            out + place[:, None] + deep[None, :], (answer / total[:, None]).to(out.dtype.element_ty),
+            out + place[:, None] + deep[None, :], (answer / tl.maximum(total, 1e-30)[:, None]).to(out.dtype.element_ty),
             mask=real[:, None] & (deep < DEEP)[None, :],
         )  # fmt: skip
     else:
@@ -94,7 +94,7 @@ def _join(
     most = tl.load(found + place + DEEP, mask=there, other=-float("inf"))
     total = tl.load(found + place + DEEP + 1, mask=there, other=0.0)
     rise = tl.exp(most - tl.max(most, 0))
-    answer = tl.sum(part * rise[:, None], 0) / tl.sum(total * rise, 0)
+    answer = tl.sum(part * rise[:, None], 0) / tl.maximum(tl.sum(total * rise, 0), 1e-30)
     own = head * groups + at // count
     tl.store(out + ((row * count + at % count) * heads * groups + own) * DEEP + deep, answer, mask=wide)
 

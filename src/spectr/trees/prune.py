@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from spectr.errors import ArgumentError
+from spectr.kernels import usable
 from spectr.rows import ladder
 from spectr.trees.frontier import Frontier, first_frontier, next_frontier
 from spectr.types import Draft
@@ -93,6 +94,26 @@ def _expand(beam: _Beam, children: _Pool, budget: Budget, before: int) -> tuple[
     return _Beam(frontier, best.indices + before, best.values), marked
 
 
+def _expand_by_kernel(
+    beam: _Beam, best: tuple[Tensor, Tensor], budget: Budget, before: int
+) -> tuple[_Beam, _Pool] | None:
+    """The children and the next beam at once, where there is a kernel for it."""
+    chances, tokens = best
+    count = min(budget.beam, tokens.shape[1] * tokens.shape[2])
+    if not usable(chances):
+        return None
+    from spectr.kernels.beam import Above, can_expand, expanded
+
+    if not can_expand(tokens.shape[1], tokens.shape[2], count):
+        return None
+    old = beam.frontier
+    made = expanded(Above(beam.scores, beam.places, old.ancestors, old.paths), chances, tokens, count, before)
+    above = made.came + (old.ancestors.shape[-1] - old.tokens.shape[1])
+    frontier = Frontier(old.depth + 1, made.tokens, made.paths, made.ancestors, above)
+    children = _Pool(tokens.flatten(1), made.parents, made.scores, made.scored)
+    return _Beam(frontier, made.places, made.best), children
+
+
 def _chosen(pool: _Pool, count: int) -> Tensor:
     """Places of the best `count` children, parents first, impossible ones last; (B, count).
 
@@ -142,9 +163,12 @@ def prune(root: Tensor, best_of: BestOf, budget: Budget) -> Pruned:
     beam = _Beam(frontier, torch.full_like(frontier.tokens, -1), torch.zeros_like(frontier.tokens, dtype=torch.float32))
     pools, before = list[_Pool](), 0
     for depth in range(budget.depth):
-        children = _children(beam, *best_of(beam.frontier, budget.nodes - 1))
-        if depth + 1 < budget.depth:
-            beam, children = _expand(beam, children, budget, before)
+        best = best_of(beam.frontier, budget.nodes - 1)
+        if depth + 1 == budget.depth:
+            pools.append(_children(beam, *best))
+            break
+        quick = _expand_by_kernel(beam, best, budget, before)
+        beam, children = quick or _expand(beam, _children(beam, *best), budget, before)
         pools.append(children)
         before += children.tokens.shape[1]
     return _trimmed(_as_draft(_joined(pools), root, budget))
