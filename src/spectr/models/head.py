@@ -147,12 +147,16 @@ class FeatureHead(Borrowing, PreTrainedModel):  # type: ignore[no-untyped-call]
         Borrowing.__init__(self)
         self.shape = shape
         self.join = nn.Linear((2 + len(shape.taps)) * shape.width, shape.width, bias=False)
+        self.short: nn.Module | None = None
         self.trunk = LlamaModel(config)
 
     def features(self, tokens: Tensor, features: Tensor, **attention: Any) -> Tensor:
         """What it expects (B, T, H) at `tokens` (B, T), given the features (B, T, F) of the tokens before them."""
-        embedded = self.embed(tokens).to(self.dtype)
-        joined = self.join(torch.cat([*self._given(features.to(self.dtype)), embedded], -1))
+        embedded, features = self.embed(tokens).to(self.dtype), features.to(self.dtype)
+        if self.short is not None and features.shape[-1] == self.shape.width:
+            joined = self.short(torch.cat([features, embedded], -1))
+        else:
+            joined = self.join(torch.cat([*self._given(features), embedded], -1))
         found: Tensor = self.trunk(inputs_embeds=joined, **attention).last_hidden_state
         return found
 
@@ -163,6 +167,14 @@ class FeatureHead(Borrowing, PreTrainedModel):  # type: ignore[no-untyped-call]
             return [features, features.new_zeros(*features.shape[:-1], count * width)]
         left = features[..., width:].unflatten(-1, (count, width))
         return [features[..., :width], nn.functional.rms_norm(left, (width,)).flatten(-2)]
+
+    def shorten(self) -> None:
+        """For drafting: below the root, where nothing is known of the layers, join what is known with weights of its
+        own, which are the same numbers. Training does without."""
+        if self.shape.taps:
+            parts = self.join.weight.detach().split(self.shape.width, 1)
+            self.short = nn.Linear(2 * self.shape.width, self.shape.width, bias=False, device="meta")
+            self.short.weight = nn.Parameter(torch.cat([parts[0], parts[-1]], 1), requires_grad=False)
 
     deepest: int | None = None
     """It goes down as far as one likes."""

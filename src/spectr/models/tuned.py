@@ -20,7 +20,8 @@ def tune(model: PreTrainedModel) -> None:
 
 
 def tune_head(head: FeatureHead) -> None:
-    """The same for a head, which may round: on a GPU its weights become int8."""
+    """The same for a head that was trained, which may round: on a GPU its weights become int8."""
+    head.shorten()
     tune(head)
     narrow_products(head.get_output_embeddings())
     int8_products(head)
