@@ -4,6 +4,8 @@ Tiles of the matrix become the rows' type in registers. Where the matrix has too
 are cut in parts whose sums are added in a second pass, always in the same order.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -12,34 +14,61 @@ from torch.nn.functional import linear
 
 __all__ = ["int8_product"]
 
-_ROWS, _COLUMNS = 64, 128  # of a tile of the matrix
-_PROGRAMS = 400  # worth starting at once
 _MOST = 256  # given rows; for more the matrix is made anew in their type
+
+
+class _Cut(NamedTuple):
+    """How a product is cut into programs."""
+
+    rows: int  # of a tile of the matrix
+    columns: int
+    warps: int
+    programs: int  # worth starting at once
+    tall: bool  # tiles of the matrix are the left side of a product, not the right one
+
+
+_CUTS = {16: _Cut(64, 128, 4, 400, False), 64: _Cut(128, 128, 4, 400, False), 256: _Cut(128, 64, 8, 132, True)}
+"""By how many rows are given at most."""
+
+
+@triton.jit
+def _matrix(places, here, inside, EVEN: tl.constexpr):
+    """A tile of it, zeros beyond; where tiles come out even, nothing is asked."""
+    return tl.load(places) if EVEN else tl.load(places, mask=here & inside, other=0)
+
+
+@triton.jit
+def _given(places, real, inside, EVEN: tl.constexpr):
+    """Given rows, zeros beyond those that are real."""
+    return tl.load(places, mask=real, other=0.0) if EVEN else tl.load(places, mask=real & inside, other=0.0)
 
 
 @triton.jit
 def _tiles(
     given, weight, scale, out, count, height, width,
-    FEW: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURNS: tl.constexpr, EVEN: tl.constexpr,
+    FEW: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURNS: tl.constexpr,
+    EVEN: tl.constexpr, TALL: tl.constexpr,
 ):  # fmt: skip
     """Some given rows times one tile of rows of the matrix, over one part of the columns."""
     tile, block, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = tile * ROWS + tl.arange(0, ROWS)
     own = block * FEW + tl.arange(0, FEW)
     here, real = row < height, own < count
-    total = tl.zeros([FEW, ROWS], tl.float32)
+    across, down = (tl.zeros([ROWS, FEW], tl.float32), tl.zeros([FEW, ROWS], tl.float32))
     for turn in range(TURNS):
         column = (part * TURNS + turn) * COLUMNS + tl.arange(0, COLUMNS)
-        places = weight + row.to(tl.int64)[None, :] * width + column[:, None]
-        if EVEN:
-            matrix = tl.load(places)
-            rows = tl.load(given + own[:, None] * width + column[None, :], mask=real[:, None], other=0.0)
+        inside = column < width
+        if TALL:
+            places = weight + row.to(tl.int64)[:, None] * width + column[None, :]
+            matrix = _matrix(places, here[:, None], inside[None, :], EVEN)
+            rows = _given(given + own[None, :] * width + column[:, None], real[None, :], inside[:, None], EVEN)
+            across = tl.dot(matrix.to(rows.dtype), rows, across, input_precision="ieee")
         else:
-            inside = column < width
-            matrix = tl.load(places, mask=here[None, :] & inside[:, None], other=0)
-            seen = real[:, None] & inside[None, :]
-            rows = tl.load(given + own[:, None] * width + column[None, :], mask=seen, other=0.0)
-        total += tl.dot(rows, matrix.to(rows.dtype), input_precision="ieee")
+            places = weight + row.to(tl.int64)[None, :] * width + column[:, None]
+            matrix = _matrix(places, here[None, :], inside[:, None], EVEN)
+            rows = _given(given + own[:, None] * width + column[None, :], real[:, None], inside[None, :], EVEN)
+            down += tl.dot(rows, matrix.to(rows.dtype), input_precision="ieee")
+    total = tl.trans(across) if TALL else down
     total *= tl.load(scale + row, mask=here, other=0.0)[None, :]
     place = (part * count + own).to(tl.int64)[:, None] * height + row[None, :]
     tl.store(out + place, total.to(out.dtype.element_ty), mask=real[:, None] & here[None, :])
@@ -54,25 +83,29 @@ def _sum(parts, out, size, PARTS: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + at, total.to(out.dtype.element_ty), mask=at < size)
 
 
-def _turns(tiles: int, width: int) -> int:
-    """How many tiles of columns one program takes: all, or so few that there are enough programs."""
-    every = triton.cdiv(width, _COLUMNS)
-    parts = max(1, min(every, _PROGRAMS // tiles))
-    return int(triton.cdiv(every, parts))
+def _turns(tiles: int, width: int, cut: _Cut) -> int:
+    """How many tiles of columns one program takes: all, or so few that there are enough programs, each with as many."""
+    every = triton.cdiv(width, cut.columns)
+    parts = 1
+    while every % (2 * parts) == 0 and 2 * parts * tiles <= cut.programs:
+        parts *= 2
+    return int(every // parts)
 
 
 def _few(given: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     (count, width), height = given.shape, len(weight)
-    few = max(16, min(64, triton.next_power_of_2(count)))
-    tiles, blocks = triton.cdiv(height, _ROWS), triton.cdiv(count, few)
-    turns = _turns(tiles * blocks, width)
-    parts = triton.cdiv(width, turns * _COLUMNS)
+    few = max(16, triton.next_power_of_2(count))
+    cut = next(cut for most, cut in _CUTS.items() if few <= most)
+    tiles, blocks = triton.cdiv(height, cut.rows), triton.cdiv(count, few)
+    turns = _turns(tiles, width, cut)
+    parts = triton.cdiv(width, turns * cut.columns)
     out = given.new_empty(count, height)
     found = out if parts == 1 else torch.empty(parts, count, height, dtype=torch.float32, device=given.device)
-    even = height % _ROWS == 0 and width == parts * turns * _COLUMNS
+    even = height % cut.rows == 0 and width % cut.columns == 0
     _tiles[(tiles, blocks, parts)](
         given, weight, scale, found, count, height, width,
-        FEW=few, ROWS=_ROWS, COLUMNS=_COLUMNS, TURNS=turns, EVEN=even, num_warps=4, num_stages=3,
+        FEW=few, ROWS=cut.rows, COLUMNS=cut.columns, TURNS=turns, EVEN=even, TALL=cut.tall,
+        num_warps=cut.warps, num_stages=3,
     )  # fmt: skip
     if parts > 1:
         _sum[(triton.cdiv(count * height, 512),)](found, out, count * height, PARTS=parts, BLOCK=512)

@@ -75,7 +75,7 @@ def _large(lm: LM, small: Side, order: Order) -> Side:
     head = inflated_head(small.head.model, net)  # type: ignore[arg-type]
     tune_head(head)
     side = Side(Target(net), Target(head), small.taps)
-    for made in (side.target, side.head) if order.compile else ():
+    for made in (side.target, side.head, small.head) if order.compile else ():
         made.compile()
     return side
 
