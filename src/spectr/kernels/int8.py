@@ -27,7 +27,7 @@ class _Cut(NamedTuple):
     tall: bool  # tiles of the matrix are the left side of a product, not the right one
 
 
-_CUTS = {16: _Cut(64, 128, 4, 400, False), 64: _Cut(128, 128, 4, 400, False), 256: _Cut(128, 64, 8, 132, True)}
+_CUTS = {16: _Cut(64, 128, 4, 512, False), 64: _Cut(128, 128, 4, 400, False), 256: _Cut(128, 64, 8, 132, True)}
 """By how many rows are given at most."""
 
 

@@ -11,7 +11,7 @@ from spectr.bench.inflate.clock import Pace, joined, paced
 from spectr.bench.inflate.order import Found, Order
 from spectr.bench.inflate.pair import Pair
 from spectr.bench.inflate.record import said
-from spectr.bench.inflate.ways import PLAIN, Way, compared, race
+from spectr.bench.inflate.ways import Way, batched, compared, race
 from spectr.engine import Engine, Job
 from spectr.policy import Policy
 
@@ -117,7 +117,7 @@ def _best_nodes(found: Sequence[Found]) -> list[Found]:
 def rows(pair: Pair, order: Order) -> Iterator[Found]:
     """Batches of different prompts: all rows together, plain and with trees of several sizes."""
     grid, found = order.grid, list[Found]()
-    cases = [(count, way) for count in grid.rows for way in (PLAIN, *map(race, grid.row_nodes))]
+    cases = [(count, way) for count in grid.rows for way in batched(grid)]
     for at, (count, way) in enumerate(cases, start=1):
         entrant = _Entrant(way, way.engine(pair))
         entrant.write(_batch(pair, order, count, grid.tokens), counts=True)
@@ -142,8 +142,10 @@ def _held(session: Any) -> int:
     return sum(buffer.nbytes for buffer in [*layers, session.store.features] if buffer is not None)
 
 
-def _weights(net: torch.nn.Module) -> int:
-    return sum(weights.nbytes for weights in net.parameters())
+def _weights(net: torch.nn.Module, own: Any = None) -> int:
+    """Bytes of a model, and of a layer of its own beside it."""
+    layers = [net] if own is None else [net, own]
+    return sum(weights.nbytes for layer in layers for weights in (*layer.parameters(), *layer.buffers()))
 
 
 def _caches(engine: Engine) -> int:
@@ -163,5 +165,7 @@ def memory(pair: Pair, order: Order) -> Iterator[Found]:
     engine.generate(job)
     cache = _caches(engine)
     beside = torch.cuda.max_memory_allocated(device) - before - cache if is_gpu else None
-    weights = {"target": _weights(pair.large.target.model), "head": _weights(pair.large.head.model)}
+    output = pair.large.head.head
+    own = output if output is not pair.large.target.head else None
+    weights = {"target": _weights(pair.large.target.model), "head": _weights(pair.large.head.model, own)}
     yield {"way": way.key, "weight_bytes": weights, "cache_bytes": cache, "beside_bytes": beside, "left": 0}

@@ -10,7 +10,7 @@ from spectr.draft.plan import beam_for
 from spectr.engine import Engine
 from spectr.verify import rule as named_rule
 
-__all__ = ["PLAIN", "Way", "compared", "race"]
+__all__ = ["PLAIN", "Way", "batched", "compared", "race"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +60,25 @@ def race(nodes: int, depth: int | None = None) -> Way:
     return _pruned("race", nodes, depth)
 
 
-def _chains(method: str, nodes: int) -> Way:
+def _chains(method: str, nodes: int, depth: int | None) -> Way:
     """Drafts side by side, eight at most."""
-    drafts = max(1, min(8, (nodes - 1) // 4))
-    return _way(method, drafts, (nodes - 1) // drafts)
+    drafts = max(1, min(8, (nodes - 1) // (depth or 4)))
+    return _way(method, drafts, depth or (nodes - 1) // drafts)
 
 
 def compared(grid: Grid) -> list[Way]:
-    """Everybody, plain decoding first."""
+    """Everybody, plain decoding first; all with trees have the same depths to choose from."""
+    depths = grid.depths or (None,)
     return [
         PLAIN,
         *(_way("speculative", 1, length) for length in grid.chains),
-        _pruned("topk", grid.tree),
-        _chains("kseq", grid.tree),
-        _chains("path_block", grid.tree),
-        *(race(nodes, depth) for nodes in grid.race for depth in grid.depths or (None,)),
+        *(_pruned("topk", grid.tree, depth) for depth in depths),
+        *(_chains(method, grid.tree, depth) for method in ("kseq", "path_block") for depth in depths),
+        *(race(nodes, depth) for nodes in grid.race for depth in depths),
     ]
+
+
+def batched(grid: Grid) -> list[Way]:
+    """Plain decoding and trees of several sizes, no deeper than the shallowest that was asked for."""
+    least = min(grid.depths, default=None)
+    return [PLAIN, *(race(nodes, least and min(least, beam_for(nodes)[1])) for nodes in grid.row_nodes)]
