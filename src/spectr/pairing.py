@@ -117,6 +117,7 @@ class _Pairing:
 
 
 _FEW, _MANY = 2, 64  # nodes of a trained head's tree, on a CPU and elsewhere
+_DEEP = 4  # depths of it elsewhere, at most: each is a pass over the head's weights, and the fifth does not pay
 _TAKES = {
     "none": (),
     "lookup": ("drafts", "length", "nodes"),
@@ -185,7 +186,9 @@ def _usual(pairing: _Pairing) -> dict[str, int]:
         return {}
     if not Plan(siblings=pairing.siblings).prunes:
         return {"drafts": 1, "length": 2} if cpu or not pairing.card.tree else {"drafts": 8, "length": 8}
-    return {"nodes": options.nodes or (_FEW if cpu else _MANY)}
+    nodes = options.nodes or (_FEW if cpu else _MANY)
+    beam, deep = beam_for(nodes)
+    return {"nodes": nodes, "drafts": beam, "length": deep if cpu else min(deep, _DEEP)}
 
 
 _MAKERS: dict[str, Callable[[_Pairing], Drafter]] = {

@@ -13,7 +13,7 @@ from torch import Tensor
 __all__ = ["tree_attention"]
 
 _KEYS = 64  # of the text at a time
-_PROGRAMS = 264  # worth starting at once
+_PROGRAMS = 200  # worth starting at once
 
 
 @triton.jit
@@ -100,10 +100,12 @@ def _join(
 
 
 def _turns(programs: int, length: int) -> int:
-    """How many blocks of keys one program takes, so that there are enough of them: a power of two, for few kernels."""
-    blocks = triton.cdiv(length, _KEYS)
-    pieces = max(1, min(blocks, _PROGRAMS // programs))
-    return int(triton.next_power_of_2(triton.cdiv(blocks, pieces)))
+    """How many blocks of keys one program takes: all, which saves joining, or so few that there are enough programs. A
+    power of two, for few kernels."""
+    blocks, pieces = triton.cdiv(length, _KEYS), _PROGRAMS // programs
+    if pieces <= 1:
+        return int(triton.next_power_of_2(blocks))
+    return 1 << int(triton.cdiv(blocks, pieces)).bit_length() - 1
 
 
 @torch.library.custom_op("spectr::tree_attention", mutates_args=())
