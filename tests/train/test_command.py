@@ -9,7 +9,8 @@ from tests.lm.conftest import _llama, _save, tokenizer
 
 import spectr
 from spectr.errors import ArgumentError, MismatchError
-from spectr.models.trained import fingerprint
+from spectr.models.head import head_of
+from spectr.models.trained import fingerprint, pupil
 from spectr.train.distil import Distilling, distil
 from spectr.train.loop import Course
 from spectr.train.prompts import built_in, from_file, split
@@ -136,3 +137,22 @@ def test_prompts(tmp_path: Path) -> None:
     train, held = split(built_in(1000))
     assert set(train).isdisjoint(held)
     assert 5 < len(held) < 60
+
+
+def test_a_drafter_is_trained_further(folder: Path, made: Path, tmp_path: Path) -> None:
+    """It begins where the other ended, and keeps its kind and layers whatever is said."""
+    about = distil(settings(folder, tmp_path, 0.2, begin_with=made, kind="blockwise"), lambda _: None)
+    assert about.kind == "feature"
+    assert about.training["begun_with"] == made.name
+    net = spectr.load(str(folder), "none").opened.target.model
+    old, new = (pupil(out, net).join.weight.flatten() for out in (made, tmp_path))
+    fresh = head_of(net, 1).join.weight.flatten()
+    assert 0.9 < float(torch.cosine_similarity(old, new, 0)) < 1 - 1e-6
+    assert abs(float(torch.cosine_similarity(fresh, new, 0))) < 0.1
+
+
+def test_what_belongs_to_another_target_is_refused_before_the_work(made: Path, tmp_path: Path) -> None:
+    other = _save(_llama(1, 320), tmp_path / "other", tokenizer())
+    with pytest.raises(MismatchError, match="other weights"):
+        distil(settings(other, tmp_path / "out", begin_with=made), lambda _: None)
+    assert not (tmp_path / "out" / "samples.safetensors").exists()

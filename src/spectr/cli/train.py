@@ -35,6 +35,10 @@ def train(
     vocabulary: Annotated[
         int | None, typer.Option(min=64, metavar="N", help="Tokens it drafts on a CPU, the most frequent.")
     ] = None,
+    begin_with: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Train this drafter further; its kind and layers are kept.")
+    ] = None,
+    rate: Annotated[float, typer.Option(min=1e-6, max=1.0, metavar="R", help="Learning rate, at its highest.")] = 4e-3,
     rows: Annotated[int, typer.Option(min=1, metavar="N", help="Texts sampled at a time.")] = 64,
     batch: Annotated[int, typer.Option(min=256, metavar="N", help="Tokens of a training step.")] = 8192,
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
@@ -53,9 +57,9 @@ def train(
     if kind not in ("feature", "blockwise"):
         raise ArgumentError(f"no kind of drafter is called {kind!r}; {nearest(kind, ['feature', 'blockwise'])}")
     heats = numbers("--temperatures", temperatures, float, 0.05)
-    course = Course(60 * minutes, depths=depths, objective=objective, temperatures=heats, budget=batch)
+    course = Course(60 * minutes, depths=depths, objective=objective, temperatures=heats, rate=rate, budget=batch)
     how = Distilling(
-        target, out, data, prompts, longest, heats, rows, kind, layers, vocabulary, course,
+        target, out, data, prompts, longest, heats, rows, kind, layers, vocabulary, begin_with, course,
         {"device": device, "dtype": dtype},
     )  # fmt: skip
     about = distil(how, talk)

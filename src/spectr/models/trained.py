@@ -18,7 +18,7 @@ from spectr.models.head import FeatureHead, HeadShape
 from spectr.models.products import narrow_products
 from spectr.models.tuned import tune_head
 
-__all__ = ["Trained", "fingerprint", "is_drafter", "load_drafter", "save_drafter", "shipped"]
+__all__ = ["Trained", "fingerprint", "is_drafter", "load_drafter", "pupil", "save_drafter", "shipped"]
 
 _ABOUT, _WEIGHTS, _ORDER = "drafter.json", "drafter.safetensors", "tokens"
 
@@ -85,10 +85,8 @@ def shipped(model: PreTrainedModel) -> Path | None:
     return next((path.parent for path in every if _about(path.parent).fingerprint == mark), None)
 
 
-def load_drafter(folder: Path, target: PreTrainedModel, vocabulary: int | None = None) -> FeatureHead | BlockwiseHead:
-    """The head in `folder`, for the target it was trained for and no other. It drafts the `vocabulary` most frequent
-    tokens; if nothing is said all of them, or on a CPU, where most of drafting is the output layer, as many as its
-    description says."""
+def _stored(folder: Path, target: PreTrainedModel) -> tuple[Any, Trained, Tensor]:
+    """A head in float32, for the target it was trained for and no other; what is known of it; tokens by frequency."""
     about = _about(folder)
     if about.fingerprint != fingerprint(target):
         raise MismatchError(
@@ -96,10 +94,25 @@ def load_drafter(folder: Path, target: PreTrainedModel, vocabulary: int | None =
             "with spectr train, or choose lookup, ngram or early_exit"
         )
     tensors = load_file(folder / _WEIGHTS)
-    order = tensors.pop(_ORDER).long()
-    count = vocabulary or (about.rows if target.device.type == "cpu" else None) or len(order)
-    head: Any = _empty(about)
+    order, head = tensors.pop(_ORDER).long(), _empty(about)
     head.load_state_dict(unpacked(tensors))
+    return head, about, order
+
+
+def pupil(folder: Path, target: PreTrainedModel) -> FeatureHead | BlockwiseHead:
+    """The head in `folder` to be trained further: in float32, with all tokens."""
+    head: Any = _stored(folder, target)[0]
+    head.to(target.device).borrow(target)
+    made: FeatureHead | BlockwiseHead = head
+    return made
+
+
+def load_drafter(folder: Path, target: PreTrainedModel, vocabulary: int | None = None) -> FeatureHead | BlockwiseHead:
+    """The head in `folder`, for the target it was trained for and no other. It drafts the `vocabulary` most frequent
+    tokens; if nothing is said all of them, or on a CPU, where most of drafting is the output layer, as many as its
+    description says."""
+    head, about, order = _stored(folder, target)
+    count = vocabulary or (about.rows if target.device.type == "cpu" else None) or len(order)
     head.to(target.device, target.dtype).requires_grad_(False)
     head.borrow(target, None if count >= len(order) else order[:count].sort().values.to(target.device))
     if isinstance(head, FeatureHead):

@@ -13,7 +13,7 @@ from spectr.errors import ArgumentError
 from spectr.lm import LM, load
 from spectr.models.blockwise import BlockwiseHead, blockwise_of
 from spectr.models.head import FeatureHead, head_of
-from spectr.models.trained import Trained, fingerprint, save_drafter
+from spectr.models.trained import Trained, fingerprint, pupil, save_drafter
 from spectr.train.card import write_card
 from spectr.train.corpus import Corpus
 from spectr.train.loop import Course, Report, Trainer
@@ -39,6 +39,7 @@ class Distilling:
     kind: str = "feature"  # or "blockwise"
     layers: int = 2  # of a feature head
     vocabulary: int | None = None  # the most frequent tokens, which it drafts on a CPU; None: all
+    begin_with: Path | None = None  # a drafter for the same target to train further; its kind and layers are kept
     course: Course = field(default_factory=Course)
     loading: dict[str, Any] = field(default_factory=dict)
 
@@ -120,8 +121,9 @@ def _distil(how: Distilling, say: Say) -> Trained:
     lm = load(how.target, "none", progress=say, **how.loading)
     target = lm.opened.target
     target.model.requires_grad_(False)
+    begun = None if how.begin_with is None else pupil(how.begin_with, target.model)  # refused before hours of work
     texts, held = _sampled(how, lm, say)
-    head = _fresh(how, target.model)
+    head = begun or _fresh(how, target.model)
     corpora = [Corpus(part, target.device, getattr(head.shape, "taps", ())) for part in (texts, held)]
     for corpus in corpora:
         corpus.describe(target, 4 * how.course.budget)
@@ -150,13 +152,14 @@ def _written(how: Distilling, trainer: Trainer, texts: list[Text]) -> Trained:
         "tokens": sum(len(text.tokens) for text in texts),
         "temperatures": how.temperatures,
         "data": "built in" if how.data is None else how.data.name,
+        "begun_with": None if how.begin_with is None else how.begin_with.name,
         "curve": trainer.progress.curve,
     }
     about = Trained(
         how.target,
         fingerprint(trainer.target.model),
         trainer.head.as_data(),
-        how.kind,
+        "blockwise" if isinstance(trainer.head, BlockwiseHead) else "feature",
         rows=how.vocabulary,
         training=training,
     )
