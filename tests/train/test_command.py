@@ -1,6 +1,7 @@
 """`spectr train`: from a target to a drafter that `spectr.load` takes; killed in between, and refused elsewhere."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -141,13 +142,15 @@ def test_prompts(tmp_path: Path) -> None:
 
 def test_a_drafter_is_trained_further(folder: Path, made: Path, tmp_path: Path) -> None:
     """It begins where the other ended, and keeps its kind and layers whatever is said."""
-    about = distil(settings(folder, tmp_path, 0.2, begin_with=made, kind="blockwise"), lambda _: None)
+    few = Course(60.0, steps=2, depths=2, budget=1024, warm_up=1)
+    how = replace(settings(folder, tmp_path, begin_with=made, kind="blockwise"), course=few)
+    about = distil(how, lambda _: None)
     assert about.kind == "feature"
     assert about.training["begun_with"] == made.name
     net = spectr.load(str(folder), "none").opened.target.model
     old, new = (pupil(out, net).join.weight.detach().flatten() for out in (made, tmp_path))
     fresh = head_of(net, 1).join.weight.detach().flatten()
-    assert 0.9 < float(torch.cosine_similarity(old, new, 0)) < 1 - 1e-6
+    assert 0.7 < float(torch.cosine_similarity(old, new, 0)) < 1 - 1e-6
     assert abs(float(torch.cosine_similarity(fresh, new, 0))) < 0.1
 
 
