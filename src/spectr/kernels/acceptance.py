@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from spectr.kernels import placed
+
 __all__ = ["fused_acceptance"]
 
 
@@ -47,6 +49,7 @@ def _acceptance(
         tl.store(draft + ids, (grad * scale).to(draft.dtype.element_ty), mask=ids < size)
 
 
+@placed
 def fused_acceptance(draft: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, heat: float, mix: float):
     """Overlap and cross-entropy (M,) of logits (M, V); `draft` is overwritten by the gradient of the weighted loss."""
     rows, size = draft.shape

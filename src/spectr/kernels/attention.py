@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from spectr.kernels import placed
+
 __all__ = ["tree_attention"]
 
 _KEYS = 64  # of the text at a time
@@ -109,6 +111,7 @@ def _turns(programs: int, length: int) -> int:
 
 
 @torch.library.custom_op("spectr::tree_attention", mutates_args=())
+@placed
 def tree_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
     """(B, T, H, e): queries (B, H, T, d) over keys (B, K, M, d) and values (B, K, M, e) shared by groups of heads, with
     an added mask (B, 1, T, M)."""

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from spectr.kernels import placed
+
 __all__ = ["Above", "Below", "can_expand", "expanded"]
 
 _CHUNK = 32
@@ -107,6 +109,7 @@ def can_expand(nodes: int, count: int, beam: int) -> bool:
     return nodes * min(count, beam) <= _MOST
 
 
+@placed
 def expanded(above: Above, chances: Tensor, tokens: Tensor, beam: int, before: int) -> Below:
     """The children (B, M, C) of a beam, best first for each node, and the `beam` best of them; `before` children stood
     in the pool."""

@@ -1,8 +1,8 @@
-"""The likeliest tokens after every node: softmax, noise and selection over a large vocabulary in three passes.
+"""The likeliest tokens after every node: softmax, noise and selection over a large vocabulary in few passes.
 
 The k largest of many numbers lie in the k blocks whose largest are largest. So one pass leaves the largest number of
-every block, the next picks blocks, and the last picks among the few thousand numbers that are left. A pick is exact:
-the k-th largest is found bit by bit, and of equal numbers the first are taken.
+every block, the next picks blocks, and the last two pick and order the few thousand numbers that are left. A pick is
+exact: the k-th largest is found bit by bit, and of equal numbers the first are taken.
 """
 
 from functools import partial
@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from spectr.kernels import placed
 from spectr.kernels.noise import _absorb, _mix, _rough_gumbel
 
 __all__ = ["best_chances", "can_pick"]
@@ -120,6 +121,7 @@ def can_pick(vocabulary: int, count: int) -> bool:
     return count <= min(_MOST, vocabulary // _BLOCK)
 
 
+@placed
 def best_chances(
     logits: Tensor, place: tuple[Tensor, Tensor, int] | None, sharp: float, count: int
 ) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
 
+from spectr.kernels import placed
+
 __all__ = ["int8_product"]
 
 _MOST = 256  # given rows; for more the matrix is made anew in their type
@@ -113,6 +115,7 @@ def _few(given: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("spectr::int8_product", mutates_args=())
+@placed
 def int8_product(given: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """(R, N): rows (R, C) times the transpose of an int8 matrix (N, C) whose rows have a `scale` (N,)."""
     if len(given) > _MOST:

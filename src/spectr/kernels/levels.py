@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from spectr.kernels import placed
+
 __all__ = ["class_law", "optimal_selection"]
 
 _CHUNK = 512  # small: few rows branch, and those should fill the chip
@@ -62,6 +64,7 @@ def _class_law(
     tl.store(out + row * vocabulary + token, (given * scale).to(tl.float32), mask=inside)
 
 
+@placed
 def class_law(target: Tensor, draft: Tensor, mean: Tensor, lowest: float, width: float) -> Tensor:
     """draft × mean of the class, float32 (…, V), for means (…, bins): `transport.optimal.Bins.law` in one pass."""
     vocabulary, bins = target.shape[-1], mean.shape[-1]
@@ -186,6 +189,7 @@ def _chances(live, count, laws, chance, K: tl.constexpr, BINS: tl.constexpr, PAR
             tl.atomic_add(chance + at, tl.sum(alone, 0))
 
 
+@placed
 def optimal_selection(
     laws: tuple[Tensor, Tensor], tokens: Tensor, live: Tensor, bins: int, lowest: float, width: float
 ) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from spectr.kernels import placed
+
 __all__ = ["seen_slots"]
 
 _CHUNK = 1024
@@ -24,6 +26,7 @@ def _seen(filled, slots, within, out, count, scratch, used, CHUNK: tl.constexpr)
     tl.store(out + line * used + slot, (after < 0) | (there & allowed), mask=slot < used)
 
 
+@placed
 def seen_slots(filled: Tensor, slots: Tensor, within: Tensor, used: int) -> Tensor:
     """(B, T, used) bool: slots below `filled` (B,), and those of `slots` (B, S) that `within` (B, T, S) allows."""
     batch, count, scratch = within.shape

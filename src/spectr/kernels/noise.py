@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from spectr.kernels import placed
+
 __all__ = ["fused_uniform", "race_winner", "rough_noise"]
 
 _CHUNK = 2048
@@ -91,6 +93,7 @@ def _rough(seed, position, out, vocabulary, nodes, stream, CHUNK: tl.constexpr):
     tl.store(out + row * vocabulary + token, noise, mask=token < vocabulary)
 
 
+@placed
 def fused_uniform(seed: Tensor, committed: Tensor, node: Tensor, purpose: int, stream: int) -> Tensor:
     """`coins.uniform` in one kernel."""
     out = torch.empty(node.shape, dtype=torch.float64, device=node.device)
@@ -99,6 +102,7 @@ def fused_uniform(seed: Tensor, committed: Tensor, node: Tensor, purpose: int, s
     return out
 
 
+@placed
 def race_winner(logits: Tensor, seed: Tensor, position: Tensor, stream: int) -> Tensor:
     """argmax of logits (B, M, V) plus noise of (seed (B,), position (B, M)) in a stream: (B, M) int64."""
     batch, nodes, vocabulary = logits.shape
@@ -111,6 +115,7 @@ def race_winner(logits: Tensor, seed: Tensor, position: Tensor, stream: int) -> 
     return where.gather(-1, best.argmax(-1, keepdim=True)).squeeze(-1)
 
 
+@placed
 def rough_noise(seed: Tensor, position: Tensor, vocabulary: int, stream: int) -> Tensor:
     """The noise (B, M, V) of (seed (B,), position (B, M)) in a stream, float32."""
     out = torch.empty(*position.shape, vocabulary, device=seed.device)

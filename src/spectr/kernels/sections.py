@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from spectr.kernels import placed
+
 __all__ = ["kseq_plan"]
 
 _CHUNK = 512  # small: few rows branch, and those should fill the chip
@@ -101,6 +103,7 @@ def _phi(plan, count, rows, MOST: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(plan + 3 * row + 1, tl.where(k < 2, k, _per_visit(beta, k, MOST)), mask=inside)
 
 
+@placed
 def kseq_plan(target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
     """(ρ, φ) of each row, float64 (…, 2), for float32 laws (…, V) and k (…) ≤ most live drafts."""
     vocabulary = target.shape[-1]
