@@ -101,12 +101,17 @@ class _Pairing:
         """As the rule wants them."""
         return self.card.draws or self.card.siblings[0]
 
+    def beam(self, nodes: int) -> tuple[int, int]:
+        """Nodes to expand at each depth, and depths, of a tree of which nothing else is said."""
+        beam, deep = beam_for(nodes)
+        return beam, deep if self.target.target.device.type == "cpu" else min(deep, _DEEP)
+
     def plan(self, **usual: int) -> Plan:
         """What the user says, and else what is `usual`; a rule for chains gets one chain, and a pruned tree of
         which just the nodes are said gets the beam that goes with them."""
         given: dict[str, Any] = {**usual, **self.options.some("drafts", "length", "nodes", "tree")}
         if list(given) == ["nodes"] and self.card.tree and Plan(siblings=self.siblings).prunes:
-            given["drafts"], given["length"] = beam_for(given["nodes"])
+            given["drafts"], given["length"] = self.beam(given["nodes"])
         if not self.card.tree:
             given = {"drafts": 1, **given}
             if given["drafts"] > 1 or as_shape(given.get("tree", (1,))).width > 1:
@@ -117,7 +122,7 @@ class _Pairing:
 
 
 _FEW, _MANY = 2, 64  # nodes of a trained head's tree, on a CPU and elsewhere
-_DEEP = 4  # depths of it elsewhere, at most: each is a pass over the head's weights, and the fifth does not pay
+_DEEP = 4  # depths elsewhere, at most: each is a pass over the drafter's weights, and the fifth does not pay
 _TAKES = {
     "none": (),
     "lookup": ("drafts", "length", "nodes"),
@@ -182,13 +187,14 @@ def _trained(pairing: _Pairing, folder: Path) -> Drafter:
 def _usual(pairing: _Pairing) -> dict[str, int]:
     """The tree of a trained head where the user leaves it open: wide where nodes are nearly free, small on a CPU."""
     options, cpu = pairing.options, pairing.target.target.device.type == "cpu"
-    if options.some("tree", "drafts", "length"):
+    given = options.some("drafts", "length")
+    if options.tree is not None or len(given) == 2 or (given and cpu):
         return {}
     if not Plan(siblings=pairing.siblings).prunes:
         return {"drafts": 1, "length": 2} if cpu or not pairing.card.tree else {"drafts": 8, "length": 8}
     nodes = options.nodes or (_FEW if cpu else _MANY)
-    beam, deep = beam_for(nodes)
-    return {"nodes": nodes, "drafts": beam, "length": deep if cpu else min(deep, _DEEP)}
+    beam, deep = pairing.beam(nodes)
+    return {"nodes": nodes, "drafts": beam, "length": deep}
 
 
 _MAKERS: dict[str, Callable[[_Pairing], Drafter]] = {

@@ -109,7 +109,7 @@ def test_coins() -> None:
 @pytest.mark.parametrize(
     ("rows", "heads", "shared", "count", "length", "width", "deep"),
     [(1, 4, 2, 3, 70, 16, 16), (2, 6, 3, 5, 200, 24, 24), (2, 4, 4, 1, 64, 32, 16), (1, 8, 2, 40, 33, 16, 16),
-     (3, 4, 2, 7, 1000, 16, 16)],
+     (3, 4, 2, 7, 1000, 16, 16), (1, 2, 1, 2, 300, 256, 256)],
 )  # fmt: skip
 def test_tree_attention(rows: int, heads: int, shared: int, count: int, length: int, width: int, deep: int) -> None:
     """Whole texts and pieces of them, in which some queries see nothing at all."""
@@ -147,6 +147,16 @@ def test_int8_product(rows: int, height: int, width: int) -> None:
         found = int8_product(given.to(DEVICE, dtype), weight.to(DEVICE), scale.to(DEVICE)).cpu()
         assert found.dtype == dtype
         assert float((found.float() - meant).abs().max()) < most * float(meant.abs().max())
+
+
+def test_many_rows_do_not_overflow() -> None:
+    """In float16 whole weights add up to more than it holds; they are scaled first."""
+    from spectr.kernels.int8 import int8_product
+
+    weight = torch.full((4, 600), 127, dtype=torch.int8, device=DEVICE)
+    given = torch.ones(300, 600, dtype=torch.float16, device=DEVICE)
+    found = int8_product(given, weight, torch.full((4,), 1e-3, device=DEVICE))
+    assert found.float().cpu().flatten().tolist() == pytest.approx([76.2] * 1200, rel=5e-3)
 
 
 @pytest.mark.parametrize("noisy", [False, True])
@@ -192,6 +202,23 @@ def test_seen_slots() -> None:
         meant = _seen(filled, _Fresh(torch.zeros(rows, count), torch.zeros(rows, count), slots, within, used))
         given = [part.to(DEVICE) for part in (filled, slots, within)]
         assert torch.equal(seen_slots(*given, used).cpu(), meant)
+
+
+def test_attention_takes_what_others_take() -> None:
+    """Masks for all rows or all queries at once, numbers that do not lie side by side, nothing at all."""
+    from spectr.kernels.attention import tree_attention
+
+    generator = torch.Generator().manual_seed(10)
+    query, key, value = (torch.randn(3, 2, n, 32, generator=generator).to(DEVICE) for n in (4, 90, 90))
+    full = torch.randn(3, 1, 4, 90, generator=generator).to(DEVICE)
+    for mask in (full[:1], full[:, :, :1], full[:1, :, :1]):
+        meant = tree_attention(query, key, value, mask.expand_as(full).contiguous(), 0.2)
+        assert torch.equal(tree_attention(query, key, value, mask, 0.2), meant)
+    apart = [part[..., ::2] for part in (query, key, value)]
+    meant = tree_attention(*(part.contiguous() for part in apart), full, 0.2)
+    assert torch.equal(tree_attention(*apart, full, 0.2), meant)
+    assert tree_attention(query[:, :, :0], key, value, full[:, :, :0], 0.2).shape == (3, 0, 2, 32)
+    assert not tree_attention(query, key[:, :, :0], value[:, :, :0], full[..., :0], 0.2).any()
 
 
 def test_attention_to_nothing_is_nothing() -> None:

@@ -1,5 +1,8 @@
 """A head with rounded weights: near what it was, alone, in joint products and compiled."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from tests.models.conftest import tiny  # type: ignore[import-not-found]
@@ -7,10 +10,12 @@ from torch import Tensor, nn
 
 import spectr.models.compiled as compiled
 import spectr.models.int8 as rounding
+from spectr.errors import ArgumentError
 from spectr.models.head import FeatureHead, head_of
 from spectr.models.inflate import Size, inflated, inflated_head
 from spectr.models.int8 import Int8Linear, full_weight, int8_products
 from spectr.models.target import Target
+from spectr.models.trained import Trained, fingerprint, pupil, save_drafter
 from spectr.models.tuned import tune_head
 
 pytest.importorskip("triton")
@@ -51,7 +56,7 @@ def test_a_rounded_head_drafts_nearly_the_same() -> None:
     head = head_of(tiny("llama"), layers=2).requires_grad_(False)
     meant = drafted(head)
     tune_head(head)
-    assert isinstance(head.short, Int8Linear)
+    assert isinstance(head._short["join"], Int8Linear)
     assert isinstance(head.get_output_embeddings(), Int8Linear)
     assert isinstance(head.trunk.layers[1].mlp.up_proj, Int8Linear)
     found = drafted(head)
@@ -76,6 +81,44 @@ def test_a_cpu_keeps_its_weights() -> None:
     head = head_of(tiny("llama"), layers=1).requires_grad_(False)
     int8_products(head)
     assert type(head.join) is nn.Linear
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_a_head_tuned_on_a_cpu_can_be_saved_and_a_rounded_one_not(tmp_path: Path) -> None:
+    net = tiny("llama")
+    head = head_of(net, layers=1).requires_grad_(False)
+    about = Trained("tiny", fingerprint(net), head.as_data())
+    head.shorten()
+    save_drafter(tmp_path, head, about, torch.arange(61))
+    assert torch.allclose(pupil(tmp_path, net).join.weight, head.join.weight, atol=0.01)
+    tune_head(head)
+    with pytest.raises(ArgumentError, match="rounded weights"):
+        save_drafter(tmp_path, head, about, torch.arange(61))
+
+
+def test_training_sees_its_own_weights() -> None:
+    """The short form is for drafting alone."""
+    head = head_of(tiny("llama"), layers=1).requires_grad_(False)
+    head.shorten()
+    nn.init.zeros_(head.join.weight)
+    tokens, features = torch.tensor([[3, 4]]), torch.randn(1, 2, head.shape.width)
+    found = [float(head.train(mode).features(tokens, features).abs().max()) for mode in (True, False)]
+    assert found[0] == 0 < found[1]
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_sizes_are_symbols() -> None:
+    """One compilation for any number of rows."""
+    made, graphs = Int8Linear(torch.randn(40, 24)), list[torch.fx.GraphModule]()
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    run = torch.compile(made, backend=backend, dynamic=True)
+    for count in (2, 3, 7, 20):
+        assert run(torch.randn(count, 24)).shape == (count, 40)
+    assert len(graphs) == 1
 
 
 @pytest.mark.gpu

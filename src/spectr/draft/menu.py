@@ -18,7 +18,7 @@ from spectr.types import Drafter
 __all__ = ["Ground", "adaptive", "by_profile", "guess", "plans_for"]
 
 _PRUNED_FEW = ((1, 1, 2), (1, 2, 3), (2, 2, 4), (2, 3, 6), (4, 3, 8), (4, 4, 16))  # beam, depth, nodes
-_PRUNED_MANY = ((2, 3, 4), (4, 4, 8), (6, 5, 16), (8, 6, 32), (16, 8, 64), (16, 8, 128))
+_PRUNED_MANY = ((2, 3, 4), (4, 4, 8), (6, 4, 16), (8, 4, 32), (16, 4, 64), (16, 6, 64), (16, 8, 128))
 _CHAINS_FEW = ((1, 1), (1, 2), (1, 3), (2, 2), (4, 2))  # drafts, length
 _CHAINS_MANY = ((1, 2), (1, 4), (1, 8), (2, 4), (4, 4), (8, 4), (8, 8))
 

@@ -5,6 +5,8 @@ and want the mask once for every head. Here a program takes one piece of the tex
 is, and the answers lie as the next product wants them.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -14,8 +16,19 @@ from spectr.kernels import placed
 
 __all__ = ["tree_attention"]
 
-_KEYS = 64  # of the text at a time
 _PROGRAMS = 200  # worth starting at once
+
+
+class _Block(NamedTuple):
+    """What one program holds at a time."""
+
+    queries: int  # at most
+    keys: int
+    stages: int
+
+
+_BLOCKS = {128: _Block(64, 64, 3), 256: _Block(32, 32, 2)}
+"""By how wide a head is at most: what fits into the shared memory of every chip since 2020."""
 
 
 @triton.jit
@@ -101,37 +114,46 @@ def _join(
     tl.store(out + ((row * count + at % count) * heads * groups + own) * DEEP + deep, answer, mask=wide)
 
 
-def _turns(programs: int, length: int) -> int:
+def _turns(programs: int, length: int, keys: int) -> int:
     """How many blocks of keys one program takes: all, which saves joining, or so few that there are enough programs. A
     power of two, for few kernels."""
-    blocks, pieces = triton.cdiv(length, _KEYS), _PROGRAMS // programs
+    blocks, pieces = triton.cdiv(length, keys), _PROGRAMS // programs
     if pieces <= 1:
         return int(triton.next_power_of_2(blocks))
     return 1 << int(triton.cdiv(blocks, pieces)).bit_length() - 1
+
+
+def _even(part: Tensor) -> Tensor:
+    """With numbers of one token side by side."""
+    return part if part.stride(-1) == 1 else part.contiguous()
 
 
 @torch.library.custom_op("spectr::tree_attention", mutates_args=())
 @placed
 def tree_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
     """(B, T, H, e): queries (B, H, T, d) over keys (B, K, M, d) and values (B, K, M, e) shared by groups of heads, with
-    an added mask (B, 1, T, M)."""
+    an added mask (B, 1, T, M). Heads are at most 256 wide."""
     batch, every, count, width = query.shape
     heads, length, deep = key.shape[1], key.shape[2], value.shape[-1]
-    groups = every // heads
     out = query.new_empty(batch, count, every, deep)
-    queries = max(16, min(64, triton.next_power_of_2(groups * count)))
+    if 0 in (batch, count, length):
+        return out.zero_()
+    block = next(block for most, block in _BLOCKS.items() if max(width, deep) <= most)
+    groups = every // heads
+    queries = max(16, min(block.queries, triton.next_power_of_2(groups * count)))
     pairs, blocks = batch * heads, triton.cdiv(groups * count, queries)
-    turns = _turns(pairs * blocks, length)
-    pieces = triton.cdiv(length, turns * _KEYS)
+    turns = _turns(pairs * blocks, length, block.keys)
+    pieces = triton.cdiv(length, turns * block.keys)
     parts = (pieces, pairs, groups * count, deep + 2)
     found = out if pieces == 1 else torch.empty(parts, dtype=torch.float32, device=query.device)
     value_wide = max(16, triton.next_power_of_2(deep))
+    query, key, value, mask = _even(query), _even(key), _even(value), mask.expand(batch, 1, count, length)
     _pieces[(blocks, pairs, pieces)](
         query, key, value, mask, out, found, scale,
         heads, groups, count, length,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], mask.stride(0), *mask.stride()[2:],
         WIDTH=width, KEY_WIDE=max(16, triton.next_power_of_2(width)), DEEP=deep, VALUE_WIDE=value_wide,
-        QUERIES=queries, KEYS=_KEYS, TURNS=turns, WHOLE=pieces == 1, num_warps=4,
+        QUERIES=queries, KEYS=block.keys, TURNS=turns, WHOLE=pieces == 1, num_warps=4, num_stages=block.stages,
     )  # fmt: skip
     if pieces > 1:
         together = triton.next_power_of_2(pieces)

@@ -118,11 +118,11 @@ def _few(given: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 @placed
 def int8_product(given: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """(R, N): rows (R, C) times the transpose of an int8 matrix (N, C) whose rows have a `scale` (N,)."""
-    if len(given) > _MOST:
-        return linear(given, weight.to(given.dtype)) * scale.to(given.dtype)
+    if len(given) > _MOST or not (given.is_cuda or triton.knobs.runtime.interpret):
+        return linear(given, weight.to(given.dtype).mul_(scale.to(given.dtype)[:, None]))  # scaled first: fp16 is small
     return _few(given.contiguous(), weight, scale)
 
 
 @int8_product.register_fake
 def _(given: Tensor, weight: Tensor, scale: Tensor) -> Tensor:  # noqa: ARG001
-    return given.new_empty(len(given), len(weight))
+    return given.new_empty(given.shape[0], weight.shape[0])  # len() would fix them

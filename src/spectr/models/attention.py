@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from spectr.kernels import present
@@ -21,11 +22,15 @@ _HAS_KERNEL = present()
 
 
 def _grouped(
-    _: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """(B, H, T, d) queries over (B, K, M, d) keys; the mask is (B, 1, T, M), added."""
     batch, heads, count, width = query.shape
-    if attention_mask is not None and _is_tree(query, attention_mask):
+    if any(kwargs.get(name) is not None for name in _BESIDE) or (
+        attention_mask is not None and attention_mask.shape[1] > 1
+    ):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    if attention_mask is not None and _is_tree(query, value, attention_mask):
         scale = kwargs.get("scaling") or width**-0.5
         return torch.ops.spectr.tree_attention(query, key, value, attention_mask, scale), None
     shared = key.shape[1]
@@ -41,11 +46,16 @@ def _grouped(
 
 
 _FEW = 256  # queries of a head; for more, kernels that are made for long texts are faster
+_WIDEST = 256  # numbers of a head
+_BESIDE = ("softcap", "s_aux", "position_bias", "indices", "block_indices")
+"""What else attention may be told, and only transformers' own does, or refuses."""
 
 
-def _is_tree(query: Tensor, mask: Tensor) -> bool:
-    """Few queries, and nothing that the kernel cannot do: gradients, masks of single heads, dtypes with more bits."""
-    if not (query.is_cuda and query.shape[2] <= _FEW and mask.shape[1] == 1 and mask.dtype == query.dtype):
+def _is_tree(query: Tensor, value: Tensor, mask: Tensor) -> bool:
+    """Few queries, and nothing that the kernel cannot do: gradients, wider heads, dtypes with more bits."""
+    if not (query.is_cuda and query.shape[2] <= _FEW and mask.dtype == query.dtype):
+        return False
+    if mask.shape[-1] != value.shape[2] or max(query.shape[-1], value.shape[-1]) > _WIDEST:
         return False
     return query.dtype in (torch.bfloat16, torch.float16) and not query.requires_grad and _HAS_KERNEL
 

@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaModel, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from spectr.models.int8 import rounded
+from spectr.models.products import narrow_products
 from spectr.types import Layers
 
 __all__ = ["Borrowing", "FeatureHead", "HeadShape", "finished", "head_of"]
@@ -103,7 +104,6 @@ class Borrowing:
             "config": target.config.get_text_config(decoder=True),
             "rows": rows,
             "size": size,
-            "dtype": output.weight.dtype,
         }
 
     def round_output(self) -> None:
@@ -128,7 +128,8 @@ class Borrowing:
         """Over the target's vocabulary. Rows left out come last: hardly ever drafted, and yet a law is left where a
         policy leaves no others."""
         output, rows = self._borrowed["output"], self._borrowed["rows"]
-        made = finished(output(features.to(self._borrowed["dtype"])), self._borrowed["config"])
+        own = output.weight.dtype if output.weight.is_floating_point() else features.dtype
+        made = finished(output(features.to(own)), self._borrowed["config"])
         if rows is None:
             return made
         last = made.amax(-1, keepdim=True) - _LACKING
@@ -147,14 +148,15 @@ class FeatureHead(Borrowing, PreTrainedModel):  # type: ignore[no-untyped-call]
         Borrowing.__init__(self)
         self.shape = shape
         self.join = nn.Linear((2 + len(shape.taps)) * shape.width, shape.width, bias=False)
-        self.short: nn.Module | None = None
+        self._short: dict[str, nn.Module] = {}  # not saved, nor trained
         self.trunk = LlamaModel(config)
 
     def features(self, tokens: Tensor, features: Tensor, **attention: Any) -> Tensor:
         """What it expects (B, T, H) at `tokens` (B, T), given the features (B, T, F) of the tokens before them."""
         embedded, features = self.embed(tokens).to(self.dtype), features.to(self.dtype)
-        if self.short is not None and features.shape[-1] == self.shape.width:
-            joined = self.short(torch.cat([features, embedded], -1))
+        short = None if self.training else self._short.get("join")
+        if short is not None and features.shape[-1] == self.shape.width:
+            joined = short(torch.cat([features, embedded], -1))
         else:
             joined = self.join(torch.cat([*self._given(features), embedded], -1))
         found: Tensor = self.trunk(inputs_embeds=joined, **attention).last_hidden_state
@@ -171,10 +173,13 @@ class FeatureHead(Borrowing, PreTrainedModel):  # type: ignore[no-untyped-call]
     def shorten(self) -> None:
         """For drafting: below the root, where nothing is known of the layers, join what is known with weights of its
         own, which are the same numbers. Training does without."""
-        if self.shape.taps:
-            parts = self.join.weight.detach().split(self.shape.width, 1)
-            self.short = nn.Linear(2 * self.shape.width, self.shape.width, bias=False, device="meta")
-            self.short.weight = nn.Parameter(torch.cat([parts[0], parts[-1]], 1), requires_grad=False)
+        if not self.shape.taps:
+            return
+        parts = self.join.weight.detach().split(self.shape.width, 1)
+        made = nn.Linear(2 * self.shape.width, self.shape.width, bias=False, device="meta")
+        made.weight = nn.Parameter(torch.cat([parts[0], parts[-1]], 1), requires_grad=False)
+        narrow_products(made)
+        self._short = {"join": rounded(made)}
 
     deepest: int | None = None
     """It goes down as far as one likes."""

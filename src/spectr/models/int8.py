@@ -9,9 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spectr.kernels import usable
+from spectr.kernels import present, usable
+
+if present():
+    import spectr.kernels.int8  # noqa: F401  registers the product
 
 __all__ = ["Int8Linear", "full_weight", "int8_products", "product", "rounded"]
+
+
+_BLOCK = 4096  # rows of a matrix
+
+
+def _whole(rows: Tensor, scale: Tensor) -> Tensor:
+    return (rows.float() / scale[:, None]).round().to(torch.int8)
 
 
 class Int8Linear(nn.Module):
@@ -21,13 +31,14 @@ class Int8Linear(nn.Module):
     scale: Tensor  # (N,) float32
 
     def __init__(self, weight: Tensor) -> None:
-        import spectr.kernels.int8  # noqa: F401  registers the product
+        import spectr.kernels.int8  # noqa: F401  where it is interpreted, too
 
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.bias = None
-        scale = weight.float().abs().amax(1).clamp_min(1e-12) / 127
-        self.register_buffer("weight", (weight.float() / scale[:, None]).round().to(torch.int8))
+        scale = weight.abs().amax(1).float().clamp_min(1e-12) / 127
+        blocks = zip(weight.split(_BLOCK), scale.split(_BLOCK), strict=True)  # in float32, a part at a time
+        self.register_buffer("weight", torch.cat([_whole(rows, by) for rows, by in blocks]))
         self.register_buffer("scale", scale)
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -39,7 +50,7 @@ def product(rows: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | N
     if scale is None:
         return nn.functional.linear(rows, weight, bias)
     found: Tensor = torch.ops.spectr.int8_product(rows.reshape(-1, rows.shape[-1]), weight, scale)
-    return found.reshape(*rows.shape[:-1], len(weight))
+    return found.reshape(*rows.shape[:-1], weight.shape[0])
 
 
 def full_weight(layer: Any) -> Tensor:
@@ -49,14 +60,19 @@ def full_weight(layer: Any) -> Tensor:
 
 
 def _fits(layer: nn.Module) -> bool:
-    if type(layer) is not nn.Linear or getattr(layer, "bias", None) is not None:
+    if type(layer) is not nn.Linear or getattr(layer, "bias", None) is not None or "forward" in vars(layer):
         return False
     return usable(layer.weight) and layer.weight.dtype in (torch.bfloat16, torch.float16)
 
 
+def _has_room(weight: Tensor) -> bool:
+    """For the int8 copy, and as much again for caches to come."""
+    return not weight.is_cuda or torch.cuda.mem_get_info(weight.device)[0] > 2 * weight.numel()
+
+
 def rounded(layer: Any) -> Any:
-    """The same layer with int8 weights of its own, if it is in half precision on a CUDA device."""
-    return Int8Linear(layer.weight.detach()) if _fits(layer) else layer
+    """The same layer with int8 weights of its own, if it is in half precision on a CUDA device that has room."""
+    return Int8Linear(layer.weight.detach()) if _fits(layer) and _has_room(layer.weight) else layer
 
 
 def int8_products(model: nn.Module) -> None:

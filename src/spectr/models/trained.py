@@ -15,6 +15,7 @@ from spectr.errors import ArgumentError, MismatchError
 from spectr.models.blocks import packed, unpacked
 from spectr.models.blockwise import BlockwiseHead, BlockwiseShape
 from spectr.models.head import FeatureHead, HeadShape
+from spectr.models.int8 import Int8Linear
 from spectr.models.products import narrow_products
 from spectr.models.tuned import tune_head
 
@@ -56,6 +57,8 @@ def is_drafter(folder: Path) -> bool:
 def save_drafter(folder: Path, head: FeatureHead | BlockwiseHead, about: Trained, order: Tensor) -> None:
     """Weights in blocks of int8, tokens in the `order` of how frequent they are, and the description; files are written
     aside and renamed."""
+    if any(isinstance(module, Int8Linear) for module in head.modules()):
+        raise ArgumentError("a head that was loaded for drafting has rounded weights; copy its folder instead")
     tensors = packed({name: weights.detach().cpu() for name, weights in head.named_parameters()})
     tensors[_ORDER] = order.to("cpu", torch.int32)
     save_file(tensors, folder / f"{_WEIGHTS}.part")

@@ -60,10 +60,11 @@ def race(nodes: int, depth: int | None = None) -> Way:
     return _pruned("race", nodes, depth)
 
 
-def _chains(method: str, nodes: int, depth: int | None) -> Way:
-    """Drafts side by side, eight at most."""
-    drafts = max(1, min(8, (nodes - 1) // (depth or 4)))
-    return _way(method, drafts, depth or (nodes - 1) // drafts)
+def _chains(method: str, nodes: int, depth: int | None) -> list[Way]:
+    """Drafts side by side: eight, and as many as the nodes allow."""
+    deep = min(depth or max(1, (nodes - 1) // 8), nodes - 1)
+    most = (nodes - 1) // deep
+    return [_way(method, drafts, deep) for drafts in sorted({min(8, most), most})]
 
 
 def compared(grid: Grid) -> list[Way]:
@@ -73,7 +74,7 @@ def compared(grid: Grid) -> list[Way]:
         PLAIN,
         *(_way("speculative", 1, length) for length in grid.chains),
         *(_pruned("topk", grid.tree, depth) for depth in depths),
-        *(_chains(method, grid.tree, depth) for method in ("kseq", "path_block") for depth in depths),
+        *(way for method in ("kseq", "path_block") for depth in depths for way in _chains(method, grid.tree, depth)),
         *(race(nodes, depth) for nodes in grid.race for depth in depths),
     ]
 
