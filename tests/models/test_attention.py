@@ -1,8 +1,12 @@
 """Grouped heads without copies: the same logits, in trees, in plain calls and in plain generation."""
 
+from typing import Any
+
+import pytest
 import torch
 from tests.models.conftest import tiny  # type: ignore[import-not-found]
 
+from spectr.models import attention
 from spectr.models.attention import group_heads
 from spectr.models.target import Target
 
@@ -25,3 +29,39 @@ def test_plain_calls_and_trees_are_the_same() -> None:
     one = torch.ones(1, 1, 1, dtype=torch.bool)
     logits = target.score(session, ids[:1, -1:], one, torch.zeros(1, 1, dtype=torch.int64))
     assert torch.allclose(logits[0, 0], before[0][0, -1], atol=1e-5)
+
+
+GROUPED = [
+    "llama",
+    "mistral",
+    "qwen2 sliding",
+    "qwen3",
+    "gemma3_text",
+    "olmo2",
+    "granite",
+    "cohere2",
+    "smollm3",
+    "mixtral",
+]
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_the_kernel_for_trees_in_every_family(name: str, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU in half precision, here in float32: windows, scales and norms of heads included."""
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("kernels run on the GPU here")
+    import spectr.kernels.attention  # noqa: F401  registers it
+
+    play, asked = make(name), list[int]()
+    group_heads(play.target.model)
+    assert play.target.model.config._attn_implementation == "spectr_grouped"
+
+    def is_tree(query: torch.Tensor, _: torch.Tensor, mask: torch.Tensor) -> bool:
+        asked.extend([query.shape[2]] if mask.dtype == query.dtype else [])  # plain calls have masks of bools
+        return mask.dtype == query.dtype
+
+    monkeypatch.setattr(attention, "_is_tree", is_tree)
+    logits = play.target.score(play.session, play.tokens, play.seen, play.depth)
+    assert play.worst(logits) < 5e-5
+    assert play.tokens.shape[1] in asked
