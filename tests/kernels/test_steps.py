@@ -1,0 +1,57 @@
+"""Whole steps with every kernel in its place, interpreted: the texts of the plain code."""
+
+from importlib import import_module
+
+import pytest
+import torch
+from tests.contracts.conftest import llama
+
+import spectr
+from spectr.draft import Plan, drafter
+from spectr.engine import Engine, Job, Request
+from spectr.models import attention
+from spectr.models.attention import group_heads
+from spectr.models.head import head_of
+from spectr.models.target import Target
+from spectr.policy import Policy
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU here")
+
+SIZE = 320
+PLACES = ["spectr.coins", "spectr.models.target", "spectr.trees.prune", "spectr.transport.kseq"]
+
+
+def engine(rule: str, plan: Plan) -> Engine:
+    net = llama(3, SIZE, layers=2)
+    group_heads(net)
+    target = Target(net)
+    head = head_of(net, 1, (0,)).requires_grad_(False)
+    with torch.no_grad():
+        for weights in head.parameters():
+            if weights.dim() > 1:
+                weights.normal_(0, 0.2, generator=torch.Generator().manual_seed(1))
+    group_heads(head)
+    made = drafter("feature", head=Target(head), target=target, plan=plan, wants_features=(0,))
+    return Engine(target, made, spectr.rule(rule))
+
+
+@pytest.mark.parametrize(
+    ("rule", "plan"),
+    [("race", Plan(drafts=3, length=3, nodes=6)), ("kseq", Plan("iid", drafts=2, length=2))],
+    ids=["race", "kseq"],
+)
+@pytest.mark.parametrize("policy", [Policy(), Policy(0.7, top_k=40), Policy(0)], ids=["one", "cool", "greedy"])
+def test_texts_are_the_same(rule: str, plan: Plan, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    import spectr.kernels.attention  # noqa: F401  registers it
+    from spectr.kernels.best import can_pick
+
+    assert can_pick(SIZE, plan.capacity - 1)
+    made, job = engine(rule, plan), Job([Request([3, 4, 5], 1, 9), Request([9, 8], 2, 6)], policy)
+    plain = made.generate(job)
+    for place in PLACES:
+        monkeypatch.setattr(import_module(place), "usable", lambda *given: given[0].dtype != torch.float64)
+    monkeypatch.setattr(attention, "_is_tree", lambda query, _, mask: mask.dtype == query.dtype)
+    quick = made.generate(job)
+    assert [one.tokens for one in quick] == [one.tokens for one in plain]
+    assert [one.steps for one in quick] == [one.steps for one in plain]
