@@ -107,11 +107,11 @@ class _Pairing:
         return beam, deep if self.target.target.device.type == "cpu" else min(deep, _DEEP)
 
     def plan(self, **usual: int) -> Plan:
-        """What the user says, and else what is `usual`; a rule for chains gets one chain, and a pruned tree of
-        which just the nodes are said gets the beam that goes with them."""
+        """What the user says, and else what is `usual`; a rule for chains gets one chain, and a pruned tree whose
+        nodes are said the beam and the depths that go with them, as far as those are not said, too."""
         given: dict[str, Any] = {**usual, **self.options.some("drafts", "length", "nodes", "tree")}
-        if list(given) == ["nodes"] and self.card.tree and Plan(siblings=self.siblings).prunes:
-            given["drafts"], given["length"] = self.beam(given["nodes"])
+        if "nodes" in given and "tree" not in given and self.card.tree and Plan(siblings=self.siblings).prunes:
+            given = {**dict(zip(("drafts", "length"), self.beam(given["nodes"]), strict=True)), **given}
         if not self.card.tree:
             given = {"drafts": 1, **given}
             if given["drafts"] > 1 or as_shape(given.get("tree", (1,))).width > 1:
@@ -192,9 +192,7 @@ def _usual(pairing: _Pairing) -> dict[str, int]:
         return {}
     if not Plan(siblings=pairing.siblings).prunes:
         return {"drafts": 1, "length": 2} if cpu or not pairing.card.tree else {"drafts": 8, "length": 8}
-    nodes = options.nodes or (_FEW if cpu else _MANY)
-    beam, deep = pairing.beam(nodes)
-    return {"nodes": nodes, "drafts": beam, "length": deep}
+    return {"nodes": options.nodes or (_FEW if cpu else _MANY)}
 
 
 _MAKERS: dict[str, Callable[[_Pairing], Drafter]] = {

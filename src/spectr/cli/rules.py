@@ -1,12 +1,10 @@
 """`spectr rules`: every rule by its card, and what they accept side by side."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from spectr.cli.output import JsonFlag, console, numbers, print_json, progress_bar, talk
@@ -16,6 +14,7 @@ from spectr.registry import nearest
 from spectr.theory import COLUMNS, Comparison, Family, bernoulli, compare, from_files, uniform, zipf
 from spectr.theory.compare import RACE_TOKENS
 from spectr.theory.figure import check_figure, save_figure
+from spectr.threads import one_thread
 from spectr.verify import RULES, rule
 
 __all__ = ["app"]
@@ -77,20 +76,8 @@ class Choice:
             raise ArgumentError(f"{flags} belongs to the zipf family, not to {what}; use --family zipf or leave it out")
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """The quadrature of the race is many small operations: on busy cores threads that wait for each other make it
-    forty times slower, and on idle ones they gain nothing."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _compared(families: Sequence[Family], ks: Sequence[int]) -> list[Comparison]:
-    with _one_thread(), progress_bar("comparing", len(families) * len(COLUMNS) * len(ks)) as advance:
+    with one_thread(), progress_bar("comparing", len(families) * len(COLUMNS) * len(ks)) as advance:
         found = [compare(family, ks, advance) for family in families]
     for one in found:
         if None in one.acceptance["race"]:

@@ -19,6 +19,10 @@ __all__ = ["group_heads"]
 
 _NAME = "spectr_grouped"
 _HAS_KERNEL = present()
+_FEW = 256  # queries of a head; for more, kernels that are made for long texts are faster
+_WIDEST = 256  # numbers of a head
+_BESIDE = ("softcap", "s_aux", "position_bias", "indices", "block_indices")
+"""What else attention may be told, and only transformers' own does, or refuses."""
 
 
 def _grouped(
@@ -26,9 +30,8 @@ def _grouped(
 ) -> tuple[Tensor, None]:
     """(B, H, T, d) queries over (B, K, M, d) keys; the mask is (B, 1, T, M), added."""
     batch, heads, count, width = query.shape
-    if any(kwargs.get(name) is not None for name in _BESIDE) or (
-        attention_mask is not None and attention_mask.shape[1] > 1
-    ):
+    by_head = attention_mask is not None and attention_mask.shape[1] > 1
+    if by_head or any(kwargs.get(name) is not None for name in _BESIDE):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     if attention_mask is not None and _is_tree(query, value, attention_mask):
         scale = kwargs.get("scaling") or width**-0.5
@@ -43,12 +46,6 @@ def _grouped(
         grouped, key, value, attn_mask=mask, scale=kwargs.get("scaling")
     )
     return found.reshape(batch, heads, count, -1).transpose(1, 2), None
-
-
-_FEW = 256  # queries of a head; for more, kernels that are made for long texts are faster
-_WIDEST = 256  # numbers of a head
-_BESIDE = ("softcap", "s_aux", "position_bias", "indices", "block_indices")
-"""What else attention may be told, and only transformers' own does, or refuses."""
 
 
 def _is_tree(query: Tensor, value: Tensor, mask: Tensor) -> bool:

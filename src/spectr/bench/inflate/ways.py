@@ -61,10 +61,10 @@ def race(nodes: int, depth: int | None = None) -> Way:
 
 
 def _chains(method: str, nodes: int, depth: int | None) -> list[Way]:
-    """Drafts side by side: eight, and as many as the nodes allow."""
+    """Drafts side by side: eight, and if a depth is said also as many as the nodes allow."""
     deep = min(depth or max(1, (nodes - 1) // 8), nodes - 1)
     most = (nodes - 1) // deep
-    return [_way(method, drafts, deep) for drafts in sorted({min(8, most), most})]
+    return [_way(method, drafts, deep) for drafts in sorted({min(8, most), most if depth else min(8, most)})]
 
 
 def compared(grid: Grid) -> list[Way]:

@@ -1,0 +1,31 @@
+"""What of a tree the user leaves open: it goes with what is said, and with the device."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from spectr.pairing import DraftOptions, _Pairing, _usual
+from spectr.verify import rule
+
+
+@pytest.mark.parametrize(
+    ("device", "said", "tree"),
+    [
+        ("cuda", {}, (16, 4, 64)),
+        ("cuda", {"length": 8}, (16, 8, 64)),
+        ("cuda", {"drafts": 6}, (6, 4, 64)),
+        ("cuda", {"nodes": 16}, (6, 4, 16)),
+        ("cuda", {"nodes": 32, "length": 2}, (8, 2, 32)),
+        ("cuda", {"drafts": 3, "length": 5}, (3, 5, 16)),
+        ("cpu", {}, (1, 1, 2)),
+        ("cpu", {"nodes": 64}, (16, 8, 64)),
+        ("cpu", {"length": 3}, (4, 3, 13)),
+    ],
+)
+def test_the_tree_of_a_trained_head(device: str, said: dict[str, int], tree: tuple[int, int, int]) -> None:
+    target: Any = SimpleNamespace(target=SimpleNamespace(device=torch.device(device)))
+    pairing = _Pairing(target, rule("race").card, DraftOptions(**said), {})
+    plan = pairing.plan(**_usual(pairing))
+    assert (plan.drafts, plan.length, plan.capacity) == tree
