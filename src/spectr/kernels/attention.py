@@ -17,6 +17,8 @@ from spectr.kernels import placed
 __all__ = ["tree_attention"]
 
 _PROGRAMS = 200  # worth starting at once
+_LONG = 32  # blocks of keys; in longer texts the pieces weigh more than what it takes to join them
+_PROGRAMS_LONG = 264
 
 
 class _Block(NamedTuple):
@@ -117,7 +119,8 @@ def _join(
 def _turns(programs: int, length: int, keys: int) -> int:
     """How many blocks of keys one program takes: all, which saves joining, or so few that there are enough programs. A
     power of two, for few kernels."""
-    blocks, pieces = triton.cdiv(length, keys), _PROGRAMS // programs
+    blocks = triton.cdiv(length, keys)
+    pieces = (_PROGRAMS if blocks <= _LONG else _PROGRAMS_LONG) // programs
     if pieces <= 1:
         return int(triton.next_power_of_2(blocks))
     return 1 << int(triton.cdiv(blocks, pieces)).bit_length() - 1

@@ -1,9 +1,11 @@
 """Products of few rows with int8 matrices: half the bytes of bfloat16, and bytes are all that such a product costs.
 
 Tiles of the matrix become the rows' type in registers. Where the matrix has too few rows to fill the chip, its columns
-are cut in parts whose sums are added in a second pass, always in the same order.
+are cut in parts whose sums are added in a second pass, always in the same order. Chips since Hopper set a kernel up
+while the one before it ends: what is launched with `_early` says so, and first of all waits.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -11,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from spectr.kernels import placed
 
@@ -33,6 +36,28 @@ _CUTS = {16: _Cut(64, 128, 4, 512, False), 64: _Cut(128, 128, 4, 400, False), 25
 """By how many rows are given at most."""
 
 
+_HOPPER = (9, 0)
+
+
+@cache
+def _sets_up_early(device: int) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= _HOPPER
+
+
+def _early() -> dict[str, bool]:
+    """What a kernel that begins with `_begin` is launched with."""
+    can = not triton.knobs.runtime.interpret and _sets_up_early(torch.cuda.current_device())
+    return {"EARLY": True, "launch_pdl": True} if can else {"EARLY": False}
+
+
+@triton.jit
+def _begin(EARLY: tl.constexpr):
+    """Let the next kernel be set up, and wait until all before this one is written."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
 @triton.jit
 def _matrix(places, here, inside, EVEN: tl.constexpr):
     """A tile of it, zeros beyond; where tiles come out even, nothing is asked."""
@@ -49,7 +74,7 @@ def _given(places, real, inside, EVEN: tl.constexpr):
 def _tiles(
     given, weight, scale, out, count, height, width,
     FEW: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURNS: tl.constexpr,
-    EVEN: tl.constexpr, TALL: tl.constexpr,
+    EVEN: tl.constexpr, TALL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Some given rows times one tile of rows of the matrix, over one part of the columns."""
     tile, block, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -57,6 +82,7 @@ def _tiles(
     own = block * FEW + tl.arange(0, FEW)
     here, real = row < height, own < count
     across, down = (tl.zeros([ROWS, FEW], tl.float32), tl.zeros([FEW, ROWS], tl.float32))
+    _begin(EARLY)
     for turn in range(TURNS):
         column = (part * TURNS + turn) * COLUMNS + tl.arange(0, COLUMNS)
         inside = column < width
@@ -77,8 +103,9 @@ def _tiles(
 
 
 @triton.jit
-def _sum(parts, out, size, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+def _sum(parts, out, size, PARTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    _begin(EARLY)
     total = tl.zeros([BLOCK], tl.float32)
     for part in range(PARTS):
         total += tl.load(parts + part * size + at, mask=at < size, other=0.0)
@@ -107,10 +134,10 @@ def _few(given: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     _tiles[(tiles, blocks, parts)](
         given, weight, scale, found, count, height, width,
         FEW=few, ROWS=cut.rows, COLUMNS=cut.columns, TURNS=turns, EVEN=even, TALL=cut.tall,
-        num_warps=cut.warps, num_stages=3,
+        num_warps=cut.warps, num_stages=3, **_early(),
     )  # fmt: skip
     if parts > 1:
-        _sum[(triton.cdiv(count * height, 512),)](found, out, count * height, PARTS=parts, BLOCK=512)
+        _sum[(triton.cdiv(count * height, 512),)](found, out, count * height, PARTS=parts, BLOCK=512, **_early())
     return out
 
 
