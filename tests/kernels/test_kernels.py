@@ -109,7 +109,7 @@ def test_coins() -> None:
 @pytest.mark.parametrize(
     ("rows", "heads", "shared", "count", "length", "width", "deep"),
     [(1, 4, 2, 3, 70, 16, 16), (2, 6, 3, 5, 200, 24, 24), (2, 4, 4, 1, 64, 32, 16), (1, 8, 2, 40, 33, 16, 16),
-     (3, 4, 2, 7, 1000, 16, 16), (1, 2, 1, 2, 300, 256, 256)],
+     (3, 4, 2, 7, 1000, 16, 16), (1, 2, 1, 2, 300, 256, 256), (34, 6, 3, 2, 600, 16, 16)],
 )  # fmt: skip
 def test_tree_attention(rows: int, heads: int, shared: int, count: int, length: int, width: int, deep: int) -> None:
     """Whole texts and pieces of them, in which some queries see nothing at all."""
@@ -130,6 +130,21 @@ def test_tree_attention(rows: int, heads: int, shared: int, count: int, length: 
             found = tree_attention(*given, mask.clamp_min(least).to(DEVICE, dtype), 0.3).cpu()
             assert found.dtype == dtype
             assert float((found.float() - meant.transpose(1, 2)).abs().max()) < most
+
+
+@pytest.mark.parametrize("programs", [1, 16, 100, 128, 500])
+def test_turns_of_a_program(programs: int) -> None:
+    """Pieces cover the text, none lies behind it, and few kernels are made."""
+    from spectr.kernels.attention import _turns
+
+    made = set()
+    for length in range(1, 8193):
+        blocks, turns = -(-length // 64), _turns(programs, length, 64)
+        pieces = -(-blocks // turns)
+        assert pieces * turns >= blocks > (pieces - 1) * turns
+        assert pieces > 1 or turns <= max(blocks + 1, 1.25 * blocks)
+        made.add(turns)
+    assert len(made) <= 24
 
 
 @pytest.mark.parametrize(

@@ -117,12 +117,13 @@ def _join(
 
 
 def _turns(programs: int, length: int, keys: int) -> int:
-    """How many blocks of keys one program takes: all, which saves joining, or so few that there are enough programs. A
-    power of two, for few kernels."""
+    """How many blocks of keys one program takes: all, which saves joining, or so few that there are enough programs.
+    Not any number, for few kernels: four to the doubling, and of pieces powers of two."""
     blocks = triton.cdiv(length, keys)
     pieces = (_PROGRAMS if blocks <= _LONG else _PROGRAMS_LONG) // programs
     if pieces <= 1:
-        return int(triton.next_power_of_2(blocks))
+        step = 1 << max(0, (blocks - 1).bit_length() - 3)
+        return int(triton.cdiv(blocks, step) * step)
     return 1 << int(triton.cdiv(blocks, pieces)).bit_length() - 1
 
 

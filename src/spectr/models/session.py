@@ -17,6 +17,7 @@ from spectr.types import Layers
 __all__ = ["Memory", "Session", "Store"]
 
 _SLACK = 64  # slots a call may look at in vain before the host asks how far the rows really are
+_EVEN = 16  # a call looks at a multiple of that: rows of a mask that begin evenly are read in fewer goes
 
 
 @dataclass(slots=True)
@@ -55,7 +56,7 @@ class Store:
                 f"the session has {self.cache.size} slots and {self.longest + extra} are needed; open a larger one, or "
                 "let it grow"
             )
-        return self.longest + extra
+        return min(self.cache.size, -(-(self.longest + extra) // _EVEN) * _EVEN)
 
     def tighten(self) -> None:
         """Ask the device how far the rows are."""

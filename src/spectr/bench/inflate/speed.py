@@ -96,8 +96,11 @@ def speed(pair: Pair, order: Order) -> Iterator[Found]:
         yield {"rows": _compared(entrants), "left": len(jobs) - 1 - at}
 
 
-def _batch(pair: Pair, order: Order, count: int, tokens: int) -> Job:
-    return Job(pair.requests(count, tokens), Policy(order.grid.temperature))
+def _batches(pair: Pair, order: Order, count: int) -> list[Job]:
+    """Batches of `count` texts, one or as many as it takes to write all texts."""
+    number = max(1, order.grid.texts // count)
+    every, policy = pair.requests(number * count, order.grid.tokens), Policy(order.grid.temperature)
+    return [Job(every[start : start + count], policy) for start in range(0, len(every), count)]
 
 
 def _best_nodes(found: Sequence[Found]) -> list[Found]:
@@ -120,7 +123,8 @@ def rows(pair: Pair, order: Order) -> Iterator[Found]:
     cases = [(count, way) for count in grid.rows for way in batched(grid)]
     for at, (count, way) in enumerate(cases, start=1):
         entrant = _Entrant(way, way.engine(pair))
-        entrant.write(_batch(pair, order, count, grid.tokens), counts=True)
+        for job in _batches(pair, order, count):
+            entrant.write(job, counts=True)
         row = {"rows": count, **entrant.row()}
         if "tokens_per_call" in row:
             row["tokens_per_call"] /= count  # of one row
