@@ -185,14 +185,18 @@ def _trained(pairing: _Pairing, folder: Path) -> Drafter:
 
 
 def _usual(pairing: _Pairing) -> dict[str, int]:
-    """The tree of a trained head where the user leaves it open: wide where nodes are nearly free, small on a CPU."""
+    """The tree of a trained head where the user leaves it open: wide where nodes are nearly free, small on a CPU. Rows
+    share it under the race, whose text is the same with any tree."""
     options, cpu = pairing.options, pairing.target.target.device.type == "cpu"
     given = options.some("drafts", "length")
     if options.tree is not None or len(given) == 2 or (given and cpu):
         return {}
     if not Plan(siblings=pairing.siblings).prunes:
-        return {"drafts": 1, "length": 2} if cpu or not pairing.card.tree else {"drafts": 8, "length": 8}
-    return {"nodes": options.nodes or (_FEW if cpu else _MANY)}
+        chains = not cpu and pairing.card.tree
+        return {"drafts": 8, "length": _DEEP} if chains else {"drafts": 1, "length": 2 if cpu else 3}
+    if options.nodes is not None or cpu:
+        return {"nodes": options.nodes or _FEW}
+    return {"nodes": _MANY, "shared": pairing.siblings == "race"}
 
 
 _MAKERS: dict[str, Callable[[_Pairing], Drafter]] = {

@@ -102,6 +102,29 @@ def test_jobs_take_over_buffers(net: PreTrainedModel, makers: dict[str, Make], n
     assert not stage.is_taken
 
 
+def sharing(engine: Engine) -> tuple[list[list[int]], float, float]:
+    """Texts of four rows, and the draft tokens of a step when they are four, and when it is one."""
+    job, alone = Job(requests()), Job(requests()[:1])
+    together, one = engine.generate(job), engine.generate(alone)[0]
+    assert together[0].tokens == one.tokens
+    first = together[0].stats
+    return [r.tokens for r in together], first.drafted / first.steps, one.stats.drafted / one.stats.steps
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_rows_share_a_tree(net: PreTrainedModel, makers: dict[str, Make], late: bool) -> None:
+    """Nodes that rows have together: each has fewer, and its text is the same."""
+    engine = Engine(
+        Target(net), makers["feature"](Plan(drafts=4, length=4, nodes=24, shared=True)), spectr.rule("race")
+    )
+    engine.capture = late
+    plain = Engine(Target(net), drafter("none"), spectr.rule("race")).generate(Job(requests()))
+    texts, drafted, drafted_alone = sharing(engine)
+    assert texts == [r.tokens for r in plain]
+    assert 3 <= drafted < 10  # of six nodes one is the root; rows that end leave the plain loop more
+    assert 12 < drafted_alone <= 23
+
+
 def test_two_texts_at_once(net: PreTrainedModel, makers: dict[str, Make]) -> None:
     """A stage in use is left alone."""
     engine = Engine(Target(net), makers["feature"](Plan(nodes=5)), spectr.rule("race"))
@@ -248,6 +271,16 @@ class TestOnGpu:
             torch.cuda.synchronize()
             held.append(torch.cuda.memory_allocated())
         assert held[-1] <= held[1]
+
+    def test_rows_share_a_tree(self) -> None:
+        target, made = on_gpu("feature", Plan(drafts=4, length=4, nodes=24, shared=True))
+        engine = Engine(target, made, spectr.rule("race"))
+        engine.capture = True
+        texts, drafted, drafted_alone = sharing(engine)
+        assert texts == [
+            r.tokens for r in Engine(target, drafter("none"), spectr.rule("race")).generate(Job(requests()))
+        ]
+        assert drafted <= 5 < drafted_alone
 
     def test_compiled_layers_give_the_same_text(self) -> None:
         target, made = on_gpu("feature", Plan(drafts=3, length=4, nodes=9))

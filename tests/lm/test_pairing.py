@@ -29,3 +29,11 @@ def test_the_tree_of_a_trained_head(device: str, said: dict[str, int], tree: tup
     pairing = _Pairing(target, rule("race").card, DraftOptions(**said), {})
     plan = pairing.plan(**_usual(pairing))
     assert (plan.drafts, plan.length, plan.capacity) == tree
+    assert plan.shared == (device == "cuda" and "nodes" not in said and len(said) < 2)
+
+
+def test_rows_share_only_what_does_not_change_their_text() -> None:
+    target: Any = SimpleNamespace(target=SimpleNamespace(device=torch.device("cuda")))
+    for name in ("kseq", "match", "speculative"):
+        pairing = _Pairing(target, rule(name).card, DraftOptions(), {})
+        assert not pairing.plan(**_usual(pairing)).shared

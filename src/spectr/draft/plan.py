@@ -20,6 +20,9 @@ _SPREAD = 0.75
 _BEAMS = {2: (1, 1), 4: (2, 3), 8: (4, 4), 16: (6, 5), 32: (8, 6), 64: (16, 8), 128: (16, 8), 256: (24, 9)}
 
 
+_LEAST = 4  # nodes that a row gets of shared ones: as many still pay where dozens of rows are read at once
+
+
 def beam_for(nodes: int) -> tuple[int, int]:
     """How many nodes to expand at each depth, and how many depths, for a pruned tree of so many nodes.
 
@@ -39,6 +42,7 @@ class Plan:
     length: int = 4
     nodes: int | None = None  # most nodes, the root included; None: what the chains have
     tree: tuple[int, ...] | Shape | None = None  # branching numbers, or any shape
+    shared: bool = False  # the rows of a batch have these nodes together, not each; for pruned trees
 
     def __post_init__(self) -> None:
         for name in ("drafts", "length"):
@@ -52,6 +56,20 @@ class Plan:
                 f"the tree must fit into nodes={self.nodes}, it has {len(self.shape.parents)}; "
                 "lower drafts or length, or raise nodes"
             )
+
+    def for_rows(self, rows: int) -> "Plan":
+        """What each of so many rows gets.
+
+        >>> Plan(drafts=16, length=4, nodes=64, shared=True).for_rows(8)
+        Plan(siblings='race', drafts=4, length=4, nodes=8, tree=None, shared=False)
+        """
+        if not (self.shared and self.prunes):
+            return self
+        nodes = max(min(_LEAST, self.capacity), self.capacity // rows)
+        drafts, length = beam_for(nodes)
+        return replace(
+            self, drafts=min(drafts, self.drafts), length=min(length, self.length), nodes=nodes, shared=False
+        )
 
     @property
     def prunes(self) -> bool:
@@ -113,6 +131,7 @@ class Drawn:
 
 def draw(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
     """A tree by `plan`, from a drafter's raw logits."""
+    plan = plan.for_rows(len(scene.root))
     return _pruned(plan, scene, logits_of) if plan.prunes else _grown(plan, scene, logits_of)
 
 
