@@ -122,6 +122,7 @@ class _Pairing:
 
 
 _FEW, _MANY = 2, 64  # nodes of a trained head's tree, on a CPU and elsewhere
+_TOGETHER = 128  # nodes of all rows: about what a call takes before arithmetic, not memory, is what it waits for
 _DEEP = 4  # depths elsewhere, at most: each is a pass over the drafter's weights, and the fifth does not pay
 _TAKES = {
     "none": (),
@@ -185,8 +186,8 @@ def _trained(pairing: _Pairing, folder: Path) -> Drafter:
 
 
 def _usual(pairing: _Pairing) -> dict[str, int]:
-    """The tree of a trained head where the user leaves it open: wide where nodes are nearly free, small on a CPU. Rows
-    share it under the race, whose text is the same with any tree."""
+    """The tree of a trained head where the user leaves it open: wide where nodes are nearly free, small on a CPU. Under
+    the race, whose text is the same with any tree, it is smaller where rows are many."""
     options, cpu = pairing.options, pairing.target.target.device.type == "cpu"
     given = options.some("drafts", "length")
     if options.tree is not None or len(given) == 2 or (given and cpu):
@@ -196,7 +197,7 @@ def _usual(pairing: _Pairing) -> dict[str, int]:
         return {"drafts": 8, "length": _DEEP} if chains else {"drafts": 1, "length": 2 if cpu else 3}
     if options.nodes is not None or cpu:
         return {"nodes": options.nodes or _FEW}
-    return {"nodes": _MANY, "shared": pairing.siblings == "race"}
+    return {"nodes": _MANY, **({"shared": _TOGETHER} if pairing.siblings == "race" else {})}
 
 
 _MAKERS: dict[str, Callable[[_Pairing], Drafter]] = {

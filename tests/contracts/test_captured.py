@@ -114,9 +114,7 @@ def sharing(engine: Engine) -> tuple[list[list[int]], float, float]:
 @pytest.mark.parametrize("late", [False, True])
 def test_rows_share_a_tree(net: PreTrainedModel, makers: dict[str, Make], late: bool) -> None:
     """Nodes that rows have together: each has fewer, and its text is the same."""
-    engine = Engine(
-        Target(net), makers["feature"](Plan(drafts=4, length=4, nodes=24, shared=True)), spectr.rule("race")
-    )
+    engine = Engine(Target(net), makers["feature"](Plan(drafts=4, length=4, nodes=24, shared=24)), spectr.rule("race"))
     engine.capture = late
     plain = Engine(Target(net), drafter("none"), spectr.rule("race")).generate(Job(requests()))
     texts, drafted, drafted_alone = sharing(engine)
@@ -273,7 +271,7 @@ class TestOnGpu:
         assert held[-1] <= held[1]
 
     def test_rows_share_a_tree(self) -> None:
-        target, made = on_gpu("feature", Plan(drafts=4, length=4, nodes=24, shared=True))
+        target, made = on_gpu("feature", Plan(drafts=4, length=4, nodes=24, shared=24))
         engine = Engine(target, made, spectr.rule("race"))
         engine.capture = True
         texts, drafted, drafted_alone = sharing(engine)

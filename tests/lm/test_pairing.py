@@ -1,5 +1,6 @@
 """What of a tree the user leaves open: it goes with what is said, and with the device."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from spectr.verify import rule
         ("cuda", {}, (16, 4, 64)),
         ("cuda", {"length": 8}, (16, 8, 64)),
         ("cuda", {"drafts": 6}, (6, 4, 64)),
+        ("cuda", {"drafts": 32}, (32, 4, 64)),
         ("cuda", {"nodes": 16}, (6, 4, 16)),
         ("cuda", {"nodes": 32, "length": 2}, (8, 2, 32)),
         ("cuda", {"drafts": 3, "length": 5}, (3, 5, 16)),
@@ -29,11 +31,12 @@ def test_the_tree_of_a_trained_head(device: str, said: dict[str, int], tree: tup
     pairing = _Pairing(target, rule("race").card, DraftOptions(**said), {})
     plan = pairing.plan(**_usual(pairing))
     assert (plan.drafts, plan.length, plan.capacity) == tree
-    assert plan.shared == (device == "cuda" and "nodes" not in said and len(said) < 2)
+    assert (plan.shared is not None) == (device == "cuda" and "nodes" not in said and len(said) < 2)
+    assert plan.for_rows(1) == replace(plan, shared=None)
 
 
 def test_rows_share_only_what_does_not_change_their_text() -> None:
     target: Any = SimpleNamespace(target=SimpleNamespace(device=torch.device("cuda")))
     for name in ("kseq", "match", "speculative"):
         pairing = _Pairing(target, rule(name).card, DraftOptions(), {})
-        assert not pairing.plan(**_usual(pairing)).shared
+        assert pairing.plan(**_usual(pairing)).shared is None

@@ -20,9 +20,6 @@ _SPREAD = 0.75
 _BEAMS = {2: (1, 1), 4: (2, 3), 8: (4, 4), 16: (6, 5), 32: (8, 6), 64: (16, 8), 128: (16, 8), 256: (24, 9)}
 
 
-_LEAST = 4  # nodes that a row gets of shared ones: as many still pay where dozens of rows are read at once
-
-
 def beam_for(nodes: int) -> tuple[int, int]:
     """How many nodes to expand at each depth, and how many depths, for a pruned tree of so many nodes.
 
@@ -42,10 +39,10 @@ class Plan:
     length: int = 4
     nodes: int | None = None  # most nodes, the root included; None: what the chains have
     tree: tuple[int, ...] | Shape | None = None  # branching numbers, or any shape
-    shared: bool = False  # the rows of a batch have these nodes together, not each; for pruned trees
+    shared: int | None = None  # nodes that all rows of a batch have together, two each at least; for pruned trees
 
     def __post_init__(self) -> None:
-        for name in ("drafts", "length"):
+        for name in ("drafts", "length", *(["shared"] if self.shared is not None else [])):
             whole(name, getattr(self, name), 1)
         for count in () if self.tree is None or isinstance(self.tree, Shape) else self.tree:
             whole("a branching number of tree", count, 1)
@@ -60,16 +57,16 @@ class Plan:
     def for_rows(self, rows: int) -> "Plan":
         """What each of so many rows gets.
 
-        >>> Plan(drafts=16, length=4, nodes=64, shared=True).for_rows(8)
-        Plan(siblings='race', drafts=4, length=4, nodes=8, tree=None, shared=False)
+        >>> Plan(drafts=16, length=4, nodes=64, shared=128).for_rows(16)
+        Plan(siblings='race', drafts=4, length=4, nodes=8, tree=None, shared=None)
         """
-        if not (self.shared and self.prunes):
+        if self.shared is None or not self.prunes:
             return self
-        nodes = max(min(_LEAST, self.capacity), self.capacity // rows)
+        nodes = max(2, self.shared // rows)
+        if nodes >= self.capacity:
+            return replace(self, shared=None)
         drafts, length = beam_for(nodes)
-        return replace(
-            self, drafts=min(drafts, self.drafts), length=min(length, self.length), nodes=nodes, shared=False
-        )
+        return replace(self, drafts=min(drafts, self.drafts), length=min(length, self.length), nodes=nodes, shared=None)
 
     @property
     def prunes(self) -> bool:
