@@ -64,7 +64,7 @@ def bench_inflate(
     tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Most tokens of a text.")] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, metavar="T", help="0 is greedy.")] = 1.0,
     rows: Annotated[str, typer.Option(metavar="N,N,...", help="rows: texts at once.")] = "1,4,16,64",
-    row_nodes: Annotated[str, typer.Option(metavar="N,N,...", help="rows: nodes of the race.")] = "4,8,16,64",
+    row_nodes: Annotated[str, typer.Option(metavar="N,N,...", help="rows: nodes of the race.")] = "2,4,8,16,64",
     peer_tokens: Annotated[int, typer.Option(min=4, metavar="N", help="peers: tokens; half where eager.")] = 48,
     assistant: Annotated[
         str | None, typer.Option(metavar="MODEL", help="peers: assistant_model; otherwise the small model.")

@@ -30,7 +30,7 @@ class Grid:
     tokens: int = 128  # of a text
     temperature: float = 1.0
     rows: tuple[int, ...] = (1, 4, 16, 64)  # of a batch
-    row_nodes: tuple[int, ...] = (4, 8, 16, 64)
+    row_nodes: tuple[int, ...] = (2, 4, 8, 16, 64)
     peer_tokens: int = 48
     repeats: int = 20  # timings of which the median is taken
 
