@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from scipy.stats import chi2
+from tests.contracts.conftest import llama
 from transformers import PreTrainedModel
 
 import spectr
@@ -210,6 +211,23 @@ def test_a_draft_law_that_was_not_drawn_from_is_seen(
 
     monkeypatch.setattr(plan, "grow", stored)
     assert surprise(net, makers["model"](PLANS["chains"]), "optimal", LAWS["cool"]) > 1
+
+
+@pytest.mark.parametrize("rule", ["race", "kseq", "optimal", "path_block", "block", "recursive"])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf], ids=str)
+def test_a_drafter_that_computes_nonsense(rule: str, number: float) -> None:
+    """Now and then it overflows: the text is the target's all the same."""
+    target, broken = llama(3, layers=3), llama(4)
+
+    def overflow(_: object, given: tuple[torch.Tensor], logits: torch.Tensor) -> torch.Tensor:
+        sick = given[0][..., :1] > 0
+        assert bool(sick.any())
+        return torch.where(sick, torch.full_like(logits, number), logits)
+
+    broken.lm_head.register_forward_hook(overflow)
+    plan = Plan(drafts=3, length=2, nodes=7) if rule == "race" else Plan("iid", 1 if rule == "block" else 3, 2)
+    made = drafter("model", model=Target(broken), plan=plan)
+    assert surprise(target, made, rule, LAWS["cool"]) < 1
 
 
 @pytest.mark.parametrize("rule", ["optimal", "path_block", "match"])

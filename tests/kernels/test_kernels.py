@@ -197,6 +197,21 @@ def test_best_chances(rows: int, nodes: int, size: int, count: int, noisy: bool)
         assert torch.equal(tokens.cpu(), meant.indices[..., :count])
 
 
+def test_nonsense_is_never_likely() -> None:
+    """Nodes whose logits are NaN or infinite, all or some: tokens are tokens, and the others' chances are their own."""
+    from spectr.kernels.best import best_chances
+
+    logits = torch.randn(1, 6, 4096, generator=torch.Generator().manual_seed(7))
+    logits[0, 1], logits[0, 2], logits[0, 3] = torch.nan, torch.inf, -torch.inf
+    logits[0, 4, ::2] = torch.nan
+    chances, tokens = (found.cpu() for found in best_chances(logits.to(DEVICE), None, 1.0, 8))
+    assert not chances.isnan().any()
+    assert all(len(set(row)) == 8 and min(row) >= 0 and max(row) < 4096 for row in tokens[0].tolist())
+    for row in (0, 5):
+        assert torch.allclose(chances[0, row], logits[0, row].log_softmax(-1).topk(8).values, atol=1e-4)
+    assert bool((tokens[0, 4] % 2 == 1).all())
+
+
 def test_few_tokens_are_picked_by_others() -> None:
     from spectr.kernels.best import can_pick
 
@@ -268,6 +283,26 @@ def test_expanded(rows: int, size: int, budget: tuple[int, int, int], monkeypatc
         found.append([drawn.draft.tokens, drawn.draft.parents, drawn.draft.alive, drawn.scored])
     for plain, quick in zip(*found, strict=True):
         assert torch.equal(plain, quick)
+
+
+def test_a_tree_of_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chances that are no numbers: with the kernel and without a tree of those that are."""
+    from spectr.trees import Budget, Frontier
+
+    trees = import_module("spectr.trees.prune")
+
+    def best_of(frontier: Frontier, count: int) -> tuple[Tensor, Tensor]:
+        shape = (*frontier.tokens.shape, count)
+        chances = torch.full(shape, torch.nan, device=DEVICE)
+        chances[..., :2] = torch.tensor([-1.0, -1.5])
+        return chances, torch.arange(count, device=DEVICE).expand(shape)
+
+    for kernel in (False, True):
+        monkeypatch.setattr(trees, "usable", lambda _, kernel=kernel: kernel)
+        draft = trees.prune(torch.arange(2, device=DEVICE), best_of, Budget(6, 2, 2)).draft
+        assert draft.tokens[0].tolist() == [0, 0, 1, 0, 1, 0]
+        assert draft.parents[0].tolist() == [0, 0, 0, 1, 1, 2]
+        assert bool(draft.alive.all())
 
 
 def test_large_beams_are_expanded_by_others() -> None:

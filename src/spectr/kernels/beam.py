@@ -45,9 +45,10 @@ class Below(NamedTuple):
 
 @triton.jit
 def _value(chances, above, row, node, child, nodes, count, real):
-    """The score of children: their chance times what led to them."""
+    """The score of children: their chance times what led to them; the least where a drafter computed nonsense."""
     chance = tl.load(chances + row * nodes * count + child, mask=real, other=-float("inf"))
-    return tl.minimum(chance, 0.0) + tl.load(above + row * nodes + node, mask=real, other=0.0)
+    chance = tl.where(chance == chance, tl.minimum(chance, 0.0), -float("inf"))
+    return chance + tl.load(above + row * nodes + node, mask=real, other=0.0)
 
 
 @triton.jit

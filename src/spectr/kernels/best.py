@@ -57,6 +57,7 @@ def _survey(
         state = _absorb(state, tl.load(position + row).to(tl.uint64))
         value += _rough_gumbel(_mix(state + token.to(tl.uint64) * 0x9E3779B97F4A7C15))
     value *= sharp
+    value = tl.where(value == value, tl.minimum(value, 3.0e38), -float("inf"))  # of a drafter that overflows
     tl.store(scores + row * vocabulary + token, value, mask=inside)
     block = part * (CHUNK // BLOCK) + tl.arange(0, CHUNK // BLOCK)
     most = tl.max(tl.reshape(value, [CHUNK // BLOCK, BLOCK]), 1)
@@ -96,7 +97,7 @@ def _pick_tokens(
     leader = tl.load(sums + place, mask=part < parts, other=-3.0e38)
     most = tl.max(leader, 0)
     total = tl.sum(tl.load(sums + place + 1, mask=part < parts, other=0.0) * tl.exp(leader - most), 0)
-    whole = (most + tl.log(total)).to(tl.float32).to(tl.int32, bitcast=True).to(tl.int64)
+    whole = (most + tl.log(tl.maximum(total, 1.0e-38))).to(tl.float32).to(tl.int32, bitcast=True).to(tl.int64)
     tl.store(chosen + row * (count + 1) + count, whole)
 
 
@@ -112,7 +113,7 @@ def _rank(scores, chosen, values, tokens, vocabulary, count, WIDE: tl.constexpr)
     ahead = (key[None, :] > key[:, None]) | ((key[None, :] == key[:, None]) & (at[None, :] < at[:, None]))
     place = row * count + tl.sum(ahead.to(tl.int32), 1)
     whole = tl.load(chosen + row * (count + 1) + count).to(tl.int32).to(tl.float32, bitcast=True)
-    tl.store(values + place, value - whole, mask=real)
+    tl.store(values + place, tl.where(value > -float("inf"), value - whole, value), mask=real)
     tl.store(tokens + place, token, mask=real)
 
 

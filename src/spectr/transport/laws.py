@@ -15,6 +15,7 @@ __all__ = [
     "check_pair",
     "check_tokens",
     "law_of",
+    "law_or_uniform",
     "normalise",
     "overlap",
     "ratio",
@@ -33,6 +34,17 @@ def law_of(logits: Tensor) -> Tensor:
     On a CPU softmax sums in float32 and is off by 5e-6 at 152k tokens: one more division mends that."""
     law = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
     return law.div_(law.sum(-1, keepdim=True, dtype=torch.float64)) if law.device.type == "cpu" else law
+
+
+def law_or_uniform(logits: Tensor) -> Tensor:
+    """The law to draft from: where a model's numbers stand for none, NaN or nothing finite, the uniform one. Any law
+    may be drafted from, as long as it is the one that is told.
+
+    >>> law_or_uniform(torch.tensor([[0.0, 0.0, -torch.inf], [0.0, torch.nan, 1.0]])).tolist()
+    [[0.5, 0.5, 0.0], [0.333, 0.333, 0.333]]
+    """
+    law = law_of(logits)
+    return torch.where(law.sum(-1, keepdim=True) > 0, law, 1 / law.shape[-1])  # NaN is not
 
 
 def check_law(name: str, law: Tensor) -> None:

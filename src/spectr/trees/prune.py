@@ -76,8 +76,9 @@ class _Beam:
 
 
 def _children(beam: _Beam, chances: Tensor, tokens: Tensor) -> _Pool:
-    """Children (B, M, C) of every node of the beam."""
-    scores = (chances.float().clamp_max(0) + beam.scores[..., None]).flatten(1)
+    """Children (B, M, C) of every node of the beam; what has no number for a chance has none."""
+    chances = chances.float().nan_to_num(-torch.inf, 0.0, -torch.inf).clamp_max(0)
+    scores = (chances + beam.scores[..., None]).flatten(1)
     parents = beam.places[..., None].expand_as(tokens).flatten(1)
     return _Pool(tokens.flatten(1), parents, scores, torch.full_like(parents, -1))
 
