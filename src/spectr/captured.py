@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from spectr.metrics import Stats, count_step
-from spectr.reading import numbers_of, read_numbers
+from spectr.reading import numbers_of, read_row
 from spectr.requests import Job, Memory, Step
 from spectr.rows import constant, ladder
 from spectr.stages import SIZES, Stage, lasting
@@ -148,9 +148,9 @@ def _read(
     runner: _Runner, told: _Told, texts: list[list[int]], stats: Sequence[Stats], open_rows: set[int]
 ) -> Iterator[Step]:
     """What a step gave to the rows that were still open."""
-    pairs, marks = read_numbers(told.read()), runner.marks()
+    numbers, marks = told.read(), runner.marks()
     for row in sorted(open_rows):
-        tokens, counted = pairs[row]
+        tokens, counted = read_row(numbers[row])
         count, reason = runner.engine.end(runner.job.requests[row], tokens, len(texts[row]))
         counted = counted.cut(count)
         count_step(stats[row], counted, marks)

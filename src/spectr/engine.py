@@ -16,7 +16,7 @@ from spectr.coins import SeededCoins, seed_word
 from spectr.errors import ArgumentError, MismatchError
 from spectr.metrics import Stats, best_possible, count_step
 from spectr.policy import History, Past, Policy
-from spectr.reading import Scored, Told, told_of
+from spectr.reading import Scored, Told, sick_at, sound, told_of
 from spectr.requests import Job, Memory, Request, Result, Step
 from spectr.rows import pick_rows
 from spectr.stages import Stage, Stages, shared_start
@@ -223,6 +223,7 @@ class Engine:
         tree = topology(draft)
         marks.append(time.perf_counter())
         logits = self.target.score(batch.session, draft.tokens, tree.ancestors, tree.depth)
+        logits, has_law = sound(logits)
         marks.append(time.perf_counter())
         words = None if batch.history is None else _words(draft, tree)
 
@@ -236,7 +237,7 @@ class Engine:
         batch.drafting.keep(verdict.path)
         advance(batch.standing, draft, verdict)
         marks.append(time.perf_counter())
-        return Scored(draft, tree, logits, law, verdict)
+        return Scored(draft, tree, logits, law, verdict, sick_at(has_law, verdict.path))
 
     def _scene(self, batch: Batch, job: Job) -> Scene:
         policy, guesses, history = job.policy, batch.guesses, batch.history

@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from spectr.errors import LawError
 from spectr.metrics import Counted, child_ranks
 from spectr.rows import pick_rows
 from spectr.standing import emitted
 from spectr.trees import Topology
 from spectr.types import Draft, LogitsAt, Verdict
 
-__all__ = ["Scored", "Told", "numbers_of", "read_numbers", "told_of"]
+__all__ = ["Scored", "Told", "numbers_of", "read_row", "sick_at", "sound", "told_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Scored:
     logits: Tensor  # (B, N, V) raw
     law: LogitsAt  # policy logits
     verdict: Verdict
+    sick: Tensor  # (B,) bool: at a node that counts the model gave no law
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,27 +36,54 @@ class Told:
     logprobs: list[list[float]] | None
 
 
+def sound(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits (B, N, V), zeros where they stand for no law, so that nothing trips over them; and (B, N) where they do.
+
+    >>> [found.tolist() for found in sound(torch.tensor([[[0.0, 1.0], [torch.nan, 1.0], [-torch.inf, -torch.inf]]]))]
+    [[[[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]]], [[True, False, False]]]
+    """
+    found = logits.amax(-1).isfinite()
+    if logits.device.type == "cpu" and bool(found.all()):
+        return logits, found
+    return torch.where(found[..., None], logits, 0), found
+
+
+def sick_at(has_law: Tensor, path: Tensor) -> Tensor:
+    """(B,) bool: the root, or an accepted node of `path` (B, D), is none of those that have a law (B, N).
+
+    >>> has_law = torch.tensor([[True, False, True]] * 3)
+    >>> sick_at(has_law, torch.tensor([[2, -1], [2, 1], [-1, -1]])).tolist()
+    [False, True, False]
+    """
+    nodes = torch.nn.functional.pad(path, (1, 0))
+    return (~has_law.gather(1, nodes.clamp_min(0)) & (nodes >= 0)).any(-1)
+
+
 def numbers_of(scored: Scored) -> Tensor:
-    """(B, 4 + 2 D) int64: of each row the accepted nodes, whether it was corrected, the nodes drafted; the tokens
-    emitted, and the rank of each accepted one."""
+    """(B, 5 + 2 D) int64: of each row the accepted nodes, whether it was corrected, the nodes drafted, whether it is
+    sick; the tokens emitted, and the rank of each accepted one."""
     draft, verdict = scored.draft, scored.verdict
     ranks = child_ranks(scored.tree, verdict) if draft.tokens.shape[1] > 1 else torch.zeros_like(verdict.path)
-    counts = torch.stack([verdict.length, verdict.corrected.long(), draft.alive.sum(-1) - 1], -1)
+    drafted = draft.alive.sum(-1) - 1
+    counts = torch.stack([verdict.length, verdict.corrected.long(), drafted, scored.sick.long()], -1)
     return torch.cat([counts, emitted(draft, verdict), ranks], 1)
 
 
-def read_numbers(rows: list[list[int]]) -> list[tuple[list[int], Counted]]:
-    """The tokens of each row and what is counted, from the numbers of a step."""
-    found = []
-    for length, corrected, drafted, *rest in rows:
-        ranks = rest[len(rest) // 2 + 1 :][:length]
-        found.append((rest[: length + 1], Counted(drafted, length + 1, bool(corrected), ranks, None)))
-    return found
+def read_row(numbers: list[int]) -> tuple[list[int], Counted]:
+    """The tokens of a row and what is counted, from its numbers of a step."""
+    length, corrected, drafted, sick, *rest = numbers
+    if sick:
+        raise LawError(
+            "the target's logits must be numbers, and after this text they are NaN or infinite; load it in another "
+            'dtype, such as dtype="bfloat16" or "float32", or look at its weights'
+        )
+    ranks = rest[len(rest) // 2 + 1 :][:length]
+    return rest[: length + 1], Counted(drafted, length + 1, bool(corrected), ranks, None)
 
 
 def told_of(scored: Scored, best: Tensor | None, *, logprobs: bool) -> Told:
     """Read the verdict, once."""
-    pairs = read_numbers(numbers_of(scored).tolist())
+    pairs = [read_row(numbers) for numbers in numbers_of(scored).tolist()]
     tokens, counted = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     if best is not None:
         counted = [replace(one, best=gap) for one, gap in zip(counted, best.tolist(), strict=True)]

@@ -16,6 +16,7 @@ import spectr
 from spectr.captured import obstacle
 from spectr.draft import Plan, drafter
 from spectr.engine import Engine, Job, Request
+from spectr.errors import LawError
 from spectr.metrics import Stats
 from spectr.models.blockwise import blockwise_of
 from spectr.models.early import truncated
@@ -23,7 +24,7 @@ from spectr.models.head import head_of
 from spectr.models.target import Target
 from spectr.policy import Policy
 from spectr.reading import numbers_of
-from spectr.requests import Memory, Result
+from spectr.requests import Memory, Result, Step
 
 __all__ = ["makers"]
 
@@ -83,6 +84,25 @@ def test_what_needs_the_host_is_named(net: PreTrainedModel) -> None:
         results = engine.generate(Job(requests(), Policy(repetition_penalty=1.2)))  # goes the plain way
     assert [len(result.tokens) for result in results] == [24, 21, 18, 15]
     engine.generate(Job(requests(), Policy(repetition_penalty=1.3)))  # said once, and warnings are errors here
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("rule", "plan"), [("race", Plan(nodes=6)), ("optimal", Plan("iid", 2, 2))], ids=str)
+def test_a_target_that_computes_nonsense_is_named(late: bool, rule: str, plan: Plan) -> None:
+    """What was written before it did is not lost."""
+    net, calls = llama(3, layers=3), 0
+
+    def overflow(_: object, __: object, logits: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return logits if calls < 6 else logits * torch.nan
+
+    net.lm_head.register_forward_hook(overflow)
+    engine = Engine(Target(net), drafter("model", model=Target(llama(4)), plan=plan), spectr.rule(rule))
+    engine.capture, written = late, list[Step]()
+    with pytest.raises(LawError, match="are NaN or infinite; load it in another dtype"):
+        written.extend(engine.stream(Job([Request([3, 4], 1, 60)]), [Stats()]))
+    assert 3 <= len(written) < 60
 
 
 @pytest.mark.parametrize("name", ["model", "feature", "early_exit"])

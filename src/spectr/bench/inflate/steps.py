@@ -76,7 +76,7 @@ class _Bench:
             return self.job.policy(pick_rows(logits, nodes), None)
 
         verdict = for_those_going(self.engine.rule(law, draft, coins, tree=tree), self.batch.standing)
-        return Scored(draft, tree, logits, law, verdict)
+        return Scored(draft, tree, logits, law, verdict, torch.zeros_like(self.batch.standing.going))
 
     def _score(self, draft: Draft, tree: Topology) -> Tensor:
         self._assume()
