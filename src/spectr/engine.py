@@ -16,11 +16,12 @@ from spectr.coins import SeededCoins, seed_word
 from spectr.errors import ArgumentError, MismatchError
 from spectr.metrics import Stats, best_possible, count_step
 from spectr.policy import History, Past, Policy
-from spectr.reading import Scored, Told, sick_at, sound, told_of
+from spectr.reading import Scored, Told, sick_at, told_of
 from spectr.requests import Job, Memory, Request, Result, Step
 from spectr.rows import pick_rows
 from spectr.stages import Stage, Stages, shared_start
 from spectr.standing import advance, begin, begin_again, for_those_going, take_rows
+from spectr.transport.laws import sound
 from spectr.trees import Topology, topology
 from spectr.types import Draft, Drafter, Drafting, Opening, Scene, Standing, TreeModel
 from spectr.verify import Rule
@@ -56,6 +57,11 @@ class Engine:
             raise MismatchError(
                 f"rule {rule.card.name!r} reads the law each child was drawn from, and drafter {drafter.name!r} has "
                 "none; use race or match, or a drafter that has laws: ngram, early_exit, a model"
+            )
+        if rule.card.name != "race" and getattr(getattr(drafter, "plan", None), "shared", None) is not None:
+            raise MismatchError(
+                f"rows may share a tree under the race alone: with rule {rule.card.name!r} a text would hang on the "
+                "batch it is in; leave shared out of the plan"
             )
         self.target, self.drafter, self.rule, self.stops = target, drafter, rule, stops
         self.stages = Stages()  # what captured steps work on

@@ -122,8 +122,9 @@ class _Pairing:
 
 
 _FEW, _MANY = 2, 64  # nodes of a trained head's tree, on a CPU and elsewhere
-_TOGETHER = 128  # nodes of all rows: about what a call takes before arithmetic, not memory, is what it waits for
 _DEEP = 4  # depths elsewhere, at most: each is a pass over the drafter's weights, and the fifth does not pay
+_DEEP_CHAIN = 3  # the same of chains: the fourth does not
+_TOGETHER = 128  # nodes of all rows: about what a call takes before arithmetic, not memory, is what it waits for
 _TAKES = {
     "none": (),
     "lookup": ("drafts", "length", "nodes"),
@@ -193,10 +194,9 @@ def _usual(pairing: _Pairing) -> dict[str, int]:
     if options.tree is not None or len(given) == 2 or (given and cpu):
         return {}
     if not Plan(siblings=pairing.siblings).prunes:
-        chains = not cpu and pairing.card.tree
-        return {"drafts": 8, "length": _DEEP} if chains else {"drafts": 1, "length": 2 if cpu else 3}
-    if options.nodes is not None or cpu:
-        return {"nodes": options.nodes or _FEW}
+        return {"drafts": 8 if pairing.card.tree and not cpu else 1, "length": 2 if cpu else _DEEP_CHAIN}
+    if options.nodes is not None or given or cpu:
+        return {"nodes": options.nodes or (_FEW if cpu else _MANY)}
     return {"nodes": _MANY, **({"shared": _TOGETHER} if pairing.siblings == "race" else {})}
 
 

@@ -12,7 +12,7 @@ from spectr.standing import emitted
 from spectr.trees import Topology
 from spectr.types import Draft, LogitsAt, Verdict
 
-__all__ = ["Scored", "Told", "numbers_of", "read_row", "sick_at", "sound", "told_of"]
+__all__ = ["Scored", "Told", "numbers_of", "read_row", "sick_at", "told_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +34,6 @@ class Told:
     tokens: list[list[int]]
     counted: list[Counted]
     logprobs: list[list[float]] | None
-
-
-def sound(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits (B, N, V), zeros where they stand for no law, so that nothing trips over them; and (B, N) where they do.
-
-    >>> [found.tolist() for found in sound(torch.tensor([[[0.0, 1.0], [torch.nan, 1.0], [-torch.inf, -torch.inf]]]))]
-    [[[[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]]], [[True, False, False]]]
-    """
-    found = logits.amax(-1).isfinite()
-    if logits.device.type == "cpu" and bool(found.all()):
-        return logits, found
-    return torch.where(found[..., None], logits, 0), found
 
 
 def sick_at(has_law: Tensor, path: Tensor) -> Tensor:

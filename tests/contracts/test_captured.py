@@ -16,7 +16,7 @@ import spectr
 from spectr.captured import obstacle
 from spectr.draft import Plan, drafter
 from spectr.engine import Engine, Job, Request
-from spectr.errors import LawError
+from spectr.errors import LawError, MismatchError
 from spectr.metrics import Stats
 from spectr.models.blockwise import blockwise_of
 from spectr.models.early import truncated
@@ -141,6 +141,11 @@ def test_rows_share_a_tree(net: PreTrainedModel, makers: dict[str, Make], late: 
     assert texts == [r.tokens for r in plain]
     assert 3 <= drafted < 10  # of six nodes one is the root; rows that end leave the plain loop more
     assert 12 < drafted_alone <= 23
+
+
+def test_only_the_race_lets_rows_share(net: PreTrainedModel, makers: dict[str, Make]) -> None:
+    with pytest.raises(MismatchError, match="a text would hang on the batch it is in"):
+        Engine(Target(net), makers["feature"](Plan("fixed", 4, 4, 24, shared=24)), spectr.rule("match"))
 
 
 def test_two_texts_at_once(net: PreTrainedModel, makers: dict[str, Make]) -> None:

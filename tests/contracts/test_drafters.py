@@ -230,6 +230,44 @@ def test_a_drafter_that_computes_nonsense(rule: str, number: float) -> None:
     assert surprise(target, made, rule, LAWS["cool"]) < 1
 
 
+@pytest.mark.parametrize("rule", ["kseq", "optimal", "path_block", "block", "recursive"])
+def test_nonsense_is_drafted_as_the_policy_allows(rule: str) -> None:
+    """Greedily, and where a token is forbidden."""
+    target, broken = llama(3, layers=3), llama(4)
+    broken.lm_head.register_forward_hook(lambda _, __, logits: logits * torch.nan)
+    plan = Plan("iid", 1 if rule == "block" else 3, 2)
+    engine = Engine(Target(target), drafter("model", model=Target(broken), plan=plan), spectr.rule(rule))
+    plain = Engine(Target(target), drafter("none"), spectr.rule("race"))
+    for policy in (Policy(0), Policy(0, bad_words=[[3]])):
+        found, meant = (one.generate(Job(requests(), policy)) for one in (engine, plain))
+        assert [r.tokens for r in found] == [r.tokens for r in meant]
+
+
+def test_what_overflows_in_float16_stays_where_it_is() -> None:
+    """One node that the drafter cannot compute, in one call: those after it are drafted as ever."""
+    target, calls = llama(3, layers=3), 0
+    broken = llama(3, layers=3).to(torch.float16)  # type: ignore[arg-type]
+
+    def overflow(_: object, __: object, output: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls != 4:
+            return output
+        output = output.clone()
+        output[:, -1] = torch.nan
+        return output
+
+    def pace() -> float:
+        made = drafter("model", model=Target(broken), plan=Plan(drafts=3, length=3, nodes=9))
+        (result,) = Engine(Target(target), made, spectr.rule("race")).generate(Job([Request([3, 4], 1, 60)]))
+        return len(result.tokens) / len(result.steps)
+
+    usual = pace()
+    broken.model.layers[0].register_forward_hook(overflow)
+    assert pace() > usual - 0.5
+    assert calls > 8
+
+
 @pytest.mark.parametrize("rule", ["optimal", "path_block", "match"])
 def test_coupling_rules_do_not_depend_on_the_batch(net: PreTrainedModel, makers: dict[str, Make], rule: str) -> None:
     """The same plan and seed give the same text, alone or among others."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from spectr.draft import Plan
 from spectr.pairing import DraftOptions, _Pairing, _usual
 from spectr.verify import rule
 
@@ -31,7 +32,7 @@ def test_the_tree_of_a_trained_head(device: str, said: dict[str, int], tree: tup
     pairing = _Pairing(target, rule("race").card, DraftOptions(**said), {})
     plan = pairing.plan(**_usual(pairing))
     assert (plan.drafts, plan.length, plan.capacity) == tree
-    assert (plan.shared is not None) == (device == "cuda" and "nodes" not in said and len(said) < 2)
+    assert (plan.shared is not None) == (device == "cuda" and not said)
     assert plan.for_rows(1) == replace(plan, shared=None)
 
 
@@ -40,3 +41,12 @@ def test_rows_share_only_what_does_not_change_their_text() -> None:
     for name in ("kseq", "match", "speculative"):
         pairing = _Pairing(target, rule(name).card, DraftOptions(), {})
         assert pairing.plan(**_usual(pairing)).shared is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "tree"),
+    [(1, (16, 4, 64)), (2, (16, 4, 64)), (3, (8, 4, 32)), (16, (4, 4, 8)), (40, (1, 1, 2)), (999, (1, 1, 2))],
+)
+def test_a_tree_for_each_of_many_rows(rows: int, tree: tuple[int, int, int]) -> None:
+    plan = Plan(drafts=16, length=4, nodes=64, shared=128).for_rows(rows)
+    assert (plan.drafts, plan.length, plan.nodes) == tree

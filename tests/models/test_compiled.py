@@ -24,9 +24,14 @@ def as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
 def net() -> PreTrainedModel:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=50, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=48, attn_implementation="sdpa",
-    )  # fmt: skip
+        vocab_size=50,
+        hidden_size=40,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=72,
+        attn_implementation="sdpa",
+    )  # fmt: skip  no size is a number of slots: what is equal when traced is taken to be one
     made: PreTrainedModel = LlamaForCausalLM(config).eval().requires_grad_(False)
     return made
 

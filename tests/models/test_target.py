@@ -85,13 +85,14 @@ def test_rows_leave_and_repeat(name: str, make: Any) -> None:
 def test_sessions_grow(name: str, make: Any) -> None:
     play = make(name)
     session = play.fresh(slots=11)
-    play.target.read(session, play.prompts)
+    full = [prompt + [4] * (16 - len(prompt)) for prompt in play.prompts]  # sixteen, if eleven are asked for
+    play.target.read(session, full)
     play.target.grow(session, 5)
-    with pytest.raises(ArgumentError, match="11 slots and 12 are needed"):
-        play.next_is_right(session, play.prompts)
+    with pytest.raises(ArgumentError, match="16 slots and 17 are needed"):
+        play.next_is_right(session, full)
     play.target.grow(session, 40)
     play.target.read(session, [[4] * 20, [6]])
-    play.next_is_right(session, [play.prompts[0] + [4] * 20, [*play.prompts[1], 6]])
+    play.next_is_right(session, [full[0] + [4] * 20, [*full[1], 6]])
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "deepseek_v3", "gemma3_text", "t5"])
@@ -246,7 +247,7 @@ def test_limits_have_figures(make: Any) -> None:
     with pytest.raises(ArgumentError, match="0 scratch nodes were scored before these 7"):
         target.score(play.session, play.tokens, torch.ones(2, 7, 9, dtype=torch.bool), play.depth)
     session = target.open(1, 4)
-    target.read(session, [[5, 6, 7]])
-    with pytest.raises(ArgumentError, match="4 slots and 10 are needed"):
+    target.read(session, [[5, 6, 7] * 4])
+    with pytest.raises(ArgumentError, match="16 slots and 19 are needed"):
         target.score(session, play.tokens[:1], play.seen[:1], play.depth[:1])
     assert play.target.memory(2, 100) == 2 * 2 * 100 * 3 * 2 * 8 * 4

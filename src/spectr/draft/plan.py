@@ -8,7 +8,7 @@ from torch import Tensor
 from spectr.checks import whole
 from spectr.errors import ArgumentError
 from spectr.rows import constant
-from spectr.transport.laws import law_or_uniform
+from spectr.transport.laws import law_of, sound
 from spectr.trees import Budget, Frontier, Growth, LogitsOf, Shape, as_shape, grow, prune, static_frontier
 from spectr.types import Draft, Scene, Siblings
 
@@ -62,7 +62,7 @@ class Plan:
         """
         if self.shared is None or not self.prunes:
             return self
-        nodes = max(2, self.shared // rows)
+        nodes = 1 << max(2, self.shared // rows).bit_length() - 1  # few sizes: each has kernels of its own
         if nodes >= self.capacity:
             return replace(self, shared=None)
         drafts, length = beam_for(nodes)
@@ -137,7 +137,7 @@ def _grown(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
 
     def law_at(tokens: Tensor, nodes: list[int]) -> Tensor:
         frontier = static_frontier(shape, tokens, nodes)
-        return law_or_uniform(policy(logits_of(frontier), frontier.paths))
+        return law_of(policy(sound(logits_of(frontier))[0], frontier.paths))
 
     greedy = plan.siblings == "race" and scene.heat == 0  # no noise to share: the likeliest first
     draft = grow(scene.root, law_at, Growth(shape, "fixed" if greedy else plan.siblings), scene.coins)
@@ -154,7 +154,7 @@ def _pruned(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
     def best_of(frontier: Frontier, count: int) -> tuple[Tensor, Tensor]:
         logits = scene.ranked(logits_of(frontier), frontier.paths)
         if scene.wants_laws:
-            laws.append(law_or_uniform(logits))
+            laws.append(law_of(sound(logits)[0]))
         depth = torch.full_like(scene.root, frontier.depth)[:, None]
         noisy = plan.siblings == "race" and scene.heat > 0
         return scene.coins.likeliest(logits, depth if noisy else None, sharp, count)

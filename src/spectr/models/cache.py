@@ -25,7 +25,10 @@ class _Layer:
 
 
 def _write(buffer: Tensor, fresh: Tensor, slots: Tensor) -> Tensor:
-    """`fresh` (B, H, T, d) at `slots` (B, T) of a buffer."""
+    """`fresh` (B, H, T, d) at `slots` (B, T) of a buffer. In float16 a token may overflow, and where it is masked its
+    share is zero times that: no number."""
+    if fresh.dtype == torch.float16:
+        fresh = fresh.nan_to_num(0.0, 0.0, 0.0)
     if len(slots) == 1:
         return buffer.index_copy_(2, slots[0].to(fresh.device), fresh)
     return buffer.scatter_(2, slots.to(fresh.device)[:, None, :, None].expand_as(fresh), fresh)

@@ -14,10 +14,19 @@ from spectr.errors import ArgumentError
 from spectr.models.cache import SlotCache
 from spectr.types import Layers
 
-__all__ = ["Memory", "Session", "Store"]
+__all__ = ["Memory", "Session", "Store", "even"]
 
 _SLACK = 64  # slots a call may look at in vain before the host asks how far the rows really are
-_EVEN = 16  # a call looks at a multiple of that: rows of a mask that begin evenly are read in fewer goes
+_EVEN = 16
+
+
+def even(slots: int) -> int:
+    """At least so many: rows of a mask that begin evenly are read in fewer goes.
+
+    >>> even(33)
+    48
+    """
+    return -(-slots // _EVEN) * _EVEN
 
 
 @dataclass(slots=True)
@@ -56,7 +65,7 @@ class Store:
                 f"the session has {self.cache.size} slots and {self.longest + extra} are needed; open a larger one, or "
                 "let it grow"
             )
-        return min(self.cache.size, -(-(self.longest + extra) // _EVEN) * _EVEN)
+        return min(self.cache.size, even(self.longest + extra))
 
     def tighten(self) -> None:
         """Ask the device how far the rows are."""

@@ -21,7 +21,7 @@ from spectr.models.drivers.call import Call
 from spectr.models.encoder import check_sources, encode
 from spectr.models.layers import beside_layers, layers_of
 from spectr.models.memory import afford, need
-from spectr.models.session import Session, Store
+from spectr.models.session import Session, Store, even
 from spectr.models.support import driver_of, needs_of
 from spectr.models.tap import last_state, tap
 from spectr.rows import ladder, pick_rows
@@ -81,6 +81,7 @@ class Target:
         call."""
         if rows < 1 or slots < 1:
             raise ArgumentError(f"a session needs at least one row and one slot, got {rows} and {slots}")
+        slots = even(slots)
         afford(self.memory(rows, slots), self.device, f"a cache of {rows} rows of {slots} tokens", _FEWER)
         position = torch.zeros(rows, slots + 1, dtype=torch.int64, device=self.device)
         filled = torch.zeros(rows, dtype=torch.int64, device=self.device)
@@ -206,6 +207,7 @@ class Target:
 
     def grow(self, session: Session, slots: int) -> None:
         """Room for `slots` tokens a row, contents kept; a session never shrinks."""
+        slots = even(slots)
         extra = slots - session.cache.size
         if extra > 0:
             afford(self.memory(session.rows, extra), self.device, f"a cache of {extra} tokens more a row", _FEWER)

@@ -15,11 +15,11 @@ __all__ = [
     "check_pair",
     "check_tokens",
     "law_of",
-    "law_or_uniform",
     "normalise",
     "overlap",
     "ratio",
     "residual",
+    "sound",
     "take",
     "total_variation",
     "without",
@@ -36,15 +36,16 @@ def law_of(logits: Tensor) -> Tensor:
     return law.div_(law.sum(-1, keepdim=True, dtype=torch.float64)) if law.device.type == "cpu" else law
 
 
-def law_or_uniform(logits: Tensor) -> Tensor:
-    """The law to draft from: where a model's numbers stand for none, NaN or nothing finite, the uniform one. Any law
-    may be drafted from, as long as it is the one that is told.
+def sound(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits (…, V), zeros where they stand for no law, so that nothing trips over them; and (…) where they do.
 
-    >>> law_or_uniform(torch.tensor([[0.0, 0.0, -torch.inf], [0.0, torch.nan, 1.0]])).tolist()
-    [[0.5, 0.5, 0.0], [0.333, 0.333, 0.333]]
+    >>> [found.tolist() for found in sound(torch.tensor([[0.0, 1.0], [torch.nan, 1.0], [-torch.inf, -torch.inf]]))]
+    [[[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]], [True, False, False]]
     """
-    law = law_of(logits)
-    return torch.where(law.sum(-1, keepdim=True) > 0, law, 1 / law.shape[-1])  # NaN is not
+    found = logits.amax(-1).isfinite()
+    if logits.device.type == "cpu" and bool(found.all()):
+        return logits, found
+    return torch.where(found[..., None], logits, 0), found
 
 
 def check_law(name: str, law: Tensor) -> None:

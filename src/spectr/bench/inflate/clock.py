@@ -58,6 +58,7 @@ class Pace:
 
     times: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)  # that had not ended
 
     @property
     def seconds(self) -> float:
@@ -84,7 +85,9 @@ def paced(engine: Engine, job: Job) -> Pace:
                 break
             pace.times.append(time.perf_counter())
             pace.tokens.append(0)
+            pace.rows.append(0)
         pace.tokens[-1] += len(step.tokens)
+        pace.rows[-1] += 1
         last, ended = step.row, ended + (step.finish_reason is not None)
     return pace
 
@@ -101,6 +104,7 @@ def joined(paces: Sequence[Pace]) -> dict[str, Any]:
         "steps": len(gaps),
         "seconds": seconds,
         "tokens_per_call": tokens / len(gaps),
+        "rows_going": sum(sum(pace.rows[1:]) for pace in paces) / len(gaps),
         "tokens_per_second": tokens / seconds,
         "ms_per_step": 1e3 * seconds / len(gaps),
         "steady_tokens_per_second": tokens / len(gaps) / step,

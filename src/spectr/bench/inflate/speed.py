@@ -18,6 +18,7 @@ from spectr.policy import Policy
 __all__ = ["let_go", "memory", "rows", "speed"]
 
 _TRIES = 4  # times that a text is written at most, until all its graphs are there
+_STEADY = "steady_tokens_per_second"
 _AGAINST = ("plain", "speculative", "topk", "kseq")
 
 
@@ -81,7 +82,7 @@ def _compared(entrants: Sequence[_Entrant]) -> list[Found]:
     found = [entrant.row() for entrant in entrants]
     for row in found:
         row["ratios"] = _ratios(found, row, "tokens_per_second")
-        row["steady_ratios"] = _ratios(found, row, "steady_tokens_per_second")
+        row["steady_ratios"] = _ratios(found, row, _STEADY)
     return found
 
 
@@ -97,23 +98,37 @@ def speed(pair: Pair, order: Order) -> Iterator[Found]:
 
 
 def _batches(pair: Pair, order: Order, count: int) -> list[Job]:
-    """Batches of `count` texts, one or as many as it takes to write all texts."""
-    number = max(1, order.grid.texts // count)
+    """Batches of `count` texts, as many as it takes to write all texts."""
+    number = -(-order.grid.texts // count)
     every, policy = pair.requests(number * count, order.grid.tokens), Policy(order.grid.temperature)
     return [Job(every[start : start + count], policy) for start in range(0, len(every), count)]
+
+
+def _batched(count: int, entrant: _Entrant) -> Found:
+    """What batches of `count` rows came to. Rows end one after the other, and others with every way: the pace is that
+    of a batch in which all go on."""
+    row = {"rows": count, **entrant.row()}
+    row["texts"] *= count
+    if "rows_going" in row:
+        share = row["rows_going"] / count
+        row["tokens_per_call"] /= row["rows_going"]  # of one row
+        for key in ("tokens_per_second", _STEADY):
+            row[key] /= share
+    return row
 
 
 def _best_nodes(found: Sequence[Found]) -> list[Found]:
     """For each number of rows the nodes that gave most tokens per second, plain decoding being one node."""
     best: dict[int, Found] = {}
-    key = "steady_tokens_per_second"
-    for row in found:
-        if key in row and row[key] > best.get(row["rows"], {}).get(key, 0.0):
+    whole = [row for row in found if _STEADY in row and "error" not in row]
+    for row in whole:
+        if row[_STEADY] > best.get(row["rows"], {}).get(_STEADY, 0.0):
             best[row["rows"]] = row
-    plain = {row["rows"]: row.get(key) for row in found if row["nodes"] == 1}
+    plain = {row["rows"]: row[_STEADY] for row in whole if row["nodes"] == 1}
     return [
-        {"rows": count, "nodes": row["nodes"], key: row[key], "over_plain": row[key] / (plain.get(count) or row[key])}
+        {"rows": count, "nodes": row["nodes"], _STEADY: row[_STEADY], "over_plain": row[_STEADY] / plain[count]}
         for count, row in best.items()
+        if count in plain
     ]
 
 
@@ -125,10 +140,7 @@ def rows(pair: Pair, order: Order) -> Iterator[Found]:
         entrant = _Entrant(way, way.engine(pair))
         for job in _batches(pair, order, count):
             entrant.write(job, counts=True)
-        row = {"rows": count, **entrant.row()}
-        if "tokens_per_call" in row:
-            row["tokens_per_call"] /= count  # of one row
-        found.append(row)
+        found.append(_batched(count, entrant))
         let_go()
         yield {"results": found, "best": _best_nodes(found), "left": len(cases) - at}
 
