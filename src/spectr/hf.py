@@ -12,7 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 
+from spectr.captured import obstacle
 from spectr.checks import whole
 from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError, MismatchError
@@ -23,6 +31,15 @@ from spectr.verify import Rule
 __all__ = ["generate"]
 
 Criteria = Callable[[Tensor, Any], Tensor]
+
+_SETTINGS = (
+    (TemperatureLogitsWarper, "temperature", "temperature"),
+    (TopKLogitsWarper, "top_k", "top_k"),
+    (TopPLogitsWarper, "top_p", "top_p"),
+    (MinPLogitsWarper, "min_p", "min_p"),
+    (TypicalLogitsWarper, "mass", "typical_p"),
+)
+"""Processors that a policy has settings for, what holds their value, and the setting; in the order they act."""
 
 
 @dataclass(slots=True)
@@ -62,16 +79,36 @@ def _flat(processors: Any) -> Iterator[Any]:
             yield processor
 
 
+def _setting(processor: Any) -> tuple[int, float] | None:
+    """Which of the settings a processor is, and its value; None if a policy has none that does the same."""
+    at = next((at for at, (kind, *_) in enumerate(_SETTINGS) if type(processor) is kind), None)
+    if at is None or getattr(processor, "filter_value", -torch.inf) != -torch.inf:
+        return None
+    value = getattr(processor, _SETTINGS[at][1], None)
+    return (at, value) if value and getattr(processor, "min_tokens_to_keep", 1) == 1 else None
+
+
+def _apart(processors: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Processors, without the last of them that are settings of a policy, and those: they act after all others, in an
+    order of their own, and need no host."""
+    rest, settings, last = list(processors), dict[str, Any](), len(_SETTINGS)
+    while rest and (found := _setting(rest[-1])) is not None and found[0] < last:
+        last, value = found
+        settings[_SETTINGS[last][2]] = value
+        rest.pop()
+    return rest, settings
+
+
 def _policy(processors: Any, ids: Tensor, requests: list[Request], *, sampling: bool) -> Policy:
     """What transformers prepared. A constraint by prefix goes by the rows of the batch, so it becomes a hook of each;
     all others look at a text alone, or are refused."""
-    every = list(_flat(processors))
+    every, settings = _apart(list(_flat(processors))) if sampling else (list(_flat(processors)), {"temperature": 0.0})
     functions = [p._prefix_allowed_tokens_fn for p in every if hasattr(p, "_prefix_allowed_tokens_fn")]
     if len(functions) > 1:
         raise ArgumentError(f"one prefix_allowed_tokens_fn can be heeded, got {len(functions)}; make one of them")
     hooks = [_Prefix(f, row, ids[row], len(requests[row].prompt)) for f in functions for row in range(len(requests))]
     others = [p for p in every if not hasattr(p, "_prefix_allowed_tokens_fn")]
-    return Policy(1.0 if sampling else 0.0, processors=others, allowed=hooks or None)
+    return Policy(**settings, processors=others, allowed=hooks or None)
 
 
 @contextmanager
@@ -147,7 +184,9 @@ def generate(  # noqa: PLR0913  transformers passes by these names, and refuses 
         opened, made = open_loaded(model), as_rule(rule)
         options = DraftOptions(drafts=drafts, length=length, nodes=nodes)
         engine = Engine(opened.target, pair(drafter, opened, made.card, options), made)
-        results = engine.generate(Job(requests, policy))
+        job = Job(requests, policy)
+        engine.capture = opened.target.device.type == "cuda" and obstacle(engine, job) is None
+        results = engine.generate(job)
     longest, pad = max(len(result.tokens) for result in results), _pad(generation_config, opened.stops)
     fresh = [result.tokens + [pad] * (longest - len(result.tokens)) for result in results]
     return torch.cat([input_ids, input_ids.new_tensor(fresh)], 1)

@@ -1,15 +1,23 @@
 """spectr as `custom_generate`: what transformers prepares is what is generated."""
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     LogitsProcessor,
+    MinPLogitsWarper,
     PreTrainedModel,
+    RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     T5Config,
     T5ForConditionalGeneration,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 import spectr
@@ -86,6 +94,44 @@ def test_sampled_text_is_a_function_of_the_seed(net: PreTrainedModel) -> None:
     assert text(None) == first
 
 
+def warpers(**settings: float) -> list[Any]:
+    """As transformers builds them."""
+    kinds = {"temperature": TemperatureLogitsWarper, "top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper,
+             "min_p": MinPLogitsWarper, "typical_p": TypicalLogitsWarper}  # fmt: skip
+    return [kind(settings[name]) for name, kind in kinds.items() if name in settings]
+
+
+def test_what_is_a_setting_of_a_policy_becomes_one() -> None:
+    from spectr.hf import _apart
+
+    settings = {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "min_p": 0.1, "typical_p": 0.9}
+    penalty, every = RepetitionPenaltyLogitsProcessor(1.3), warpers(**settings)
+    assert _apart([penalty, *every]) == ([penalty], settings)
+    assert _apart([*every, penalty]) == ([*every, penalty], {})  # what comes after it stays where it is
+    assert _apart(every[::-1]) == (every[:0:-1], {"temperature": 0.7})  # in another order
+    for odd in (TopPLogitsWarper(0.8, min_tokens_to_keep=2), TopKLogitsWarper(5, filter_value=-9.0)):
+        assert _apart([every[0], odd]) == ([every[0], odd], {})
+
+
+@pytest.mark.parametrize(
+    "flags", [{"temperature": 0.7}, {"top_k": 5}, {"temperature": 1.3, "top_p": 0.8}, {"top_k": 9, "min_p": 0.1},
+              {"temperature": 0.9, "top_p": 0.9, "typical_p": 0.8, "repetition_penalty": 1.2}], ids=str
+)  # fmt: skip
+def test_settings_write_what_processors_write(
+    net: PreTrainedModel, flags: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def texts() -> list[list[list[int]]]:
+        settings = {"do_sample": True, "max_new_tokens": 40, "attention_mask": MASK, "top_k": 0, **flags}
+        return [
+            net.generate(IDS, custom_generate=spectr.hf.generate, seed=seed, drafter="ngram", **settings).tolist()
+            for seed in range(3)
+        ]
+
+    found = texts()
+    monkeypatch.setattr("spectr.hf._apart", lambda processors: (processors, {}))
+    assert found == texts()
+
+
 def test_custom_processors_and_criteria(net: PreTrainedModel) -> None:
     class Odd(LogitsProcessor):
         def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -148,3 +194,18 @@ def test_a_model_in_training_stays_in_training() -> None:
         IDS[:1], custom_generate=spectr.hf.generate, drafter=None, rule=rule, max_new_tokens=4, do_sample=False
     )
     assert found.tolist() == again.tolist()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_steps_are_captured_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing needs the host; the text is that of steps one by one."""
+    net, settings = llama(1).to("cuda"), {"do_sample": True, "top_k": 5, "max_new_tokens": 40}  # type: ignore[arg-type]
+
+    def text() -> list[list[int]]:
+        found = net.generate(IDS[:1].to("cuda"), custom_generate=spectr.hf.generate, seed=3, drafter="none", **settings)
+        return found.tolist()
+
+    captured = text()
+    monkeypatch.setattr("spectr.hf.obstacle", lambda *_: "not now")
+    assert captured == text()
