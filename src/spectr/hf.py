@@ -12,13 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
-)
 
 from spectr.captured import obstacle
 from spectr.checks import whole
@@ -33,13 +26,13 @@ __all__ = ["generate"]
 Criteria = Callable[[Tensor, Any], Tensor]
 
 _SETTINGS = (
-    (TemperatureLogitsWarper, "temperature", "temperature"),
-    (TopKLogitsWarper, "top_k", "top_k"),
-    (TopPLogitsWarper, "top_p", "top_p"),
-    (MinPLogitsWarper, "min_p", "min_p"),
-    (TypicalLogitsWarper, "mass", "typical_p"),
+    ("TemperatureLogitsWarper", "temperature", "temperature"),
+    ("TopKLogitsWarper", "top_k", "top_k"),
+    ("TopPLogitsWarper", "top_p", "top_p"),
+    ("MinPLogitsWarper", "min_p", "min_p"),
+    ("TypicalLogitsWarper", "mass", "typical_p"),
 )
-"""Processors that a policy has settings for, what holds their value, and the setting; in the order they act."""
+"""transformers' processors that a policy has settings for, what holds their value, and the setting; as they act."""
 
 
 @dataclass(slots=True)
@@ -81,7 +74,9 @@ def _flat(processors: Any) -> Iterator[Any]:
 
 def _setting(processor: Any) -> tuple[int, float] | None:
     """Which of the settings a processor is, and its value; None if a policy has none that does the same."""
-    at = next((at for at, (kind, *_) in enumerate(_SETTINGS) if type(processor) is kind), None)
+    kind = type(processor)
+    theirs = kind.__module__.startswith("transformers.")
+    at = next((at for at, (name, *_) in enumerate(_SETTINGS) if theirs and kind.__name__ == name), None)
     if at is None or getattr(processor, "filter_value", -torch.inf) != -torch.inf:
         return None
     value = getattr(processor, _SETTINGS[at][1], None)
