@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spectr.captured import obstacle
 from spectr.checks import whole
+from spectr.draft.options import DraftOptions
 from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError, MismatchError
-from spectr.pairing import DraftOptions, as_rule, pair
+from spectr.pairing import as_rule, pair
 from spectr.policy import Policy
 from spectr.verify import Rule
 
@@ -179,9 +179,8 @@ def generate(  # noqa: PLR0913  transformers passes by these names, and refuses 
         opened, made = open_loaded(model), as_rule(rule)
         options = DraftOptions(drafts=drafts, length=length, nodes=nodes)
         engine = Engine(opened.target, pair(drafter, opened, made.card, options), made)
-        job = Job(requests, policy)
-        engine.capture = opened.target.device.type == "cuda" and obstacle(engine, job) is None
-        results = engine.generate(job)
+        engine.capture = opened.target.device.type == "cuda"
+        results = engine.generate(Job(requests, policy))
     longest, pad = max(len(result.tokens) for result in results), _pad(generation_config, opened.stops)
     fresh = [result.tokens + [pad] * (longest - len(result.tokens)) for result in results]
     return torch.cat([input_ids, input_ids.new_tensor(fresh)], 1)

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, overload
 
 from spectr.checks import whole
+from spectr.draft.options import DraftOptions
 from spectr.engine import Engine, Job, Memory, Request, Result, Step
 from spectr.errors import ArgumentError
 from spectr.metrics import Stats
-from spectr.pairing import DraftOptions, pair, planned_rule
+from spectr.pairing import pair, planned_rule
 from spectr.policy import Policy
 from spectr.registry import nearest
 from spectr.text import TextStream

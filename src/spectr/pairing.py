@@ -1,8 +1,7 @@
 """From what a user calls a drafter to one that fits the target and the rule. Knows how each kind is built."""
 
-import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +11,12 @@ from spectr.draft import DRAFTERS, Plan
 from spectr.draft import drafter as named_drafter
 from spectr.draft.adaptive import Option, replanned
 from spectr.draft.menu import Ground, adaptive, by_profile
+from spectr.draft.options import AUTO, PLANNED, DraftOptions
 from spectr.draft.plan import beam_for
-from spectr.draft.profile import Profile, Way, check_plan, read_profile
+from spectr.draft.profile import Profile, Way
 from spectr.errors import ArgumentError, MismatchError, UnknownNameError
 from spectr.registry import nearest
-from spectr.trees import Shape, as_shape
+from spectr.trees import as_shape
 from spectr.types import Drafter, Siblings
 from spectr.verify import Card, Rule
 from spectr.verify import rule as named_rule
@@ -24,10 +24,7 @@ from spectr.verify import rule as named_rule
 if TYPE_CHECKING:
     from spectr.models.hf import OpenedModel
 
-__all__ = ["DraftOptions", "as_rule", "pair", "planned_rule"]
-
-AUTO = "auto"
-_PLANNED = ("drafts", "length", "nodes", "tree")
+__all__ = ["as_rule", "pair", "planned_rule"]
 
 
 def as_rule(rule: str | Rule) -> Rule:
@@ -37,54 +34,6 @@ def as_rule(rule: str | Rule) -> Rule:
     if not isinstance(rule, str):
         raise ArgumentError(f"rule must be a name, such as 'race', or what spectr.rule gives, got {rule!r}")
     return named_rule(rule)
-
-
-@dataclass(frozen=True, slots=True)
-class DraftOptions:
-    """What may be said about a drafter; None leaves it to the drafter."""
-
-    drafts: int | None = None  # K: chains, matches, or nodes expanded at each depth
-    length: int | None = None  # L: tokens of each
-    nodes: int | None = None  # most nodes of the tree, the root included
-    tree: tuple[int, ...] | Shape | None = None  # branching numbers or a shape, in place of chains
-    layers: int | None = None  # early_exit: how many of the target's layers
-    order: int | None = None  # ngram: tokens looked at, the next one included
-    text: str | None = None  # ngram: what it learns from before it begins
-    vocabulary: int | None = None  # trained: only the most frequent tokens are drafted
-    plan: str | os.PathLike[str] | None = None  # "auto": chosen at every step; or a profile of spectr tune, as it says
-    profile: str | os.PathLike[str] | None = None  # with plan="auto": what it begins with
-
-    def __post_init__(self) -> None:
-        for name in ("drafts", "length", "nodes", "layers", "order", "vocabulary"):
-            if getattr(self, name) is not None:
-                whole(name, getattr(self, name))
-        if self.tree is not None and not isinstance(self.tree, (list, tuple, Shape)):
-            raise ArgumentError(f"tree must be a sequence of branching numbers, such as (4, 2, 1), got {self.tree!r}")
-        if self.text is not None and not isinstance(self.text, str):
-            raise ArgumentError(f"text must be a string that ngram learns from, got {self.text!r}")
-        check_plan(self.plan, self.profile)
-        if self.plan is not None and (given := self.some(*_PLANNED)):
-            raise ArgumentError(f"plan decides {', '.join(_PLANNED)}; got {', '.join(given)} besides: leave them out")
-
-    @property
-    def measured(self) -> Profile | None:
-        """The profile that was given, one way or the other."""
-        path = self.profile if self.plan == AUTO else self.plan
-        return None if path is None else read_profile(Path(path))
-
-    def some(self, *names: str) -> dict[str, Any]:
-        """Those of `names` that were given."""
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-
-    def only(self, names: Iterable[str]) -> "DraftOptions":
-        """Without the others."""
-        return DraftOptions(**self.some(*names))
-
-    def check(self, drafter: str, taken: Iterable[str]) -> None:
-        """Refuse what the drafter would not listen to."""
-        extra = [field.name for field in fields(self) if field.name not in taken and self.some(field.name)]
-        if extra:
-            raise ArgumentError(f"drafter {drafter!r} takes {', '.join(taken) or 'no options'}; got {', '.join(extra)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +77,9 @@ _TOGETHER = 128  # nodes of all rows: about what a call takes before arithmetic,
 _TAKES = {
     "none": (),
     "lookup": ("drafts", "length", "nodes"),
-    "random": _PLANNED,
-    "ngram": (*_PLANNED, "order", "text"),
-    "early_exit": (*_PLANNED, "layers"),
+    "random": PLANNED,
+    "ngram": (*PLANNED, "order", "text"),
+    "early_exit": (*PLANNED, "layers"),
 }
 
 
@@ -230,7 +179,7 @@ def _taken(drafter: Any) -> tuple[str, ...]:
     """The options that a drafter listens to."""
     if _is_drafter(drafter):
         return ()
-    usual = (*_PLANNED, "vocabulary") if _is_folder(drafter) else _PLANNED
+    usual = (*PLANNED, "vocabulary") if _is_folder(drafter) else PLANNED
     return _TAKES.get(drafter, usual) if isinstance(drafter, str) else usual
 
 
@@ -258,7 +207,7 @@ def _one(drafter: Any, pairing: _Pairing) -> Drafter:
             "drafter='lookup+ngram'"
         )
     if drafter in DRAFTERS:
-        return named_drafter(drafter, **pairing.options.some(*_PLANNED))
+        return named_drafter(drafter, **pairing.options.some(*PLANNED))
     if _is_folder(drafter):
         return _trained(pairing, Path(drafter))
     if _is_slip(drafter):

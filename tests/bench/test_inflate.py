@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from spectr.bench.inflate import PARTS, Grid, Order, run, tables
 from spectr.bench.inflate.clock import Pace, bounded, joined
 from spectr.bench.inflate.costs import _tree
 from spectr.bench.inflate.pair import build
+from spectr.bench.inflate.speed import _batched
 from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError, MismatchError, UnknownNameError
 from spectr.models.head import head_of
@@ -132,11 +134,24 @@ def test_both_sides_write_the_same(order: Order) -> None:
     assert texts[0] == texts[1]
 
 
-def test_rows_memory_and_peers(order: Order) -> None:
-    found = parts(order, "rows", "memory", "peers")
+def test_rows(order: Order) -> None:
+    found = parts(order, "rows")
     assert [(row["rows"], row["nodes"]) for row in found["rows"]["results"]] == [(1, 1), (1, 4), (5, 1), (5, 4)]
     assert [row["rows"] for row in found["rows"]["best"]] == [1, 5]
     assert all(row["tokens_per_call"] >= 1 for row in found["rows"]["results"])
+    assert [row["texts"] for row in found["rows"]["results"]] == [2, 2, 5, 5]
+
+
+def test_rows_that_have_ended_do_not_count() -> None:
+    """Plain decoding gives a token to every row that goes on, however many do."""
+    entrant: Any = SimpleNamespace(row=lambda: {"texts": 1, **joined([Pace([0.0, 0.5, 1.0], [4, 4, 2], [4, 4, 2])])})
+    found = _batched(4, entrant)
+    assert (found["rows_going"], found["tokens_per_call"]) == (3, 1)
+    assert found["tokens_per_second"] == found["steady_tokens_per_second"] == 8  # four rows, two steps a second
+
+
+def test_memory_and_peers(order: Order) -> None:
+    found = parts(order, "memory", "peers")
     assert found["memory"]["beside_bytes"] is None
     assert found["memory"]["cache_bytes"] > 0
     peers = found["peers"]["rows"]

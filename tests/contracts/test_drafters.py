@@ -230,6 +230,23 @@ def test_a_drafter_that_computes_nonsense(rule: str, number: float) -> None:
     assert surprise(target, made, rule, LAWS["cool"]) < 1
 
 
+def test_nonsense_that_was_not_drawn_from_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: what is told of a node without a law is not what was drawn from."""
+    from spectr.draft import plan
+
+    def stored(*arguments: object) -> object:
+        draft = grow(*arguments)  # type: ignore[arg-type]
+        tilted = draft.laws * torch.linspace(0.1, 2, SIZE)  # type: ignore[operator]
+        return replace(draft, laws=tilted / tilted.sum(-1, keepdim=True).clamp_min(1e-9))
+
+    broken = llama(4)
+    broken.lm_head.register_forward_hook(lambda _, __, logits: logits * torch.nan)
+    made = drafter("model", model=Target(broken), plan=Plan("iid", 3, 2))
+    assert surprise(llama(3, layers=3), made, "optimal", LAWS["cool"]) < 1
+    monkeypatch.setattr(plan, "grow", stored)
+    assert surprise(llama(3, layers=3), made, "optimal", LAWS["cool"]) > 1
+
+
 @pytest.mark.parametrize("rule", ["kseq", "optimal", "path_block", "block", "recursive"])
 def test_nonsense_is_drafted_as_the_policy_allows(rule: str) -> None:
     """Greedily, and where a token is forbidden."""

@@ -207,5 +207,6 @@ def test_steps_are_captured_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return found.tolist()
 
     captured = text()
-    monkeypatch.setattr("spectr.hf.obstacle", lambda *_: "not now")
-    assert captured == text()
+    monkeypatch.setattr("spectr.engine.obstacle", lambda *_: "not now")
+    with pytest.warns(UserWarning, match="not now"):
+        assert captured == text()

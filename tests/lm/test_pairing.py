@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from spectr.draft import Plan
-from spectr.pairing import DraftOptions, _Pairing, _usual
+from spectr.draft.options import DraftOptions
+from spectr.pairing import _Pairing, _usual
 from spectr.verify import rule
 
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
+from spectr.draft.options import DraftOptions
 from spectr.draft.plan import Plan
 from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError
 from spectr.lm import load
-from spectr.pairing import DraftOptions, pair
+from spectr.pairing import pair
 from spectr.policy import Policy
 from spectr.theory.measure import MOST_DRAFTS, Study, _Bench, _nothing, _ranks, _replanned, measure
 from spectr.theory.prompts import BUILT_IN, Prompt, read_prompts

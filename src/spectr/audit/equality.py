@@ -18,8 +18,9 @@ from spectr.audit.replay import RowsAfter
 from spectr.audit.report import Case, Claim, Finding, Level
 from spectr.audit.stage import Stage
 from spectr.coins import SeededCoins
+from spectr.draft.options import DraftOptions
 from spectr.engine import Engine, Job, Request
-from spectr.pairing import DraftOptions, pair
+from spectr.pairing import pair
 from spectr.policy import Policy
 from spectr.transport.laws import law_of, total_variation
 from spectr.types import TreeModel

@@ -18,9 +18,10 @@ from spectr.audit.toys import RandomModel
 from spectr.draft import Plan
 from spectr.draft import drafter as named_drafter
 from spectr.draft.mixed import Mixed
+from spectr.draft.options import DraftOptions
 from spectr.engine import Engine
 from spectr.errors import ArgumentError, MismatchError
-from spectr.pairing import DraftOptions, pair
+from spectr.pairing import pair
 from spectr.policy import Policy
 from spectr.types import Drafter, TreeModel
 from spectr.verify import Card, Rule

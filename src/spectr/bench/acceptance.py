@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from spectr.draft import Plan
+from spectr.draft.options import DraftOptions
 from spectr.draft.plan import beam_for
 from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError
 from spectr.lm import LM, load
-from spectr.pairing import DraftOptions, pair
+from spectr.pairing import pair
 from spectr.policy import Policy
 from spectr.requests import Result
 from spectr.verify import rule as named_rule

@@ -13,10 +13,11 @@ from spectr.bench.ask import Writer, WrittenBySpectr, WrittenByTransformers
 from spectr.bench.endpoint import Endpoint
 from spectr.draft import Plan
 from spectr.draft import drafter as named_drafter
+from spectr.draft.options import DraftOptions
 from spectr.engine import Engine
 from spectr.errors import MismatchError, SpectrError, UnknownNameError
 from spectr.lm import LM
-from spectr.pairing import DraftOptions, pair
+from spectr.pairing import pair
 from spectr.registry import nearest
 from spectr.types import Drafter, Siblings
 from spectr.verify import Card

@@ -42,8 +42,10 @@ class Plan:
     shared: int | None = None  # nodes that all rows of a batch have together, two each at least; for pruned trees
 
     def __post_init__(self) -> None:
-        for name in ("drafts", "length", *(["shared"] if self.shared is not None else [])):
+        for name in ("drafts", "length"):
             whole(name, getattr(self, name), 1)
+        if self.shared is not None:
+            whole("shared", self.shared, 1)
         for count in () if self.tree is None or isinstance(self.tree, Shape) else self.tree:
             whole("a branching number of tree", count, 1)
         if self.nodes is not None and whole("nodes", self.nodes) < 2:

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from spectr.checks import whole
+from spectr.draft.options import DraftOptions
 from spectr.draft.plan import Plan
 from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError
 from spectr.lm import LM, load
-from spectr.pairing import DraftOptions, pair
+from spectr.pairing import pair
 from spectr.policy import Policy
 from spectr.theory.eased import eased_rule
 from spectr.theory.estimate import Array

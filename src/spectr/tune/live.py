@@ -14,12 +14,13 @@ from typing import Any
 from spectr.draft import drafter as named_drafter
 from spectr.draft.chooser import WINDOW
 from spectr.draft.menu import Ground, adaptive
+from spectr.draft.options import DraftOptions
 from spectr.draft.plan import Plan
 from spectr.engine import Engine, Job, Request
 from spectr.errors import MismatchError
 from spectr.lm import LM
 from spectr.metrics import Stats
-from spectr.pairing import DraftOptions, pair
+from spectr.pairing import pair
 from spectr.policy import Policy
 from spectr.tune.progress import Progress
 from spectr.types import Drafter

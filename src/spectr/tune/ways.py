@@ -11,11 +11,12 @@ from spectr.draft import Plan
 from spectr.draft import drafter as named_drafter
 from spectr.draft.adaptive import AdaptiveDrafter, Option, replanned
 from spectr.draft.chooser import Fixed
+from spectr.draft.options import DraftOptions
 from spectr.draft.profile import Way
 from spectr.engine import Engine
 from spectr.errors import ArgumentError, MismatchError, SpectrError
 from spectr.lm import LM
-from spectr.pairing import DraftOptions, pair
+from spectr.pairing import pair
 from spectr.types import Drafter
 from spectr.verify import rule as named_rule
 
