@@ -19,7 +19,7 @@ PACKAGE = ROOT / "src" / "spectr"
 
 FACADE = "spectr"  # the package itself: what `spectr/__init__.py` exports
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors",),
+    ("errors", "version"),
     ("checks", "rows", "threads", "kernels"),
     ("types",),
     ("registry",),

@@ -35,4 +35,4 @@ class MissingExtraError(SpectrError, ImportError):
     """An optional dependency is missing."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs {package}, which is not installed: pip install 'spectr[{extra}]'")
+        super().__init__(f"{purpose} needs {package}, which is not installed: pip install 'spectr-lm[{extra}]'")

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
 from typing import Any
 
 import pytest
@@ -11,13 +11,14 @@ import pytest
 from spectr.cli import main
 from spectr.cli import rules as rules_module
 from spectr.errors import ArgumentError
+from spectr.version import __version__
 
 Spectr = Callable[..., Any]
 
 
 def test_version(spectr: Spectr) -> None:
     ran = spectr("--version")
-    assert (ran.code, ran.out, ran.err) == (0, f"spectr {version('spectr')}\n", "")
+    assert (ran.code, ran.out, ran.err) == (0, f"spectr {__version__}\n", "")
 
 
 def test_the_script_is_this_main() -> None:

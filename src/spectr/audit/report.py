@@ -8,12 +8,12 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 from spectr.audit.statistics import samples_needed, smallest_bias
 from spectr.checks import whole
 from spectr.errors import ArgumentError
+from spectr.version import installed
 
 __all__ = ["CELLS", "Case", "Claim", "Finding", "Level", "Report", "examine", "versions"]
 
@@ -109,16 +109,9 @@ class Case:
     tests: int = 0
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def versions() -> dict[str, str | None]:
     """Of what was audited and what audited it."""
-    return {"python": platform.python_version(), **{p: _version(p) for p in ("spectr", "torch", "transformers")}}
+    return {"python": platform.python_version(), **{p: installed(p) for p in ("spectr", "torch", "transformers")}}
 
 
 @dataclass(frozen=True, slots=True)

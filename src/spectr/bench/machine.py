@@ -5,11 +5,12 @@ import platform
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from spectr.version import installed
 
 __all__ = ["hardware", "load", "versions", "watching_memory"]
 
@@ -46,16 +47,9 @@ def hardware(device: torch.device) -> dict[str, Any]:
     return found
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def versions() -> dict[str, str | None]:
     """Of everything that computes."""
-    packages = {name: _version(name) for name in ("spectr", "torch", "transformers", "numpy", "triton")}
+    packages = {name: installed(name) for name in ("spectr", "torch", "transformers", "numpy", "triton")}
     return {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}", **packages}
 
 

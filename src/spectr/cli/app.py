@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -15,6 +14,7 @@ from spectr.cli.models import doctor, models, pull_model
 from spectr.cli.train import train
 from spectr.cli.tune import tune
 from spectr.errors import SpectrError
+from spectr.version import __version__
 
 __all__ = ["app", "main"]
 
@@ -44,7 +44,7 @@ app.add_typer(theory.app, name="theory")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"spectr {version('spectr')}")
+        typer.echo(f"spectr {__version__}")
         raise typer.Exit
 
 

@@ -3,7 +3,6 @@
 import os
 import platform
 import shutil
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,18 @@ from transformers import AutoConfig
 from spectr.errors import ArgumentError, SpectrError
 from spectr.models.catalog import CATALOG, home, locate
 from spectr.models.memory import available, in_words, need, weights_on_disk
+from spectr.version import __version__, installed
 
 __all__ = ["examine"]
 
 _NEEDED = {"torch": "2.11", "transformers": "5.17"}
 _OPTIONAL = {
-    "gguf": "convert catalog models: pip install 'spectr[models]'",
-    "accelerate": "convert catalog models, device_map: pip install 'spectr[models]'",
+    "gguf": "convert catalog models: pip install 'spectr-lm[models]'",
+    "accelerate": "convert catalog models, device_map: pip install 'spectr-lm[models]'",
     "triton": "kernels on CUDA",
-    "matplotlib": "figures: pip install 'spectr[plot]'",
-    "scipy": "the linear program: pip install 'spectr[lp]'",
+    "matplotlib": "figures: pip install 'spectr-lm[plot]'",
+    "scipy": "the linear program: pip install 'spectr-lm[lp]'",
 }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _older(found: str, least: str) -> bool:
@@ -92,9 +85,9 @@ def _needs(model: str) -> dict[str, Any]:
 def examine(model: str | None = None) -> dict[str, Any]:
     """Everything, as plain data; `advice` lists what must be done before models can run."""
     found: dict[str, Any] = {
-        "spectr": _version("spectr"),
+        "spectr": __version__,
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in (*_NEEDED, *_OPTIONAL)},
+        "packages": {name: installed(name) for name in (*_NEEDED, *_OPTIONAL)},
         "device": _device(),
         "cache": _cache(),
     }
