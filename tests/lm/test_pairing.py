@@ -9,7 +9,9 @@ import torch
 
 from spectr.draft import Plan
 from spectr.draft.options import DraftOptions
-from spectr.pairing import _Pairing, _usual
+from spectr.models import trained
+from spectr.notices import forget
+from spectr.pairing import _Pairing, _usual, pair
 from spectr.verify import RULES, rule
 
 
@@ -51,6 +53,20 @@ def test_what_is_said_of_chains_goes_with_nodes() -> None:
     for said, meant in (({"drafts": 4}, (4, 7)), ({"length": 3}, (10, 3)), ({"drafts": 2, "length": 3}, (2, 3))):
         plan = _Pairing(target, rule("kseq").card, DraftOptions(nodes=32, **said), {}).plan()
         assert (plan.drafts, plan.length) == meant
+
+
+@pytest.mark.parametrize(("device", "meant"), [("cpu", "lookup"), ("cuda", "none")])
+def test_auto_without_a_trained_drafter_says_what_it_is(
+    device: str, meant: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trained, "shipped", lambda _: None)
+    target: Any = SimpleNamespace(target=SimpleNamespace(device=torch.device(device), model=None), tokenizer=None)
+    forget()
+    for _ in range(2):
+        assert pair("auto", target, rule("race").card, DraftOptions(), {}).name == meant
+    (record,) = caplog.records
+    assert "no trained drafter for this model" in record.message
+    assert "spectr train" in record.message
 
 
 def test_rows_share_only_what_does_not_change_their_text() -> None:

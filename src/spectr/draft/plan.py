@@ -30,8 +30,8 @@ def beam_for(nodes: int) -> tuple[int, int]:
 
 
 def chains_for(nodes: int, longest: int = 8) -> tuple[int, int]:
-    """How many chains, and of how many tokens, fill a tree of so many nodes: about eight chains of at least four tokens,
-    and more of them where they would be longer than `longest`.
+    """How many chains, and of how many tokens, fill a tree of so many nodes: about eight chains of at least four
+    tokens, and more of them where they would be longer than `longest`.
 
     >>> chains_for(2), chains_for(16), chains_for(64), chains_for(128)
     ((1, 1), (3, 5), (9, 7), (15, 8))
