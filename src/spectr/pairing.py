@@ -257,23 +257,23 @@ def _parts(drafter: Any) -> list[Any]:
 
 
 def auto_drafter(target: "OpenedModel") -> tuple[str, str]:
-    """What `auto` means for this model, and why: the drafter trained for it, where one comes with spectr; else lookup
-    on a CPU, and on a GPU plain decoding, since lookup works on the host and every step would wait for it."""
+    """What `auto` means for this model, and why: the drafter trained for it, where one comes with spectr, else none:
+    `lookup` is slower than plain decoding wherever a text does not repeat itself."""
     from spectr.models.trained import shipped
 
     folder = shipped(target.target.model)
     if folder is not None:
         return str(folder), "the drafter that was trained for this model"
-    hint = "train one with `spectr train`, or give drafter=…"
-    if target.target.device.type == "cpu":
-        return "lookup", f"no trained drafter for this model, so repetitions in the text are drafted; {hint}"
-    return "none", f"no trained drafter for this model, so it decodes plainly; {hint}"
+    return "none", (
+        "no trained drafter for this model, so it decodes plainly: train one with `spectr train`, or give drafter=…, "
+        "such as a smaller model of the family, or 'lookup' for answers that repeat their prompt"
+    )
 
 
 def _found(target: "OpenedModel") -> str:
     """The drafter that `auto` stands for; where it is none trained for the model, a notice says so."""
     name, reason = auto_drafter(target)
-    if name in ("none", "lookup"):
+    if name == "none":
         notice(reason)
     return name
 
