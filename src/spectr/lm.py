@@ -1,8 +1,10 @@
 """`spectr.load`: a target by name, hub id or folder, with its tokenizer, a drafter and a rule, ready to generate."""
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 from spectr.checks import whole
@@ -11,7 +13,7 @@ from spectr.engine import Engine, Job, Memory, Request, Result, Step
 from spectr.errors import ArgumentError
 from spectr.metrics import Stats
 from spectr.pairing import pair, planned_rule
-from spectr.policy import Policy
+from spectr.policy import Policy, merge_settings
 from spectr.registry import nearest
 from spectr.text import TextStream
 from spectr.verify import Rule
@@ -177,7 +179,9 @@ class LM:
         return Request(self.opened.start, seed, most, source=tokens, ends=watch)
 
     def _policy(self, settings: dict[str, Any]) -> Policy:
-        """A policy, with bad words given as text turned into tokens, at the beginning of a word and inside."""
+        """The model's own policy with these settings in place of its own. Bad words given as text become tokens, at the
+        beginning of a word and inside."""
+        settings = merge_settings(self.opened.settings, settings)
         given = settings.get("bad_words") or ()
         words = [given] if isinstance(given, str) else given
         spelled = [form for word in words for form in ([word, f" {word}"] if isinstance(word, str) else [word])]
@@ -284,7 +288,8 @@ def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options
     progress, a function of one sentence). On a GPU steps are captured once and replayed as graphs, unless
     `capture=False`; `compile=True` also compiles layers, which takes seconds at the beginning.
     """
-    from spectr.models.hf import Loading, open_loaded, open_model, unheeded
+    from spectr.models.generation_config import unsupported_settings
+    from spectr.models.hf import Loading, open_loaded, open_model
 
     drafting, loading = ([f.name for f in fields(kind)] for kind in (DraftOptions, Loading))
     known = [*drafting, *loading, "capture", "compile", "progress", "tokenizer"]
@@ -304,8 +309,8 @@ def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options
     else:
         opened = open_loaded(model, tokenizer)
         partner = pair(drafter, opened, made.card, chosen)
-    if said := unheeded(opened.target.model):
-        progress(said)
+    if said := unsupported_settings(opened.target.model, opened.target.vocabulary):
+        (options.get("progress") or partial(warnings.warn, stacklevel=2))(said)
     engine = Engine(opened.target, partner, made, opened.stops)
     _hasten(engine, options.get("capture"), bool(options.get("compile")), progress)
     return LM(engine, opened)
