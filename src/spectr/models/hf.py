@@ -169,8 +169,8 @@ def _tokenizer(model: str, folder: str, trust_remote_code: bool) -> Any:
 
 
 def _has_sentencepiece_model(folder: str) -> bool:
-    """Whether a folder or repository has its tokenizer in this form alone. Without the package, transformers may say that
-    it does not know the architecture."""
+    """Whether a folder or repository has its tokenizer in this form alone. Without the package, transformers may say
+    that it does not know the architecture."""
     names = ("source.spm", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "sentencepiece.model")
     return not has_file(folder, "tokenizer.json") and any(has_file(folder, name) for name in names)
 
