@@ -28,7 +28,8 @@ def helps(command: Any, name: str, parent: typer.Context | None = None) -> Itera
     context = command.make_context(name, [], parent=parent, resilient_parsing=True, **width)
     yield context.command_path, command.get_help(context)
     for below, found in getattr(command, "commands", {}).items():
-        yield from helps(found, below, context)
+        if not found.hidden:
+            yield from helps(found, below, context)
 
 
 def render() -> str:

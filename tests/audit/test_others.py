@@ -17,7 +17,7 @@ from spectr.audit.functions import shifted
 from spectr.audit.sections import model_law
 from spectr.audit.toys import RandomModel
 from spectr.errors import ArgumentError, LawError
-from spectr.models.assisted import ReplayNet, TransformersSampler, greedy_text, settings_of
+from spectr.models.baselines import ReplayNet, TransformersSampler, greedy_text, settings_of
 from spectr.policy import Policy
 
 SIZE = 24

@@ -1,4 +1,4 @@
-"""Peers: transformers asked for the same text, and an OpenAI-compatible server that answers with a real model."""
+"""Baselines: transformers asked for the same text, and an OpenAI-compatible server that answers with a real model."""
 
 import json
 import threading
@@ -12,8 +12,8 @@ import torch
 import spectr
 from spectr.bench.endpoint import open_endpoint
 from spectr.errors import ArgumentError, SpectrError
+from spectr.models.baselines import TransformersBaseline
 from spectr.models.hf import open_model
-from spectr.models.peers import Peer
 
 Measure = Callable[..., dict[str, Any]]
 GREEDY = {"temperature": 0.0, "max_new_tokens": 20}
@@ -32,10 +32,10 @@ def assistant(near: str) -> Any:
 @pytest.mark.parametrize("way", ["plain", "assistant", "lookup"])
 def test_greedy_texts_are_spectrs(opened: Any, assistant: Any, target: str, way: str) -> None:
     more = {"plain": {}, "assistant": {"assistant": assistant}, "lookup": {"lookup": 10}}[way]
-    peer = Peer(opened.target.model, opened.stops, **more)
+    baseline = TransformersBaseline(opened.target.model, opened.stops, **more)
     lm = spectr.load(target, "none")
     prompt = lm.encode("one two one two one two")
-    found = peer.write(prompt, None, GREEDY, seed=0)
+    found = baseline.write(prompt, 0, GREEDY)
     assert found.tokens == lm.generate("one two one two one two", 20, temperature=0).tokens
     assert found.seconds > found.target > 0
     assert (found.draft > 0) == (way == "assistant")
@@ -47,11 +47,11 @@ def test_the_models_own_settings_are_left_alone_and_not_listened_to(opened: Any)
     net.generation_config.repetition_penalty = 5.0
     try:
         config = net.generation_config
-        with_penalty = Peer(net, opened.stops).write([5, 6, 7], None, GREEDY, seed=0).tokens
+        with_penalty = TransformersBaseline(net, opened.stops).write([5, 6, 7], 0, GREEDY).tokens
         assert net.generation_config is config
     finally:
         net.generation_config.repetition_penalty = None
-    assert with_penalty == Peer(net, opened.stops).write([5, 6, 7], None, GREEDY, seed=0).tokens
+    assert with_penalty == TransformersBaseline(net, opened.stops).write([5, 6, 7], 0, GREEDY).tokens
 
 
 def test_sampling_is_of_the_law_and_of_the_seed(opened: Any) -> None:
@@ -59,14 +59,14 @@ def test_sampling_is_of_the_law_and_of_the_seed(opened: Any) -> None:
     net, prompt = opened.target.model, [9, 40, 41]
     with torch.no_grad():
         law = (net(torch.tensor([prompt])).logits[0, -1] / 0.5).softmax(-1)
-    peer = Peer(net, opened.stops)
+    baseline = TransformersBaseline(net, opened.stops)
     settings = {"temperature": 0.5, "max_new_tokens": 1}
-    draws = [peer.write(prompt, None, settings, seed).tokens[0] for seed in range(300)]
+    draws = [baseline.write(prompt, seed, settings).tokens[0] for seed in range(300)]
     top = law.topk(5).indices.tolist()
     counts = [*(draws.count(token) for token in top), sum(draw not in top for draw in draws)]
     chances = [*law[top].tolist(), 1 - float(law[top].sum())]
     assert sum((count - 300 * p) ** 2 / (300 * p) for count, p in zip(counts, chances, strict=True)) < 60
-    assert draws[:5] == [peer.write(prompt, None, settings, seed).tokens[0] for seed in range(5)]
+    assert draws[:5] == [baseline.write(prompt, seed, settings).tokens[0] for seed in range(5)]
 
 
 class Server(BaseHTTPRequestHandler):

@@ -108,12 +108,12 @@ def test_any_drafter_with_laws_serves_every_rule(measure: Measure, drafter: str)
 
 
 def test_what_transformers_refuses_is_left_out(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
-    from spectr.models.peers import Peer
+    from spectr.models.baselines import TransformersBaseline
 
     def refuse(*_: Any) -> None:
         raise ValueError("different\ntokenizers")
 
-    monkeypatch.setattr(Peer, "_generate", refuse)
+    monkeypatch.setattr(TransformersBaseline, "_generate", refuse)
     found = measure(methods=("plain", "transformers"))
     assert found["left_out"] == {"transformers": "transformers refuses: different tokenizers"}
     with pytest.raises(MismatchError, match="transformers cannot run"):

@@ -222,3 +222,10 @@ def test_there_is_nothing_to_report(spectr: Spectr, tmp_path: Path) -> None:
     ran = spectr("bench", "report", str(tmp_path / "x.json"))
     assert ran.code == 2
     assert "there is no benchmark in" in ran.err
+
+
+def test_inflate_has_moved(spectr: Spectr) -> None:
+    ran = spectr("bench", "inflate", "--compile", "--only", "rows")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.rstrip().endswith("run: python -m benchmarks.inflate --compile --only rows")
+    assert "inflate" not in spectr("bench", "--help").out

@@ -1,6 +1,7 @@
-"""`spectr theory`: one line or JSON, a folder of figures, and measurements as tables and JSON."""
+"""`spectr theory`: one line or JSON, and measurements as tables and JSON."""
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,31 +63,13 @@ def test_what_cannot_be_predicted(spectr: Spectr, flags: tuple[str, ...], senten
     assert sentence in ran.err
 
 
-def test_figures(spectr: Spectr, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With two of the sheets: all of them are drawn in tests/theory."""
-    from spectr.theory import figures
-    from spectr.theory.figures import atlas
-
-    makers = tuple(maker for maker in atlas._MAKERS if maker[1][0] == "speedup")
-    monkeypatch.setattr(atlas, "_MAKERS", makers)
-    monkeypatch.setattr(figures, "SHEETS", makers[0][1])
-    out = tmp_path / "new" / "figures"
-    ran = spectr("theory", "figures", "--out", str(out))
-    assert ran.code == 0, ran.err
-    assert ran.out.splitlines()[-1] == str(out / "index.html")
-    assert "speedup" in ran.out
-    names = {"index.html", "numbers.json", "speedup.png", "speedup.svg", "time.png", "time.svg"}
-    assert {path.name for path in out.iterdir()} == names
-    found = json.loads(spectr("theory", "figures", "--out", str(out), "--json").out)
-    assert set(found["files"]) == names
-    assert found["agreement"]["compared"] > 50
-
-
-def test_figures_that_cannot_be_written(spectr: Spectr, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    ran = spectr("theory", "figures", "--out", str(tmp_path / "file"))
+@pytest.mark.parametrize("flags", [(), ("--out", "my figures"), ("--help",)])
+def test_figures_have_moved(spectr: Spectr, flags: tuple[str, ...]) -> None:
+    ran = spectr("theory", "figures", *flags)
     assert (ran.code, ran.out) == (2, "")
-    assert "--out must be a folder that can be written" in ran.err
+    assert ran.err.rstrip().endswith(f"run: {shlex.join(['python', '-m', 'benchmarks.figures', *flags])}")
+    assert ran.err.count("\n") == 1
+    assert "figures" not in spectr("theory", "--help").out
 
 
 def test_measure(spectr: Spectr, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from spectr.metrics import Stats
 from spectr.policy import Policy
 
 if TYPE_CHECKING:
-    from spectr.models.peers import Peer
+    from spectr.models.baselines import TransformersBaseline
 
 __all__ = ["Asked", "Writer", "Written", "WrittenBySpectr", "WrittenByTransformers", "requests", "turns_of"]
 
@@ -123,15 +123,14 @@ class WrittenBySpectr:
 class WrittenByTransformers:
     """`model.generate`, one way or another."""
 
-    peer: "Peer"
+    baseline: "TransformersBaseline"
     tokenizer: Any
 
     def write(self, asked: Asked) -> Written:
         """What transformers reads of the prompt is inside its calls of the target."""
         request = asked.request
-        source = None if request.source is None else list(request.source)
         settings = {"temperature": asked.temperature, "max_new_tokens": request.max_new_tokens}
-        found = self.peer.write(list(request.prompt), source, settings, request.seed)
+        found = self.baseline.write(request.prompt, request.seed, settings, request.source)
         text = self.tokenizer.decode(found.tokens, skip_special_tokens=True)
         parts = {"draft": found.draft, "target": found.target}
         return Written(text, len(found.tokens), found.seconds, found.tokens, found.calls, parts)

@@ -185,10 +185,10 @@ class _Maker:
         return Contender("default", writer, drafter=self.drafter, lossless=self.lm.engine.rule.card.lossless)
 
     def transformers(self) -> Contender:
-        return Contender("transformers", self._peer())
+        return Contender("transformers", self._baseline())
 
     def transformers_lookup(self) -> Contender:
-        return Contender("transformers_lookup", self._peer(lookup=_LOOKUP), drafter="lookup")
+        return Contender("transformers_lookup", self._baseline(lookup=_LOOKUP), drafter="lookup")
 
     def transformers_assistant(self) -> Contender:
         base = planned(self.lm.engine.drafter)
@@ -197,14 +197,14 @@ class _Maker:
                 f"transformers takes a whole model as its assistant, and drafter {self.drafter!r} is none; give "
                 "--drafter the name or folder of a small model"
             )
-        writer = self._peer(assistant=base.model.model)
+        writer = self._baseline(assistant=base.model.model)
         return Contender("transformers_assistant", writer, drafter=self.drafter)
 
-    def _peer(self, **options: Any) -> WrittenByTransformers:
-        from spectr.models.peers import Peer
+    def _baseline(self, **options: Any) -> WrittenByTransformers:
+        from spectr.models.baselines import TransformersBaseline
 
-        peer = Peer(self.lm.opened.target.model, self.lm.opened.stops, **options)
-        return WrittenByTransformers(peer, self.lm.tokenizer)
+        made = TransformersBaseline(self.lm.opened.target.model, self.lm.opened.stops, **options)
+        return WrittenByTransformers(made, self.lm.tokenizer)
 
     def every(self, name: str, drafts: Sequence[int], lengths: Sequence[int]) -> Iterable[Callable[[], Contender]]:
         """What makes the contenders of one method."""

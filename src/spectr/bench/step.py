@@ -16,8 +16,7 @@ from spectr.checks import whole
 from spectr.engine import Job, Request
 from spectr.lm import LM, load
 from spectr.metrics import Stats
-from spectr.models.theirs import Clock
-from spectr.models.tuned import untuned
+from spectr.models.baselines import ForwardTimer, TransformersBaseline
 from spectr.policy import Policy
 
 __all__ = ["run"]
@@ -50,24 +49,17 @@ class Timing:
 
 
 def _time_transformers(lm: LM, ids: list[int], tokens: int, seed: int) -> Timing:
-    net: Any = lm.opened.target.model
-    clock = Clock()
-    torch.manual_seed(seed)
-    start = time.perf_counter()
-    with clock.watching(net), untuned(net):
-        out = net.generate(
-            torch.tensor([ids], device=net.device),
-            do_sample=True, top_k=0, temperature=1.0, max_new_tokens=tokens, min_new_tokens=tokens, pad_token_id=0,
-        )  # fmt: skip
-    return Timing(out.shape[1] - len(ids), time.perf_counter() - start, clock.seconds)
+    settings = {"temperature": 1.0, "max_new_tokens": tokens, "min_new_tokens": tokens}
+    found = TransformersBaseline(lm.opened.target.model, lm.opened.stops).write(ids, seed, settings)
+    return Timing(len(found.tokens), found.seconds, found.target)
 
 
 def _time_spectr(lm: LM, ids: list[int], tokens: int, seed: int) -> Timing:
-    clock = Clock()
+    timer = ForwardTimer()
     start = time.perf_counter()
-    with clock.watching(lm.opened.target.model):
+    with timer.watching(lm.opened.target.model):
         result = lm.engine.generate(Job([Request(ids, seed, tokens)], Policy(min_new_tokens=tokens)))[0]
-    return Timing(len(result.tokens), time.perf_counter() - start, clock.seconds, result.stats)
+    return Timing(len(result.tokens), time.perf_counter() - start, timer.seconds, result.stats)
 
 
 def _summary(timings: Sequence[Timing], plain: Sequence[Timing]) -> dict[str, Any]:

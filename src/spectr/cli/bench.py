@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 
 from spectr.cli.generate import DrafterFlag, ModelFlag
-from spectr.cli.inflate import bench_inflate
+from spectr.cli.moved import add_moved
 from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, progress_bar, talk, write_text
 from spectr.cli.tables import acceptance_table, bench_table, step_table
 from spectr.errors import ArgumentError
@@ -292,4 +292,4 @@ def bench_report(
         typer.echo(as_markdown(head, found))
 
 
-app.command("inflate")(bench_inflate)
+add_moved(app, "bench inflate", "benchmarks.inflate")
