@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("checks", "rows", "threads", "kernels"),
     ("types",),
     ("registry",),
-    ("papers",),
+    ("papers", "prompts"),
     ("config",),
     ("policy",),
     ("coins",),

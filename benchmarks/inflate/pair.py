@@ -6,16 +6,16 @@ from typing import Any
 
 from benchmarks.inflate.model import inflated, inflated_head
 from benchmarks.inflate.order import Order
-from spectr.bench.acceptance import prompts_in
 from spectr.bench.methods import planned
 from spectr.draft import Plan
 from spectr.draft import drafter as named_drafter
 from spectr.engine import Job, Request
-from spectr.errors import ArgumentError, MismatchError
+from spectr.errors import MismatchError
 from spectr.lm import LM, load
 from spectr.models.target import Target
 from spectr.models.tuned import tune, tune_head
 from spectr.policy import Policy
+from spectr.prompts import read_prompts
 from spectr.types import Drafter, Layers
 
 __all__ = ["Pair", "Side", "build"]
@@ -82,13 +82,11 @@ def _large(lm: LM, small: Side, order: Order) -> Side:
 
 def build(order: Order, told: Callable[[str], None]) -> Pair:
     """Load the small side, and make the large one of it."""
-    texts = prompts_in(order.prompts)
-    if not texts:
-        raise ArgumentError(f"--prompts must hold at least one prompt, and {order.prompts} holds none")
+    prompts = read_prompts(order.prompts)
     lm = load(order.model, order.drafter, progress=told, **order.loading)
     found = _head(lm)
     small = Side(lm.opened.target, found.head, found.wants_features)
     large = _large(lm, small, order)
     weights = sum(weight.numel() for weight in large.target.model.parameters())
     told(f"inflated to {weights / 1e9:.2f} G weights")
-    return Pair(small, large, lm.opened.stops, [lm.encode(text) for text in texts])
+    return Pair(small, large, lm.opened.stops, [lm.encode(one.text) for one in prompts])

@@ -57,7 +57,6 @@ def test_everybody_takes_part(measure: Measure, tmp_path: Path) -> None:
             * sum(t["seconds"] for t in texts if (t["method"], t["temperature"]) == (row["method"], row["temperature"]))
         )
     assert {task["task"] for task in found["by_task"]} == {"dialogue", "continuation"}
-    assert all(row["within_noise"] for row in found["by_task"] if row["method"] in ("plain", "race", "lookup"))
 
 
 def test_counts_are_a_function_of_the_seeds(measure: Measure, tmp_path: Path) -> None:
@@ -141,13 +140,7 @@ def test_an_encoder_decoder_model_translates(measure: Measure, translator: str) 
     race = next(row for row in found["results"] if (row["method"], row["temperature"]) == ("race", 1))
     assert race["identical"]["same"] == 2
     assert race["block_efficiency"] > 2  # the drafter is the target
-    assert all(row["score"]["count"] == 1 for row in found["by_task"])
-
-
-def test_code_is_run_only_when_asked(measure: Measure, tmp_path: Path) -> None:
-    for wanted in (False, True):
-        found = measure(tasks=("code",), methods=("plain",), run_code=wanted, out=tmp_path / f"{wanted}.json")
-        assert (found["by_task"][0]["score"] is not None) == wanted
+    assert {row["task"] for row in found["by_task"]} == {"translation", "summarisation"}
 
 
 def test_finished_cells_are_not_measured_again(measure: Measure, tmp_path: Path) -> None:

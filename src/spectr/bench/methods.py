@@ -1,9 +1,8 @@
 """The methods that are compared: from a loaded target and its drafter to everybody who writes. Knows no task."""
 
-import copy
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ from spectr.bench.ask import Writer, WrittenBySpectr, WrittenByTransformers
 from spectr.bench.endpoint import Endpoint
 from spectr.draft import Plan
 from spectr.draft import drafter as named_drafter
+from spectr.draft.adaptive import replanned
 from spectr.draft.options import DraftOptions
 from spectr.engine import Engine
 from spectr.errors import MismatchError, SpectrError, UnknownNameError
@@ -33,7 +33,6 @@ __all__ = [
     "label_of",
     "plan_of",
     "planned",
-    "replanned",
     "sized",
     "weights_of",
 ]
@@ -118,15 +117,6 @@ def planned(drafter: Any) -> Any:
     if hasattr(drafter, "plan"):
         return drafter
     return next((part for part in map(planned, getattr(drafter, "parts", ())) if part is not None), None)
-
-
-def replanned(drafter: Any, plan: Plan) -> Drafter:
-    """The same drafter, weights and all, with another plan."""
-    made: Any = replace(drafter, plan=plan) if is_dataclass(drafter) else copy.copy(drafter)  # type: ignore[type-var]
-    if made.plan is not plan:
-        made.plan = plan
-    same: Drafter = made
-    return same
 
 
 def weights_of(drafter: Any) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,14 +18,9 @@ from spectr.lm import LM, load
 from spectr.metrics import Stats
 from spectr.models.baselines import ForwardTimer, TransformersBaseline
 from spectr.policy import Policy
+from spectr.prompts import timing
 
 __all__ = ["run"]
-
-PROMPTS = (
-    "Explain tides in a few sentences.",
-    "Write a short story about a lighthouse keeper and a fox.",
-    "List five ways to save water at home, with a reason for each.",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +106,7 @@ class Trial:
 
     model: str = "smollm2-135m"
     drafters: Sequence[str] = ("none", "lookup")
-    prompts: Sequence[str] = PROMPTS
+    prompts: Sequence[str] = field(default_factory=timing)
     tokens: int = 128
     repeats: int = 3
 

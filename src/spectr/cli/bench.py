@@ -96,10 +96,10 @@ def bench_step(
     """Time a step around the model, against transformers' plain sampling of the same model."""
     if out is not None:
         check_folder(out)
-    from spectr.bench.acceptance import prompts_in
-    from spectr.bench.step import PROMPTS, Trial, run
+    from spectr.bench.step import Trial, run
+    from spectr.prompts import read_prompts, timing
 
-    every = PROMPTS if prompts is None else prompts_in(prompts)
+    every = timing() if prompts is None else [one.text for one in read_prompts(prompts)]
     some = every[:: max(1, len(every) // texts)][:texts]
     found = run(Trial(model, drafters.split(","), some, tokens, repeats), talk)
     found["command"] = f"spectr {shlex.join(sys.argv[1:])}"
@@ -229,7 +229,6 @@ def bench_run(
         list[str] | None, typer.Option(metavar="URL[#MODEL]", help="An OpenAI-compatible server; may be repeated.")
     ] = None,
     prefix: Annotated[str, typer.Option(metavar="TEXT", help="Before sources of an encoder-decoder model.")] = "",
-    run_code: Annotated[bool, typer.Option("--run-code", help="Score code by running what the model wrote.")] = False,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Of the first text.")] = None,
     minutes: Annotated[
         float | None, typer.Option(min=0.01, metavar="M", help="Begin no turn later; what is missing can follow.")
@@ -254,7 +253,7 @@ def bench_run(
     )  # fmt: skip
     bench = Bench(
         target, out, grid, drafter, {"device": device, "dtype": dtype}, tuple(endpoint or ()), prefix,
-        strict=methods is not None, run_code=run_code, minutes=minutes, command=f"spectr {shlex.join(sys.argv[1:])}",
+        strict=methods is not None, minutes=minutes, command=f"spectr {shlex.join(sys.argv[1:])}",
     )  # fmt: skip
     with ExitStack() as stack:
         bar = _Bar(stack)
@@ -276,7 +275,7 @@ def bench_report(
 ) -> None:
     """Turn a result into a page with plots, and into Markdown; without either, print the Markdown."""
     from spectr.bench.journal import read_results
-    from spectr.bench.page import as_markdown, page
+    from spectr.bench.report import as_markdown, page
     from spectr.bench.summary import summarise
 
     for path in (out, markdown):

@@ -204,13 +204,13 @@ def measure_laws(
     as_json: JsonFlag = False,
 ) -> None:
     """Measure a target and a drafter on real text: laws, and what theory makes of them, per domain."""
+    from spectr.prompts import built_in, read_prompts
     from spectr.theory.measure import Study, measure
-    from spectr.theory.prompts import BUILT_IN, read_prompts
 
     if out is not None:
         check_folder(out)
     study = Study(
-        target, drafter, BUILT_IN if prompts is None else read_prompts(prompts),
+        target, drafter, built_in() if prompts is None else read_prompts(prompts),
         "built in" if prompts is None else prompts.name, layers, length, tokens, temperature, contexts,
         _listed("--nodes", nodes, int, 2), _listed("--epsilons", epsilons, float, 0.0), seed, device,
     )  # fmt: skip

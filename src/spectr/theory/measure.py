@@ -6,10 +6,8 @@ over-acceptance does. Closed forms are taken at every node, so what is left to c
 are by leaving out one text after the other.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import torch
 from torch import Tensor
 
 from spectr.checks import whole
+from spectr.draft.adaptive import replanned
 from spectr.draft.options import DraftOptions
 from spectr.draft.plan import Plan
 from spectr.engine import Engine, Job, Request
@@ -25,11 +24,11 @@ from spectr.errors import ArgumentError
 from spectr.lm import LM, load
 from spectr.pairing import pair
 from spectr.policy import Policy
+from spectr.prompts import Prompt, built_in
 from spectr.theory.eased import eased_rule
 from spectr.theory.estimate import Array
 from spectr.theory.excess import CURVES, acceptance_curves
 from spectr.theory.front import AFTER, eased_test
-from spectr.theory.prompts import BUILT_IN, Prompt
 from spectr.theory.race import one_child
 from spectr.theory.report import Counts, Eased, Findings
 from spectr.theory.watch import Look, Nodes, Seen, joined, watch
@@ -53,7 +52,7 @@ class Study:
 
     target: str
     drafter: str = "early_exit"
-    prompts: Sequence[Prompt] = BUILT_IN
+    prompts: Sequence[Prompt] = field(default_factory=built_in)
     source: str = "built in"  # where the prompts come from, for the record
     layers: int | None = None  # of early_exit
     length: int = 4  # of a draft
@@ -96,15 +95,6 @@ def _lawless(name: str) -> str:
     )
 
 
-def _replanned(drafter: Any, plan: Plan) -> Any:
-    """The same drafter with another plan."""
-    if dataclasses.is_dataclass(drafter):
-        return dataclasses.replace(drafter, plan=plan)  # type: ignore[type-var]
-    other = copy(drafter)
-    other.plan = plan
-    return other
-
-
 @dataclass(frozen=True, slots=True)
 class _Bench:
     """A target and a drafter that are ready, and what they are asked."""
@@ -133,7 +123,7 @@ class _Bench:
         return found
 
     def engine(self, rule: Rule, plan: Plan) -> Engine:
-        return Engine(self.lm.opened.target, _replanned(self.drafter, plan), rule, self.lm.opened.stops)
+        return Engine(self.lm.opened.target, replanned(self.drafter, plan), rule, self.lm.opened.stops)
 
     def jobs(self, shift: int) -> list[Job]:
         requests, policy = self.requests(shift), Policy(self.study.temperature)
