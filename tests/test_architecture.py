@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("checks", "rows", "threads", "kernels"),
     ("types",),
     ("registry",),
-    ("papers", "prompts"),
+    ("papers", "prompts", "endpoint"),
     ("config",),
     ("policy",),
     ("coins",),

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from spectr.bench.ask import Writer, WrittenBySpectr, WrittenByTransformers
-from spectr.bench.endpoint import Endpoint
+from spectr.bench.ask import Writer, WrittenByEndpoint, WrittenBySpectr, WrittenByTransformers
 from spectr.draft import Plan
 from spectr.draft import drafter as named_drafter
 from spectr.draft.adaptive import replanned
@@ -233,6 +232,6 @@ def sized(lm: LM, drafters: Sequence[str], drafts: int, length: int) -> tuple[Co
     return tuple(found)
 
 
-def as_contender(endpoint: Endpoint) -> Contender:
+def as_contender(endpoint: WrittenByEndpoint) -> Contender:
     """An endpoint; whether it is lossless is for `spectr audit` to find out."""
-    return Contender(endpoint.name, endpoint, drafter=endpoint.model, lossless=None)
+    return Contender(endpoint.client.host, endpoint, drafter=endpoint.model, lossless=None)

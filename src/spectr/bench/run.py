@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from spectr.bench.ask import Asked, Written, WrittenByTransformers, requests
-from spectr.bench.endpoint import open_endpoint
+from spectr.bench.ask import Asked, Written, WrittenByTransformers, open_endpoint, requests
 from spectr.bench.grid import Grid
 from spectr.bench.journal import Journal
 from spectr.bench.machine import hardware, load, versions, watching_memory

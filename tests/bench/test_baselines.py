@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import spectr
-from spectr.bench.endpoint import open_endpoint
+from spectr.bench.ask import open_endpoint
 from spectr.errors import ArgumentError, SpectrError
 from spectr.models.baselines import TransformersBaseline
 from spectr.models.hf import open_model
@@ -140,6 +140,6 @@ def test_an_endpoint_that_fails_loses_nothing(measure: Measure, server: str) -> 
 def test_what_is_no_endpoint() -> None:
     with pytest.raises(ArgumentError, match="must be an address such as"):
         open_endpoint("localhost:8000")
-    with pytest.raises(SpectrError, match="did not answer"):
+    with pytest.raises(SpectrError, match="must answer with JSON"):
         open_endpoint("http://127.0.0.1:9")
-    assert open_endpoint("http://host/api#m").base == "http://host/api/v1"
+    assert open_endpoint("http://host/api#m").client.base == "http://host/api/v1"
