@@ -85,5 +85,5 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without_matplotlib)
-    with pytest.raises(MissingExtraError, match=r"pip install 'spectr\[plot\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'spectr-lm\[plot\]'"):
         check_figure(tmp_path / "figure.png")
