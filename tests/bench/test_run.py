@@ -204,7 +204,7 @@ def test_a_killed_run_goes_on(measure: Measure, target: str, near: str, tmp_path
     """The process itself, ended where it stands."""
     path = tmp_path / "bench.json"
     flags = (
-        "--methods", "plain,race,optimal", "--tasks", "dialogue,continuation", "--prompts", "3", "--tokens", "24",
+        "--methods", "plain,race,optimal", "--tasks", "dialogue,continuation", "--texts", "3", "--tokens", "24",
         "--ablations", "", "--drafter", near, "--out", str(path),
     )  # fmt: skip
     code = "import torch; torch.set_num_threads(1); from spectr.cli import main; main()"

@@ -140,7 +140,7 @@ def test_the_flags_of_a_run(spectr: Spectr, benched: list[Bench], tmp_path: Path
     out = tmp_path / "b.json"
     flags = (
         "my-model", "--drafter", "early_exit", "--methods", "plain,race", "--tasks", "code,arithmetic=x.jsonl",
-        "--drafts", "1,2", "--lengths", "3", "--temperatures", "0,0.7", "--tokens", "9", "--prompts", "4", "--rounds",
+        "--drafts", "1,2", "--lengths", "3", "--temperatures", "0,0.7", "--tokens", "9", "--texts", "4", "--rounds",
         "2", "--ablations", "size", "--noises", "0,1", "--sizes", "ngram", "--vocabularies", "100", "--seed", "5",
         "--endpoint", "http://a", "--endpoint", "http://b#m", "--prefix", "p: ", "--minutes", "2",
         "--device", "cpu", "--dtype", "bfloat16", "--out", str(out),
@@ -171,13 +171,15 @@ def test_what_a_run_prints(spectr: Spectr, tmp_path: Path, monkeypatch: pytest.M
     out = tmp_path / "b.json"
     ran = spectr("bench", "run", "--out", str(out))
     assert ran.out.splitlines()[-1].split()[:5] == ["plain", "decoding,", "LOSSY", "1", "1.00"]
-    assert ran.err == f"1 cells to measure\nall there: {out}; a page of it: spectr bench report {out} --out page.html\n"
+    assert (
+        ran.err == f"1 cell to measure\ncomplete: {out}; for a page of it: spectr bench report {out} --out page.html\n"
+    )
     assert json.loads(spectr("bench", "run", "--out", str(out), "--json").out) == FOUND
     cut = {**FOUND, "interrupted": True, "cells_missing": 3}
     monkeypatch.setattr("spectr.bench.run.run", lambda *_: cut)
     ran = spectr("bench", "run", "--out", str(out))
     assert ran.code == 130
-    assert ran.err == f"3 cells are missing in {out}; the same command again measures them\n"
+    assert ran.err == f"{out} lacks 3 cells; the same command again measures them\n"
 
 
 @pytest.mark.parametrize(

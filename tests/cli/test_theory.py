@@ -15,7 +15,7 @@ def test_a_prediction_is_one_line(spectr: Spectr) -> None:
     ran = spectr("theory", "predict", "--alpha", "0.8", "--cost", "0.05")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out == (
-        "gamma = 8: 3.09 times as fast as plain decoding, 4.33 tokens per target call "
+        "draft 8 tokens at a time (gamma = 8): 3.09 times as fast as plain decoding, 4.33 tokens per target call "
         "(acceptance 0.8, a draft costs 0.05 of a target call)\n"
     )
 
@@ -40,7 +40,7 @@ def test_acceptance_by_depth_and_the_longest_draft(spectr: Spectr) -> None:
     found = json.loads(spectr("theory", "predict", "--by-depth", "0.8,0.8,0.1", "--cost", "0.1", "--json").out)
     assert (found["gamma"], found["expected_tokens"]) == (2, pytest.approx(2.44))
     assert (
-        "gamma = 7, the longest looked at"
+        "(gamma = 7, the longest looked at)"
         in spectr("theory", "predict", "--alpha", "1", "--cost", "0.1", "--longest", "7").out
     )
 

@@ -56,7 +56,8 @@ def _sentence(found: Prediction, what: str, cost: float, longest: int) -> str:
         return f"do not speculate: {what} does not pay for drafts that cost {cost:g} of a target call"
     bound = ", the longest looked at" if found.gamma == longest else ""
     return (
-        f"gamma = {found.gamma}{bound}: {found.speedup:.2f} times as fast as plain decoding, "
+        f"draft {found.gamma} token{'s' * (found.gamma > 1)} at a time (gamma = {found.gamma}{bound}): "
+        f"{found.speedup:.2f} times as fast as plain decoding, "
         f"{found.expected_tokens:.2f} tokens per target call ({what}, a draft costs {cost:g} of a target call)"
     )
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from spectr.checks import whole
 from spectr.draft.adaptive import replanned
 from spectr.draft.options import DraftOptions
-from spectr.draft.plan import Plan
+from spectr.draft.plan import Plan, beam_for
 from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError
 from spectr.lm import LM, load
@@ -41,8 +41,6 @@ __all__ = ["MOST_DRAFTS", "Study", "measure"]
 
 MOST_DRAFTS = 16
 _ROWS = 16  # texts generated at a time
-_BEAMS = {16: (6, 5), 32: (8, 6), 64: (16, 8), 128: (16, 8), 256: (24, 9)}
-"""Nodes of a pruned tree → nodes expanded at each depth, and depths."""
 _LAWLESS = ("none", "lookup")
 
 
@@ -137,7 +135,7 @@ class _Bench:
 
     def counted(self, nodes: int, shift: int) -> Counts:
         """A run of the race on pruned trees: nothing but counts."""
-        beam, depth = next((shape for most, shape in _BEAMS.items() if nodes <= most), _BEAMS[256])
+        beam, depth = beam_for(nodes)
         reach = getattr(getattr(self.drafter, "heads", None), "deepest", None) or depth  # parallel heads end somewhere
         engine = self.engine(named_rule("race"), Plan("race", beam, min(depth, reach), nodes))
         stats = [result.stats for job in self.jobs(shift) for result in engine.generate(job)]

@@ -1,6 +1,6 @@
-"""The linear program of optimal transport with membership cost, and its min-cut, by brute force: oracles for tests.
+"""Oracles: the linear program of optimal transport with membership cost, and its min-cut, by brute force.
 
-Exponential in the vocabulary; everything else in this folder exists so that nobody needs it. Needs scipy.
+Both are exponential in the vocabulary.
 """
 
 import itertools
@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
-
-from spectr.errors import MissingExtraError
+from scipy.optimize import linprog
 
 __all__ = ["cut_optimum", "iid_sets", "lp_optimum"]
 
@@ -28,10 +27,6 @@ def iid_sets(draft: Law, k: int) -> dict[frozenset[int], float]:
 
 def lp_optimum(target: Law, sets: Mapping[frozenset[int], float]) -> float:
     """max Σ π(S, y ∈ S) subject to Σ_y π(S, y) ≤ P(S) and Σ_S π(S, y) ≤ target(y)."""
-    try:
-        from scipy.optimize import linprog
-    except ImportError:
-        raise MissingExtraError("scipy", "lp", "the linear program") from None
     flows = [(row, token) for row, tokens in enumerate(sets) for token in sorted(tokens)]
     limits = np.zeros((len(sets) + len(target), len(flows)))
     for column, (row, token) in enumerate(flows):
