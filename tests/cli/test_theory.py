@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.bench.conftest import target
+
+__all__ = ["target"]
 
 Spectr = Callable[..., Any]
 
@@ -72,13 +75,13 @@ def test_figures_have_moved(spectr: Spectr, flags: tuple[str, ...]) -> None:
     assert "figures" not in spectr("theory", "--help").out
 
 
-def test_measure(spectr: Spectr, tmp_path: Path) -> None:
-    """The default model with the n-gram law: two prompts, a few tokens, no pruned trees."""
+def test_measure(spectr: Spectr, target: str, tmp_path: Path) -> None:
+    """A small model with the n-gram law: two prompts, a few tokens, no pruned trees."""
     prompts, out = tmp_path / "prompts.json", tmp_path / "found.json"
     entries = [{"kind": "song", "text": "la la la la la"}, {"kind": "count", "text": "one two one two one two"}]
     prompts.write_text(json.dumps({"prompts": entries}))
     flags = ("--prompts", str(prompts), "--tokens", "4", "--length", "2", "--nodes", "", "--epsilons", "0.1")
-    ran = spectr("theory", "measure", "--drafter", "ngram", *flags, "--out", str(out))
+    ran = spectr("theory", "measure", target, "--drafter", "ngram", *flags, "--out", str(out))
     assert ran.code == 0, ran.err
     for word in ("TV by depth", "song", "count", "all", "kseq_plus", "predicted", "Decoding-UNO", "one standard error"):
         assert word in ran.out
@@ -93,7 +96,7 @@ def test_measure(spectr: Spectr, tmp_path: Path) -> None:
     [
         (("--drafter", "lookup"), "drafter 'lookup' proposes tokens without one"),
         (("--temperature", "0"), "temperature must be above 0"),
-        (("--prompts", "nowhere.json"), "--prompts must be a text file, or JSON"),
+        (("--prompts", "nowhere.json"), "--prompts must be a text file"),
         (("--nodes", "x"), "--nodes takes integers"),
         (("--out", "nowhere/found.json"), "there is no folder"),
     ],
