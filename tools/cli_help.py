@@ -27,8 +27,10 @@ def helps(command: Any, name: str, parent: typer.Context | None = None) -> Itera
     width = {"terminal_width": WIDTH, "max_content_width": WIDTH}
     context = command.make_context(name, [], parent=parent, resilient_parsing=True, **width)
     yield context.command_path, command.get_help(context)
-    for below, found in getattr(command, "commands", {}).items():
-        yield from helps(found, below, context)
+    for below in getattr(command, "list_commands", lambda _: ())(context):
+        found = command.get_command(context, below)
+        if not found.hidden:
+            yield from helps(found, below, context)
 
 
 def render() -> str:

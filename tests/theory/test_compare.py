@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from tests.oracles import iid_sets, lp_optimum
 from torch import Tensor
 
 from spectr.coins import gumbel
@@ -16,7 +17,6 @@ from spectr.transport import coupling
 from spectr.transport.coupling import Drafted
 from spectr.transport.hybrid import fixed_count
 from spectr.transport.laws import without
-from spectr.transport.lp import iid_sets, lp_optimum
 
 KS = (1, 2, 3)
 FAMILIES = [

@@ -14,7 +14,6 @@ from spectr.models.head import head_of
 from spectr.models.trained import fingerprint, pupil
 from spectr.train.distil import Distilling, distil
 from spectr.train.loop import Course
-from spectr.train.prompts import built_in, from_file, split
 
 ASK = "the quick brown fox"
 
@@ -125,19 +124,6 @@ def test_another_target_is_refused(made: Path, folder: Path, tmp_path: Path) -> 
     (tmp_path / "drafter.json").write_text("{}")
     with pytest.raises(ArgumentError, match="is not the description of a drafter"):
         spectr.load(str(folder), tmp_path)
-
-
-def test_prompts(tmp_path: Path) -> None:
-    assert len(set(built_in(2000))) == 2000
-    lines = tmp_path / "prompts.jsonl"
-    lines.write_text('"one"\n{"prompt": "two"}\n\n{"question": "three"}\n')
-    assert from_file(lines) == ["one", "two", "three"]
-    lines.write_text('{"other": 1}\n')
-    with pytest.raises(ArgumentError, match=r"prompts\.jsonl:1 must be a string"):
-        from_file(lines)
-    train, held = split(built_in(1000))
-    assert set(train).isdisjoint(held)
-    assert 5 < len(held) < 60
 
 
 def test_a_drafter_is_trained_further(folder: Path, made: Path, tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spectr.bench.methods import METHODS, plan_of, planned, replanned
+from spectr.bench.methods import METHODS, plan_of, planned
 from spectr.bench.rules import Workload, workload
 from spectr.coins import SeededCoins
+from spectr.draft.adaptive import replanned
 from spectr.engine import Engine, Job, Request
 from spectr.lm import LM
 from spectr.policy import Policy

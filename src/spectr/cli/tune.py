@@ -23,9 +23,9 @@ __all__ = ["texts_for", "tune"]
 
 def texts_for(prompts: Path | None, count: int) -> list[str]:
     """Distinct prompts of a file, or built-in ones; where there are more than `count`, from all of it."""
-    from spectr.theory.prompts import BUILT_IN, read_prompts
+    from spectr.prompts import built_in, read_prompts
 
-    found = list(dict.fromkeys(one.text for one in (BUILT_IN if prompts is None else read_prompts(prompts))))
+    found = list(dict.fromkeys(one.text for one in (built_in() if prompts is None else read_prompts(prompts))))
     return found if len(found) <= count else [found[at * len(found) // count] for at in range(count)]
 
 
