@@ -71,6 +71,17 @@ def test_a_run_goes_on_from_its_measurements() -> None:
         assert plans == [one.plan for one in whole[cut:] if one.round == number]
 
 
+def test_later_rounds_bring_no_plan_back() -> None:
+    """A plan that shines in three rounds and fails afterwards does not make room for those that were dropped."""
+    found = list[Measurement]()
+    while (turn := next_round(found, 5)) is not None:
+        for plan in turn[1]:
+            rate = (100.0, 200.0 if turn[0] < ROUNDS else 1.0, 150.0, 140.0, 130.0)[plan]
+            found.append(Measurement(1, turn[0], plan, 48, 48 / rate))
+    assert len(found) == sum(ROUNDS * (1 + left) for left in rungs(5))
+    assert choose({1: results(found)}, PLANS[:5]) == {1: 2}
+
+
 def test_a_plan_that_cannot_run_is_not_asked_for() -> None:
     turn = next_round([], 4, left_out={2})
     assert turn == (0, [0, 1, 3])

@@ -77,9 +77,10 @@ def next_round(
                 return number, missing
         if len(alive) < 2:
             return None
-        scores = {plan: median(_ratios(found, plan)) for plan in alive}
-        alive = sorted(sorted(alive, key=lambda plan: -scores[plan])[: -(-len(alive) // 2)])
         start += ROUNDS
+        so_far = [one for one in found if one.round < start]  # later rounds do not bring anybody back
+        scores = {plan: median(_ratios(so_far, plan)) for plan in alive}
+        alive = sorted(sorted(alive, key=lambda plan: -scores[plan])[: -(-len(alive) // 2)])
 
 
 def _ratios(found: Sequence[Measurement], plan: int) -> list[float]:
