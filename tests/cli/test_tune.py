@@ -85,7 +85,7 @@ def test_an_interrupted_run_goes_on(
     assert ran.code == 130
     assert "interrupted: 4 measurements made, at most 11 left" in ran.err
     assert "the same command goes on with it" in ran.err
-    assert "plain decoding is chosen" in ran.out  # too few rounds to choose another plan
+    assert "too little was measured to choose another plan" in ran.out
     kept = json.loads(profile.read_text())["run"]
     assert (len(kept["measurements"]), kept["finished"]) == (4, False)
     most = 99
@@ -140,6 +140,7 @@ def test_a_file_that_is_no_profile(spectr: Spectr, folder: str, tmp_path: Path) 
     assert (ran.code, ran.out) == (2, "")
     assert "--out must be a new file" in ran.err
     assert out.read_text() == "{}"
+    assert "--out must be a new file" in spectr("tune", folder, "--out", str(tmp_path)).err  # a folder
 
 
 def test_doctor_runs(spectr: Spectr, folder: str, prompts: str) -> None:

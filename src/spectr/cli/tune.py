@@ -8,6 +8,7 @@ from rich import box
 from rich.table import Table
 
 from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, progress_bar, talk
+from spectr.draft.profile import PLAIN
 from spectr.lm import load
 
 __all__ = ["texts_for", "tune"]
@@ -39,11 +40,15 @@ def _table(tuner: Any, rows: int, chosen: int) -> Table:
 
 def _verdict(tuner: Any, rows: int, chosen: int) -> str:
     """The choice for one number of rows in a sentence."""
+    from spectr.tune.halving import ROUNDS
     from spectr.tune.tuner import in_words
 
-    if chosen == 0:
-        return f"{in_words(rows)}: drafting does not pay here; plain decoding is chosen"
-    one = next(one for one in tuner.results()[rows] if one.plan == chosen)
+    found = tuner.results()[rows]
+    if chosen == PLAIN and min(one.rounds for one in found) < ROUNDS:
+        return f"{in_words(rows)}: too little was measured to choose another plan than plain decoding"
+    if chosen == PLAIN:
+        return f"{in_words(rows)}: drafting does not pay here: no plan is surely faster than plain decoding"
+    one = next(one for one in found if one.plan == chosen)
     low, high = one.interval
     return f"{in_words(rows)}: {tuner.plans[chosen]}: {one.ratio:.2f} times plain decoding ({low:.2f} to {high:.2f})"
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import platform
 import re
 import time
@@ -107,7 +108,7 @@ class Tuner:
         try:
             run = json.loads(self.path.read_text(encoding="utf-8"))["run"]
             known, rows = run["settings"], [Measurement(*one) for one in run["measurements"]]
-        except (KeyError, TypeError, ValueError) as error:
+        except (OSError, KeyError, TypeError, ValueError) as error:
             why = f"{self.path}: {error!r}"
             raise ArgumentError(f"--out must be a new file, or one that spectr tune wrote; {why}") from None
         mine = json.loads(json.dumps(self._settings()))
@@ -123,18 +124,46 @@ class Tuner:
         return len(self.rows) * sum(ROUNDS * (1 + plans) for plans in rungs(len(self.plans))) - len(self.found)
 
     def run(self, minutes: float | None, say: Say, tick: Callable[[], None]) -> None:
-        """Measure round by round until every number of rows is done or its share of the minutes is over. Every round
-        is saved, and an interrupted one as far as it came."""
+        """Measure until every number of rows is done or its share of the minutes is over. Every measurement is saved
+        at once."""
         drafters = drafters_for(self.plans, self.lm.opened, DraftOptions())
         begun, complete = time.monotonic(), 0
-        try:
-            for number, rows in enumerate(self.rows, start=1):
-                until = float("inf") if minutes is None else begun + 60 * minutes * number / len(self.rows)
-                rounds = _Rounds(self, rows, drafters, say, tick)
-                complete += rounds.measure(until)
-            self.finished = complete == len(self.rows)
-        finally:
-            self.save()
+        for number, rows in enumerate(self.rows, start=1):
+            until = math.inf if minutes is None else begun + 60 * minutes * number / len(self.rows)
+            complete += self._measure(rows, drafters, until, say, tick)
+        self.finished = complete == len(self.rows)
+        self.save()
+
+    def _measure(
+        self, rows: int, drafters: Sequence[Drafter], until: float, say: Say, tick: Callable[[], None]
+    ) -> bool:
+        """Whether all rounds with this number of rows were measured before the time `until`; the first always is."""
+        lms, left_out = dict[int, LM](), set[int]()
+        while (turn := next_round(self.of(rows), len(self.plans), left_out)) is not None:
+            number, missing = turn
+            if number % ROUNDS == 0:
+                say(f"{in_words(rows)}: plans in rounds {number + 1} to {number + ROUNDS}: {len(missing)}")
+            for plan in missing:
+                if number and time.monotonic() > until:
+                    return False
+                try:
+                    lms[plan] = lms.get(plan) or self._warmed_up(plan, drafters[plan], rows)
+                except (SpectrError, torch.OutOfMemoryError) as error:
+                    if plan == PLAIN:
+                        raise
+                    say(f"left out {self.plans[plan]} with {in_words(rows)}: {error}")
+                    left_out.add(plan)
+                    continue
+                self.found.append(Measurement(rows, number, plan, *self.workload.generate(lms[plan], rows, number)))
+                self.save()
+                tick()
+        return True
+
+    def _warmed_up(self, plan: int, drafter: Drafter, rows: int) -> LM:
+        """The loaded model with this plan, after a generation that is not measured and captures graphs."""
+        lm = with_drafter(self.lm, drafter, self.plans[plan].rule)
+        self.workload.generate(lm, rows, 0, None if lm.engine.capture else _WARM)
+        return lm
 
     def of(self, rows: int) -> list[Measurement]:
         """What was measured with this number of rows."""
@@ -179,8 +208,11 @@ class Tuner:
         text = json.dumps(self.as_data(), indent=1, ensure_ascii=False, allow_nan=False)
         text = re.sub(r"\[\s+([^\[\]{}\"]+?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
         aside = self.path.with_name(f"{self.path.name}.new")
-        aside.write_text(text + "\n", encoding="utf-8")
-        aside.replace(self.path)
+        try:
+            aside.write_text(text + "\n", encoding="utf-8")
+            aside.replace(self.path)
+        except OSError as error:
+            raise ArgumentError(f"cannot write {self.path}: {error.strerror or error}; choose another --out") from None
 
     def _settings(self) -> dict[str, Any]:
         """What a run must share with one that goes on with it."""
@@ -197,52 +229,6 @@ class Tuner:
             "tokens": work.tokens,
             "settings": work.settings,
         }
-
-
-@dataclass(slots=True)
-class _Rounds:
-    """The rounds with one number of rows: a loaded model for each plan, and the plans that cannot run."""
-
-    tuner: Tuner
-    rows: int
-    drafters: Sequence[Drafter]
-    say: Say
-    tick: Callable[[], None]
-    lms: dict[int, LM] = field(default_factory=dict)
-    left_out: set[int] = field(default_factory=set)
-
-    def measure(self, until: float) -> bool:
-        """Whether all rounds were measured; none begins after the time `until`."""
-        tuner, rows = self.tuner, self.rows
-        while (turn := next_round(tuner.of(rows), len(tuner.plans), self.left_out)) is not None:
-            number, missing = turn
-            if number and time.monotonic() > until:
-                return False
-            if number % ROUNDS == 0:
-                plans = f"{len(missing)} plan{'s' * (len(missing) > 1)}"
-                self.say(f"{in_words(rows)}: {plans} in rounds {number + 1} to {number + ROUNDS}")
-            for plan in missing:
-                if plan in self.lms or self._warm_up(plan):
-                    found = tuner.workload.generate(self.lms[plan], rows, number)
-                    tuner.found.append(Measurement(rows, number, plan, *found))
-                    self.tick()
-            tuner.save()
-        return True
-
-    def _warm_up(self, plan: int) -> bool:
-        """Generate once without measuring, so that graphs are captured; False for a plan that cannot run here."""
-        lm, workload = self.tuner.lm, self.tuner.workload
-        try:
-            made = with_drafter(lm, self.drafters[plan], self.tuner.plans[plan].rule)
-            workload.generate(made, self.rows, 0, None if lm.engine.capture else _WARM)
-        except (SpectrError, torch.OutOfMemoryError) as error:
-            if plan == PLAIN:
-                raise
-            self.say(f"left out {self.tuner.plans[plan]} with {in_words(self.rows)}: {error}")
-            self.left_out.add(plan)
-            return False
-        self.lms[plan] = made
-        return True
 
 
 def in_words(rows: int) -> str:
