@@ -27,8 +27,8 @@ def helps(command: Any, name: str, parent: typer.Context | None = None) -> Itera
     width = {"terminal_width": WIDTH, "max_content_width": WIDTH}
     context = command.make_context(name, [], parent=parent, resilient_parsing=True, **width)
     yield context.command_path, command.get_help(context)
-    for below, found in getattr(command, "commands", {}).items():
-        yield from helps(found, below, context)
+    for below in getattr(command, "list_commands", lambda _: ())(context):
+        yield from helps(command.get_command(context, below), below, context)
 
 
 def render() -> str:
