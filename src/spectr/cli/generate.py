@@ -181,7 +181,7 @@ def _tell(output: "Output", summed: str) -> None:
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="What to answer; - reads it from standard input.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to answer; - reads it from standard input.")],
     model: ModelFlag = "smollm2-135m",
     device: DeviceFlag = "auto",
     dtype: DtypeFlag = "auto",
