@@ -13,7 +13,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from spectr.cli.generate import DrafterFlag, ModelFlag
+from spectr.cli.flags import DrafterFlag, ModelFlag
 from spectr.cli.inflate import bench_inflate
 from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, progress_bar, talk, write_text
 from spectr.cli.tables import acceptance_table, bench_table, step_table

@@ -277,9 +277,7 @@ def generate(
     ] = False,
     gap: Annotated[
         bool,
-        typer.Option(
-            "--gap", help="Also report how much more the best coupling would accept.", rich_help_panel=OUTPUT
-        ),
+        typer.Option("--gap", help="Also report how much more the best coupling would accept.", rich_help_panel=OUTPUT),
     ] = False,
     logprobs: Annotated[
         bool,

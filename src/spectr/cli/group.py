@@ -3,6 +3,7 @@ interrupt or a closed pipe ends a command without a traceback."""
 
 import errno
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from spectr.errors import ArgumentError
 
-__all__ = ["INTERRUPTED", "PIPE_CLOSED", "Command", "Group", "LazyCommand", "LazyGroup"]
+__all__ = ["INTERRUPTED", "PIPE_CLOSED", "Command", "Group", "LazyCommand", "LazyGroup", "command_line"]
 
 INTERRUPTED, PIPE_CLOSED = 130, 141  # what shells report for SIGINT and SIGPIPE
 _WHOLE = 10_000  # characters: more than any sentence has
@@ -85,6 +86,14 @@ def _nothing() -> None:
     pass
 
 
+_ARGUMENTS = "spectr.arguments"
+
+
+def command_line(context: typer.Context) -> str:
+    """The command as it was given, for a sentence that says how to go on."""
+    return shlex.join(["spectr", *context.meta[_ARGUMENTS]])
+
+
 class LazyGroup(Group):
     """The root of the command line. A subclass fills `table`."""
 
@@ -94,6 +103,13 @@ class LazyGroup(Group):
         super().__init__(**attributes)
         names: dict[str, Any] = dict.fromkeys(self.table)
         self.commands = names
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Remember the arguments for `command_line`."""
+        given = list(args)
+        context = super().make_context(info_name, args, parent, **extra)
+        context.meta[_ARGUMENTS] = given
+        return context
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import a command the first time that it is asked for."""

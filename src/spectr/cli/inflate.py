@@ -9,7 +9,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from spectr.cli.generate import ModelFlag
+from spectr.cli.flags import ModelFlag
 from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, talk
 
 __all__ = ["bench_inflate"]

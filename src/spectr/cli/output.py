@@ -3,20 +3,30 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from spectr.errors import ArgumentError
 
 __all__ = [
     "JsonFlag",
     "check_folder",
+    "check_new_folder",
     "check_text",
     "console",
     "numbers",
@@ -32,6 +42,7 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing 
 Number = TypeVar("Number", int, float)
 
 _FILE_WIDTH = 120  # where there is no terminal to ask: a pipe or a file
+_LOG_EVERY = 30.0  # seconds between lines about progress in a log
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -43,8 +54,8 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def talk(sentence: str) -> None:
-    """Print a sentence that is not a result on stderr."""
-    console(stderr=True).print(sentence, markup=False, soft_wrap=True)
+    """Print a sentence that is not a result on stderr; above a progress bar, where there is one."""
+    print(sentence, file=sys.stderr, flush=True)
 
 
 def print_json(data: Mapping[str, Any]) -> None:
@@ -94,6 +105,15 @@ def check_folder(path: Path) -> None:
         raise ArgumentError(f"cannot write {path}: permission denied")
 
 
+def check_new_folder(flag: str, path: Path) -> None:
+    """Refuse before the work is done a folder that could not be made or written into after it."""
+    there = next(one for one in (path.absolute(), *path.absolute().parents) if os.path.lexists(one))
+    if not there.is_dir():
+        raise ArgumentError(f"{flag} must be a folder, and {there} is a file; give another name")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ArgumentError(f"{flag} must be a folder that can be written, and {there} cannot: permission denied")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a result into a file, and say so."""
     try:
@@ -119,11 +139,32 @@ def numbers(flag: str, text: str, kind: type[Number], least: Number) -> tuple[Nu
     return found
 
 
+@dataclass(slots=True)
+class _Log:
+    """Progress for a log: a line now and then."""
+
+    title: str
+    total: float
+    done: float = 0.0
+    last: float = field(default_factory=time.monotonic)
+
+    def __call__(self, amount: float = 1) -> None:
+        self.done += amount
+        if time.monotonic() - self.last >= _LOG_EVERY:
+            self.last = time.monotonic()
+            talk(f"{self.title}: {min(1.0, self.done / self.total):.0%}")
+
+
 @contextmanager
-def progress_bar(title: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr while long work goes on, where stderr is a terminal; yields what moves it on."""
+def progress_bar(title: str, total: float, *, counts: bool = True) -> Iterator[Callable[..., None]]:
+    """A bar on stderr while long work goes on, or a line now and then where stderr is no terminal; yields what moves it
+    on, by 1 or by a given amount. `counts`: show how many of how many, not a percentage."""
     where = console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=where, transient=True, disable=not where.is_terminal) as bar:
+    if not where.is_terminal:
+        yield _Log(title, total)
+        return
+    how_far = MofNCompleteColumn() if counts else TaskProgressColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), how_far, TimeRemainingColumn())
+    with Progress(*columns, console=where, transient=True) as bar:
         task = bar.add_task(title, total=total)
-        yield lambda: bar.advance(task)
+        yield lambda amount=1: bar.advance(task, amount)

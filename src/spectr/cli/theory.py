@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from spectr.cli.generate import DrafterFlag
+from spectr.cli.flags import DrafterFlag
 from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, progress_bar, talk, write_text
 from spectr.errors import ArgumentError
 from spectr.theory import Prediction, operations, predict, predict_by_depth
