@@ -19,8 +19,8 @@ PACKAGE = ROOT / "src" / "spectr"
 
 FACADE = "spectr"  # the package itself: what `spectr/__init__.py` exports
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "version"),
-    ("checks", "rows", "threads", "kernels"),
+    ("errors", "version", "notices"),
+    ("checks", "rows", "threads", "kernels", "prompt"),
     ("types",),
     ("registry",),
     ("papers",),

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +11,10 @@ from spectr.draft import drafter as named_drafter
 from spectr.draft.adaptive import Option, replanned
 from spectr.draft.menu import Ground, adaptive, by_profile
 from spectr.draft.options import AUTO, PLANNED, DraftOptions
-from spectr.draft.plan import beam_for
+from spectr.draft.plan import beam_for, chains_for
 from spectr.draft.profile import Profile, Way
 from spectr.errors import ArgumentError, MismatchError, UnknownNameError
+from spectr.notices import notice
 from spectr.registry import nearest
 from spectr.trees import as_shape
 from spectr.types import Drafter, Siblings
@@ -24,7 +24,7 @@ from spectr.verify import rule as named_rule
 if TYPE_CHECKING:
     from spectr.models.hf import OpenedModel
 
-__all__ = ["as_rule", "pair", "planned_rule"]
+__all__ = ["as_rule", "auto_drafter", "pair", "planned_rule"]
 
 
 def as_rule(rule: str | Rule) -> Rule:
@@ -56,18 +56,31 @@ class _Pairing:
         return beam, deep if self.target.target.device.type == "cpu" else min(deep, _DEEP)
 
     def plan(self, **usual: int) -> Plan:
-        """What the user says, and else what is `usual`; a rule for chains gets one chain, and a pruned tree whose
-        nodes are said the beam and the depths that go with them, as far as those are not said, too."""
+        """What the user says, and else what is `usual`. `nodes` sizes the tree under every rule: a pruned tree gets
+        the beam and the depths that go with so many nodes, chains get their number and length, one chain its length,
+        as far as the user leaves them open."""
         given: dict[str, Any] = {**usual, **self.options.some("drafts", "length", "nodes", "tree")}
-        if "nodes" in given and "tree" not in given and self.card.tree and Plan(siblings=self.siblings).prunes:
-            given = {**dict(zip(("drafts", "length"), self.beam(given["nodes"]), strict=True)), **given}
         if not self.card.tree:
             given = {"drafts": 1, **given}
             if given["drafts"] > 1 or as_shape(given.get("tree", (1,))).width > 1:
                 raise MismatchError(
                     f"rule {self.card.name!r} verifies one chain: set drafts=1, or choose path_block or optimal"
                 )
+        if "nodes" in given and "tree" not in given:
+            prunes = self.card.tree and Plan(siblings=self.siblings).prunes
+            filled = self.beam(given["nodes"]) if prunes else self.chains(given["nodes"])
+            given = {**dict(zip(("drafts", "length"), filled, strict=True)), **given}
         return Plan(siblings=self.siblings, **given)
+
+    def chains(self, nodes: int) -> tuple[int, int]:
+        """How many chains of how many tokens fill so many nodes, given what the user says of either."""
+        room = max(1, whole("nodes", nodes) - 1)
+        drafts = 1 if not self.card.tree else self.options.drafts
+        if drafts is not None:
+            return drafts, max(1, room // max(1, drafts))
+        if self.options.length is not None:
+            return max(1, room // max(1, self.options.length)), self.options.length
+        return chains_for(nodes, 8 if self.target.target.device.type == "cpu" else _DEEP)
 
 
 _FEW, _MANY = 2, 64  # nodes of a trained head's tree, on a CPU and elsewhere
@@ -88,7 +101,11 @@ def _none(_: _Pairing) -> Drafter:
 
 
 def _lookup(pairing: _Pairing) -> Drafter:
-    return named_drafter("lookup", **pairing.options.some("drafts", "length", "nodes"))
+    options = pairing.options
+    given = options.some("drafts", "length", "nodes")
+    if options.nodes is not None and options.drafts is None:
+        given["drafts"] = max(1, (options.nodes - 1) // (options.length or 4))
+    return named_drafter("lookup", **given)
 
 
 def _random(pairing: _Pairing) -> Drafter:
@@ -143,6 +160,8 @@ def _usual(pairing: _Pairing) -> dict[str, int]:
     if options.tree is not None or len(given) == 2 or (given and cpu):
         return {}
     if not Plan(siblings=pairing.siblings).prunes:
+        if options.nodes is not None:
+            return {}
         return {"drafts": 8 if pairing.card.tree and not cpu else 1, "length": 2 if cpu else _DEEP_CHAIN}
     if options.nodes is not None or given or cpu:
         return {"nodes": options.nodes or (_FEW if cpu else _MANY)}
@@ -192,6 +211,7 @@ def _is_folder(drafter: Any) -> bool:
 
 def _one(drafter: Any, pairing: _Pairing) -> Drafter:
     """A drafter from its name, from a model's name or folder, from a loaded model, or as it is."""
+    from spectr.models.catalog import FetchError
     from spectr.models.hf import open_loaded, open_model
 
     if _is_drafter(drafter):
@@ -210,14 +230,16 @@ def _one(drafter: Any, pairing: _Pairing) -> Drafter:
         return named_drafter(drafter, **pairing.options.some(*PLANNED))
     if _is_folder(drafter):
         return _trained(pairing, Path(drafter))
-    if _is_slip(drafter):
-        raise UnknownNameError(f"no drafter is called {drafter!r}; {nearest(drafter, list(_MAKERS))}")
-    return _model(pairing, open_model(drafter, **pairing.loading))
-
-
-def _is_slip(name: str) -> bool:
-    """Almost a drafter's name, and nothing like a model's."""
-    return "/" not in name and not Path(name).exists() and bool(get_close_matches(name, list(_MAKERS)))
+    try:
+        opened = open_model(drafter, **pairing.loading)
+    except FetchError as error:
+        if "/" in drafter or Path(drafter).exists():
+            raise
+        raise UnknownNameError(
+            f"no drafter is called {drafter!r}; {nearest(drafter, list(_MAKERS))}, the folder of a trained drafter, or "
+            "a model's name"
+        ) from error
+    return _model(pairing, opened)
 
 
 def _parts(drafter: Any) -> list[Any]:
@@ -234,11 +256,26 @@ def _parts(drafter: Any) -> list[Any]:
     return [part for one in drafter for part in _parts(one)] if isinstance(drafter, (list, tuple)) else [drafter]
 
 
-def _found(target: "OpenedModel") -> str:
-    """What `auto` means: the drafter that was trained for this model, where one comes with spectr, and else lookup."""
+def auto_drafter(target: "OpenedModel") -> tuple[str, str]:
+    """What `auto` means for this model, and why: the drafter trained for it, where one comes with spectr, else none:
+    `lookup` is slower than plain decoding wherever a text does not repeat itself."""
     from spectr.models.trained import shipped
 
-    return str(shipped(target.target.model) or "lookup")
+    folder = shipped(target.target.model)
+    if folder is not None:
+        return str(folder), "the drafter that was trained for this model"
+    return "none", (
+        "no trained drafter for this model, so it decodes plainly: train one with `spectr train`, or give drafter=…, "
+        "such as a smaller model of the family, or 'lookup' for answers that repeat their prompt"
+    )
+
+
+def _found(target: "OpenedModel") -> str:
+    """The drafter that `auto` stands for; where it is none trained for the model, a notice says so."""
+    name, reason = auto_drafter(target)
+    if name == "none":
+        notice(reason)
+    return name
 
 
 def _as_target(target: "OpenedModel") -> dict[str, Any]:

