@@ -342,12 +342,23 @@ def test_an_lm_says_what_it_is(folder: Path) -> None:
     assert repr(lm) == f"<LM {str(folder)!r}: drafter=ngram, nodes=5, rule=race, float32 on cpu>"
 
 
-@pytest.mark.parametrize("name", ["n", "seeds", "logprobs", "optimality_gap"])
+@pytest.mark.parametrize("name", ["n", "seeds"])
 def test_what_a_stream_would_not_listen_to(folder: Path, name: str) -> None:
     lm, setting = spectr.load(str(folder)), {name: [1] if name == "seeds" else 2}
     for call in (lm.stream, lm.chat().say):
         with pytest.raises(ArgumentError, match=f"takes no {name}; use generate"):
             call(ASK, 4, **setting)
+
+
+def test_a_stream_reports_what_generate_reports(folder: Path) -> None:
+    lm = spectr.load(str(folder), "ngram", drafts=2, length=2)
+    asked = {"seed": 5, "logprobs": True, "optimality_gap": True}
+    meant, pieces = lm.generate(ASK, 16, **asked), lm.stream(ASK, 16, **asked)  # type: ignore[arg-type]
+    assert "".join(pieces) == meant.text
+    assert pieces.output.tokens == meant.tokens
+    assert pieces.output.logprobs == pytest.approx(meant.logprobs)
+    assert pieces.stats.optimality_gap == pytest.approx(meant.stats.optimality_gap)
+    assert lm.stream(ASK, 4).output.logprobs is None
 
 
 def test_conversions_at_the_edge(folder: Path) -> None:
