@@ -14,7 +14,7 @@ def test_a_prediction_is_one_line(spectr: Spectr) -> None:
     ran = spectr("theory", "predict", "--alpha", "0.8", "--cost", "0.05")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out == (
-        "gamma = 8: 3.09 times as fast as plain decoding, 4.33 tokens per target call "
+        "drafts of 8 tokens (gamma = 8): 3.09 times as fast as plain decoding, 4.33 tokens per target call "
         "(acceptance 0.8, a draft costs 0.05 of a target call)\n"
     )
 

@@ -9,7 +9,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 import spectr
-from spectr.cli.chat import _answer
 from spectr.errors import ArgumentError, MismatchError, SpectrError, UnknownNameError
 
 ASK = "the quick brown fox jumps over the quick brown"
@@ -179,14 +178,6 @@ def test_a_conversation_that_is_too_long_says_what_to_do(folder: Path) -> None:
         chat.say("four", 500)
     assert chat.turns == [{"role": "user", "content": "one two three"}, {"role": "assistant", "content": said}]
     assert "".join(chat.say("four", 6)) != ""
-
-
-def test_the_command_goes_on_after_a_turn_that_is_too_long(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chat = spectr.load(str(folder)).chat()
-    for text in ("one", "quick brown " * 400, "two"):
-        _answer(chat, text, 6, {})
-    assert "512 positions" in capsys.readouterr().err
-    assert [turn["content"] for turn in chat.turns[::2]] == ["one", "two"]
 
 
 def test_a_forced_first_token_belongs_to_the_prompt(translator: Path) -> None:

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich import box
 from rich.table import Table
@@ -16,9 +15,7 @@ from rich.table import Table
 from spectr.cli.flags import DrafterFlag, ModelFlag
 from spectr.cli.inflate import bench_inflate
 from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, progress_bar, talk, write_text
-from spectr.cli.tables import acceptance_table, bench_table, step_table
 from spectr.errors import ArgumentError
-from spectr.verify import rule
 
 __all__ = ["app"]
 
@@ -28,6 +25,8 @@ _RULES = "race,match,kseq,kseq_plus,optimal,path_block,recursive,block,traversal
 
 
 def _check_device(name: str) -> None:
+    import torch
+
     try:
         kind = torch.device(name).type
     except RuntimeError:
@@ -55,6 +54,9 @@ def bench_rules(
     as_json: JsonFlag = False,
 ) -> None:
     """Time every rule against a softmax over the same logits."""
+    from spectr.cli.tables import bench_table
+    from spectr.verify import rule
+
     _check_device(device)
     names = tuple(dict.fromkeys(rules.split(",")))
     for name in names:
@@ -94,6 +96,8 @@ def bench_step(
     as_json: JsonFlag = False,
 ) -> None:
     """Time a step around the model, against transformers' plain sampling of the same model."""
+    from spectr.cli.tables import step_table
+
     if out is not None:
         check_folder(out)
     from spectr.bench.acceptance import prompts_in
@@ -127,6 +131,8 @@ def bench_acceptance(
     as_json: JsonFlag = False,
 ) -> None:
     """Count tokens per target call: rules, trees and temperatures on the same prompts."""
+    from spectr.cli.tables import acceptance_table
+
     if out is not None:
         check_folder(out)
     from spectr.bench.acceptance import Study, run

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -14,9 +14,9 @@ from rich.table import Table
 
 from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, progress_bar, talk, write_text
 from spectr.errors import ArgumentError
-from spectr.lm import load
-from spectr.tune.study import Study
-from spectr.tune.ways import Bench, reach_for
+
+if TYPE_CHECKING:
+    from spectr.tune.ways import Bench
 
 __all__ = ["texts_for", "tune"]
 
@@ -86,8 +86,11 @@ def _add_pair(path: Path, data: Mapping[str, Any]) -> None:
     write_text(path, json.dumps({"what": what, "pairs": [*kept, entry]}, indent=1, ensure_ascii=False) + "\n")
 
 
-def _bench(target: str, drafters: str, rules: str, temperature: float, loading: Mapping[str, Any]) -> Bench:
+def _bench(target: str, drafters: str, rules: str, temperature: float, loading: Mapping[str, Any]) -> "Bench":
     """Everything loaded that will be tried."""
+    from spectr.lm import load
+    from spectr.tune.ways import Bench, reach_for
+
     lm = load(target, "none", progress=talk, **loading)
     reach = reach_for(lm.opened.target.device)
     if temperature == 0:  # no noise to weigh
@@ -138,6 +141,7 @@ def tune(
     from spectr.tune.planner import tune as run
     from spectr.tune.progress import Progress
     from spectr.tune.report import as_data
+    from spectr.tune.study import Study
 
     many, wanted = numbers("--rows", rows, int, 1), texts_for(prompts, texts)
     bench = _bench(target, drafter, rules, temperature, {"device": device, "dtype": dtype})
