@@ -28,8 +28,8 @@ COMMANDS = {
     "rules": LazyCommand("spectr.cli.rules:app", "List, explain and compare the rules that accept drafts."),
     "cite": LazyCommand("spectr.cli.cite:cite", "Print the papers behind rules as BibTeX."),
     "bench": LazyCommand("spectr.cli.bench:app", "Measure on this machine."),
-    "audit": LazyCommand("spectr.cli.audit:audit", "Check that the output has the target's distribution."),
-    "theory": LazyCommand("spectr.cli.theory:app", "Predict what speculation gives, and measure it on real text."),
+    "audit": LazyCommand("spectr.cli.audit:audit", "Audit the output law: exactly, statistically, and by comparison."),
+    "theory": LazyCommand("spectr.cli.theory:app", "What speculation should give."),
 }
 
 

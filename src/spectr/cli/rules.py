@@ -69,7 +69,7 @@ class Choice:
     family: str | None
     target: Path | None
     draft: Path | None
-    temperature: str | None
+    temperatures: str | None
     zipf: Mapping[str, Any]
 
     def families(self) -> list["Family"]:
@@ -79,9 +79,9 @@ class Choice:
         if self.target is None and self.draft is None:
             return self._drawn(self.family or "all")
         if self.target is None or self.draft is None:
-            raise ArgumentError("--target and --draft belong together: give both, or none of them")
+            raise ArgumentError("--target-law and --draft-law belong together: give both, or none of them")
         if self.family is not None:
-            raise ArgumentError("--family and --target are two ways to choose the laws: give one of them")
+            raise ArgumentError("--family and --target-law are two ways to choose the laws: give one of them")
         self._refuse_zipf_flags("laws from files")
         return [from_files(self.target, self.draft)]
 
@@ -93,12 +93,12 @@ class Choice:
         names = _FAMILIES[:-1] if family == "all" else [family]
         if "zipf" not in names:
             self._refuse_zipf_flags(f"--family {family}")
-        temperatures = numbers("--temperature", self.temperature or "1,0.5", float, 0.0)
+        temperatures = numbers("--temperatures", self.temperatures or "1,0.5", float, 0.0)
         found = [getattr(theory, name)() for name in names if name != "zipf"]
         return found + [theory.zipf(temperature=t, **self.zipf) for t in temperatures if "zipf" in names]
 
     def _refuse_zipf_flags(self, what: str) -> None:
-        given = [*self.zipf, *(["temperature"] if self.temperature is not None else [])]
+        given = [*self.zipf, *(["temperatures"] if self.temperatures is not None else [])]
         if given:
             flags = ", ".join(f"--{name}" for name in given)
             raise ArgumentError(f"{flags} belongs to the zipf family, not to {what}; use --family zipf or leave it out")
@@ -130,16 +130,24 @@ FamilyFlag = Annotated[
     str | None,
     typer.Option(
         metavar="|".join(_FAMILIES),
-        help="Laws to compare on: the papers' two, a model-like one, or all. [default: all]",
+        help="Distributions to compare on: the papers' two, one like a model's, or all. [default: all]",
     ),
 ]
 TargetFlag = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Your target law: a JSON list, .npy, or numbers in a text file.")
+    Path | None,
+    typer.Option(
+        "--target-law",
+        metavar="FILE",
+        help="Your target's distribution over tokens: a JSON list, .npy, or numbers in a text file.",
+    ),
 ]
-DraftFlag = Annotated[Path | None, typer.Option(metavar="FILE", help="Your draft law, beside --target.")]
+DraftFlag = Annotated[
+    Path | None, typer.Option("--draft-law", metavar="FILE", help="Your drafter's distribution, beside --target-law.")
+]
 KFlag = Annotated[str, typer.Option("--k", metavar="K,K,...", help="Numbers of drafts.")]
-TemperatureFlag = Annotated[
-    str | None, typer.Option(metavar="T,T,...", help="zipf: temperatures, 0 for greedy. [default: 1,0.5]")
+TemperaturesFlag = Annotated[
+    str | None,
+    typer.Option("--temperatures", metavar="T,T,...", help="zipf: temperatures, 0 for greedy. [default: 1,0.5]"),
 ]
 SizeFlag = Annotated[int | None, typer.Option(metavar="TOKENS", help="zipf: size of the vocabulary. [default: 200]")]
 ExponentFlag = Annotated[float | None, typer.Option(metavar="S", help="zipf: how fast it falls. [default: 1.3]")]
@@ -155,7 +163,7 @@ def compare_rules(
     target: TargetFlag = None,
     draft: DraftFlag = None,
     k: KFlag = "1,2,4,8,16",
-    temperature: TemperatureFlag = None,
+    temperatures: TemperaturesFlag = None,
     size: SizeFlag = None,
     exponent: ExponentFlag = None,
     noise: NoiseFlag = None,
@@ -163,11 +171,11 @@ def compare_rules(
     plot: PlotFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compare what the rules accept with K drafts. Acceptance is the chance that the next token is one of the K drafted
-    ones; it is computed in closed form, not sampled, and stands beside the optimum."""
+    """Compare how often the rules accept one of K drafts, in closed form. Acceptance is the chance that the next token
+    is one of the K drafted ones; it is computed, not sampled, and stands beside the optimum."""
     ks = numbers("--k", k, int, 1)
     shape = {"size": size, "exponent": exponent, "noise": noise, "seed": seed}
-    choice = Choice(family, target, draft, temperature, {n: v for n, v in shape.items() if v is not None})
+    choice = Choice(family, target, draft, temperatures, {n: v for n, v in shape.items() if v is not None})
     from spectr.theory.figure import check_figure, save_figure
 
     if plot is not None:

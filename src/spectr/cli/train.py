@@ -62,7 +62,7 @@ def train(
         int,
         typer.Option(min=2, metavar="N", help="How many prompts the target answers.", rich_help_panel=_TEXTS),
     ] = 4000,
-    longest: Annotated[
+    tokens: Annotated[
         int, typer.Option(min=8, metavar="N", help="Most tokens of an answer.", rich_help_panel=_TEXTS)
     ] = 256,
     rows: Annotated[
@@ -131,7 +131,7 @@ def train(
     _one_of("--objective", objective, list(OBJECTIVES))
     course = Course(60 * minutes, depths=depths, objective=objective, temperatures=heats, rate=rate, budget=batch)  # type: ignore[arg-type]
     how = Distilling(
-        target, out, prompts, texts, longest, heats, rows, kind, layers, vocabulary, begin_with, course,
+        target, out, prompts, texts, tokens, heats, rows, kind, layers, vocabulary, begin_with, course,
         {"device": device, "dtype": dtype},
     )  # fmt: skip
     about = _distilled(how, context)
