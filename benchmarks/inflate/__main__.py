@@ -10,7 +10,7 @@ from rich.table import Table
 from benchmarks.command import command_line, run_command
 from benchmarks.inflate import Grid, Order, run, tables
 from benchmarks.inflate.model import Size
-from spectr.cli.generate import ModelFlag
+from spectr.cli.flags import ModelFlag
 from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, talk
 
 __all__ = ["inflate"]

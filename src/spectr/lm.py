@@ -202,12 +202,12 @@ class LM:
         """The text in pieces, never half a character. Closing the iterator cancels; its `output` has what came."""
         limit = _limit(max_new_tokens, settings, _MAX_NEW_TOKENS)
         asked, policy = _split_settings(settings)
-        asked.refuse("stream", "n", "seeds", "logprobs", "optimality_gap")
+        asked.refuse("stream", "n", "seeds")
         watch = _Watch(self._text_stream(asked.stops))
         if not is_single(prompt):
             raise ArgumentError(f"stream takes one prompt: a string, token ids or messages, got {prompt!r}")
-        first = _seed(seed)
-        job = Job([self._request(self.encode(prompt, raw=asked.raw), first, limit, watch)], self._policy(policy))
+        request = self._request(self.encode(prompt, raw=asked.raw), _seed(seed), limit, watch)
+        job = Job([request], self._policy(policy), asked.logprobs, asked.optimality_gap)
         self.engine.check(job)  # now, not when the first piece is asked for
         return TextPieces(self.engine, job, watch)
 
@@ -308,7 +308,7 @@ class TextPieces(Iterator[str]):
         self.stats, self.tokens, self.steps = Stats(), list[int](), list[Step]()
         self.finish_reason: str | None = None  # None while it goes on; "cancelled" if it was closed before its end
         self.seed = job.requests[0].seed
-        self._watch, self._ended = watch, ended
+        self._watch, self._ended, self._has_logprobs = watch, ended, job.logprobs
         self._running = engine.stream(job, [self.stats], memory)
         self._started = False
 
@@ -321,7 +321,8 @@ class TextPieces(Iterator[str]):
     def output(self) -> Output:
         """What has come so far, as `generate` would give it."""
         reason = self.finish_reason or "cancelled"
-        return Output(self.text, list(self.tokens), reason, self.stats, None, list(self.steps), self.seed)
+        logprobs = [value for step in self.steps for value in step.logprobs or ()] if self._has_logprobs else None
+        return Output(self.text, list(self.tokens), reason, self.stats, logprobs, list(self.steps), self.seed)
 
     def __next__(self) -> str:
         if self.finish_reason is not None:
@@ -398,12 +399,13 @@ class Chat:
         if self.lm.opened.start is not None:
             raise ArgumentError("a conversation needs a decoder-only model; this one has an encoder: use generate")
         asked, policy = _split_settings(settings)
-        asked.refuse("say", "raw", "n", "seeds", "logprobs", "optimality_gap")
+        asked.refuse("say", "raw", "n", "seeds")
         turns = [*self.turns, {"role": "user", "content": text}]
         tokens = self.lm.encode_turns(turns)
         self._check_room(len(tokens), limit)
         watch = _Watch(self.lm._text_stream(asked.stops))
-        job = Job([Request(tokens, _seed(seed), limit, ends=watch)], self.lm._policy(policy))
+        request = Request(tokens, _seed(seed), limit, ends=watch)
+        job = Job([request], self.lm._policy(policy), asked.logprobs, asked.optimality_gap)
         self.lm.engine.check(job)  # now, not when the first piece is asked for
         return self._answer(job, turns, watch)
 

@@ -9,7 +9,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 import spectr
-from spectr.cli.chat import _answer
 from spectr.errors import ArgumentError, MismatchError, SpectrError, UnknownNameError
 
 ASK = "the quick brown fox jumps over the quick brown"
@@ -181,14 +180,6 @@ def test_a_conversation_that_is_too_long_says_what_to_do(folder: Path) -> None:
     assert "".join(chat.say("four", 6)) != ""
 
 
-def test_the_command_goes_on_after_a_turn_that_is_too_long(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chat = spectr.load(str(folder)).chat()
-    for text in ("one", "quick brown " * 400, "two"):
-        _answer(chat, text, 6, {})
-    assert "512 positions" in capsys.readouterr().err
-    assert [turn["content"] for turn in chat.turns[::2]] == ["one", "two"]
-
-
 def test_a_forced_first_token_belongs_to_the_prompt(translator: Path) -> None:
     net, words = AutoModelForSeq2SeqLM.from_pretrained(translator), AutoTokenizer.from_pretrained(translator)
     net.generation_config.forced_bos_token_id = 7
@@ -330,12 +321,23 @@ def test_an_lm_says_what_it_is(folder: Path) -> None:
     assert repr(lm) == f"<LM {str(folder)!r}: drafter=ngram, nodes=5, rule=race, float32 on cpu>"
 
 
-@pytest.mark.parametrize("name", ["n", "seeds", "logprobs", "optimality_gap"])
+@pytest.mark.parametrize("name", ["n", "seeds"])
 def test_what_a_stream_would_not_listen_to(folder: Path, name: str) -> None:
     lm, setting = spectr.load(str(folder)), {name: [1] if name == "seeds" else 2}
     for call in (lm.stream, lm.chat().say):
         with pytest.raises(ArgumentError, match=f"takes no {name}; use generate"):
             call(ASK, 4, **setting)
+
+
+def test_a_stream_reports_what_generate_reports(folder: Path) -> None:
+    lm = spectr.load(str(folder), "ngram", drafts=2, length=2)
+    asked = {"seed": 5, "logprobs": True, "optimality_gap": True}
+    meant, pieces = lm.generate(ASK, 16, **asked), lm.stream(ASK, 16, **asked)  # type: ignore[arg-type]
+    assert "".join(pieces) == meant.text
+    assert pieces.output.tokens == meant.tokens
+    assert pieces.output.logprobs == pytest.approx(meant.logprobs)
+    assert pieces.stats.optimality_gap == pytest.approx(meant.stats.optimality_gap)
+    assert lm.stream(ASK, 4).output.logprobs is None
 
 
 def test_conversions_at_the_edge(folder: Path) -> None:

@@ -12,7 +12,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from spectr.cli.generate import DrafterFlag, ModelFlag
+from spectr.cli.flags import DrafterFlag, ModelFlag
 from spectr.cli.moved import add_moved
 from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, progress_bar, talk, write_text
 from spectr.errors import ArgumentError
@@ -96,10 +96,11 @@ def bench_step(
     as_json: JsonFlag = False,
 ) -> None:
     """Time a step around the model, against transformers' plain sampling of the same model."""
+    from spectr.cli.tables import step_table
+
     if out is not None:
         check_folder(out)
     from spectr.bench.step import Trial, run
-    from spectr.cli.tables import step_table
     from spectr.prompts import read_prompts, timing
 
     every = timing() if prompts is None else [one.text for one in read_prompts(prompts)]
@@ -130,10 +131,11 @@ def bench_acceptance(
     as_json: JsonFlag = False,
 ) -> None:
     """Count tokens per target call: rules, trees and temperatures on the same prompts."""
+    from spectr.cli.tables import acceptance_table
+
     if out is not None:
         check_folder(out)
     from spectr.bench.acceptance import Study, run
-    from spectr.cli.tables import acceptance_table
 
     sizes, heats = numbers("--nodes", nodes, int, 2), numbers("--temperatures", temperatures, float, 0.0)
     found = run(Study(model, drafter, prompts, rules.split(","), sizes, heats, tokens, device), talk)

@@ -3,19 +3,20 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from spectr.cli.generate import DrafterFlag
+from spectr.cli.flags import DrafterFlag
 from spectr.cli.moved import add_moved
 from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, talk, write_text
 from spectr.errors import ArgumentError
-from spectr.theory import Prediction, operations, predict, predict_by_depth
-from spectr.theory.leviathan import LONGEST
+
+if TYPE_CHECKING:
+    from spectr.theory import Prediction
 
 __all__ = ["app"]
 
@@ -34,7 +35,9 @@ def _table(*columns: str) -> Table:
     return made
 
 
-def _predicted(alpha: float | None, depths: str | None, cost: float, longest: int) -> Prediction:
+def _predicted(alpha: float | None, depths: str | None, cost: float, longest: int) -> "Prediction":
+    from spectr.theory import predict, predict_by_depth
+
     if (alpha is None) == (depths is None):
         raise ArgumentError("give --alpha for one acceptance everywhere, or --by-depth for one at each depth")
     if depths is not None:
@@ -51,7 +54,7 @@ def _fractions(text: str) -> list[float]:
         raise ArgumentError(f"--by-depth takes numbers with commas between them, got {text!r}") from None
 
 
-def _sentence(found: Prediction, what: str, cost: float, longest: int) -> str:
+def _sentence(found: "Prediction", what: str, cost: float, longest: int) -> str:
     if found.gamma == 0:
         return f"do not speculate: {what} does not pay for drafts that cost {cost:g} of a target call"
     bound = ", the longest looked at" if found.gamma == longest else ""
@@ -72,10 +75,12 @@ def predict_length(
     operation_cost: Annotated[
         float | None, typer.Option(metavar="C", help="The drafter's operations for a token over the target's.")
     ] = None,
-    longest: Annotated[int, typer.Option(min=0, metavar="N", help="Longest draft looked at.")] = LONGEST,
+    longest: Annotated[int, typer.Option(min=0, metavar="N", help="Longest draft looked at.")] = 1000,
     as_json: JsonFlag = False,
 ) -> None:
     """Say how long drafts should be, and what they give."""
+    from spectr.theory import operations
+
     found = _predicted(alpha, by_depth, cost, longest)
     more: dict[str, float] = {}
     if operation_cost is not None:

@@ -8,8 +8,6 @@ from rich import box
 from rich.table import Table
 
 from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, progress_bar, talk
-from spectr.draft.profile import PLAIN
-from spectr.lm import load
 
 __all__ = ["texts_for", "tune"]
 
@@ -40,6 +38,7 @@ def _table(tuner: Any, rows: int, chosen: int) -> Table:
 
 def _verdict(tuner: Any, rows: int, chosen: int) -> str:
     """The choice for one number of rows in a sentence."""
+    from spectr.draft.profile import PLAIN
     from spectr.tune.halving import ROUNDS
     from spectr.tune.tuner import in_words
 
@@ -100,6 +99,7 @@ def tune(
     many = None if rows is None else numbers("--rows", rows, int, 1)
     if out is not None:
         check_folder(out)
+    from spectr.lm import load
     from spectr.tune.tuner import Tuner, Workload, plans_for
 
     wanted = texts_for(prompts, texts)
