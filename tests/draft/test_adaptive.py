@@ -7,8 +7,9 @@ from itertools import count
 
 import pytest
 import torch
-from scipy.stats import chi2
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from tests.chance import chi_square
+from tests.tiny import llama
+from transformers import PreTrainedModel
 
 import spectr
 from spectr import Growth, Shape
@@ -28,33 +29,18 @@ from spectr.policy import Policy
 from spectr.types import Draft, Drafter, Drafting, Opening, Scene
 from spectr.verify import RULES
 
-SIZE = 12
 PROMPTS = [[3, 4, 5, 3, 4, 5, 3], [1], [2, 2, 2, 2], [3, 4, 5, 3, 4, 5, 3]]
-
-
-def llama(seed: int, layers: int) -> PreTrainedModel:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=SIZE, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256,
-    )  # fmt: skip
-    net = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for weights in net.parameters():
-            if weights.dim() > 1:
-                weights.normal_(0, 0.2)
-    return net.eval()
 
 
 @pytest.fixture(scope="module")
 def net() -> PreTrainedModel:
-    return llama(3, 3)
+    return llama(3, layers=3)
 
 
 @pytest.fixture(scope="module")
 def near(net: PreTrainedModel) -> Target:
     """The target's weights with a little noise."""
-    copy, generator = llama(3, 3), torch.Generator().manual_seed(5)
+    copy, generator = llama(3, layers=3), torch.Generator().manual_seed(5)
     copy.load_state_dict(net.state_dict())
     with torch.no_grad():
         for weights in copy.parameters():
@@ -65,7 +51,7 @@ def near(net: PreTrainedModel) -> Target:
 @pytest.fixture(scope="module")
 def far() -> Target:
     """Another model."""
-    return Target(llama(8, 2))
+    return Target(llama(8))
 
 
 @pytest.fixture(scope="module")
@@ -276,12 +262,9 @@ def surprise(net: PreTrainedModel, make: Callable[[], Drafter], rule: str) -> fl
         for result in engine.generate(job):
             text = tuple(result.tokens)
             found[text] = found.get(text, 0) + 1
-    expected = {text: chance * ROWS for text, chance in exact(net, prompt).items()}
-    likely = [text for text, mean in expected.items() if mean > 5]
-    statistic = sum((found.get(text, 0) - expected[text]) ** 2 / expected[text] for text in likely)
-    rare = ROWS - sum(expected[text] for text in likely)
-    statistic += (ROWS - sum(found.get(text, 0) for text in likely) - rare) ** 2 / max(rare, 5.0)
-    return statistic / float(chi2.isf(1e-8, len(likely)))
+    law = exact(net, prompt)
+    counts = torch.tensor([float(found.get(text, 0)) for text in law], dtype=torch.float64)
+    return chi_square(counts, ROWS * torch.tensor(list(law.values()), dtype=torch.float64), 1e-8)
 
 
 def test_law_under_a_coupling_rule(net: PreTrainedModel, far: Target) -> None:
