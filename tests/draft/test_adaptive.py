@@ -8,7 +8,8 @@ from itertools import count
 import pytest
 import torch
 from scipy.stats import chi2
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from tests.tiny import llama
+from transformers import PreTrainedModel
 
 import spectr
 from spectr.captured import obstacle
@@ -24,33 +25,18 @@ from spectr.models.target import Target
 from spectr.policy import Policy
 from spectr.types import Draft, Drafter, Drafting, Opening, Scene
 
-SIZE = 12
 PROMPTS = [[3, 4, 5, 3, 4, 5, 3], [1], [2, 2, 2, 2], [3, 4, 5, 3, 4, 5, 3]]
-
-
-def llama(seed: int, layers: int) -> PreTrainedModel:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=SIZE, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256,
-    )  # fmt: skip
-    net = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for weights in net.parameters():
-            if weights.dim() > 1:
-                weights.normal_(0, 0.2)
-    return net.double().eval()
 
 
 @pytest.fixture(scope="module")
 def net() -> PreTrainedModel:
-    return llama(3, 3)
+    return llama(3, layers=3)
 
 
 @pytest.fixture(scope="module")
 def near(net: PreTrainedModel) -> Target:
     """The target's weights with a little noise."""
-    copy, generator = llama(3, 3), torch.Generator().manual_seed(5)
+    copy, generator = llama(3, layers=3), torch.Generator().manual_seed(5)
     copy.load_state_dict(net.state_dict())
     with torch.no_grad():
         for weights in copy.parameters():
@@ -61,7 +47,7 @@ def near(net: PreTrainedModel) -> Target:
 @pytest.fixture(scope="module")
 def far() -> Target:
     """Another model."""
-    return Target(llama(8, 2))
+    return Target(llama(8))
 
 
 @pytest.fixture(scope="module")

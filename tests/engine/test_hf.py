@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests import tiny
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import (
     GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
     LogitsProcessor,
     MinPLogitsWarper,
     PreTrainedModel,
@@ -31,18 +30,11 @@ from spectr.errors import ArgumentError, MismatchError
 from spectr.policy import History, Past, Policy
 
 
-def llama(seed: int) -> PreTrainedModel:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=24, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=128, eos_token_id=2, pad_token_id=0, bos_token_id=1,
+def llama(seed: int, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    return tiny.llama(
+        seed, 24, dtype=dtype, num_key_value_heads=4, max_position_embeddings=128, eos_token_id=2, pad_token_id=0,
+        bos_token_id=1,
     )  # fmt: skip
-    net = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for weights in net.parameters():
-            if weights.dim() > 1:
-                weights.normal_(0, 0.2)
-    return net
 
 
 @pytest.fixture(scope="module")
@@ -301,10 +293,9 @@ def test_a_model_in_training_stays_in_training() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_steps_are_captured_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing needs the host; the text is that of steps one by one."""
-    net, settings = llama(1).to("cuda"), {"do_sample": True, "top_k": 5, "max_new_tokens": 40}  # type: ignore[arg-type]
+    net, settings = llama(1, torch.float32).to("cuda"), {"do_sample": True, "top_k": 5, "max_new_tokens": 40}  # type: ignore[arg-type]
 
     def text() -> list[list[int]]:
         found = net.generate(IDS[:1].to("cuda"), custom_generate=spectr.hf.generate, seed=3, drafter="none", **settings)

@@ -123,7 +123,6 @@ def test_sizes_are_symbols() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_half_precision_on_a_gpu() -> None:
     """Rounded weights and the attention of trees, plain and compiled, against float32 without either."""
     head = head_of(tiny("llama"), layers=2).requires_grad_(False)
