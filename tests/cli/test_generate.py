@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,7 +46,7 @@ def test_a_seed_is_random_and_reported(spectr: Spectr, tiny: str) -> None:
     assert spectr(*ASK, "--model", tiny, "--seed", seeds[0][1]).out == ran[0].out
 
 
-def test_flags_that_are_not_given_are_the_models_own(spectr: Spectr, tiny: str, tmp_path: Path) -> None:
+def test_flags_that_are_not_given_are_the_models_own(spectr: Spectr, tiny: str) -> None:
     """No flag has a default of its own that would override a model's files or the API."""
     import spectr as package
 
@@ -105,7 +104,7 @@ def test_a_pipe_that_closes_ends_it_quietly(endless: str) -> None:
 
 
 def test_a_prompt_from_standard_input(spectr: Spectr, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("one two one two one".encode())))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one two one two one")))
     piped = spectr("generate", "-", *ASK[2:], "--model", tiny, "--seed", "1")
     assert piped.code == 0
     assert piped.out == spectr(*ASK, "--model", tiny, "--seed", "1").out
@@ -122,7 +121,8 @@ def test_a_prompt_from_standard_input(spectr: Spectr, tiny: str, monkeypatch: py
 )
 def test_bytes_that_are_no_text_are_refused(arguments: list[str], given: bytes, what: str) -> None:
     """In one sentence, and before a model is looked for."""
-    done = subprocess.run([*COMMAND, "generate", *arguments, "--model", "nowhere"], input=given, capture_output=True)
+    command = [*COMMAND, "generate", *arguments, "--model", "nowhere"]
+    done = subprocess.run(command, input=given, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (2, b"")
     assert done.stderr.decode().startswith(f"spectr: {what}")
     assert done.stderr.count(b"\n") == 1

@@ -28,7 +28,7 @@ EXPLAINED = {
         "decides the text: it is the same with any drafter, any tree, or none. That holds in float32; in bfloat16 the "
         "distribution is the same, and texts part where two tokens are almost tied.",
         "one pass over the vocabulary; no softmax, no draft distribution, no residual",
-        "--nodes 8",
+        "--drafter early_exit --nodes 8",
     ),
     "path_block": Explained(
         "The optimal coupling picks one path down the tree, and block verification then judges that path as a whole. "

@@ -97,6 +97,7 @@ class Wrapped:
         is_terminal = sys.stdout is not None and sys.stdout.isatty()
         self.width = shutil.get_terminal_size().columns if is_terminal else None
         self._column, self._gap, self._word = 0, "", ""
+        self._torn = False  # the beginning of the present word is shown already, since it is longer than a line
 
     def feed(self, piece: str) -> None:
         """Show what a piece completes."""
@@ -109,27 +110,28 @@ class Wrapped:
     def _broken(self, piece: str) -> Iterator[str]:
         assert self.width is not None
         for sign in piece:
+            if sign.isspace() or cell_len(sign) > 1:
+                yield self._next_word()
+                self._torn = False
             if sign == "\n":
-                yield self._next_word() + self._gap + "\n"
+                yield self._gap + "\n"
                 self._column, self._gap = 0, ""
             elif sign.isspace():
-                yield self._next_word()
                 self._gap += sign
-            elif cell_len(sign) > 1:
-                yield self._next_word()
-                self._word = sign
-                yield self._next_word()
             else:
                 self._word += sign
-                if cell_len(self._word) >= self.width:  # longer than a line: the terminal breaks it
+                if cell_len(sign) > 1:
                     yield self._next_word()
+                elif cell_len(self._word) >= self.width:  # longer than a line: the terminal breaks it
+                    yield self._next_word()
+                    self._torn = True
 
     def _next_word(self) -> str:
         """The word that is complete, with the gap before it or a line break in its place."""
         if not self._word:
             return ""
         word, gap, size = self._word, self._gap, cell_len(self._word)
-        if self._column and self._column + len(gap) + size > (self.width or 0):
+        if self._column and not self._torn and self._column + len(gap) + size > (self.width or 0):
             gap, self._column = "\n", 0
         else:
             self._column += len(gap)
