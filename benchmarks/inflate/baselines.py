@@ -38,7 +38,7 @@ class _Watch:
         self.pace.tokens.append(int(tokens.numel()))
 
     def end(self) -> None:
-        """Nothing to do."""
+        """Called by transformers when the text is complete."""
 
 
 @contextmanager
@@ -63,7 +63,7 @@ class _Baseline:
     tokens: int
     options: dict[str, Any] = field(default_factory=dict)
 
-    def write(self, net: Any, prompt: list[int], heat: float) -> Pace:
+    def write(self, net: Any, prompt: list[int], temperature: float) -> Pace:
         """The same text twice, since shapes that are new are compiled; the second time counts."""
         paces = []
         with ExitStack() as stack:
@@ -72,12 +72,16 @@ class _Baseline:
                 stack.enter_context(untuned(assistant))
                 stack.enter_context(_drafting(assistant))
             for _ in range(2):
-                torch.manual_seed(0)  # transformers knows no other randomness
-                paces.append(self._once(net, prompt, heat))
+                torch.manual_seed(0)  # transformers has no other source of randomness
+                paces.append(self._once(net, prompt, temperature))
         return paces[1]
 
-    def _once(self, net: Any, prompt: list[int], heat: float) -> Pace:
-        law = {"do_sample": True, "temperature": heat, "top_k": 0, "top_p": 1.0} if heat > 0 else {"do_sample": False}
+    def _once(self, net: Any, prompt: list[int], temperature: float) -> Pace:
+        law = (
+            {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+            if temperature > 0
+            else {"do_sample": False}
+        )
         ids, watch = torch.tensor([prompt], device=net.device), _Watch()
         net.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=self.tokens, min_new_tokens=self.tokens,
