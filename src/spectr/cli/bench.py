@@ -257,7 +257,8 @@ def bench_run(
     grid = named_preset(
         preset, methods=_names("--methods", methods), tasks=_names("--tasks", tasks), rounds=rounds, seed=seed,
         drafts=_counts("--drafts", drafts), lengths=_counts("--lengths", lengths),
-        temperatures=_temperatures(temperatures), tokens=tokens, prompts=texts, studies=_names("--ablations", ablations), noises=_shares(noises),
+        temperatures=_temperatures(temperatures), tokens=tokens, prompts=texts,
+        studies=_names("--ablations", ablations), noises=_shares(noises),
         sizes=_names("--sizes", sizes), vocabularies=_counts("--vocabularies", vocabularies),
     )  # fmt: skip
     bench = Bench(
