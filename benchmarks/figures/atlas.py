@@ -32,7 +32,7 @@ class Atlas:
 
     @property
     def deviations(self) -> list[float]:
-        """Of all simulated values that a theorem speaks of, in standard errors."""
+        """How far every simulated value is from its theorem, in standard errors."""
         return [value for sheet in self.sheets for value in sheet.deviations()]
 
     @property

@@ -83,11 +83,11 @@ class Sheet:
 
     @property
     def name(self) -> str:
-        """Of its files."""
+        """The name of its files."""
         return self.about.name
 
     def deviations(self) -> list[float]:
-        """Of all sampled values that a theorem speaks of."""
+        """How far every sampled value is from its theorem, in standard errors."""
         curves = (curve for panel in self.panels if isinstance(panel, Panel) for curve in panel.curves)
         return [value for curve in curves for value in curve.deviations()]
 

@@ -1,4 +1,4 @@
-"""Clocks: how long a function takes on a device, and at what pace texts come. Knows no models."""
+"""Clocks: how long a function takes on a device, and at what pace texts come. Does not depend on models."""
 
 import signal
 import statistics

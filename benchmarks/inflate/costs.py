@@ -18,7 +18,7 @@ _LARGE = 4 * 2**30  # bytes that are copied on a GPU: far more than its caches h
 
 
 def _size(device: torch.device) -> int:
-    """Of what is copied."""
+    """Bytes to copy."""
     return min(_LARGE, torch.cuda.mem_get_info(device)[0] // 4) if device.type == "cuda" else 2**28
 
 

@@ -38,7 +38,7 @@ class Record:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """By name."""
+        """What each part has found, by its name."""
         found: dict[str, Any] = self.data["parts"]
         return found
 

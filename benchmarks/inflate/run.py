@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
+from benchmarks.inflate.baselines import peers
 from benchmarks.inflate.costs import bandwidth, calls
 from benchmarks.inflate.order import Found, Order
 from benchmarks.inflate.pair import Pair, build
-from benchmarks.inflate.peers import peers
 from benchmarks.inflate.record import Record, said
 from benchmarks.inflate.speed import let_go, memory, rows, speed
 from benchmarks.inflate.steps import steps

@@ -22,7 +22,7 @@ class Way:
 
     @property
     def key(self) -> str:
-        """One of its kind.
+        """The way's unique name.
 
         >>> race(64, 6).key
         'race N=64 D=6'
@@ -31,7 +31,7 @@ class Way:
 
     @property
     def nodes(self) -> int:
-        """Of a tree, the root included."""
+        """Nodes of a tree, the root included."""
         return 1 if self.plan is None else self.plan.capacity
 
     def engine(self, pair: Pair) -> Engine:
@@ -68,7 +68,7 @@ def _chains(method: str, nodes: int, depth: int | None) -> list[Way]:
 
 
 def compared(grid: Grid) -> list[Way]:
-    """Everybody, plain decoding first; all with trees have the same depths to choose from."""
+    """All ways, plain decoding first; those with trees have the same depths to choose from."""
     depths = grid.depths or (None,)
     return [
         PLAIN,

@@ -200,6 +200,7 @@ def test_an_error_loses_nothing(measure: Measure, tmp_path: Path, monkeypatch: p
     assert measure(methods=("plain", "race"), prompts=2)["cells_missing"] == 0
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(measure: Measure, target: str, near: str, tmp_path: Path) -> None:
     """The process itself, ended where it stands."""
     path = tmp_path / "bench.json"

@@ -48,11 +48,11 @@ class Asked:
         return KINDS[self.task.kind].raw
 
     def at(self, temperature: float, seed: int) -> "Asked":
-        """The same at another temperature, with another seed."""
+        """The same request at another temperature, with another seed."""
         return replace(self, request=replace(self.request, seed=seed), temperature=temperature)
 
     def shorter(self, tokens: int) -> "Asked":
-        """The same, but of fewer tokens."""
+        """The same request for fewer tokens."""
         most = min(tokens, self.request.max_new_tokens)
         return replace(self, request=replace(self.request, max_new_tokens=most))
 
@@ -71,7 +71,7 @@ class Written:
 
 
 class Writer(Protocol):
-    """Whoever writes texts."""
+    """Writes texts: an engine, transformers, or an endpoint."""
 
     def write(self, asked: Asked) -> Written:
         """One text."""

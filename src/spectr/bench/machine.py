@@ -44,13 +44,13 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Of everything that computes."""
+    """The versions of Python, the system, and every package that computes."""
     packages = {name: installed(name) for name in ("spectr", "torch", "transformers", "numpy", "triton")}
     return {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}", **packages}
 
 
 def load() -> float | None:
-    """How many processes wanted a core in the last minute: honest figures name who else was there."""
+    """How many processes wanted a core in the last minute, so that a busy machine shows in the results."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 

@@ -1,4 +1,4 @@
-"""The methods that are compared: from a loaded target and its drafter to everybody who writes. Knows no task."""
+"""The methods that are compared, made from a loaded target and its drafter. Does not depend on tasks."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
@@ -66,12 +66,12 @@ METHODS = {
     "transformers_assistant": Method("transformers, assistant_model"),
     "transformers_lookup": Method("transformers, prompt lookup"),
 }
-"""In the order of tables. Those without a rule have no K and no L: they run as they come."""
+"""In the order of tables. Those without a rule have no K and no L: they run with their own defaults."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Somebody who writes, and how tables call them."""
+    """A method at one K and L with what writes its texts."""
 
     method: str
     writer: Writer
@@ -82,7 +82,7 @@ class Contender:
 
     @property
     def key(self) -> str:
-        """One of its kind.
+        """The contender's unique name.
 
         >>> Contender("race", None, 4, 2, "early_exit").key
         'race K=4 L=2 early_exit'
@@ -93,7 +93,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Everybody who takes part, and who cannot: with a reason."""
+    """The contenders of a run, and why others cannot take part."""
 
     contenders: tuple[Contender, ...]
     left_out: dict[str, str]
@@ -206,7 +206,7 @@ class _Maker:
 def contenders(
     lm: LM, names: Sequence[str], drafter: str, sizes: tuple[Sequence[int], Sequence[int]], *, strict: bool
 ) -> Field:
-    """Everybody, for every K and L of `sizes`. Who cannot take part is left out, or refused where `strict`."""
+    """All contenders, for every K and L of `sizes`. One that cannot run is left out, or refused if `strict`."""
     maker, found, left = _Maker(lm, drafter), list[Contender](), dict[str, str]()
     for name in names:
         for make in maker.every(name, *sizes):

@@ -106,7 +106,7 @@ def _lines(title: str, series: Series, axes: tuple[str, str], note: str = "", *,
 
 
 def _bests(rows: Iterable[Row], value: Callable[[Row], float]) -> list[Row]:
-    """Of every method the K and L with the largest value."""
+    """The row of every method whose K and L give the largest value."""
     found: dict[str, Row] = {}
     for row in rows:
         if row["method"] not in found or value(row) > value(found[row["method"]]):
@@ -172,7 +172,7 @@ def _section(title: str, charts: list[Chart], cells: Cells) -> dict[str, Any]:
 
 
 def _task_rows(rows: Iterable[Row]) -> list[Row]:
-    """Of every task and temperature each method once, at its best K and L."""
+    """One row for each task, temperature and method, at its best K and L."""
     groups: dict[tuple[str, float], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["task"], row["temperature"]), []).append(row)
@@ -181,8 +181,8 @@ def _task_rows(rows: Iterable[Row]) -> list[Row]:
 
 def _sections(result: Result) -> list[dict[str, Any]]:
     main, sizes = ([row for row in result["results"] if row["study"] == study] for study in ("main", "size"))
-    heats = dict.fromkeys(row["temperature"] for row in main)
-    charts = [chart for heat in heats for chart in _charts(heat, [r for r in main if r["temperature"] == heat])]
+    temperatures = dict.fromkeys(row["temperature"] for row in main)
+    charts = [chart for t in temperatures for chart in _charts(t, [row for row in main if row["temperature"] == t])]
     apart = ("total variation between target and draft distribution", "accepted per node")
     blurred = _by_method(result["quality"], "total_variation", "acceptance")
     quality = _lines("Acceptance against the drafter's quality", blurred, apart,

@@ -122,7 +122,7 @@ class _Sitting:
         return self._until is not None and time.monotonic() > self._until
 
     def begin(self) -> None:
-        """Note who is here."""
+        """Record the command, the time and the load of this sitting, and warn if the machine is busy."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         wanted, cores = load(), self.journal.head["hardware"]["cores"]
         if wanted is not None and wanted > _BUSY * cores:

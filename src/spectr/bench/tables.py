@@ -47,7 +47,7 @@ def count(number: int, noun: str) -> str:
 
 
 def method_name(row: Row) -> str:
-    """With its K and L, where it has them.
+    """A method's label, with its K and L where it has them.
 
     >>> method_name({"method": "kseq", "drafts": 4, "length": 2})
     'K-SEQ (SpecTr) 4×2'

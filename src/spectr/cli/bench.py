@@ -137,8 +137,8 @@ def bench_acceptance(
         check_folder(out)
     from spectr.bench.acceptance import Study, run
 
-    sizes, heats = numbers("--nodes", nodes, int, 2), numbers("--temperatures", temperatures, float, 0.0)
-    found = run(Study(model, drafter, prompts, rules.split(","), sizes, heats, tokens, device), talk)
+    sizes, wanted = numbers("--nodes", nodes, int, 2), numbers("--temperatures", temperatures, float, 0.0)
+    found = run(Study(model, drafter, prompts, rules.split(","), sizes, wanted, tokens, device), talk)
     if out is not None:
         write_text(out, json.dumps(found, indent=2) + "\n")
     if as_json:
@@ -161,7 +161,7 @@ def _counts(flag: str, text: str | None) -> tuple[int, ...] | None:
     return None if text is None else numbers(flag, text, int, 1)
 
 
-def _heats(text: str | None) -> tuple[float, ...] | None:
+def _temperatures(text: str | None) -> tuple[float, ...] | None:
     return None if text is None else numbers("--temperatures", text, float, 0.0)
 
 
@@ -258,8 +258,9 @@ def bench_run(
 
     grid = named_preset(
         preset, methods=_names("--methods", methods), tasks=_names("--tasks", tasks), rounds=rounds, seed=seed,
-        drafts=_counts("--drafts", drafts), lengths=_counts("--lengths", lengths), temperatures=_heats(temperatures),
-        tokens=tokens, prompts=texts, studies=_names("--ablations", ablations), noises=_shares(noises),
+        drafts=_counts("--drafts", drafts), lengths=_counts("--lengths", lengths),
+        temperatures=_temperatures(temperatures), tokens=tokens, prompts=texts,
+        studies=_names("--ablations", ablations), noises=_shares(noises),
         sizes=_names("--sizes", sizes), vocabularies=_counts("--vocabularies", vocabularies),
     )  # fmt: skip
     bench = Bench(

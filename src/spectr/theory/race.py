@@ -1,7 +1,7 @@
 """The race on paper: one child in closed form, the rank of the accepted child, and what a tree of k nodes can give.
 
 Exact, but for a quadrature that is good to 1e-12. A node's children are ordered by the drafter's race, and the rank of
-the accepted child is its place in that order. Knows no trees but the best static one; docs/theory.md has the proofs.
+the accepted child is its place in that order. The proofs are in docs/theory.md.
 """
 
 import math

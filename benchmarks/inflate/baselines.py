@@ -38,7 +38,7 @@ class _Watch:
         self.pace.tokens.append(int(tokens.numel()))
 
     def end(self) -> None:
-        """Nothing to do."""
+        """Called by transformers when the text is complete."""
 
 
 @contextmanager
@@ -56,14 +56,14 @@ def _drafting(assistant: Any) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Peer:
+class _Baseline:
     """One way of `generate`."""
 
     name: str
     tokens: int
     options: dict[str, Any] = field(default_factory=dict)
 
-    def write(self, net: Any, prompt: list[int], heat: float) -> Pace:
+    def write(self, net: Any, prompt: list[int], temperature: float) -> Pace:
         """The same text twice, since shapes that are new are compiled; the second time counts."""
         paces = []
         with ExitStack() as stack:
@@ -72,12 +72,16 @@ class _Peer:
                 stack.enter_context(untuned(assistant))
                 stack.enter_context(_drafting(assistant))
             for _ in range(2):
-                torch.manual_seed(0)  # transformers knows no other randomness
-                paces.append(self._once(net, prompt, heat))
+                torch.manual_seed(0)  # transformers has no other source of randomness
+                paces.append(self._once(net, prompt, temperature))
         return paces[1]
 
-    def _once(self, net: Any, prompt: list[int], heat: float) -> Pace:
-        law = {"do_sample": True, "temperature": heat, "top_k": 0, "top_p": 1.0} if heat > 0 else {"do_sample": False}
+    def _once(self, net: Any, prompt: list[int], temperature: float) -> Pace:
+        law = (
+            {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+            if temperature > 0
+            else {"do_sample": False}
+        )
         ids, watch = torch.tensor([prompt], device=net.device), _Watch()
         net.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=self.tokens, min_new_tokens=self.tokens,
@@ -86,34 +90,34 @@ class _Peer:
         return Pace(watch.pace.times[1:], watch.pace.tokens[1:])
 
 
-def _peers(pair: Pair, order: Order) -> list[_Peer]:
+def _baselines(pair: Pair, order: Order) -> list[_Baseline]:
     """The compiled one last: where it fails, it can spoil nothing but itself."""
     assistant = pair.small.target.model
     if order.assistant is not None:
         assistant = open_model(order.assistant, **order.loading).target.model
     most = order.grid.peer_tokens
     return [
-        _Peer("transformers", max(2, most // 2)),
-        _Peer("transformers, assistant_model", most, {"assistant_model": assistant}),
-        _Peer("transformers, static cache", most, {"cache_implementation": "static"}),
+        _Baseline("transformers", max(2, most // 2)),
+        _Baseline("transformers, assistant_model", most, {"assistant_model": assistant}),
+        _Baseline("transformers, static cache", most, {"cache_implementation": "static"}),
     ]
 
 
-def _row(peer: _Peer, pair: Pair, order: Order, seconds: float) -> Found:
+def _row(baseline: _Baseline, pair: Pair, order: Order, seconds: float) -> Found:
     net = pair.large.target.model
     try:
         with bounded(seconds):
-            pace = peer.write(net, pair.prompts[0], order.grid.temperature)
+            pace = baseline.write(net, pair.prompts[0], order.grid.temperature)
     except Exception as error:  # theirs, of any kind
-        return {"way": peer.name, "error": said(error)}
-    compiled = "cache_implementation" in peer.options and hasattr(net, "_compiled_call")
-    return {"way": peer.name + (", compiled" if compiled else ""), "compiled": compiled, **joined([pace])}
+        return {"way": baseline.name, "error": said(error)}
+    compiled = "cache_implementation" in baseline.options and hasattr(net, "_compiled_call")
+    return {"way": baseline.name + (", compiled" if compiled else ""), "compiled": compiled, **joined([pace])}
 
 
 def peers(pair: Pair, order: Order) -> Iterator[Found]:
     """Plain sampling, with an assistant, and with a static cache, which transformers compiles on a GPU."""
     about = {"tokens": _DRAFTED, "note": _FLATTERING if order.assistant is None else None}
-    every, found, until = _peers(pair, order), list[Found](), time.monotonic() + 60 * order.minutes
-    for at, peer in enumerate(every, start=1):
-        found.append(_row(peer, pair, order, until - time.monotonic()))
+    every, found, until = _baselines(pair, order), list[Found](), time.monotonic() + 60 * order.minutes
+    for at, baseline in enumerate(every, start=1):
+        found.append(_row(baseline, pair, order, until - time.monotonic()))
         yield {"rows": found, "assistant": about, "left": len(every) - at}
