@@ -37,7 +37,9 @@ def helps(command: Any, name: str, parent: typer.Context | None = None) -> Itera
     context = command.make_context(name, [], parent=parent, resilient_parsing=True, **width)
     yield context.command_path, command.get_help(context)
     for below in getattr(command, "list_commands", lambda _: ())(context):
-        yield from helps(command.get_command(context, below), below, context)
+        found = command.get_command(context, below)
+        if not found.hidden:
+            yield from helps(found, below, context)
 
 
 def render() -> str:

@@ -205,7 +205,8 @@ class Engine:
         if not job.policy.remembers:
             return None
         prompts, padding = [list(r.prompt) for r in job.requests], [list(r.padding) for r in job.requests]
-        return History(prompts, self.target.vocabulary, device=self.target.device, stops=self.stops, padding=padding)
+        size, device, limits = self.target.vocabulary, self.target.device, [r.max_new_tokens for r in job.requests]
+        return History(prompts, size, device=device, stops=self.stops, padding=padding, limits=limits)
 
     def _let_go(self, batch: Batch) -> None:
         """Rows that ended leave; they were marked with -1."""

@@ -12,8 +12,9 @@ from spectr.draft.options import DraftOptions
 from spectr.engine import LOCK, Engine, Job, Memory, Request, Result, Step
 from spectr.errors import ArgumentError
 from spectr.metrics import Stats
+from spectr.notices import notice
 from spectr.pairing import pair, planned_rule
-from spectr.policy import Policy
+from spectr.policy import Policy, merge_settings
 from spectr.prompt import Message, Prompt, as_ids, as_messages, check_text, is_single
 from spectr.registry import nearest
 from spectr.text import TextStream
@@ -116,6 +117,11 @@ class LM:
 
     def __init__(self, engine: Engine, opened: "OpenedModel") -> None:
         self.engine, self.opened, self.tokenizer = engine, opened, opened.tokenizer
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The model's own settings, from its generation_config; what a call says stands in their place."""
+        return self.opened.settings
 
     def __repr__(self) -> str:
         net, drafter = self.opened.target.model, self.engine.drafter
@@ -237,7 +243,9 @@ class LM:
         return Request(self.opened.start, seed, limit, source=tokens, ends=watch)
 
     def _policy(self, settings: dict[str, Any]) -> Policy:
-        """A policy, with bad words given as text turned into tokens, at the beginning of a word and inside."""
+        """The model's own policy with these settings in place of its own. Bad words given as text become tokens, at the
+        beginning of a word and inside."""
+        settings = merge_settings(self.opened.settings, settings)
         given = settings.get("bad_words") or ()
         words = [given] if isinstance(given, str) else given
         spelled = [form for word in words for form in ([word, f" {word}"] if isinstance(word, str) else [word])]
@@ -433,7 +441,8 @@ def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options
     progress, a function of one sentence). On a GPU steps are captured once and replayed as graphs, unless
     `capture=False`; `compile=True` also compiles layers, which takes seconds at the beginning.
     """
-    from spectr.models.hf import Loading, open_loaded, open_model, unheeded
+    from spectr.models.generation_config import unsupported_settings
+    from spectr.models.hf import Loading, open_loaded, open_model
 
     drafting, loading = ([f.name for f in fields(kind)] for kind in (DraftOptions, Loading))
     known = [*drafting, *loading, "capture", "compile", "progress", "tokenizer"]
@@ -454,8 +463,8 @@ def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options
     else:
         opened = open_loaded(model, tokenizer)
         partner = pair(drafter, opened, made.card, chosen)
-    if said := unheeded(opened.target.model):
-        progress(said)
+    if said := unsupported_settings(opened.target.model, opened.target.vocabulary):
+        (options.get("progress") or notice)(said)
     engine = Engine(opened.target, partner, made, opened.stops)
     _hasten(engine, options.get("capture"), bool(options.get("compile")), progress)
     return LM(engine, opened)

@@ -1,6 +1,7 @@
 """From what a user calls a drafter to one that fits the target and the rule. Knows how each kind is built."""
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from spectr.checks import whole
 from spectr.draft import DRAFTERS, Plan
 from spectr.draft import drafter as named_drafter
-from spectr.draft.adaptive import Option, replanned
-from spectr.draft.menu import Ground, adaptive, by_profile
+from spectr.draft.adaptive import SwitchingDrafter, adaptive, replanned
+from spectr.draft.candidate_plans import candidate_plans
 from spectr.draft.options import AUTO, PLANNED, DraftOptions
 from spectr.draft.plan import beam_for, chains_for
-from spectr.draft.profile import Profile, Way
+from spectr.draft.profile import PLAIN, DecodingPlan, Profile
 from spectr.errors import ArgumentError, MismatchError, UnknownNameError
 from spectr.notices import notice
 from spectr.registry import nearest
@@ -24,7 +25,7 @@ from spectr.verify import rule as named_rule
 if TYPE_CHECKING:
     from spectr.models.hf import OpenedModel
 
-__all__ = ["as_rule", "auto_drafter", "pair", "planned_rule"]
+__all__ = ["as_rule", "auto_drafter", "drafters_for", "pair", "planned_rule"]
 
 
 def as_rule(rule: str | Rule) -> Rule:
@@ -285,7 +286,7 @@ def _as_target(target: "OpenedModel") -> dict[str, Any]:
 
 
 def planned_rule(rule: str | Rule, options: DraftOptions) -> Rule:
-    """The rule that was asked for, or the one that a profile was made with; race is what stands there unasked."""
+    """The rule that was asked for, or the one that a profile chose; the default, race, gives way to a profile."""
     made, profile = as_rule(rule), options.measured
     if profile is None or made.card.name == profile.rule:
         return made
@@ -297,36 +298,76 @@ def planned_rule(rule: str | Rule, options: DraftOptions) -> Rule:
     return named_rule(profile.rule)
 
 
+_MENU = 4  # plans that plan="auto" chooses from, plain decoding included
+
+
+def drafters_for(
+    plans: Sequence[DecodingPlan],
+    target: "OpenedModel",
+    options: DraftOptions,
+    loading: Mapping[str, Any] | None = None,
+) -> list[Drafter]:
+    """A drafter for each plan, as far as it leaves `options` open; those of the same name share their weights."""
+    bases, found = dict[str, Drafter](), list[Drafter]()
+    for plan in plans:
+        card = named_rule(plan.rule).card
+        if plan.drafter not in bases:
+            usual = DraftOptions() if plan.drafter == "none" else options
+            bases[plan.drafter] = pair(plan.drafter, target, card, usual, loading)
+        base = bases[plan.drafter]
+        if not plan.options:
+            found.append(base)
+        elif hasattr(base, "plan"):
+            pairing = _Pairing(target, card, DraftOptions(**plan.options), loading or {})
+            found.append(replanned(base, pairing.plan()))
+        else:
+            found.append(pair(plan.drafter, target, card, replace(options, **plan.options), loading))
+    return found
+
+
 def _by_plan(drafter: Any, pairing: _Pairing) -> Drafter:
-    """A drafter whose trees a profile or a chooser decides on."""
+    """The drafter that a profile chose, or one that chooses while running."""
     from spectr.models.trained import fingerprint
 
     profile, bare = pairing.options.measured, replace(pairing.options, plan=None, profile=None)
-    asked, net = replace(pairing, options=bare), pairing.target.target.model
+    net, is_auto = pairing.target.target.model, pairing.options.plan == AUTO
+    if is_auto and (net.device.type != "cpu" or pairing.card.name != "race"):
+        is_auto = False
+        warnings.warn(
+            f"plan='auto' chooses while running on a CPU with rule race; on {net.device.type} with rule "
+            f"{pairing.card.name} {'the profile' if profile else 'the usual plan of the drafter'} is used: measure "
+            "plans with spectr tune",
+            stacklevel=2,
+        )
     if profile is None:
-        base = pair(drafter, asked.target, asked.card, bare, asked.loading)
-        return adaptive(base, Ground(net.device.type == "cpu", asked.card.tree))
+        base = pair(drafter, pairing.target, pairing.card, bare, pairing.loading)
+        return _auto(base, pairing) if is_auto else base
     profile.check(fingerprint(net), net.device.type, drafter)
-    return by_profile(profile, _menu(profile, asked), auto=pairing.options.plan == AUTO)
+    return _by_profile(profile, replace(pairing, options=bare), is_auto=is_auto)
 
 
-def _menu(profile: Profile, pairing: _Pairing) -> tuple[Option, ...]:
-    """The ways of a profile; those of one drafter share its weights."""
+def _auto(base: Any, pairing: _Pairing) -> Drafter:
+    """Plain decoding, or `base` with one of a few trees."""
+    if base.name == "none":
+        return named_drafter("none")
+    plans = candidate_plans("", base, pairing.card, on_cpu=True)[: _MENU - 1]
+    sized = [replace(pairing, options=DraftOptions(**plan.options)).plan() for plan in plans]
+    drafters = [replanned(base, plan) for plan in sized] if hasattr(base, "plan") else [base]
+    return adaptive([named_drafter("none"), *drafters], lambda _: PLAIN)
 
-    def made(name: str, **more: Any) -> Drafter:
-        options = DraftOptions() if name == "none" else replace(pairing.options, **more)
-        return pair(name, pairing.target, pairing.card, options, pairing.loading)
 
-    bases = {name: made(name) for name in dict.fromkeys(way.drafter for way in profile.menu)}
+def _by_profile(profile: Profile, pairing: _Pairing, *, is_auto: bool) -> Drafter:
+    """What the profile chose for the number of rows; `is_auto`, what it starts from."""
+    chosen = dict.fromkeys(profile.plans[choice.plan] for choice in profile.choices)
+    plans = profile.menu(_MENU) if is_auto else tuple(chosen)
+    drafters = drafters_for(plans, pairing.target, pairing.options, pairing.loading)
 
-    def option(way: Way) -> Option:
-        base = bases[way.drafter]
-        if hasattr(base, "plan"):
-            plan = replace(pairing, options=DraftOptions(**way.options)).plan()
-            return Option(replanned(base, plan), way.spread)
-        return Option(made(way.drafter, **way.options) if way.options else base)
+    def place(rows: int) -> int:
+        return plans.index(profile.plans[profile.at(rows).plan])
 
-    return tuple(option(way) for way in profile.menu)
+    if is_auto:
+        return adaptive(drafters, place)
+    return drafters[0] if len(drafters) == 1 else SwitchingDrafter(tuple(drafters), place)
 
 
 def pair(

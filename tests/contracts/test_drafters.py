@@ -3,61 +3,26 @@
 With the race that is equality of texts; with the coupling rules a chi-square of the law over two tokens.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from scipy.stats import chi2
-from tests.contracts.conftest import llama
+from tests.chance import chi_square
+from tests.contracts.conftest import PROMPTS, SIZE, Make, llama, requests
 from transformers import PreTrainedModel
 
 import spectr
 from spectr.draft import DRAFTERS, Plan, drafter
 from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError, MismatchError
-from spectr.models.blockwise import blockwise_of
-from spectr.models.early import truncated
-from spectr.models.head import head_of
 from spectr.models.target import Target
 from spectr.policy import Policy
 from spectr.trees import grow
 from spectr.types import Drafter
 
-SIZE = 12
-PROMPTS = [[3, 4, 5, 3, 4, 5, 3], [1], [2, 2, 2, 2], [3, 4, 5, 3, 4, 5, 3]]
-Make = Callable[[Plan], Drafter]
-
-
-@pytest.fixture(scope="session")
-def makers(net: PreTrainedModel, near: Target, far: Target) -> dict[str, Make]:
-    """One way to build each registered drafter, and some more of the model kind."""
-    early = Target(truncated(net, 1))
-    made: dict[str, Make] = {
-        "none": lambda _: drafter("none"),
-        "lookup": lambda _: drafter("lookup"),
-        "random": lambda plan: drafter("random", plan=plan),
-        "ngram": lambda plan: drafter("ngram", plan=plan, order=3, text=[1, 2, 3, 4] * 5),
-        "model": lambda plan: drafter("model", model=near, plan=plan),
-        "early_exit": lambda plan: drafter("early_exit", model=early, plan=plan),
-    }
-    head, taps = Target(head_of(net, 1, (0,))), (0,)
-    made["feature"] = lambda plan: drafter("feature", head=head, target=Target(net), plan=plan, wants_features=taps)
-    heads = blockwise_of(net, 6)
-    made["blockwise"] = lambda plan: drafter("blockwise", heads=heads, target=Target(net), plan=plan)
-    made["padded"] = lambda plan: drafter("model", model=far, plan=plan)
-    made["mixed"] = lambda plan: drafter(
-        "mixed", parts=[made["lookup"](plan), made["model"](plan), made["ngram"](plan)]
-    )
-    return made
-
 
 def test_every_registered_drafter_is_here(makers: dict[str, Make]) -> None:
     assert set(DRAFTERS) <= set(makers)
-
-
-def requests(count: int = 24) -> list[Request]:
-    return [Request(prompt, seed=9 + i, max_new_tokens=count - 3 * i) for i, prompt in enumerate(PROMPTS)]
 
 
 def plain(net: PreTrainedModel, policy: Policy) -> list[list[int]]:
@@ -169,12 +134,7 @@ def surprise(net: PreTrainedModel, made: Drafter, rule: str, policy: Policy) -> 
         job = Job([Request(prompt, seed=start + i, max_new_tokens=2) for i in range(1_000)], policy)
         for result in engine.generate(job):
             found[result.tokens[0] * SIZE + result.tokens[1]] += 1
-    if float(found[expected == 0].sum()) > 0:
-        return float("inf")
-    likely = expected > 5
-    statistic = ((found - expected)[likely] ** 2 / expected[likely]).sum()
-    rare = (found[~likely].sum() - expected[~likely].sum()) ** 2 / expected[~likely].sum().clamp_min(5)
-    return float(statistic + rare) / float(chi2.isf(1e-8, int(likely.sum())))
+    return chi_square(found, expected, 1e-8)
 
 
 @pytest.mark.parametrize("policy", LAWS)

@@ -4,7 +4,7 @@ from importlib import import_module
 
 import pytest
 import torch
-from tests.contracts.conftest import llama
+from tests.tiny import llama
 
 import spectr
 from spectr.draft import Plan, drafter
@@ -23,7 +23,7 @@ PLACES = ["spectr.coins", "spectr.models.target", "spectr.trees.prune", "spectr.
 
 
 def engine(rule: str, plan: Plan) -> Engine:
-    net = llama(3, SIZE, layers=2)
+    net = llama(3, SIZE, dtype=torch.float32)
     group_heads(net)
     target = Target(net)
     head = head_of(net, 1, (0,)).requires_grad_(False)

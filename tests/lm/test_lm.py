@@ -190,18 +190,6 @@ def test_a_forced_first_token_belongs_to_the_prompt(translator: Path) -> None:
         assert found == meant[2:]
 
 
-def test_what_a_generation_config_says_is_not_taken_over_in_silence(folder: Path) -> None:
-    net, words = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    said: list[str] = []
-    spectr.load(net, tokenizer=words, progress=said.append)
-    assert said == []
-    net.generation_config.update(no_repeat_ngram_size=2, top_p=0.9)
-    spectr.load(net, tokenizer=words, progress=said.append)
-    assert said == [
-        "the model's generation config sets top_p, no_repeat_ngram_size, which are not taken over: say what you want"
-    ]
-
-
 def test_encoder_decoder(translator: Path, folder: Path) -> None:
     plain, lookup = (spectr.load(str(translator), drafter=name) for name in ("none", "lookup"))
     assert plain.generate(ASK, 20, seed=1).tokens == lookup.generate(ASK, 20, seed=1).tokens

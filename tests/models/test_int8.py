@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import spectr.models.compiled as compiled
 import spectr.models.int8 as rounding
+from benchmarks.inflate.model import Size, inflated, inflated_head
 from spectr.errors import ArgumentError
 from spectr.models.head import FeatureHead, head_of
-from spectr.models.inflate import Size, inflated, inflated_head
 from spectr.models.int8 import Int8Linear, full_weight, int8_products
 from spectr.models.target import Target
 from spectr.models.trained import Trained, fingerprint, pupil, save_drafter
@@ -123,7 +123,6 @@ def test_sizes_are_symbols() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_half_precision_on_a_gpu() -> None:
     """Rounded weights and the attention of trees, plain and compiled, against float32 without either."""
     head = head_of(tiny("llama"), layers=2).requires_grad_(False)

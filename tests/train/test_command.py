@@ -17,7 +17,6 @@ from spectr.models.head import head_of
 from spectr.models.trained import fingerprint, pupil
 from spectr.train.distil import Distilling, distil
 from spectr.train.loop import Course
-from spectr.train.prompts import built_in, from_file, split
 
 ASK = "the quick brown fox"
 
@@ -213,19 +212,6 @@ def test_an_impossible_folder_is_refused_before_the_work(
         assert said.err.startswith("spectr: ")
         assert said.err.count("\n") == 1
         assert sentence in said.err
-
-
-def test_prompts(tmp_path: Path) -> None:
-    assert len(set(built_in(2000))) == 2000
-    lines = tmp_path / "prompts.jsonl"
-    lines.write_text('"one"\n{"prompt": "two"}\n\n{"question": "three"}\n')
-    assert from_file(lines) == ["one", "two", "three"]
-    lines.write_text('{"other": 1}\n')
-    with pytest.raises(ArgumentError, match=r"prompts\.jsonl:1 must be a string"):
-        from_file(lines)
-    train, held = split(built_in(1000))
-    assert set(train).isdisjoint(held)
-    assert 5 < len(held) < 60
 
 
 def test_a_drafter_is_trained_further(folder: Path, made: Path, tmp_path: Path) -> None:

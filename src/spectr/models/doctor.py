@@ -26,7 +26,7 @@ _OPTIONAL = {
     "accelerate": "convert catalog models, device_map: pip install 'spectr-lm[models]'",
     "triton": "kernels on CUDA",
     "matplotlib": "figures: pip install 'spectr-lm[plot]'",
-    "scipy": "the linear program: pip install 'spectr-lm[lp]'",
+    "httpx2": "ask servers: pip install 'spectr-lm[endpoint]'",
 }
 
 

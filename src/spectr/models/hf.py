@@ -1,16 +1,19 @@
 """From a name to a model: catalog, hub or folder, through transformers' own loading; or a model already loaded."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
+from transformers.utils.hub import has_file
 
 from spectr.errors import ArgumentError, MismatchError
 from spectr.models.catalog import CATALOG, FetchError, Progress, pull
+from spectr.models.generation_config import default_settings
 from spectr.models.hub import why_not_on_hub
 from spectr.models.memory import afford, need, weights_on_disk
 from spectr.models.support import UNBOUNDED
@@ -19,16 +22,9 @@ from spectr.models.tuned import tune
 from spectr.notices import notice
 from spectr.registry import nearest
 
-__all__ = ["Loading", "OpenedModel", "chosen_dtype", "open_loaded", "open_model", "unheeded", "weigh"]
+__all__ = ["Loading", "OpenedModel", "chosen_dtype", "open_loaded", "open_model", "weigh"]
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
-_LAWFUL = (
-    "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty",
-    "no_repeat_ngram_size", "encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "bad_words_ids",
-    "sequence_bias", "suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id", "min_length", "min_new_tokens",
-    "exponential_decay_length_penalty", "guidance_scale", "num_beams",
-)  # fmt: skip
-"""What a generation config may say about the law of a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +35,7 @@ class OpenedModel:
     tokenizer: Any
     stops: frozenset[int]  # tokens that end a text
     start: tuple[int, ...] | None  # the tokens an encoder-decoder model's answers begin with
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the policy, from the model's generation_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,17 +152,9 @@ def open_loaded(net: PreTrainedModel, tokenizer: Any = None) -> OpenedModel:
             "this model keeps its own attention, so trees are scored without spectr's kernel, slower; let spectr.load "
             "open its folder to have it"
         )
-    return OpenedModel(Target(net), tokenizer, _stops(net, tokenizer), _start(net))
-
-
-def unheeded(net: PreTrainedModel) -> str | None:
-    """What a model's generation config says about the law of texts and nobody here listens to, as a sentence."""
-    config = net.generation_config
-    said = {} if config is None else config.to_diff_dict()
-    names = [name for name in _LAWFUL if said.get(name) is not None]
-    if not names:
-        return None
-    return f"the model's generation config sets {', '.join(names)}, which are not taken over: say what you want"
+    target = Target(net)
+    settings = default_settings(net, target.vocabulary)
+    return OpenedModel(target, tokenizer, _stops(net, tokenizer), _start(net), settings)
 
 
 def weigh(folder: str) -> tuple[int, int, int]:
@@ -197,10 +186,22 @@ def _tokenizer(model: str, folder: str, trust_remote_code: bool) -> Any:
     """The tokenizer that lies beside the weights."""
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except ImportError as error:
-        raise FetchError(f"the tokenizer of {model!r} needs a package that is not installed: {error}") from error
-    except (OSError, ValueError) as error:
-        raise FetchError(f"{model!r} has no tokenizer that can be loaded; give one: tokenizer=…") from error
+    except (ImportError, OSError, ValueError) as error:
+        if find_spec("sentencepiece") is None and _has_sentencepiece_model(folder):
+            raise FetchError(
+                f"the tokenizer of {model!r} needs the package sentencepiece, which is not installed; install it with "
+                "pip install sentencepiece, or give a tokenizer: tokenizer=…"
+            ) from error
+        said = str(error).strip().partition("\n")[0]
+        why = f" ({said})" if isinstance(error, ImportError) or "pip install" in said else ""
+        raise FetchError(f"{model!r} has no tokenizer that can be loaded; give one: tokenizer=…{why}") from error
+
+
+def _has_sentencepiece_model(folder: str) -> bool:
+    """Whether a folder or repository has its tokenizer in this form alone. Without the package, transformers may say
+    that it does not know the architecture."""
+    names = ("source.spm", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "sentencepiece.model")
+    return not has_file(folder, "tokenizer.json") and any(has_file(folder, name) for name in names)
 
 
 def _auto_of(model: str, config: Any) -> Any:

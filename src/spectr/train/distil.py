@@ -15,10 +15,10 @@ from spectr.lm import LM, load
 from spectr.models.blockwise import BlockwiseHead, blockwise_of
 from spectr.models.head import FeatureHead, head_of
 from spectr.models.trained import Trained, fingerprint, is_drafter, pupil, save_drafter
+from spectr.prompts import read_prompts, split, training
 from spectr.train.card import write_card
 from spectr.train.corpus import Corpus
 from spectr.train.loop import Course, Report, Trainer
-from spectr.train.prompts import built_in, from_file, split
 from spectr.train.samples import Sampling, Text, sample
 
 __all__ = ["FILES", "Distilling", "distil"]
@@ -62,9 +62,11 @@ class Distilling:
 
 def _prompts(how: Distilling, lm: LM) -> tuple[list[list[int]], list[list[int]]]:
     """Token ids to train on and held out, none longer than half the room."""
-    found = from_file(how.data) if how.data is not None else built_in(how.prompts)
-    if how.data is not None:
-        found = [found[at % len(found)] for at in range(how.prompts)]
+    if how.data is None:
+        found = training(how.prompts)
+    else:
+        given = read_prompts(how.data)
+        found = [given[at % len(given)].text for at in range(how.prompts)]
     room = min(lm.opened.target.context - how.longest, 512)
     parts = [[ids for ids in map(lm.encode, part) if len(ids) <= room] for part in split(found)]
     if not parts[0] or not parts[1]:
