@@ -1,4 +1,4 @@
-"""How a drafter that has laws draws its tree: a plan, and drawing by it. Knows not where the logits come from."""
+"""How a drafter that has laws draws its tree: a plan, and drawing by it, wherever the logits come from."""
 
 from dataclasses import dataclass, replace
 
