@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from spectr.cli import cite as cite_module
 from spectr.papers import PAPERS, bibtex
 from spectr.verify import RULES, Card, rule
 
@@ -95,7 +94,7 @@ def test_a_paper_that_is_not_known_here_is_said_and_not_made_up(
     """A rule of another package may cite what it likes, or nothing."""
     for papers, cited in ((("own2026", "yin2024"), ["yin2024"]), ((), [])):
         foreign = SimpleNamespace(card=Card("foreign", "a rule of another package", ("iid",), papers))
-        monkeypatch.setattr(cite_module, "rule", lambda _, foreign=foreign: foreign)
+        monkeypatch.setattr("spectr.verify.rule", lambda _, foreign=foreign: foreign)
         ran = spectr("cite", "foreign")
         assert (ran.code, list(parse(ran.out.strip()))) == (0, cited)
         assert ran.err == ("no BibTeX is known here for own2026\n" if papers else "")

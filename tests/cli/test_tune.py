@@ -140,7 +140,7 @@ def test_a_file_that_is_no_profile(spectr: Spectr, folder: str, tmp_path: Path) 
     assert (ran.code, ran.out) == (2, "")
     assert "--out must be a new file" in ran.err
     assert out.read_text() == "{}"
-    assert "--out must be a new file" in spectr("tune", folder, "--out", str(tmp_path)).err  # a folder
+    assert "it is a folder" in spectr("tune", folder, "--out", str(tmp_path)).err
 
 
 def test_doctor_runs(spectr: Spectr, folder: str, prompts: str) -> None:

@@ -23,7 +23,7 @@ COMMANDS = {
     "pull": LazyCommand("spectr.cli.models:pull_model", "Fetch and convert a catalog model, once."),
     "doctor": LazyCommand("spectr.cli.models:doctor", "Check the installation, the machine and a model."),
     "train": LazyCommand("spectr.cli.train:train", "Train a drafter on a target's own samples."),
-    "tune": LazyCommand("spectr.cli.tune:tune", "Find the fastest way to decode on this machine."),
+    "tune": LazyCommand("spectr.cli.tune:tune", "Find the fastest plan on this machine."),
     "tree": LazyCommand("spectr.cli.tree:app", "Draw token trees."),
     "rules": LazyCommand("spectr.cli.rules:app", "List, explain and compare the rules that accept drafts."),
     "cite": LazyCommand("spectr.cli.cite:cite", "Print the papers behind rules as BibTeX."),

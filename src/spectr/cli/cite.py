@@ -18,9 +18,11 @@ def cite(
     as_json: JsonFlag = False,
 ) -> None:
     """Print the papers behind rules as BibTeX. Without a rule, print the entry of this software."""
-    from spectr.verify import rule
+    cited = ["spectr"]
+    if rules:
+        from spectr.verify import rule  # takes a second: not for the entry of this software
 
-    cited = (key for name in rules for key in rule(name).card.papers) if rules else ("spectr",)
+        cited = [key for name in rules for key in rule(name).card.papers]
     keys = list(dict.fromkeys(cited))
     known = [key for key in keys if key in PAPERS]  # a rule of another package may name papers that are not here
     if len(known) < len(keys):

@@ -65,7 +65,7 @@ def _prompts(how: Distilling, lm: LM) -> tuple[list[list[int]], list[list[int]]]
     if how.data is None:
         found = training(how.prompts)
     else:
-        given = read_prompts(how.data, "--data")
+        given = read_prompts(how.data)
         found = [given[at % len(given)].text for at in range(how.prompts)]
     room = min(lm.opened.target.context - how.longest, 512)
     parts = [[ids for ids in map(lm.encode, part) if len(ids) <= room] for part in split(found)]
