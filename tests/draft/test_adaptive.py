@@ -171,8 +171,8 @@ def test_what_keeps_steps_from_being_captured(bases: dict[str, Drafter]) -> None
 
 @pytest.mark.gpu
 def test_captured_on_a_gpu() -> None:
-    target = Target(llama(3, 3).float().to("cuda"))  # type: ignore[arg-type]
-    near = drafter("model", model=Target(llama(3, 3).float().to("cuda")), plan=PRUNED[1])  # type: ignore[arg-type]
+    target = Target(llama(3, layers=3).float().to("cuda"))  # type: ignore[arg-type]
+    near = drafter("model", model=Target(llama(3, layers=3).float().to("cuda")), plan=PRUNED[1])  # type: ignore[arg-type]
     made = by_rows([near, drafter("none"), replanned(near, PRUNED[0])])
     engines = [Engine(target, one, spectr.rule("race")) for one in (made, made, drafter("none"))]
     engines[0].capture = True
