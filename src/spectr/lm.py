@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, overload
 
+from jinja2 import TemplateError
+
 from spectr.checks import whole
 from spectr.coins import derived_seed
 from spectr.draft.options import DraftOptions
@@ -152,10 +154,14 @@ class LM:
             raise ArgumentError("a conversation needs a model with a chat template; this tokenizer has none")
         for turn in turns:
             check_text(turn["content"], "the content of a message")
-        with LOCK:
-            made = self.tokenizer.apply_chat_template(
-                [dict(turn) for turn in turns], add_generation_prompt=True, return_dict=True
-            )
+        try:
+            with LOCK:
+                made = self.tokenizer.apply_chat_template(
+                    [dict(turn) for turn in turns], add_generation_prompt=True, return_dict=True
+                )
+        except TemplateError as error:
+            roles = ", ".join(str(turn["role"]) for turn in turns)
+            raise ArgumentError(f"the model's chat template refuses messages of {roles}: {error}") from error
         return list(made["input_ids"])
 
     @overload

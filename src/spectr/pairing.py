@@ -378,6 +378,11 @@ def pair(
     if options.plan is not None:
         return _by_plan(drafter, _Pairing(target, card, options, _as_target(target) if loading is None else loading))
     parts = [_found(target) if part == AUTO else part for part in _parts(drafter)]
+    if parts == ["none"] and drafter == AUTO and (given := options.some(*PLANNED)):
+        raise ArgumentError(
+            f"{', '.join(given)} would change nothing: there is no trained drafter for this model, so it decodes "
+            "plainly; give a drafter as well, such as lookup, early_exit or a smaller model of the family"
+        )
     options.check("+".join(str(part) for part in parts), [name for part in parts for name in _taken(part)])
     how = _as_target(target) if loading is None else loading
     made = [_one(part, _Pairing(target, card, options.only(_taken(part)), how)) for part in parts]

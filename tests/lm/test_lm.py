@@ -316,6 +316,14 @@ def test_a_loaded_model_stays_in_its_mode(folder: Path) -> None:
     assert all(module.training for module in net.modules())
 
 
+def test_a_template_that_refuses_a_role(folder: Path) -> None:
+    words = AutoTokenizer.from_pretrained(folder)
+    words.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}x"
+    lm = spectr.load(folder, "none", tokenizer=words)
+    with pytest.raises(ArgumentError, match="refuses messages of system, user: no system role"):
+        lm.generate([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
+
+
 def test_an_lm_says_what_it_is(folder: Path) -> None:
     lm = spectr.load(str(folder), "ngram", drafts=2, length=2)
     assert repr(lm) == f"<LM {str(folder)!r}: drafter=ngram, nodes=5, rule=race, float32 on cpu>"
@@ -381,6 +389,7 @@ def test_bad_loads(folder: Path, foreign: Path) -> None:
         (MismatchError, "verifies one chain", {"drafter": "ngram", "rule": "block", "drafts": 2}),
         (ArgumentError, "drafts must be at least 1, got 0", {"drafter": "ngram", "drafts": 0}),
         (ArgumentError, "takes no options; got length", {"drafter": "none", "length": 3}),
+        (ArgumentError, "nodes would change nothing: there is no trained drafter", {"nodes": 8}),
         (ArgumentError, "did you mean dtype", {"dtyp": "float32"}),
         (ArgumentError, "dtype must be", {"dtype": "float8"}),
         (ArgumentError, "given by its name or folder", {"drafter": "model"}),

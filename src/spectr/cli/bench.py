@@ -12,7 +12,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from spectr.cli.flags import DrafterFlag, ModelFlag
+from spectr.cli.flags import DrafterFlag, DtypeFlag, ModelFlag
 from spectr.cli.moved import add_moved
 from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, progress_bar, talk, write_text
 from spectr.errors import ArgumentError
@@ -245,7 +245,7 @@ def bench_run(
         typer.Option(min=0.01, metavar="M", help="Stop then; the same command again goes on."),
     ] = None,
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
-    dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="float32, bfloat16, ... or auto.")] = "float32",
+    dtype: DtypeFlag = "auto",
     out: Annotated[Path, typer.Option(metavar="FILE", help="The result; a run that is there goes on.")] = Path(
         "spectr-bench.json"
     ),

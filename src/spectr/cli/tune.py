@@ -7,6 +7,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from spectr.cli.flags import DtypeFlag
 from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, progress_bar, talk
 
 __all__ = ["texts_for", "tune"]
@@ -87,9 +88,7 @@ def tune(
         float | None, typer.Option(min=0.01, metavar="M", help="Begin no round later; the same command goes on.")
     ] = None,
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
-    dtype: Annotated[
-        str | None, typer.Option("--dtype", metavar="DTYPE", help="float32, bfloat16, ...; by default as generate's.")
-    ] = None,
+    dtype: DtypeFlag = "auto",
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The profile, for load(..., plan=FILE) and --plan.")
     ] = None,
@@ -103,8 +102,7 @@ def tune(
     from spectr.tune.tuner import Tuner, Workload, plans_for
 
     wanted = texts_for(prompts, texts)
-    loading = {"device": device, **({} if dtype is None else {"dtype": dtype})}
-    lm = load(target, "none", progress=talk, **loading)
+    lm = load(target, "none", progress=talk, device=device, dtype=dtype)
     plans = plans_for(lm, list(dict.fromkeys(drafters.split(","))), list(dict.fromkeys(rules.split(","))), talk)
     if many is None:
         many = (1,) if lm.opened.target.device.type == "cpu" else (1, 4, 16)
