@@ -37,6 +37,7 @@ CASES = [
     ("feature", "optimal", Plan("iid", tree=(2, 1, 1))),
     ("blockwise", "match", Plan("fixed", drafts=2, length=3, nodes=6)),
 ]
+POLICIES = [Policy(), Policy(0.7, top_k=5), Policy(0)]
 
 
 def both(engine: Engine, job: Job) -> tuple[list[Result], list[Result]]:
@@ -45,8 +46,15 @@ def both(engine: Engine, job: Job) -> tuple[list[Result], list[Result]]:
     return plain, engine.generate(job)
 
 
-@pytest.mark.parametrize("policy", [Policy(), Policy(0.7, top_k=5), Policy(0)], ids=["one", "cool", "greedy"])
-@pytest.mark.parametrize(("name", "rule", "plan"), CASES, ids=lambda part: part if isinstance(part, str) else "")
+@pytest.mark.parametrize(
+    ("name", "rule", "plan", "policy"),
+    [
+        pytest.param(*case, policy, marks=() if (at + of) % len(POLICIES) == 0 else pytest.mark.slow)
+        for at, case in enumerate(CASES)
+        for of, policy in enumerate(POLICIES)
+    ],
+    ids=lambda part: part if isinstance(part, str) else "",
+)
 def test_late_reading_changes_nothing(
     net: PreTrainedModel, makers: dict[str, Make], name: str, rule: str, plan: Plan, policy: Policy
 ) -> None:
@@ -250,7 +258,7 @@ class TestOnGpu:
     pytestmark = pytest.mark.gpu
 
     @pytest.mark.parametrize(("name", "rule", "plan"), CASES, ids=lambda part: part if isinstance(part, str) else "")
-    @pytest.mark.parametrize("policy", [Policy(), Policy(0.7, top_k=5), Policy(0)], ids=["one", "cool", "greedy"])
+    @pytest.mark.parametrize("policy", POLICIES, ids=["one", "cool", "greedy"])
     def test_graphs_give_the_same_text(self, name: str, rule: str, plan: Plan, policy: Policy) -> None:
         target, made = on_gpu(name, plan)
         engine = Engine(target, made, spectr.rule(rule), frozenset({7}))

@@ -25,11 +25,6 @@ def test_every_registered_drafter_is_here(makers: dict[str, Make]) -> None:
     assert set(DRAFTERS) <= set(makers)
 
 
-def plain(net: PreTrainedModel, policy: Policy) -> list[list[int]]:
-    engine = Engine(Target(net), drafter("none"), spectr.rule("race"))
-    return [engine.generate(Job([request], policy))[0].tokens for request in requests()]
-
-
 PLANS = {
     "pruned": Plan(drafts=3, length=4, nodes=10),
     "narrow": Plan(drafts=1, length=6, nodes=4),
@@ -48,18 +43,39 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+NAMES = ["lookup", "random", "ngram", "model", "padded", "early_exit", "feature", "blockwise", "mixed"]
+EVERY = [(name, policy, plan) for name in NAMES for policy in POLICIES for plan in PLANS]
+# Of every nine with the same policy two plans, others for the next policy: each pair of name, policy and plan is there.
+PAIRWISE = [
+    (name, policy, list(PLANS)[(i + 2 * j + k) % len(PLANS)])
+    for i, name in enumerate(NAMES)
+    for j, policy in enumerate(POLICIES)
+    for k in (0, 1)
+]
+
+
+@pytest.fixture(scope="session")
+def plain(net: PreTrainedModel) -> dict[str, list[list[int]]]:
+    """The texts without a drafter, one by one, for each policy."""
+    engine = Engine(Target(net), drafter("none"), spectr.rule("race"))
+    return {
+        name: [engine.generate(Job([request], policy))[0].tokens for request in requests()]
+        for name, policy in POLICIES.items()
+    }
+
+
 @pytest.mark.parametrize(
-    "name", ["lookup", "random", "ngram", "model", "padded", "early_exit", "feature", "blockwise", "mixed"]
+    ("name", "policy", "plan"),
+    [pytest.param(*case, marks=() if case in PAIRWISE else pytest.mark.slow) for case in EVERY],
 )
-def test_race_text_is_that_of_no_drafter(net: PreTrainedModel, makers: dict[str, Make], name: str, policy: str) -> None:
-    meant, rule = plain(net, POLICIES[policy]), spectr.rule("race")
-    for plan in PLANS.values():
-        engine = Engine(Target(net), makers[name](plan), rule)
-        results = engine.generate(Job(requests(), POLICIES[policy]))
-        assert [result.tokens for result in results] == meant
-        if name == "model" and plan.prunes:
-            assert sum(result.stats.accepted for result in results) > 0.3 * sum(map(len, meant))
+def test_race_text_is_that_of_no_drafter(
+    net: PreTrainedModel, makers: dict[str, Make], plain: dict[str, list[list[int]]], name: str, policy: str, plan: str
+) -> None:
+    engine = Engine(Target(net), makers[name](PLANS[plan]), spectr.rule("race"))
+    results = engine.generate(Job(requests(), POLICIES[policy]))
+    assert [result.tokens for result in results] == plain[policy]
+    if name == "model" and PLANS[plan].prunes:
+        assert sum(result.stats.accepted for result in results) > 0.3 * sum(map(len, plain[policy]))
 
 
 def test_a_good_drafter_is_accepted_and_a_bad_one_hardly(net: PreTrainedModel, makers: dict[str, Make]) -> None:
@@ -73,14 +89,16 @@ def test_a_good_drafter_is_accepted_and_a_bad_one_hardly(net: PreTrainedModel, m
 
 
 def test_greedy_text_is_that_of_transformers(net: PreTrainedModel, makers: dict[str, Make]) -> None:
+    meant = []
     for prompt in PROMPTS[:3]:
         ids = torch.tensor([prompt])
-        meant = net.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)
-        for name, make in makers.items():
-            for rule in ("race", "match"):
-                engine = Engine(Target(net), make(PLANS["pruned"]), spectr.rule(rule))
-                found = engine.generate(Job([Request(prompt, max_new_tokens=20)], Policy(0)))[0].tokens
-                assert found == meant[0, len(prompt) :].tolist(), (name, rule)
+        text = net.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)
+        meant.append(text[0, len(prompt) :].tolist())
+    job = Job([Request(prompt, max_new_tokens=20) for prompt in PROMPTS[:3]], Policy(0))
+    for name, make in makers.items():
+        for rule in ("race", "match"):
+            found = Engine(Target(net), make(PLANS["pruned"]), spectr.rule(rule)).generate(job)
+            assert [result.tokens for result in found] == meant, (name, rule)
 
 
 CASES = [
@@ -137,8 +155,14 @@ def surprise(net: PreTrainedModel, made: Drafter, rule: str, policy: Policy) -> 
     return chi_square(found, expected, 1e-8)
 
 
-@pytest.mark.parametrize("policy", LAWS)
-@pytest.mark.parametrize(("rule", "siblings", "plan", "name"), CASES)
+@pytest.mark.parametrize(
+    ("rule", "siblings", "plan", "name", "policy"),
+    [
+        pytest.param(*case, policy, marks=() if (at + of) % len(LAWS) == 0 else pytest.mark.slow)
+        for at, case in enumerate(CASES)
+        for of, policy in enumerate(LAWS)
+    ],
+)
 def test_law_of_two_tokens(
     net: PreTrainedModel, makers: dict[str, Make], rule: str, siblings: str, plan: str, name: str, policy: str
 ) -> None:
@@ -174,7 +198,9 @@ def test_a_draft_law_that_was_not_drawn_from_is_seen(
 
 
 @pytest.mark.parametrize("rule", ["race", "kseq", "optimal", "path_block", "block", "recursive"])
-@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf], ids=str)
+@pytest.mark.parametrize(
+    "number", [torch.nan, *(pytest.param(n, marks=pytest.mark.slow) for n in (torch.inf, -torch.inf))], ids=str
+)
 def test_a_drafter_that_computes_nonsense(rule: str, number: float) -> None:
     """Now and then it overflows: the text is the target's all the same."""
     target, broken = llama(3, layers=3), llama(4)
@@ -250,8 +276,8 @@ def test_coupling_rules_do_not_depend_on_the_batch(net: PreTrainedModel, makers:
     """The same plan and seed give the same text, alone or among others."""
     for name in ("model", "ngram", "early_exit", "feature"):
         engine = Engine(Target(net), makers[name](PLANS["chains"]), spectr.rule(rule))
-        together = [result.tokens for result in engine.generate(Job(requests()))]
-        assert together == [engine.generate(Job([request]))[0].tokens for request in requests()]
+        together = [result.tokens for result in engine.generate(Job(requests(16)))]
+        assert together == [engine.generate(Job([request]))[0].tokens for request in requests(16)]
 
 
 def test_what_does_not_fit_is_refused(net: PreTrainedModel, makers: dict[str, Make]) -> None:

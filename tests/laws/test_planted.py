@@ -94,7 +94,9 @@ def test_rules_that_see_no_draft_law_survive_all_of_these(name: str) -> None:
     assert deviation(spectr.rule(name), (3,), Fault(change=dropped_child)) < 1e-12
 
 
-@pytest.mark.parametrize("name", ["block", "path_block", "traversal"])
+@pytest.mark.parametrize(
+    "name", ["block", *(pytest.param(name, marks=pytest.mark.slow) for name in ("path_block", "traversal"))]
+)
 def test_coins_keyed_by_position(name: str) -> None:
     """One step does not see it; later steps do."""
     fault = Fault(coins=CoinsByPosition)

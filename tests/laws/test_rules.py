@@ -32,12 +32,24 @@ def one_fixed(law: Tensor, most: int) -> Tensor:
 @pytest.mark.parametrize(("name", "siblings"), PAIRS)
 def test_one_step(name: str, siblings: Siblings, case: str) -> None:
     rule = MADE[name]
-    for seed, widths in enumerate(shapes(rule)):
-        size = 2 if widths == (2, 2) else 3
-        target, draft = toy_pair(case, size, seed)
-        law = enumerate_steps(rule, (target, draft), Growth(Shape.branching(widths), siblings, fixed=one_fixed))
-        assert sum(law.values()) == pytest.approx(1, abs=1e-12)
-        assert law.deviation(target) < 1e-12
+    at = list(CASES).index(case) % len(shapes(rule))  # one shape a corner; `test_every_shape_in_every_corner` has all
+    check_one_step(rule, siblings, case, at)
+
+
+def check_one_step(rule: Rule, siblings: Siblings, case: str, at: int) -> None:
+    widths = shapes(rule)[at]
+    target, draft = toy_pair(case, 2 if widths == (2, 2) else 3, at)
+    law = enumerate_steps(rule, (target, draft), Growth(Shape.branching(widths), siblings, fixed=one_fixed))
+    assert sum(law.values()) == pytest.approx(1, abs=1e-12)
+    assert law.deviation(target) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "siblings"), PAIRS)
+def test_every_shape_in_every_corner(name: str, siblings: Siblings) -> None:
+    for case in CASES:
+        for at in range(len(shapes(MADE[name]))):
+            check_one_step(MADE[name], siblings, case, at)
 
 
 @pytest.mark.parametrize(("name", "siblings"), [(n, s) for n, s in PAIRS if MADE[n].card.tree])
@@ -48,17 +60,14 @@ def test_four_drafts(name: str, siblings: Siblings) -> None:
         assert law.deviation(target) < 1e-12
 
 
+@pytest.mark.parametrize("case", ["plain", pytest.param("zeros", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "siblings"), PAIRS)
-def test_three_steps(name: str, siblings: Siblings) -> None:
+def test_three_steps(name: str, siblings: Siblings, case: str) -> None:
     """Coins that come again would show here and not in one step."""
-    rule = MADE[name]
-    for case in ("plain", "zeros"):
-        target, draft = toy_pair(case, 2, 7)
-        widths = (2, 1) if rule.card.tree else (1, 1, 1)
-        law = enumerate_steps(
-            rule, (target, draft), Growth(Shape.branching(widths), siblings, fixed=one_fixed), steps=3
-        )
-        assert law.deviation(target) < 1e-12
+    rule, (target, draft) = MADE[name], toy_pair(case, 2, 7)
+    widths = (2, 1) if rule.card.tree else (1, 1, 1)
+    law = enumerate_steps(rule, (target, draft), Growth(Shape.branching(widths), siblings, fixed=one_fixed), steps=3)
+    assert law.deviation(target) < 1e-12
 
 
 def flat_laws_branch(law: Tensor) -> Tensor:
@@ -88,7 +97,9 @@ def peaked_below_the_root(text: tuple[int, ...]) -> Tensor:
     return peaked if text else torch.full((5,), 0.2, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", ["optimal", "kseq", "path_block"])
+@pytest.mark.parametrize(
+    "name", ["optimal", *(pytest.param(name, marks=pytest.mark.slow) for name in ("kseq", "path_block"))]
+)
 def test_copies_agree_on_what_is_fixed_in_uneven_shapes(name: str) -> None:
     """Node 1 has three children and node 2 one; when both carry one token their children are pooled."""
     growth = Growth(Shape((0, 0, 0, 1, 1, 1, 2)), "hybrid")

@@ -53,14 +53,15 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("everywhere")
-def test_a_rounded_head_drafts_nearly_the_same() -> None:
+@pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "compiled"])
+def test_a_rounded_head_drafts_nearly_the_same(compiles: bool) -> None:
     head = head_of(tiny("llama"), layers=2).requires_grad_(False)
-    meant = drafted(head)
+    meant = drafted(head, compiles=compiles)
     tune_head(head)
     assert isinstance(head._short["join"], Int8Linear)
     assert isinstance(head.get_output_embeddings(), Int8Linear)
     assert isinstance(head.trunk.layers[1].mlp.up_proj, Int8Linear)
-    found = drafted(head)
+    found = drafted(head, compiles=compiles)
     assert 0 < float((found - meant).norm() / meant.norm()) < 0.02
 
 
