@@ -98,7 +98,7 @@ def _ask(history: History, hook: Allowed, row: int, path: tuple[int, ...]) -> Te
     if (row, path) not in known:
         try:
             known[row, path] = _read(hook([*history.texts[row], *path]), history.vocabulary)
-        except Exception as error:
+        except Exception as error:  # of a user's function, whatever it is: raised once a text gets there
             history.doubt(row, path, error)
             known[row, path] = _all(history)
     return known[row, path]
@@ -149,7 +149,7 @@ def _processed(logits: Tensor, past: Past, processors: Sequence[Processor], grou
         return _chained(processors, group.texts, scores)
     except ArgumentError:
         raise
-    except Exception as error:
+    except Exception as error:  # of a user's function, as above
         if len(group.rows) > 1:
             return torch.cat([_processed(logits, past, processors, alone) for alone in group.split()])
         if not past.drafting:
