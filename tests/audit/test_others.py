@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 import spectr
-from spectr.audit import Asked, Endpoint, Level, audit_endpoint, audit_function, audit_sampler, audit_transformers
+from spectr.audit import Scope, Endpoint, Level, audit_endpoint, audit_function, audit_sampler, audit_transformers
 from spectr.audit.functions import shifted
 from spectr.audit.sections import model_law
 from spectr.audit.toys import RandomModel
@@ -132,7 +132,7 @@ def test_a_function_against_a_model(lm: spectr.LM) -> None:
 
 def test_transformers_on_replayed_rows(lm: spectr.LM) -> None:
     """Plain and assisted pass; its lossy mode is seen, and said to be lossy."""
-    asked = Asked([[3, 4, 5, 3]], Policy(0.9, top_k=12), drafter="early_exit", vocabulary=16)
+    asked = Scope([[3, 4, 5, 3]], Policy(0.9, top_k=12), drafter="early_exit", vocabulary=16)
     report = audit_transformers(lm, asked, Level(samples=300))
     plain, assisted, ensemble = report.findings
     assert plain.holds
@@ -170,7 +170,7 @@ def test_what_transformers_is_not_audited_with(lm: spectr.LM) -> None:
     with pytest.raises(ArgumentError, match="alone, sampling"):
         settings_of(Policy(0))
     with pytest.raises(ValueError, match="has none; use early_exit"):
-        audit_transformers(lm, Asked([[3, 4]], drafter="lookup"))
+        audit_transformers(lm, Scope([[3, 4]], drafter="lookup"))
 
 
 def test_a_report_is_json() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import spectr
-from spectr.audit.toys import CASES, toy_pair
+from spectr.audit.toys import CORNERS, toy_pair
 from spectr.transport import COUPLINGS
 
 VOCABULARY = 4
@@ -41,7 +41,7 @@ def every_order(law: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CORNERS)
 @pytest.mark.parametrize("name", SAMPLED)
 def test_iid_drafts(name: str, case: str, k: int) -> None:
     coupling = spectr.coupling(name)
@@ -55,7 +55,7 @@ def test_iid_drafts(name: str, case: str, k: int) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CORNERS)
 @pytest.mark.parametrize("name", HYBRID)
 def test_hybrid_drafts(name: str, case: str, k: int) -> None:
     coupling = spectr.coupling(name)
@@ -86,7 +86,7 @@ def test_fixed_drafts_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CORNERS)
 def test_drafts_without_replacement(case: str, k: int) -> None:
     coupling = spectr.coupling("recursive_wor")
     for seed in range(3):

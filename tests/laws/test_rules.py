@@ -10,7 +10,7 @@ import spectr
 from spectr import Draft, Growth, Shape
 from spectr.audit import enumerate_steps
 from spectr.audit.exact import Fault
-from spectr.audit.toys import CASES, RandomModel, toy_pair
+from spectr.audit.toys import CORNERS, RandomModel, toy_pair
 from spectr.types import Siblings
 from spectr.verify import RULES, Rule
 
@@ -28,7 +28,7 @@ def one_fixed(law: Tensor, most: int) -> Tensor:
     return torch.full(law.shape[:-1], min(1, most - 1))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CORNERS)
 @pytest.mark.parametrize(("name", "siblings"), PAIRS)
 def test_one_step(name: str, siblings: Siblings, case: str) -> None:
     rule = MADE[name]
@@ -113,7 +113,7 @@ def test_laws_at_leaves_are_not_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", LOSSY)
 def test_lossy_rules_keep_their_bound(name: str) -> None:
-    for case in CASES:
+    for case in CORNERS:
         target, draft = toy_pair(case, 3, 2)
         law = spectr.exact_step_law(MADE[name], target, draft, (2,))
         first: dict[int, float] = {}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spectr.audit.replay import RowsAfter
 from spectr.audit.report import Case, Claim, Finding, Level
-from spectr.audit.stage import Stage
+from spectr.audit.setup import Setup
 from spectr.coins import SeededCoins
 from spectr.draft.options import DraftOptions
 from spectr.engine import Engine, Job, Request
@@ -189,46 +189,46 @@ def _called(drafter: Any) -> str:
     return drafter if isinstance(drafter, str) else str(getattr(drafter, "name", type(drafter).__name__))
 
 
-def greedy_case(stage: Stage, drafter: Any, made: Rule) -> Case:
+def greedy_case(setup: Setup, drafter: Any, made: Rule) -> Case:
     """At temperature 0 the text is the plain model's, row after row its likeliest token."""
-    still, requests = stage.under(Policy(0)), [Request(stage.prompt, seed, 12) for seed in range(4)]
+    still, requests = setup.under(Policy(0)), [Request(setup.prompt, seed, 12) for seed in range(4)]
     name = f"greedy {made.card.name} × {_called(drafter)}, replayed"
 
     def meant() -> list[list[int]]:
-        rows, text = stage.model(), list(stage.prompt)
-        while len(text) < len(stage.prompt) + 12 and (len(text) == len(stage.prompt) or text[-1] not in stage.stops):
+        rows, text = setup.model(), list(setup.prompt)
+        while len(text) < len(setup.prompt) + 12 and (len(text) == len(setup.prompt) or text[-1] not in setup.stops):
             text.append(int(rows.logits_after([tuple(text)])[0].argmax()))
-        return [text[len(stage.prompt) :] for _ in requests]
+        return [text[len(setup.prompt) :] for _ in requests]
 
     engine = partial(still.engine, drafter, made)
     return Pair(name, "against the likeliest tokens", requests, still.policy, meant, engine).case()
 
 
-def batch_case(stage: Stage, drafter: Any, made: Rule, claim: Claim = "lossless") -> Case:
+def batch_case(setup: Setup, drafter: Any, made: Rule, claim: Claim = "lossless") -> Case:
     """Many rows at once, of unequal lengths, against each alone; equal to the last bit, since rows are replayed."""
-    requests = [Request(stage.prompt, 7 * seed - 90, 3 + seed % 11) for seed in range(24)]
-    engine = partial(stage.engine, drafter, made)
+    requests = [Request(setup.prompt, 7 * seed - 90, 3 + seed % 11) for seed in range(24)]
+    engine = partial(setup.engine, drafter, made)
     name = f"batch {made.card.name} × {_called(drafter)}"
 
     def meant() -> list[list[int]]:
-        return one_by_one(engine(), requests, stage.policy)
+        return one_by_one(engine(), requests, setup.policy)
 
-    return Pair(name, "in one batch and alone", requests, stage.policy, meant, engine, claim=claim).case()
+    return Pair(name, "in one batch and alone", requests, setup.policy, meant, engine, claim=claim).case()
 
 
-def seed_case(stage: Stage, drafter: Any, made: Rule) -> Case:
+def seed_case(setup: Setup, drafter: Any, made: Rule) -> Case:
     """The same seeds in another order give the same texts; for the race with no drafter at all."""
-    requests = [Request(stage.prompt, seed, 10) for seed in range(64)]
-    engine = partial(stage.engine, drafter, made)
+    requests = [Request(setup.prompt, seed, 10) for seed in range(64)]
+    engine = partial(setup.engine, drafter, made)
     alike = made.card.name == "race"
     name = f"seed {made.card.name} × {_called(drafter)}"
 
     def meant() -> list[list[int]]:
-        other = stage.engine("none", made) if alike else engine()
-        return texts_of(other, requests[::-1], stage.policy)[::-1]
+        other = setup.engine("none", made) if alike else engine()
+        return texts_of(other, requests[::-1], setup.policy)[::-1]
 
     what = "with drafts and without" if alike else "in another order"
-    return Pair(name, what, requests, stage.policy, meant, engine).case()
+    return Pair(name, what, requests, setup.policy, meant, engine).case()
 
 
 def _forest(prompt: Sequence[int], vocabulary: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:

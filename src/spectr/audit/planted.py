@@ -19,7 +19,7 @@ from spectr.audit.proofs import LOSSY
 from spectr.audit.replay import Replay
 from spectr.audit.report import Case, Finding, Level
 from spectr.audit.samplers import EngineSampler, FunctionSampler
-from spectr.audit.stage import NOISY, Stage, toy_stage
+from spectr.audit.setup import NOISY, Setup, toy_setup
 from spectr.audit.texts import TextLaw
 from spectr.coins import SeededCoins
 from spectr.draft import Plan
@@ -113,28 +113,28 @@ def _of_no_purpose(coins: SeededCoins) -> Coins:
     return _Purposeless(coins.seed, coins.committed)
 
 
-def _coin_fault(stage: Stage, made: Rule, coins: Callable[[Any], Coins]) -> EngineSampler:
+def _coin_fault(setup: Setup, made: Rule, coins: Callable[[Any], Coins]) -> EngineSampler:
     """The loop with coins that were changed for both drafter and rule."""
-    drafter = stage.drafter(NOISY, made)
+    drafter = setup.drafter(NOISY, made)
     assert isinstance(drafter, ModelDrafter)
     wrong = _OtherCoins(drafter.model, drafter.plan, coins)
     return EngineSampler(
-        Engine(stage.model(), wrong, _JudgedWith(made, coins), stage.stops), stage.prompt, stage.policy
+        Engine(setup.model(), wrong, _JudgedWith(made, coins), setup.stops), setup.prompt, setup.policy
     )
 
 
-def _siblings_seen(stage: Stage) -> list[Case]:
+def _siblings_seen(setup: Setup) -> list[Case]:
     """Two comparisons that must see a wrong mask."""
-    race, requests = rule("race"), [Request(stage.prompt, seed, 8) for seed in range(16)]
-    wrong = _SiblingsSeen(stage.rows, stage.vocabulary, [stage.prompt])
-    plain = Engine(wrong, stage.drafter("none", race), race)
+    race, requests = rule("race"), [Request(setup.prompt, seed, 8) for seed in range(16)]
+    wrong = _SiblingsSeen(setup.rows, setup.vocabulary, [setup.prompt])
+    plain = Engine(wrong, setup.drafter("none", race), race)
 
     def run(_: Level) -> Sequence[Finding]:
-        return [rows_finding(wrong, stage.model().logits_after, [stage.prompt] * 3, "planted")]
+        return [rows_finding(wrong, setup.model().logits_after, [setup.prompt] * 3, "planted")]
 
     pair = Pair(
-        "race", "with drafts and without", requests, stage.policy,
-        lambda: texts_of(plain, requests, stage.policy), lambda: Engine(wrong, stage.drafter(NOISY, race), race),
+        "race", "with drafts and without", requests, setup.policy,
+        lambda: texts_of(plain, requests, setup.policy), lambda: Engine(wrong, setup.drafter(NOISY, race), race),
         claim="planted",
     )  # fmt: skip
     name = "a mask that shows siblings"
@@ -161,23 +161,23 @@ def _law_case(claimed: Claimed) -> Case:
     return replace(case, run=run)
 
 
-def _sampled_faults(stage: Stage, law: TextLaw, bias: float) -> Iterator[Claimed]:
+def _sampled_faults(setup: Setup, law: TextLaw, bias: float) -> Iterator[Claimed]:
     """Faults that samples must show."""
     speculative = rule("speculative")
-    drafter = stage.drafter(NOISY, speculative)
+    drafter = setup.drafter(NOISY, speculative)
     assert isinstance(drafter, ModelDrafter)
     one = Plan("iid", tree=(1,))
-    soft = Engine(stage.model(), _ArgmaxDrafter(drafter.model, one), speculative, stage.stops)
+    soft = Engine(setup.model(), _ArgmaxDrafter(drafter.model, one), speculative, setup.stops)
     made: list[tuple[str, Any]] = [
-        ("argmax drafter in the loop, with its soft law", EngineSampler(soft, stage.prompt, stage.policy)),
-        (f"a function off by {bias:g}", FunctionSampler(biased_function(law, bias), stage.prompt, stage.stops)),
-        ("a function that gives texts twice", FunctionSampler(paired_function(law), stage.prompt, stage.stops)),
-        ("the same coins in every step, block", _coin_fault(stage, rule("block"), _of_no_step)),
-        ("the same coins in every step, optimal", _coin_fault(stage, rule("optimal"), _of_no_step)),
-        ("one coin for all at a node, speculative", _coin_fault(stage, speculative, _of_no_purpose)),
+        ("argmax drafter in the loop, with its soft law", EngineSampler(soft, setup.prompt, setup.policy)),
+        (f"a function off by {bias:g}", FunctionSampler(biased_function(law, bias), setup.prompt, setup.stops)),
+        ("a function that gives texts twice", FunctionSampler(paired_function(law), setup.prompt, setup.stops)),
+        ("the same coins in every step, block", _coin_fault(setup, rule("block"), _of_no_step)),
+        ("the same coins in every step, optimal", _coin_fault(setup, rule("optimal"), _of_no_step)),
+        ("one coin for all at a node, speculative", _coin_fault(setup, speculative, _of_no_purpose)),
     ]
     made += [
-        (f"lossy rule {name} in the loop", stage.sampler(NOISY, rule(name, **options)))
+        (f"lossy rule {name} in the loop", setup.sampler(NOISY, rule(name, **options)))
         for name, options in LOSSY.items()
     ]
     return (Claimed(name, sampler, law, "planted", SECTION) for name, sampler in made)
@@ -185,13 +185,13 @@ def _sampled_faults(stage: Stage, law: TextLaw, bias: float) -> Iterator[Claimed
 
 def planted_cases(bias: float = 0.02) -> list[Case]:
     """Every planted fault, and beside the planted functions the right one, which must pass."""
-    stage = toy_stage()
-    law = stage.law()
-    right = Claimed("a function that is right", FunctionSampler(right_function(law), stage.prompt, stage.stops), law)
+    setup = toy_setup()
+    law = setup.law()
+    right = Claimed("a function that is right", FunctionSampler(right_function(law), setup.prompt, setup.stops), law)
     by_place = _JudgedWith(rule("optimal"), _of_the_place)
     return [
         *(Case(SECTION, fault.name, fault.run) for fault in exact_faults()),
-        *(_law_case(claimed) for claimed in (*_sampled_faults(stage, law, bias), replace(right, section=SECTION))),
-        *_siblings_seen(stage),
-        _moved(batch_case(stage, NOISY, by_place, "planted"), "coins of the place in the batch"),
+        *(_law_case(claimed) for claimed in (*_sampled_faults(setup, law, bias), replace(right, section=SECTION))),
+        *_siblings_seen(setup),
+        _moved(batch_case(setup, NOISY, by_place, "planted"), "coins of the place in the batch"),
     ]

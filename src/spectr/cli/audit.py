@@ -15,16 +15,16 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from spectr.audit import Asked, Case, Endpoint, Finding, Level, Report, examine
+from spectr.audit import Scope, Case, Endpoint, Finding, Level, Report, examine
 from spectr.audit.endpoint import endpoint_case
 from spectr.audit.planted import planted_cases
-from spectr.audit.proofs import Named, distinct_rules, exact_cases, named_rules
+from spectr.audit.proofs import NamedRule, distinct_rules, exact_cases, named_rules
 from spectr.audit.sections import (
     direct_cases,
     model_cases,
     model_law,
     sampler_case,
-    stage_of,
+    setup_of,
     transformers_cases,
 )  # fmt: skip
 from spectr.cli.output import check_folder, console, progress_bar, talk, write_text
@@ -135,9 +135,9 @@ class _Model:
         """The prompts as the model reads them."""
         return [lm.encode(text, raw=self.raw) for text in self.prompts]
 
-    def asked(self, lm: LM, rules: Sequence[Named] | None) -> Asked:
+    def asked(self, lm: LM, rules: Sequence[NamedRule] | None) -> Scope:
         """As the audit wants it."""
-        return Asked(self.prompt_ids(lm), self.policy, rules, self.drafter, self.vocabulary)
+        return Scope(self.prompt_ids(lm), self.policy, rules, self.drafter, self.vocabulary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class _Order:
 
     kind: str
     model: _Model
-    rules: Sequence[Named] | None  # None: every rule
+    rules: Sequence[NamedRule] | None  # None: every rule
     endpoint: Endpoint | None
     function: str | None
     length: int
@@ -175,13 +175,13 @@ class _Order:
     def _of_model(self) -> list[Case]:
         lm = self.model.load()
         asked = self.model.asked(lm, self.rules)
-        stage = stage_of(lm, asked)
+        setup = setup_of(lm, asked)
         if self.kind == "transformers":
-            return transformers_cases(stage, asked)
+            return transformers_cases(setup, asked)
         if self.kind == "model":
-            return model_cases(lm, asked, stage)
-        others = transformers_cases(stage, asked, most=2_500)
-        return [*self._exact(), *planted_cases(self.bias), *model_cases(lm, asked, stage), *others]
+            return model_cases(lm, asked, setup)
+        others = transformers_cases(setup, asked, most=2_500)
+        return [*self._exact(), *planted_cases(self.bias), *model_cases(lm, asked, setup), *others]
 
     def _direct(self) -> list[Case]:
         rule: str | Rule = "race" if self.rules is None else self.rules[0].rule
@@ -202,7 +202,7 @@ def _endpoint(plain: Endpoint, header: Sequence[str] | None, body: str) -> Endpo
     return replace(plain, headers=_pairs("--header", header, ":"), more=fields)
 
 
-def _named(rule: str | None, options: Sequence[str] | None) -> list[Named] | None:
+def _named(rule: str | None, options: Sequence[str] | None) -> list[NamedRule] | None:
     given = {name: _value(value) for name, value in _pairs("--set", options, "=").items()}
     if rule is None and given:
         raise ArgumentError(f"--set is for one rule, got {', '.join(given)} and no --rule")

@@ -29,7 +29,7 @@ from spectr.verify import Card, Rule
 if TYPE_CHECKING:
     from spectr.models.hf import OpenedModel
 
-__all__ = ["NOISY", "Stage", "noise", "plan_for", "real_stage", "toy_stage"]
+__all__ = ["NOISY", "Setup", "noise", "plan_for", "real_setup", "toy_setup"]
 
 NOISY = "noisy"
 """The drafter of an audit that names none: the target's own rows with noise, right often and wrong often."""
@@ -51,7 +51,7 @@ def noise(logits: Tensor, texts: Sequence[Words]) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class Setup:
     """A target of few tokens with rows to replay, and what belongs to it."""
 
     name: str
@@ -68,7 +68,7 @@ class Stage:
         """The target, or another model of the same tokens."""
         return Replay(self.rows if rows is None else rows, self.vocabulary, [self.prompt], memory)
 
-    def under(self, policy: Policy) -> "Stage":
+    def under(self, policy: Policy) -> "Setup":
         """The same under another policy."""
         return replace(self, policy=policy)
 
@@ -131,7 +131,7 @@ def _mass(rows: TreeRows, prompt: Words) -> Tensor:
     return first + (best.values[:, None] * after).sum(0)
 
 
-def real_stage(opened: "OpenedModel", prompt: Sequence[int], policy: Policy, vocabulary: int = 64) -> Stage:
+def real_setup(opened: "OpenedModel", prompt: Sequence[int], policy: Policy, vocabulary: int = 64) -> Setup:
     """The `vocabulary` likeliest tokens after the prompt, and the last ones of the prompt, as a target of their own.
     The replay's prompt is the end of the real one, and stands for all of it."""
     if opened.start is not None:
@@ -150,10 +150,10 @@ def real_stage(opened: "OpenedModel", prompt: Sequence[int], policy: Policy, voc
     rows = TreeRows(target, ids, {words: prompt})
     once = Replay(rows, len(ids), [words]).logits_after
     name = type(target.model).__name__
-    return Stage(name, once, len(ids), words, policy, stops, ids, tuple(prompt), opened)
+    return Setup(name, once, len(ids), words, policy, stops, ids, tuple(prompt), opened)
 
 
-def toy_stage(policy: Policy | None = None, vocabulary: int = 12, seed: int = 5) -> Stage:
+def toy_setup(policy: Policy | None = None, vocabulary: int = 12, seed: int = 5) -> Setup:
     """A small random model in the place of a real one, whose law depends on the whole text; its last token stops."""
     model = RandomModel(seed, vocabulary)
 
@@ -161,4 +161,4 @@ def toy_stage(policy: Policy | None = None, vocabulary: int = 12, seed: int = 5)
         return torch.stack([model(text) for text in texts]).log().float()
 
     prompt = tuple(token % vocabulary for token in (3, 4, 3, 4, 3))
-    return Stage("toy", rows, vocabulary, prompt, policy or Policy(), frozenset({vocabulary - 1}))
+    return Setup("toy", rows, vocabulary, prompt, policy or Policy(), frozenset({vocabulary - 1}))
