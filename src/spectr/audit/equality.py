@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spectr.audit.reference_policy import ReferencePolicy
 from spectr.audit.replay import RowsAfter
 from spectr.audit.report import Case, Claim, Finding, Level
 from spectr.audit.setup import Setup
-from spectr.coins import SeededCoins
+from spectr.coins import gumbel
 from spectr.draft.options import DraftOptions
 from spectr.engine import Engine, Job, Request
 from spectr.pairing import pair
@@ -69,25 +70,26 @@ def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What decided at a place of a text: policy logits, with the race's noise where there is any."""
+    """The scores that decide at a position of a text: log-probabilities, with the race's noise where there is any."""
 
     model: TreeModel
     policy: Policy
     noisy: bool
+    stops: frozenset[int] = frozenset()
 
     def gap(self, request: Request, text: Sequence[int], tokens: tuple[int, int]) -> float:
-        """By how much two tokens differ after prompt and text."""
+        """By how much the scores of two tokens differ after prompt and text."""
         words = [*request.prompt, *text]
         session = self.model.open(1, len(words) + 1)
         self.model.read(session, [words[:-1]])
         one = torch.ones(1, 1, 1, dtype=torch.bool, device=self.model.device)
         last = torch.tensor([[words[-1]]], device=self.model.device)
-        logits = self.policy.for_drafts(self.model.score(session, last, one, torch.zeros_like(last)))
+        logits = self.model.score(session, last, one, torch.zeros_like(last))[0, 0].tolist()
+        law = ReferencePolicy(self.policy.for_drafts, self.stops).law(logits, request.prompt, text)
+        scores = torch.tensor(law, dtype=torch.float64).log()
         if self.noisy and self.policy.temperature > 0:
-            position = torch.tensor([len(words)], device=logits.device)
-            coins = SeededCoins(torch.tensor([request.seed], device=logits.device), position)
-            logits = coins.noisy(logits, torch.zeros_like(last))
-        return float((logits[0, 0, tokens[0]] - logits[0, 0, tokens[1]]).abs())
+            scores += gumbel(torch.tensor([request.seed]), torch.tensor([[len(words)]]), len(law))[0, 0]
+        return float((scores[tokens[0]] - scores[tokens[1]]).abs())
 
 
 def compare(

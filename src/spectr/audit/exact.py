@@ -136,6 +136,7 @@ class Loop:
     steps: int = 1
     fault: Fault = field(default_factory=Fault)
     shaping: Shaping | None = None  # None: the models' laws as they are
+    lazily: bool = True  # rules look at nodes one by one down the path, or at all at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +147,11 @@ class _Step:
     target: _LawTable
     draft: _LawTable
     growth: Growth
-    fault: Fault
-    shaping: Shaping | None
+    loop: Loop
+
+    @property
+    def shaping(self) -> Shaping | None:
+        return self.loop.shaping
 
     def __call__(self, states: _States, coins: ExactCoins) -> _States:
         """The states after the step, each by the choices that `coins` make."""
@@ -161,12 +165,12 @@ class _Step:
             return law_of(self.shaping.logits(laws, history, self._paths(tokens)[:, nodes], drafting=True))
 
         root = torch.zeros_like(states.code)
-        draft = self.fault.change(grow(root, law_at, self.growth, coins))
+        draft = self.loop.fault.change(grow(root, law_at, self.growth, coins))
         laws = self.target.laws(states.model, self._codes(states.code, draft.tokens, codes))
         logits = laws.log()
         if self.shaping is not None:
             logits = self.shaping.logits(laws, history, self._paths(draft.tokens), drafting=False)
-        verdict = self.rule(logits, draft, coins)
+        verdict = self.rule(logits, draft, coins, lazily=self.loop.lazily)
         code, length, ended = self._emit(states, draft, verdict)
         weight = states.weight * coins.weight
         return _States(states.model, code, length, ended, weight, coins.known.forget_before(length))
@@ -213,7 +217,7 @@ def _every_way(step: _Step, states: _States) -> _States:
         if len(batch.code) > _MOST_ROWS:
             work += [batch.rows(part) for part in torch.arange(len(batch.code)).split(_MOST_ROWS)]
             continue
-        coins = step.fault.coins(batch.length, batch.coins)
+        coins = step.loop.fault.coins(batch.length, batch.coins)
         ended.append(step(batch, coins))
         if coins.branches:
             work.append(_joined([_branch(batch, *branch) for branch in coins.branches]))
@@ -243,7 +247,7 @@ def enumerate_pairs(rule: Rule, pairs: Sequence[Models], growth: Growth, loop: L
             f"both models must have one vocabulary; target has {target.size} tokens, draft {draft.size}"
         )
     _check_size(growth, loop.steps, target.size, count)
-    step = _Step(rule, target, draft, growth, loop.fault, loop.shaping)
+    step = _Step(rule, target, draft, growth, loop)
     zero, one = torch.zeros(count, dtype=torch.int64), torch.ones(count, dtype=torch.float64)
     states = _States(torch.arange(count), zero, zero, zero > 0, one, KnownCoins.none(count))
     ended: list[_States] = []

@@ -1,7 +1,7 @@
-"""Faults that people have shipped, planted on purpose: an audit that passes them would be worth nothing.
+"""Faults planted on purpose, most of which somebody has shipped: an audit that does not see them proves nothing.
 
-Those of `faults` are enumerated; the others go through the loop, the statistics and the comparisons that spectr itself
-goes through.
+Those of `faults` and `policy_faults` are enumerated or compared with a reference; the others go through the loop, the
+statistics and the comparisons that spectr itself goes through.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,13 +15,16 @@ from spectr.audit.equality import Pair, batch_case, rows_finding, texts_of
 from spectr.audit.faults import SECTION, argmax_with_soft_law, exact_faults
 from spectr.audit.functions import biased_function, paired_function, right_function
 from spectr.audit.laws import Claimed, law_case
+from spectr.audit.loop import in_section, texts_case
+from spectr.audit.noise import BORDERS, coin_streams, key_case, noise_streams, race_noise, stream_case
+from spectr.audit.policy_faults import CommittedOnly, PresenceOnPrompt, policy_faults
 from spectr.audit.proofs import LOSSY
 from spectr.audit.replay import Replay
 from spectr.audit.report import Case, Finding, Level
 from spectr.audit.samplers import EngineSampler, FunctionSampler
 from spectr.audit.setup import NOISY, Setup, toy_setup
 from spectr.audit.texts import TextLaw
-from spectr.coins import SeededCoins
+from spectr.coins import SeededCoins, uniform
 from spectr.draft import Plan
 from spectr.draft.model import ModelDrafter
 from spectr.engine import Engine, Request
@@ -138,21 +141,13 @@ def _siblings_seen(setup: Setup) -> list[Case]:
         claim="planted",
     )  # fmt: skip
     name = "a mask that shows siblings"
-    return [_moved(pair.case(), f"{name}, texts"), _moved(Case(SECTION, name, run), f"{name}, rows")]
-
-
-def _moved(case: Case, name: str) -> Case:
-    """The same case in this section, under a name of its own."""
-
-    def run(level: Level) -> Sequence[Finding]:
-        return [replace(finding, section=SECTION, case=name) for finding in case.run(level)]
-
-    return Case(SECTION, name, run, case.tests)
+    rows = Case(SECTION, name, run)
+    return [in_section(pair.case(), SECTION, f"{name}, texts"), in_section(rows, SECTION, f"{name}, rows")]
 
 
 def _law_case(claimed: Claimed) -> Case:
-    """Functions are off by just what is to be seen: they get no fewer samples than that needs. What is wrong in the
-    loop shows with fewer."""
+    """Functions are off by just the bias to be seen, and get no fewer samples than that needs. Faults in the loop show
+    with fewer."""
     case, quick = law_case(claimed), isinstance(claimed.sampler, FunctionSampler)
 
     def run(level: Level) -> Sequence[Finding]:
@@ -183,6 +178,39 @@ def _sampled_faults(setup: Setup, law: TextLaw, bias: float) -> Iterator[Claimed
     return (Claimed(name, sampler, law, "planted", SECTION) for name, sampler in made)
 
 
+def _repeating(period: int) -> Iterator[Case]:
+    """Coins and race noise that come again after `period` tokens."""
+
+    def coins(seed: Tensor, committed: Tensor, node: Tensor, purpose: int) -> Tensor:
+        return uniform(seed, committed % period, node, purpose)
+
+    wrong = (*coin_streams(coins), *noise_streams(lambda seed, position: race_noise(seed, position % period)))
+    for stream in wrong:
+        if stream.name in ("coins by committed tokens", "race noise by position"):
+            case = stream_case(stream, "planted")
+            yield in_section(case, SECTION, f"{stream.name} that repeat after {period:,}")
+
+
+def _shared_keys() -> Case:
+    """Coins whose keys are added up, so that different keys share a coin."""
+
+    def coins(seed: Tensor, committed: Tensor, node: Tensor, purpose: int) -> Tensor:
+        return uniform(seed, committed + node[:, 0], torch.zeros_like(node), purpose)
+
+    return in_section(key_case(coins, claim="planted"), SECTION, "coins keyed by the sum of two words")
+
+
+def _shaped_faults(setup: Setup) -> Iterator[Case]:
+    """Faults in the policy, through the loop: texts of the race against plain loops."""
+    made = setup.drafter(NOISY, rule("race"))
+    for what, policy in (
+        ("penalties see the committed text only", CommittedOnly(frequency_penalty=1.5)),
+        ("presence penalty counts the prompt", PresenceOnPrompt(presence_penalty=2.0)),
+    ):
+        case = texts_case(setup.under(policy), what, made, "planted")
+        yield in_section(case, SECTION, f"{what}, in the loop")
+
+
 def planted_cases(bias: float = 0.02) -> list[Case]:
     """Every planted fault, and beside the planted functions the right one, which must pass."""
     setup = toy_setup()
@@ -193,5 +221,9 @@ def planted_cases(bias: float = 0.02) -> list[Case]:
         *(Case(SECTION, fault.name, fault.run) for fault in exact_faults()),
         *(_law_case(claimed) for claimed in (*_sampled_faults(setup, law, bias), replace(right, section=SECTION))),
         *_siblings_seen(setup),
-        _moved(batch_case(setup, NOISY, by_place, "planted"), "coins of the place in the batch"),
+        in_section(batch_case(setup, NOISY, by_place, "planted"), SECTION, "coins of the place in the batch"),
+        *(case for border in BORDERS for case in _repeating(border)),
+        _shared_keys(),
+        *(in_section(case, SECTION, case.name) for case in policy_faults()),
+        *_shaped_faults(setup),
     ]

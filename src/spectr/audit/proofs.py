@@ -33,6 +33,9 @@ LOSSY: dict[str, Mapping[str, Any]] = {"lenience": {"lenience": 0.8}, "pareto": 
 
 _SAME_AS = ("spectr", "walk")  # other names of kseq and optimal
 
+_FEW: tuple[Corner, ...] = ("plain", "zeros")
+"""Corners for what has many more ways to follow."""
+
 _VARIANTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("walk", {"coupling": "optimal_binned", "bins": 16}),  # the optimal coupling as large vocabularies have it
     ("path_block", {"coupling": "kseq_plus"}),
@@ -85,6 +88,7 @@ class Enumeration:
     corners: tuple[Corner, ...] = CORNERS
     steps: int = 1
     sparse: bool = False  # few tokens of a large vocabulary, in place of the corners
+    lazily: bool = True  # the rule looks at nodes one by one, as on a CPU, or at all at once
 
     @property
     def pairs(self) -> dict[str, Models]:
@@ -100,7 +104,7 @@ class Enumeration:
         growth = Growth(Shape.branching(self.widths), siblings)
         if len(self.widths) > 1:  # by the default rule a node with two children would have none of them fixed, or both
             growth = replace(growth, fixed=_one_fixed)
-        laws = enumerate_pairs(made, list(pairs.values()), growth, Loop(self.steps))
+        laws = enumerate_pairs(made, list(pairs.values()), growth, Loop(self.steps, lazily=self.lazily))
         targets = [target for target, _ in pairs.values()]
         found = [(law.total_variation(t), law.first_token_bias(t)) for law, t in zip(laws, targets, strict=True)]
         return dict(zip(pairs, found, strict=True))
@@ -112,7 +116,7 @@ def enumerations(card: Card, siblings: Siblings) -> Iterator[Enumeration]:
     if not card.tree:
         yield from (Enumeration((1, 1, 1), 3), Enumeration((1,) * 4, 2), Enumeration((1,) * 4, 3))
         yield from (Enumeration((1,) * 6, 2, ("plain", "zeros", "ties")), Enumeration((1,), 1100, sparse=True))
-        yield Enumeration((1, 1, 1), 2, ("plain", "zeros"), steps=3)
+        yield from (Enumeration((1, 1, 1), 2, _FEW, steps=3), Enumeration((1, 1, 1), 3, _FEW, lazily=False))
         return
     yield from (Enumeration((2, 2), 2), Enumeration((3,), 3), Enumeration((2, 1, 1), 3))
     yield from (Enumeration((2, 1, 1, 1), 2), Enumeration((1, 1, 1, 1), 2))
@@ -121,7 +125,7 @@ def enumerations(card: Card, siblings: Siblings) -> Iterator[Enumeration]:
     else:
         yield from (Enumeration((6,), 2), Enumeration((6,), 3), Enumeration((8,), 2), Enumeration((8,), 3, ("plain",)))
     yield from (Enumeration((3,), 1100, sparse=True), Enumeration((2,), 9000, sparse=True))
-    yield Enumeration((2, 1), 2, ("plain", "zeros"), steps=3)
+    yield from (Enumeration((2, 1), 2, _FEW, steps=3), Enumeration((2, 1), 3, _FEW, lazily=False))
 
 
 @dataclass(frozen=True, slots=True)

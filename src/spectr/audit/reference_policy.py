@@ -286,6 +286,8 @@ class ReferencePolicy:
         shaped = [float(logit) for logit in logits]
         for edit, value in self._edits:
             shaped = edit(value, shaped, text)
+        if not max(shaped) > NEVER:
+            raise ArgumentError(f"a policy must leave at least one token, and leaves none after {text.whole}")
         if self.temperature == 0:
             return _softmax(_point_mass(shaped))
         most = max(shaped)

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 from spectr.audit.endpoint import Endpoint, endpoint_case
 from spectr.audit.planted import planted_cases
-from spectr.audit.proofs import exact_cases, named_rules
+from spectr.audit.proofs import named_rules
 from spectr.audit.report import Level, Report, examine
 from spectr.audit.samplers import Function, Sampler
 from spectr.audit.sections import (
     Scope,
+    exact_part,
     function_law,
     model_cases,
     model_law,
@@ -30,13 +31,14 @@ __all__ = [
 
 
 def audit_exact(rule: str | None = None, **options: Any) -> Report:
-    """The law of a rule, or of every rule, enumerated on small models.
+    """The law of one rule, enumerated on small models; or of every rule, and all else that needs no model: policies,
+    coins and noise, and the loop.
 
     >>> report = audit_exact("speculative")
     >>> report.holds, report.summary
     (True, '3 of 3 lossless claims hold')
     """
-    return examine(exact_cases(named_rules(rule, options)))
+    return examine(exact_part(None if rule is None else named_rules(rule, options)))
 
 
 def audit_planted(level: Level | None = None) -> Report:

@@ -1,4 +1,4 @@
-"""Which cases an audit has: of this package on a real model, of transformers, and of anybody's sampler."""
+"""The cases of an audit: of this package without a model and with one, of transformers, and of any sampler."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,11 +9,15 @@ from torch import Tensor
 
 from spectr.audit.equality import RealTexts, batch_case, greedy_case, rows_finding, seed_case
 from spectr.audit.laws import Claimed, law_case
+from spectr.audit.loop import at_most, deep_cases, law_of_rule, loop_cases, policy_law_cases, wide_cases
+from spectr.audit.noise import noise_cases
 from spectr.audit.pathology import limit_case, pathological_cases
-from spectr.audit.proofs import NamedRule, distinct_rules, named_rules
+from spectr.audit.policies import policy_cases
+from spectr.audit.proofs import NamedRule, distinct_rules, exact_cases, named_rules
+from spectr.audit.reference_policy import ReferencePolicy
 from spectr.audit.replay import Bent, TreeRows, Words
 from spectr.audit.report import Case, Claim, Finding, Level
-from spectr.audit.samplers import EngineSampler, FunctionSampler, OnOneThread, Sampler, policy_laws
+from spectr.audit.samplers import EngineSampler, FunctionSampler, OnOneThread, Sampler, reference_laws
 from spectr.audit.setup import NOISY, Setup, noise, real_setup
 from spectr.audit.step_law import LanguageModel
 from spectr.audit.texts import TextLaw
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
     from spectr.lm import LM
 
 __all__ = [
-    "Scope", "direct_cases", "function_law", "model_cases", "model_law", "sampler_case", "setup_of",
+    "Scope", "direct_cases", "exact_part", "function_law", "model_cases", "model_law", "sampler_case", "setup_of",
     "transformers_cases",
 ]  # fmt: skip
 
@@ -39,7 +43,10 @@ _REAL = (
     ("match", "lookup", 5_000),
 )
 """Real drafters, and most samples: those without a model work on the host."""
-_OTHER = Policy(0.7, top_p=0.9, repetition_penalty=1.3)
+_SHAPED = ("race", "kseq", "optimal", "path_block", "traversal", "block")
+_DEEP = ("race", "kseq", "optimal", "path_block", "traversal")
+_WIDE = ("race", "kseq", "optimal")
+"""Rules that are also sampled under policies that depend on the text, with 8 drafts of 5, and with many tokens."""
 _TOKENS = 12  # of a text compared on the real model
 _SLOW = 5_000  # samples of a sampler that gives texts one by one
 
@@ -66,27 +73,8 @@ class Scope:
         return distinct_rules()
 
 
-def _claim(named: NamedRule) -> Claim:
-    return named.claim
-
-
-def _law(setup: Setup, named: NamedRule, drafter: Any, more: str = "") -> Case:
-    """Samples of one rule with one drafter."""
-    name = f"{named.name} × {drafter}{more}"
-    return law_case(Claimed(name, setup.sampler(drafter, named.rule), setup.law(), _claim(named)))
-
-
-def _at_most(case: Case, samples: int) -> Case:
-    """With no more samples than that: for what takes long."""
-
-    def run(level: Level) -> Sequence[Finding]:
-        return case.run(level.at_most(samples))
-
-    return replace(case, run=run)
-
-
 def _few(case: Case, samples: int) -> Case:
-    """With so many samples, unless it was said how many."""
+    """The case with so many samples, unless their number was given."""
 
     def run(level: Level) -> Sequence[Finding]:
         return case.run(level if level.samples else level.at_most(samples))
@@ -95,13 +83,17 @@ def _few(case: Case, samples: int) -> Case:
 
 
 def _laws(setup: Setup, scope: Scope) -> list[Case]:
-    """Every rule with one drafter; and where none was asked for, some with real ones and under another policy."""
-    found = [_law(setup, named, scope.drafter or NOISY) for named in scope.named]
-    if scope.drafter is None and scope.rules is None:
-        by_name = {named.rule.card.name: named for named in scope.named}
-        found += [_at_most(_law(setup, by_name[rule], drafter), most) for rule, drafter, most in _REAL]
-        found += [_law(setup.under(_OTHER), by_name[rule], NOISY, ", filtered") for rule in ("race", "path_block")]
-    return found
+    """Every rule with one drafter; and where no drafter was named, some with real ones, under policies that depend on
+    the text, with many drafts, and with a large vocabulary."""
+    found = [law_of_rule(setup, named, scope.drafter or NOISY) for named in scope.named]
+    if scope.drafter is not None:
+        return found
+    by_name = {named.rule.card.name: named for named in scope.named}
+    if scope.rules is None:
+        found += [at_most(law_of_rule(setup, by_name[rule], drafter), most) for rule, drafter, most in _REAL]
+    found += policy_law_cases(setup, [by_name[rule] for rule in _SHAPED if rule in by_name], 20_000)
+    found += deep_cases(setup, [by_name[rule] for rule in _DEEP if rule in by_name], 10_000)
+    return [*found, *wide_cases([by_name[rule] for rule in _WIDE if rule in by_name], 3_000)]
 
 
 def _comparisons(lm: "LM", setup: Setup, scope: Scope) -> list[Case]:
@@ -116,6 +108,15 @@ def _comparisons(lm: "LM", setup: Setup, scope: Scope) -> list[Case]:
     for rule in lossless:
         found += [make(setup, NOISY, rule) for make in (greedy_case, seed_case, batch_case)]
     return found
+
+
+def exact_part(rules: Sequence[NamedRule] | None = None) -> list[Case]:
+    """What needs no model: laws of rules, enumerated; and unless rules were named, policies against their reference,
+    coins and noise, and the loop on a small model."""
+    if rules is not None:
+        return exact_cases(rules)
+    lossless = [named.rule for named in distinct_rules() if named.rule.card.lossless]
+    return [*exact_cases(), *policy_cases(), *noise_cases(), *loop_cases(lossless)]
 
 
 def _rows_case(lm: "LM", prompts: Sequence[Sequence[int]]) -> Case:
@@ -151,7 +152,8 @@ def model_law(lm: "LM", prompt: Sequence[int], policy: Policy, length: int) -> T
         raise MismatchError("an audit needs a decoder-only model; this one has an encoder")
     target = lm.opened.target
     rows = TreeRows(target, torch.arange(target.vocabulary), {tuple(prompt): prompt})
-    return TextLaw(policy_laws(rows, prompt, policy, lm.opened.stops), length, lm.opened.stops)
+    reference = ReferencePolicy(policy, lm.opened.stops, slack=1e-6)
+    return TextLaw(reference_laws(rows, prompt, reference), length, lm.opened.stops)
 
 
 def function_law(target: LanguageModel, prompt: Sequence[int], length: int) -> TextLaw:
@@ -202,7 +204,7 @@ def transformers_cases(setup: Setup, scope: Scope, most: int | None = None) -> l
         for name, helper, more, claim in ways
     ]
     found = [law_case(Claimed(name, made, law, claim, "transformers")) for name, made, claim in samplers]
-    return [_few(case, _SLOW) if most is None else _at_most(case, most) for case in found]
+    return [_few(case, _SLOW) if most is None else at_most(case, most) for case in found]
 
 
 def _assistant_rows(setup: Setup, drafter: Any) -> Callable[[Sequence[Words]], Tensor]:
