@@ -1,5 +1,7 @@
 """A replay is the model: its rows, its texts and its laws; and what it does not offer is refused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -51,7 +53,7 @@ def test_what_is_deeper_is_remembered_by_its_end() -> None:
 
 def test_tree_rows_of_a_replay() -> None:
     setup = toy_setup()
-    found = rows_finding(setup.model(memory=20), setup.rows, [setup.prompt] * 4, "lossless")
+    found = rows_finding(replace(setup, memory=20).model(), setup.rows, [setup.prompt] * 4, "lossless")
     assert found.details["total_variation"] < 1e-6
 
 

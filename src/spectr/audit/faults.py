@@ -219,7 +219,7 @@ def exact_faults() -> Iterator[ExactFault]:
     yield ExactFault("first failure in place of longest success, block", _FirstFailure(), (1, 1, 1))
     yield ExactFault("one coin draws and judges, speculative", rule("speculative"), (1, 1), Fault(coins=_OneStream))
     again = Fault(coins=_CoinsByPosition)
-    yield ExactFault("coins that come again, block", rule("block"), (1, 1, 1), again, steps=3, vocabulary=2)
+    yield ExactFault("coins that come again, block", rule("block"), (1, 1), again, steps=2, vocabulary=2)
     yield ExactFault("pooled copies disagree on what is fixed", rule("optimal"), (2, 2), siblings="hybrid",
                  fixed=_every_second)  # fmt: skip
     deep, inner = _target_when_deep, _sharpened_below_the_root

@@ -89,6 +89,7 @@ class Enumeration:
     steps: int = 1
     sparse: bool = False  # few tokens of a large vocabulary, in place of the corners
     lazily: bool = True  # the rule looks at nodes one by one, as on a CPU, or at all at once
+    one_fixed: bool = True  # of hybrid siblings one is fixed; otherwise as many as the draft law says
 
     @property
     def pairs(self) -> dict[str, Models]:
@@ -102,7 +103,7 @@ class Enumeration:
         the first token alone."""
         pairs = self.pairs
         growth = Growth(Shape.branching(self.widths), siblings)
-        if len(self.widths) > 1:  # by the default rule a node with two children would have none of them fixed, or both
+        if self.one_fixed:
             growth = replace(growth, fixed=_one_fixed)
         laws = enumerate_pairs(made, list(pairs.values()), growth, Loop(self.steps, lazily=self.lazily))
         targets = [target for target, _ in pairs.values()]
@@ -121,9 +122,14 @@ def enumerations(card: Card, siblings: Siblings) -> Iterator[Enumeration]:
     yield from (Enumeration((2, 2), 2), Enumeration((3,), 3), Enumeration((2, 1, 1), 3))
     yield from (Enumeration((2, 1, 1, 1), 2), Enumeration((1, 1, 1, 1), 2))
     if siblings == "without_replacement":
-        yield from (Enumeration((5,), 6), Enumeration((7,), 7, ("plain",)))
+        yield Enumeration((5,), 6)
     else:
-        yield from (Enumeration((6,), 2), Enumeration((6,), 3), Enumeration((8,), 2), Enumeration((8,), 3, ("plain",)))
+        yield from (Enumeration((6,), 2), Enumeration((6,), 3), Enumeration((8,), 2))
+        yield Enumeration((4,), 5, _FEW, one_fixed=False)
+    if card.needs_laws and card.lossless:
+        yield (
+            Enumeration((7,), 7, ("plain",)) if siblings == "without_replacement" else Enumeration((8,), 3, ("plain",))
+        )
     yield from (Enumeration((3,), 1100, sparse=True), Enumeration((2,), 9000, sparse=True))
     yield from (Enumeration((2, 1), 2, _FEW, steps=3), Enumeration((2, 1), 3, _FEW, lazily=False))
 
