@@ -1,4 +1,5 @@
 # Two commands on a fresh machine: `make demo` and `make test`. They need Python 3.11 or newer with venv and pip.
+# `make test` takes at most eight minutes on two cores, installs included; `make test-slow` runs the rest.
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -11,20 +12,34 @@ INSTALL := $(PIP) install --quiet --constraint constraints.txt
 TORCH := .venv/torch.stamp
 RUNTIME := .venv/runtime.stamp
 DEV := .venv/dev.stamp
+OLDEST := .venv-oldest/dev.stamp
+
+# The tests of one file stay in one process, where they share their models.
+PYTEST := -m pytest --numprocesses $(JOBS) --dist loadscope
+QUICK := "not slow and not network"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench audit lint fmt size docs clean
+.PHONY: help setup demo test test-slow test-gpu test-oldest bench audit lint fmt size docs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(DEV) ## create .venv and install spectr with the developer's tools
 
 demo: $(RUNTIME) ## answer a question with the default model (installs the runtime, fetches the model once)
 	$(BIN)/spectr generate "Explain tides in two sentences." --seed 7
 
-test: lint ## lint, then every test and doctest
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadscope
+test: lint ## lint, then the tests and doctests that are neither slow nor need a network
+	$(BIN)/python $(PYTEST) -m $(QUICK)
+
+test-slow: $(DEV) ## the tests marked slow or network
+	$(BIN)/python $(PYTEST) -m "slow or network"
+
+test-gpu: $(DEV) ## the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu
+
+test-oldest: $(OLDEST) ## the tests of `make test` with the oldest supported torch and transformers
+	.venv-oldest/bin/python $(PYTEST) -m $(QUICK)
 
 bench: $(RUNTIME) ## compare methods on the default model, at most ten minutes; an interrupted run goes on
 	@mkdir -p build
@@ -69,3 +84,9 @@ $(DEV): $(TORCH) pyproject.toml
 	@echo "installing spectr and the developer's tools"
 	@$(INSTALL) --editable '.[dev]'
 	@touch $(RUNTIME) $@
+
+$(OLDEST): constraints-oldest.txt pyproject.toml
+	@.venv-oldest/bin/python -m pip --version >/dev/null 2>&1 || { echo "creating .venv-oldest"; $(PYTHON) -m venv .venv-oldest; }
+	@echo "installing spectr with the oldest supported torch and transformers"
+	@.venv-oldest/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints-oldest.txt --editable '.[dev]'
+	@touch $@

@@ -19,7 +19,7 @@ from spectr.audit.setup import NOISY, Setup, plan_for, real_setup, toy_setup
 from spectr.draft import Plan, drafter
 from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError, MismatchError
-from spectr.models.assisted import plain_rows
+from spectr.models.baselines import plain_rows
 from spectr.models.head import head_of
 from spectr.models.target import Target
 from spectr.policy import Policy

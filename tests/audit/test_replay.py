@@ -12,7 +12,7 @@ from spectr.audit.setup import NOISY, real_setup, toy_setup
 from spectr.draft import Plan, drafter
 from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError, MismatchError
-from spectr.models.assisted import plain_rows
+from spectr.models.baselines import plain_rows
 from spectr.policy import Policy
 
 PROMPT = [3, 4, 5, 3, 4]

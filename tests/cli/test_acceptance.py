@@ -5,14 +5,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.bench.conftest import target
+
+__all__ = ["target"]
+
 Spectr = Callable[..., Any]
 
 
-def test_every_rule_is_counted(spectr: Spectr, tmp_path: Path) -> None:
+def test_every_rule_is_counted(spectr: Spectr, target: str, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.json"
     prompts.write_text(json.dumps({"prompts": [{"text": "one two one two one"}, "ha ha ha ha"]}))
     out = tmp_path / "found.json"
-    flags = ("--prompts", str(prompts), "--drafter", "ngram", "--nodes", "6", "--tokens", "6", "--temperatures", "1,0")
+    flags = ("--model", target, "--prompts", str(prompts), "--drafter", "ngram", "--nodes", "6", "--tokens", "6")
+    flags = (*flags, "--temperatures", "1,0")
     ran = spectr("bench", "acceptance", *flags, "--rules", "race,optimal,match,chain,block", "--out", str(out))
     assert ran.code == 0, ran.err
     rows = json.loads(out.read_text())["results"]

@@ -1,30 +1,29 @@
 """Small real models for the contracts: a target, and drafters that are close to it, far from it, or part of it."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from tests.tiny import llama
+from transformers import PreTrainedModel
 
+from spectr.draft import Plan, drafter
+from spectr.engine import Request
+from spectr.models.blockwise import blockwise_of
+from spectr.models.early import truncated
+from spectr.models.head import head_of
 from spectr.models.target import Target
+from spectr.types import Drafter
+
+__all__ = ["llama"]
 
 SIZE = 12
+PROMPTS = [[3, 4, 5, 3, 4, 5, 3], [1], [2, 2, 2, 2], [3, 4, 5, 3, 4, 5, 3]]
+Make = Callable[[Plan], Drafter]
 
 
-def wide(net: PreTrainedModel, scale: float = 0.2) -> PreTrainedModel:
-    """Weights wide enough for laws that are neither flat nor a point."""
-    with torch.no_grad():
-        for weights in net.parameters():
-            if weights.dim() > 1:
-                weights.normal_(0, scale)
-    return net.eval()
-
-
-def llama(seed: int, size: int = SIZE, layers: int = 2) -> PreTrainedModel:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=size, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256,
-    )  # fmt: skip
-    return wide(LlamaForCausalLM(config))
+def requests(count: int = 24) -> list[Request]:
+    return [Request(prompt, seed=9 + i, max_new_tokens=count - 3 * i) for i, prompt in enumerate(PROMPTS)]
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +47,26 @@ def near(net: PreTrainedModel) -> Target:
 def far() -> Target:
     """Another model, with a vocabulary padded differently."""
     return Target(llama(8, SIZE + 4))
+
+
+@pytest.fixture(scope="session")
+def makers(net: PreTrainedModel, near: Target, far: Target) -> dict[str, Make]:
+    """One way to build each registered drafter, and some more of the model kind."""
+    early = Target(truncated(net, 1))
+    made: dict[str, Make] = {
+        "none": lambda _: drafter("none"),
+        "lookup": lambda _: drafter("lookup"),
+        "random": lambda plan: drafter("random", plan=plan),
+        "ngram": lambda plan: drafter("ngram", plan=plan, order=3, text=[1, 2, 3, 4] * 5),
+        "model": lambda plan: drafter("model", model=near, plan=plan),
+        "early_exit": lambda plan: drafter("early_exit", model=early, plan=plan),
+    }
+    head, taps = Target(head_of(net, 1, (0,))), (0,)
+    made["feature"] = lambda plan: drafter("feature", head=head, target=Target(net), plan=plan, wants_features=taps)
+    heads = blockwise_of(net, 6)
+    made["blockwise"] = lambda plan: drafter("blockwise", heads=heads, target=Target(net), plan=plan)
+    made["padded"] = lambda plan: drafter("model", model=far, plan=plan)
+    made["mixed"] = lambda plan: drafter(
+        "mixed", parts=[made["lookup"](plan), made["model"](plan), made["ngram"](plan)]
+    )
+    return made

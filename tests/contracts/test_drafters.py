@@ -3,66 +3,26 @@
 With the race that is equality of texts; with the coupling rules a chi-square of the law over two tokens.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from scipy.stats import chi2
-from tests.contracts.conftest import llama
+from tests.chance import chi_square
+from tests.contracts.conftest import PROMPTS, SIZE, Make, llama, requests
 from transformers import PreTrainedModel
 
 import spectr
 from spectr.draft import DRAFTERS, Plan, drafter
 from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError, MismatchError
-from spectr.models.blockwise import blockwise_of
-from spectr.models.early import truncated
-from spectr.models.head import head_of
 from spectr.models.target import Target
 from spectr.policy import Policy
 from spectr.trees import grow
 from spectr.types import Drafter
 
-SIZE = 12
-PROMPTS = [[3, 4, 5, 3, 4, 5, 3], [1], [2, 2, 2, 2], [3, 4, 5, 3, 4, 5, 3]]
-Make = Callable[[Plan], Drafter]
-
-
-@pytest.fixture(scope="session")
-def makers(net: PreTrainedModel, near: Target, far: Target) -> dict[str, Make]:
-    """One way to build each registered drafter, and some more of the model kind."""
-    early = Target(truncated(net, 1))
-    made: dict[str, Make] = {
-        "none": lambda _: drafter("none"),
-        "lookup": lambda _: drafter("lookup"),
-        "random": lambda plan: drafter("random", plan=plan),
-        "ngram": lambda plan: drafter("ngram", plan=plan, order=3, text=[1, 2, 3, 4] * 5),
-        "model": lambda plan: drafter("model", model=near, plan=plan),
-        "early_exit": lambda plan: drafter("early_exit", model=early, plan=plan),
-    }
-    head, taps = Target(head_of(net, 1, (0,))), (0,)
-    made["feature"] = lambda plan: drafter("feature", head=head, target=Target(net), plan=plan, wants_features=taps)
-    heads = blockwise_of(net, 6)
-    made["blockwise"] = lambda plan: drafter("blockwise", heads=heads, target=Target(net), plan=plan)
-    made["padded"] = lambda plan: drafter("model", model=far, plan=plan)
-    made["mixed"] = lambda plan: drafter(
-        "mixed", parts=[made["lookup"](plan), made["model"](plan), made["ngram"](plan)]
-    )
-    return made
-
 
 def test_every_registered_drafter_is_here(makers: dict[str, Make]) -> None:
     assert set(DRAFTERS) <= set(makers)
-
-
-def requests(count: int = 24) -> list[Request]:
-    return [Request(prompt, seed=9 + i, max_new_tokens=count - 3 * i) for i, prompt in enumerate(PROMPTS)]
-
-
-def plain(net: PreTrainedModel, policy: Policy) -> list[list[int]]:
-    engine = Engine(Target(net), drafter("none"), spectr.rule("race"))
-    return [engine.generate(Job([request], policy))[0].tokens for request in requests()]
 
 
 PLANS = {
@@ -83,18 +43,39 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+NAMES = ["lookup", "random", "ngram", "model", "padded", "early_exit", "feature", "blockwise", "mixed"]
+EVERY = [(name, policy, plan) for name in NAMES for policy in POLICIES for plan in PLANS]
+# Of every nine with the same policy two plans, others for the next policy: each pair of name, policy and plan is there.
+PAIRWISE = [
+    (name, policy, list(PLANS)[(i + 2 * j + k) % len(PLANS)])
+    for i, name in enumerate(NAMES)
+    for j, policy in enumerate(POLICIES)
+    for k in (0, 1)
+]
+
+
+@pytest.fixture(scope="session")
+def plain(net: PreTrainedModel) -> dict[str, list[list[int]]]:
+    """The texts without a drafter, one by one, for each policy."""
+    engine = Engine(Target(net), drafter("none"), spectr.rule("race"))
+    return {
+        name: [engine.generate(Job([request], policy))[0].tokens for request in requests()]
+        for name, policy in POLICIES.items()
+    }
+
+
 @pytest.mark.parametrize(
-    "name", ["lookup", "random", "ngram", "model", "padded", "early_exit", "feature", "blockwise", "mixed"]
+    ("name", "policy", "plan"),
+    [pytest.param(*case, marks=() if case in PAIRWISE else pytest.mark.slow) for case in EVERY],
 )
-def test_race_text_is_that_of_no_drafter(net: PreTrainedModel, makers: dict[str, Make], name: str, policy: str) -> None:
-    meant, rule = plain(net, POLICIES[policy]), spectr.rule("race")
-    for plan in PLANS.values():
-        engine = Engine(Target(net), makers[name](plan), rule)
-        results = engine.generate(Job(requests(), POLICIES[policy]))
-        assert [result.tokens for result in results] == meant
-        if name == "model" and plan.prunes:
-            assert sum(result.stats.accepted for result in results) > 0.3 * sum(map(len, meant))
+def test_race_text_is_that_of_no_drafter(
+    net: PreTrainedModel, makers: dict[str, Make], plain: dict[str, list[list[int]]], name: str, policy: str, plan: str
+) -> None:
+    engine = Engine(Target(net), makers[name](PLANS[plan]), spectr.rule("race"))
+    results = engine.generate(Job(requests(), POLICIES[policy]))
+    assert [result.tokens for result in results] == plain[policy]
+    if name == "model" and PLANS[plan].prunes:
+        assert sum(result.stats.accepted for result in results) > 0.3 * sum(map(len, plain[policy]))
 
 
 def test_a_good_drafter_is_accepted_and_a_bad_one_hardly(net: PreTrainedModel, makers: dict[str, Make]) -> None:
@@ -108,14 +89,16 @@ def test_a_good_drafter_is_accepted_and_a_bad_one_hardly(net: PreTrainedModel, m
 
 
 def test_greedy_text_is_that_of_transformers(net: PreTrainedModel, makers: dict[str, Make]) -> None:
+    meant = []
     for prompt in PROMPTS[:3]:
         ids = torch.tensor([prompt])
-        meant = net.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)
-        for name, make in makers.items():
-            for rule in ("race", "match"):
-                engine = Engine(Target(net), make(PLANS["pruned"]), spectr.rule(rule))
-                found = engine.generate(Job([Request(prompt, max_new_tokens=20)], Policy(0)))[0].tokens
-                assert found == meant[0, len(prompt) :].tolist(), (name, rule)
+        text = net.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)
+        meant.append(text[0, len(prompt) :].tolist())
+    job = Job([Request(prompt, max_new_tokens=20) for prompt in PROMPTS[:3]], Policy(0))
+    for name, make in makers.items():
+        for rule in ("race", "match"):
+            found = Engine(Target(net), make(PLANS["pruned"]), spectr.rule(rule)).generate(job)
+            assert [result.tokens for result in found] == meant, (name, rule)
 
 
 CASES = [
@@ -169,16 +152,17 @@ def surprise(net: PreTrainedModel, made: Drafter, rule: str, policy: Policy) -> 
         job = Job([Request(prompt, seed=start + i, max_new_tokens=2) for i in range(1_000)], policy)
         for result in engine.generate(job):
             found[result.tokens[0] * SIZE + result.tokens[1]] += 1
-    if float(found[expected == 0].sum()) > 0:
-        return float("inf")
-    likely = expected > 5
-    statistic = ((found - expected)[likely] ** 2 / expected[likely]).sum()
-    rare = (found[~likely].sum() - expected[~likely].sum()) ** 2 / expected[~likely].sum().clamp_min(5)
-    return float(statistic + rare) / float(chi2.isf(1e-8, int(likely.sum())))
+    return chi_square(found, expected, 1e-8)
 
 
-@pytest.mark.parametrize("policy", LAWS)
-@pytest.mark.parametrize(("rule", "siblings", "plan", "name"), CASES)
+@pytest.mark.parametrize(
+    ("rule", "siblings", "plan", "name", "policy"),
+    [
+        pytest.param(*case, policy, marks=() if (at + of) % len(LAWS) == 0 else pytest.mark.slow)
+        for at, case in enumerate(CASES)
+        for of, policy in enumerate(LAWS)
+    ],
+)
 def test_law_of_two_tokens(
     net: PreTrainedModel, makers: dict[str, Make], rule: str, siblings: str, plan: str, name: str, policy: str
 ) -> None:
@@ -214,7 +198,9 @@ def test_a_draft_law_that_was_not_drawn_from_is_seen(
 
 
 @pytest.mark.parametrize("rule", ["race", "kseq", "optimal", "path_block", "block", "recursive"])
-@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf], ids=str)
+@pytest.mark.parametrize(
+    "number", [torch.nan, *(pytest.param(n, marks=pytest.mark.slow) for n in (torch.inf, -torch.inf))], ids=str
+)
 def test_a_drafter_that_computes_nonsense(rule: str, number: float) -> None:
     """Now and then it overflows: the text is the target's all the same."""
     target, broken = llama(3, layers=3), llama(4)
@@ -290,8 +276,8 @@ def test_coupling_rules_do_not_depend_on_the_batch(net: PreTrainedModel, makers:
     """The same plan and seed give the same text, alone or among others."""
     for name in ("model", "ngram", "early_exit", "feature"):
         engine = Engine(Target(net), makers[name](PLANS["chains"]), spectr.rule(rule))
-        together = [result.tokens for result in engine.generate(Job(requests()))]
-        assert together == [engine.generate(Job([request]))[0].tokens for request in requests()]
+        together = [result.tokens for result in engine.generate(Job(requests(16)))]
+        assert together == [engine.generate(Job([request]))[0].tokens for request in requests(16)]
 
 
 def test_what_does_not_fit_is_refused(net: PreTrainedModel, makers: dict[str, Make]) -> None:

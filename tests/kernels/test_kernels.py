@@ -13,8 +13,9 @@ from spectr.transport.kseq import KSeq
 from spectr.transport.optimal import _LOWEST, Bins, Optimal
 
 pytest.importorskip("triton")
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []  # there `-m gpu` runs the kernels as they are
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-VOCABULARY = 5_003 if DEVICE == "cpu" else 152_064
+VOCABULARY = 2_503 if DEVICE == "cpu" else 152_064  # three blocks of most kernels, the last one not full
 HALF = torch.float16 if DEVICE == "cpu" else torch.bfloat16  # the interpreter multiplies no bfloat16
 
 
@@ -70,7 +71,7 @@ def test_kseq_plan() -> None:
     assert plan[:, 1].tolist() == pytest.approx(meant.tolist(), abs=1e-9)
 
 
-@pytest.mark.parametrize("bins", [512, 2048])
+@pytest.mark.parametrize("bins", [512, pytest.param(2048, marks=pytest.mark.slow)])
 def test_optimal_selection(bins: int) -> None:
     from spectr.kernels.levels import optimal_selection
 
@@ -109,7 +110,8 @@ def test_coins() -> None:
 @pytest.mark.parametrize(
     ("rows", "heads", "shared", "count", "length", "width", "deep"),
     [(1, 4, 2, 3, 70, 16, 16), (2, 6, 3, 5, 200, 24, 24), (2, 4, 4, 1, 64, 32, 16), (1, 8, 2, 40, 33, 16, 16),
-     (3, 4, 2, 7, 1000, 16, 16), (1, 2, 1, 2, 300, 256, 256), (34, 3, 3, 2, 150, 16, 16)],
+     (1, 2, 1, 2, 300, 256, 256), pytest.param(3, 4, 2, 7, 1000, 16, 16, marks=pytest.mark.slow),
+     pytest.param(34, 3, 3, 2, 150, 16, 16, marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_tree_attention(rows: int, heads: int, shared: int, count: int, length: int, width: int, deep: int) -> None:
     """Whole texts and pieces of them, in which some queries see nothing at all."""
@@ -193,8 +195,9 @@ def test_best_chances(rows: int, nodes: int, size: int, count: int, noisy: bool)
     found = meant.values.gather(-1, meant.indices.argsort(-1).gather(-1, tokens.cpu()))
     assert torch.allclose(found, meant.values[..., :count], atol=1e-4)
     assert all(len(set(row)) == count for row in tokens.flatten(0, 1).tolist())
-    if not noisy:
-        assert torch.equal(tokens.cpu(), meant.indices[..., :count])
+    if not noisy:  # by the logits themselves: their rounded logarithms may be equal where they are not
+        order = logits.sort(dim=-1, descending=True, stable=True).indices
+        assert torch.equal(tokens.cpu(), order[..., :count])
 
 
 def test_nonsense_is_never_likely() -> None:

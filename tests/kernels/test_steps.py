@@ -4,7 +4,7 @@ from importlib import import_module
 
 import pytest
 import torch
-from tests.contracts.conftest import llama
+from tests.tiny import llama
 
 import spectr
 from spectr.draft import Plan, drafter
@@ -23,7 +23,7 @@ PLACES = ["spectr.coins", "spectr.models.target", "spectr.trees.prune", "spectr.
 
 
 def engine(rule: str, plan: Plan) -> Engine:
-    net = llama(3, SIZE, layers=2)
+    net = llama(3, SIZE, dtype=torch.float32)
     group_heads(net)
     target = Target(net)
     head = head_of(net, 1, (0,)).requires_grad_(False)
@@ -36,18 +36,21 @@ def engine(rule: str, plan: Plan) -> Engine:
     return Engine(target, made, spectr.rule(rule))
 
 
+PLANS = {"race": Plan(drafts=3, length=3, nodes=6), "kseq": Plan("iid", drafts=2, length=2)}
+POLICIES = {"one": Policy(), "cool": Policy(0.7, top_k=40), "greedy": Policy(0)}
+
+
+@pytest.mark.parametrize("rule", PLANS)
 @pytest.mark.parametrize(
-    ("rule", "plan"),
-    [("race", Plan(drafts=3, length=3, nodes=6)), ("kseq", Plan("iid", drafts=2, length=2))],
-    ids=["race", "kseq"],
+    "policy", ["one", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cool", "greedy"))]
 )
-@pytest.mark.parametrize("policy", [Policy(), Policy(0.7, top_k=40), Policy(0)], ids=["one", "cool", "greedy"])
-def test_texts_are_the_same(rule: str, plan: Plan, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_the_same(rule: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import spectr.kernels.attention  # noqa: F401  registers it
     from spectr.kernels.best import can_pick
 
+    plan, requests = PLANS[rule], [Request([3, 4, 5], 1, 9), Request([9, 8], 2, 6)]
     assert can_pick(SIZE, plan.capacity - 1)
-    made, job = engine(rule, plan), Job([Request([3, 4, 5], 1, 9), Request([9, 8], 2, 6)], policy)
+    made, job = engine(rule, plan), Job(requests, POLICIES[policy])
     plain = made.generate(job)
     for place in PLACES:
         monkeypatch.setattr(import_module(place), "usable", lambda *given: given[0].dtype != torch.float64)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from scipy.stats import chi2
 from torch import Tensor
 
 import spectr
@@ -14,6 +13,8 @@ from spectr.audit.toys import RandomModel, toy_pair
 from spectr.coins import gumbel
 from spectr.policy import Policy
 from spectr.types import Siblings
+
+chi2 = pytest.importorskip("scipy.stats").chi2
 
 Generate = Callable[..., list[tuple[int, ...]]]
 SEEDS = [0, 1, 2, -5, 2**40]

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from scipy.stats import chi2
 from torch import Tensor
 
 import spectr
@@ -10,6 +9,8 @@ from spectr import Draft, Growth, SeededCoins, Shape, grow
 from spectr.audit import enumerate_steps
 from spectr.audit.toys import toy_pair
 from spectr.verify import RULES
+
+chi2 = pytest.importorskip("scipy.stats").chi2
 
 ROWS = 20_000
 NAMES = [name for name in RULES if name not in ("spectr", "walk")]  # other names of kseq and optimal

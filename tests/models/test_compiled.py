@@ -74,7 +74,10 @@ def test_several_rows(net: PreTrainedModel) -> None:
     torch.testing.assert_close(scored(target, 16, 4, rows=3), want, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["qwen2", "mistral", "gemma2", "gpt_neox", "phi3"])
+@pytest.mark.parametrize(
+    "name",
+    ["qwen2", "gemma2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "gpt_neox", "phi3"))],
+)
 def test_other_families(name: str) -> None:
     """With biases, with norms of their own, with joint products already, without gates."""
     torch.manual_seed(1)

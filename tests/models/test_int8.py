@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import spectr.models.compiled as compiled
 import spectr.models.int8 as rounding
+from benchmarks.inflate.model import Size, inflated, inflated_head
 from spectr.errors import ArgumentError
 from spectr.models.head import FeatureHead, head_of
-from spectr.models.inflate import Size, inflated, inflated_head
 from spectr.models.int8 import Int8Linear, full_weight, int8_products
 from spectr.models.target import Target
 from spectr.models.trained import Trained, fingerprint, pupil, save_drafter
@@ -53,14 +53,15 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("everywhere")
-def test_a_rounded_head_drafts_nearly_the_same() -> None:
+@pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "compiled"])
+def test_a_rounded_head_drafts_nearly_the_same(compiles: bool) -> None:
     head = head_of(tiny("llama"), layers=2).requires_grad_(False)
-    meant = drafted(head)
+    meant = drafted(head, compiles=compiles)
     tune_head(head)
     assert isinstance(head._short["join"], Int8Linear)
     assert isinstance(head.get_output_embeddings(), Int8Linear)
     assert isinstance(head.trunk.layers[1].mlp.up_proj, Int8Linear)
-    found = drafted(head)
+    found = drafted(head, compiles=compiles)
     assert 0 < float((found - meant).norm() / meant.norm()) < 0.02
 
 
@@ -123,7 +124,6 @@ def test_sizes_are_symbols() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_half_precision_on_a_gpu() -> None:
     """Rounded weights and the attention of trees, plain and compiled, against float32 without either."""
     head = head_of(tiny("llama"), layers=2).requires_grad_(False)

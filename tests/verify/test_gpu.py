@@ -4,6 +4,7 @@ from dataclasses import fields
 
 import pytest
 import torch
+from tests.gpu import no_host_sync
 
 import spectr
 from spectr import Draft
@@ -24,7 +25,6 @@ def on_cpu(draft: Draft) -> Draft:
     return Draft(**{k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in parts.items()})
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("children", [1, 8])
 @pytest.mark.parametrize("name", NAMES)
 def test_one_verdict_everywhere(name: str, children: int) -> None:
@@ -33,11 +33,8 @@ def test_one_verdict_everywhere(name: str, children: int) -> None:
         pytest.skip("chains only")
     kind = "iid" if "iid" in rule.card.siblings else rule.card.siblings[0]
     work = workload(32_000, children, 33, "cuda", kind)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_host_sync():
         eager = rule(work.logits, work.draft, work.coins)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     coins = spectr.SeededCoins(work.coins.seed.cpu(), work.coins.committed.cpu())
     assert same(eager, rule(work.logits.cpu(), on_cpu(work.draft), coins), ("path", "length"))
     kept: list[Verdict] = []

@@ -1,5 +1,7 @@
 """`spectr audit`: is the output law the target's? Of this package, of transformers, of endpoints, of functions."""
 
+from __future__ import annotations
+
 import json
 import shlex
 import sys
@@ -8,31 +10,22 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from spectr.audit import Case, Endpoint, Finding, Level, Report, Scope, examine
-from spectr.audit.endpoint import endpoint_case
-from spectr.audit.planted import planted_cases
-from spectr.audit.proofs import NamedRule, named_rules
-from spectr.audit.sections import (
-    direct_cases,
-    exact_part,
-    model_cases,
-    model_law,
-    sampler_case,
-    setup_of,
-    transformers_cases,
-)  # fmt: skip
 from spectr.cli.output import JsonFlag, check_folder, console, print_json, progress_bar, talk, write_text
 from spectr.errors import ArgumentError
-from spectr.lm import LM, load
-from spectr.policy import Policy
-from spectr.verify import Rule
+
+if TYPE_CHECKING:
+    from spectr.audit import Case, Endpoint, Finding, Level, Report, Scope
+    from spectr.audit.proofs import NamedRule
+    from spectr.lm import LM
+    from spectr.policy import Policy
+    from spectr.verify import Rule
 
 __all__ = ["audit"]
 
@@ -130,6 +123,8 @@ class _Model:
 
     def load(self, drafter: str = "none", rule: str | Rule = "race") -> LM:
         """Ready to generate."""
+        from spectr.lm import load
+
         return load(self.name, drafter, rule, device=self.device, progress=talk)
 
     def prompt_ids(self, lm: LM) -> list[list[int]]:
@@ -138,6 +133,8 @@ class _Model:
 
     def scope(self, lm: LM, rules: Sequence[NamedRule] | None) -> Scope:
         """What of the model is audited."""
+        from spectr.audit import Scope
+
         return Scope(self.prompt_ids(lm), self.policy, rules, self.drafter, self.vocabulary)
 
 
@@ -155,6 +152,10 @@ class _Order:
 
     def cases(self) -> list[Case]:
         """What is to be run."""
+        from spectr.audit.endpoint import endpoint_case
+        from spectr.audit.planted import planted_cases
+        from spectr.audit.sections import exact_part
+
         match self.kind:
             case "exact":
                 return exact_part(self.rules)
@@ -170,6 +171,9 @@ class _Order:
         return self._of_model()
 
     def _of_model(self) -> list[Case]:
+        from spectr.audit.planted import planted_cases
+        from spectr.audit.sections import exact_part, model_cases, setup_of, transformers_cases
+
         lm = self.model.load()
         scope = self.model.scope(lm, self.rules)
         setup = setup_of(lm, scope)
@@ -181,11 +185,15 @@ class _Order:
         return [*exact_part(self.rules), *planted_cases(self.bias), *model_cases(lm, scope, setup), *others]
 
     def _direct(self) -> list[Case]:
+        from spectr.audit.sections import direct_cases
+
         rule: str | Rule = "race" if self.rules is None else self.rules[0].rule
         lm = self.model.load(self.model.drafter or "lookup", rule)
         return direct_cases(lm, self.model.scope(lm, self.rules), self.length)
 
     def _of_function(self) -> list[Case]:
+        from spectr.audit.sections import model_law, sampler_case
+
         sample, lm = _function(self.function or ""), self.model.load()
         prompt = self.model.prompt_ids(lm)[0]
         return [sampler_case(str(self.function), sample, model_law(lm, prompt, self.model.policy, self.length), prompt)]
@@ -200,6 +208,8 @@ def _endpoint(plain: Endpoint, header: Sequence[str] | None, body: str) -> Endpo
 
 
 def _named(rule: str | None, options: Sequence[str] | None) -> list[NamedRule] | None:
+    from spectr.audit.proofs import named_rules
+
     given = {name: _value(value) for name, value in _pairs("--set", options, "=").items()}
     if rule is None and given:
         raise ArgumentError(f"--set is for one rule, got {', '.join(given)} and no --rule")
@@ -207,6 +217,8 @@ def _named(rule: str | None, options: Sequence[str] | None) -> list[NamedRule] |
 
 
 def _examined(cases: Sequence[Case], level: Level) -> Report:
+    from spectr.audit import examine
+
     with progress_bar("auditing", len(cases)) as advance:
         return examine(cases, level, lambda _: advance())
 
@@ -290,6 +302,9 @@ def audit(
     })  # fmt: skip
     if out is not None:
         check_folder(out)
+    from spectr.audit import Endpoint, Level
+    from spectr.policy import Policy
+
     level = Level(alarms=alarms, bias=bias, samples=samples, seed=seed)
     prompts, policy = prompt or _PROMPTS, Policy(temperature, top_k, top_p)
     there = None

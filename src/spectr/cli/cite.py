@@ -7,7 +7,6 @@ import typer
 
 from spectr.cli.output import JsonFlag, print_json, talk
 from spectr.papers import PAPERS, bibtex
-from spectr.verify import rule
 
 __all__ = ["cite"]
 
@@ -19,7 +18,11 @@ def cite(
     as_json: JsonFlag = False,
 ) -> None:
     """Print the papers behind rules as BibTeX. Without a rule, print the entry of this software."""
-    cited = (key for name in rules for key in rule(name).card.papers) if rules else ("spectr",)
+    cited = ["spectr"]
+    if rules:
+        from spectr.verify import rule  # takes a second: not for the entry of this software
+
+        cited = [key for name in rules for key in rule(name).card.papers]
     keys = list(dict.fromkeys(cited))
     known = [key for key in keys if key in PAPERS]  # a rule of another package may name papers that are not here
     if len(known) < len(keys):

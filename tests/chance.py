@@ -1,0 +1,20 @@
+"""Counts against exact probabilities, with a stated rate of false alarms."""
+
+import pytest
+from torch import Tensor
+
+__all__ = ["chi_square"]
+
+
+def chi_square(found: Tensor, expected: Tensor, rate: float) -> float:
+    """Chi-square of counts against expected ones, as a multiple of what is exceeded with probability `rate`.
+
+    Cells that expect at most five are pooled into one; a count where none is possible is infinitely surprising.
+    """
+    chi2 = pytest.importorskip("scipy.stats").chi2
+    if float(found[expected == 0].sum()) > 0:
+        return float("inf")
+    likely = expected > 5
+    statistic = ((found - expected)[likely] ** 2 / expected[likely]).sum()
+    rare = (found[~likely].sum() - expected[~likely].sum()) ** 2 / expected[~likely].sum().clamp_min(5)
+    return float(statistic + rare) / float(chi2.isf(rate, int(likely.sum())))
