@@ -85,7 +85,8 @@ class Scores:
         one = torch.ones(1, 1, 1, dtype=torch.bool, device=self.model.device)
         last = torch.tensor([[words[-1]]], device=self.model.device)
         logits = self.model.score(session, last, one, torch.zeros_like(last))[0, 0].tolist()
-        law = ReferencePolicy(self.policy.for_drafts, self.stops).law(logits, request.prompt, text)
+        reference = ReferencePolicy(self.policy.for_drafts, self.stops, request.max_new_tokens)
+        law = reference.law(logits, request.prompt, text)
         scores = torch.tensor(law, dtype=torch.float64).log()
         if self.noisy and self.policy.temperature > 0:
             scores += gumbel(torch.tensor([request.seed]), torch.tensor([[len(words)]]), len(law))[0, 0]

@@ -70,7 +70,7 @@ class _States:
     model: Tensor  # (R,) int64
     code: Tensor  # (R,) int64
     length: Tensor  # (R,) int64
-    ended: Tensor  # (R,) bool: the text ends with a stop token
+    ended: Tensor  # (R,) bool: the text ends with a stop token or has reached its limit
     weight: Tensor  # (R,) float64
     coins: KnownCoins
 
@@ -113,13 +113,15 @@ class Shaping:
     policy: Policy = field(default_factory=Policy)
     prompt: tuple[int, ...] = ()
     stops: frozenset[int] = frozenset()
+    limit: int | None = None  # the most tokens that are generated
     shift: float = 1.5
 
     def history(self, texts: Sequence[tuple[int, ...]], vocabulary: int) -> History | None:
         """What the policy knows of texts that were generated after the prompt."""
         if not self.policy.remembers:
             return None
-        history = History([list(self.prompt) for _ in texts], vocabulary, stops=self.stops)
+        limits = None if self.limit is None else [self.limit] * len(texts)
+        history = History([list(self.prompt) for _ in texts], vocabulary, stops=self.stops, limits=limits)
         history.commit([list(text) for text in texts])
         return history
 
@@ -196,8 +198,9 @@ class _Step:
         return paths
 
     def _emit(self, states: _States, draft: Draft, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
-        """The texts with the accepted path and the bonus token, up to the first stop token."""
+        """The texts with the accepted path and the bonus token, up to the first stop token or the limit."""
         stops = () if self.shaping is None else sorted(self.shaping.stops)
+        limit = None if self.shaping is None else self.shaping.limit
         code, length, ended = states.code, states.length, states.ended
         path = torch.where(verdict.path >= 0, draft.tokens.gather(-1, verdict.path.clamp_min(0)), -1)
         for token in torch.cat([path, verdict.bonus[:, None]], 1).unbind(-1):
@@ -206,6 +209,8 @@ class _Step:
             length = length + added
             for stop in stops:
                 ended = ended | (added & (token == stop))
+            if limit is not None:
+                ended = ended | (length >= limit)
         return code, length, ended
 
 

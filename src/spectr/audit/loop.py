@@ -17,6 +17,7 @@ from spectr.audit.equality import Pair, Scores, batch_case, greedy_case, seed_ca
 from spectr.audit.laws import Claimed, law_case
 from spectr.audit.proofs import NamedRule
 from spectr.audit.reference_policy import ReferencePolicy
+from spectr.audit.replay import RowsAfter
 from spectr.audit.report import Case, Claim, Finding, Level
 from spectr.audit.setup import NOISY, Setup, toy_setup, wide_setup
 from spectr.coins import gumbel
@@ -36,11 +37,12 @@ _FAR = 17_000  # tokens of a long prompt: more than 2^14
 
 def plain_texts(setup: Setup, requests: Sequence[Request]) -> list[list[int]]:
     """What the race must give, by its definition: at each position the largest of log-probability plus noise."""
-    rows, reference = setup.model(), ReferencePolicy(setup.policy, setup.stops)
-    return [_plain_text(rows.logits_after, reference, request) for request in requests]
+    rows = setup.model()
+    return [_plain_text(rows.logits_after, setup, request) for request in requests]
 
 
-def _plain_text(rows: Any, reference: ReferencePolicy, request: Request) -> list[int]:
+def _plain_text(rows: RowsAfter, setup: Setup, request: Request) -> list[int]:
+    reference = ReferencePolicy(setup.policy, setup.stops, request.max_new_tokens)
     prompt, text = tuple(request.prompt), list[int]()
     while len(text) < request.max_new_tokens and not (text and text[-1] in reference.stops):
         law = torch.tensor(reference.law(rows([(*prompt, *text)])[0].tolist(), prompt, text), dtype=torch.float64)
@@ -107,6 +109,7 @@ def text_policies(setup: Setup) -> dict[str, Policy]:
         "penalties": Policy(0.9, repetition_penalty=1.2, presence_penalty=0.7, frequency_penalty=0.3),
         "bans": Policy(
             top_p=0.97, bad_words=[*pairs, list(second)], logit_bias={third[0]: 0.7}, min_new_tokens=3,
+            no_repeat_ngram_size=2, begin_suppress_tokens=[third[0]],
         ),
         "hooks": Policy(0.9, top_k=max(4, setup.vocabulary - 2), allowed=hooks.allowed, processors=[hooks.processor]),
         "filters": Policy(0.8, top_p=0.9, min_p=0.02, typical_p=0.95, repetition_penalty=1.3,

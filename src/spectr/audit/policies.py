@@ -71,13 +71,21 @@ POLICIES: dict[str, Policy] = {
     "bad_words of one token": Policy(bad_words=[[1]]),
     "bad_words": Policy(bad_words=_WORDS),
     "min_new_tokens": Policy(min_new_tokens=2),
+    "min_length": Policy(min_length=5),
+    "suppress_tokens": Policy(suppress_tokens=[1]),
+    "begin_suppress_tokens": Policy(begin_suppress_tokens=[0, 2]),
+    "forced_eos_token_id": Policy(forced_eos_token_id=2),
+    "no_repeat_ngram_size of 2": Policy(no_repeat_ngram_size=2),
+    "no_repeat_ngram_size of 3": Policy(no_repeat_ngram_size=3),
+    "epsilon_cutoff": Policy(epsilon_cutoff=0.15),
+    "eta_cutoff": Policy(eta_cutoff=0.2),
     "allowed": Policy(allowed=_alternates),
     "processors": Policy(processors=[_leans]),
     "greedy with penalties": Policy(0, repetition_penalty=1.4, frequency_penalty=0.6, bad_words=_WORDS),
     "everything at once": Policy(
         0.8, top_k=8, top_p=0.95, min_p=0.02, typical_p=0.97, repetition_penalty=1.3, presence_penalty=0.3,
         frequency_penalty=0.2, logit_bias={1: 0.5}, bad_words=_WORDS, min_new_tokens=3, processors=[_leans],
-        allowed=_no_stop,
+        allowed=_no_stop, epsilon_cutoff=0.01, eta_cutoff=0.01, begin_suppress_tokens=[2], forced_eos_token_id=[1, 2],
     ),
 }  # fmt: skip
 """Every setting alone, and several together. What they name fits every vocabulary here."""
@@ -89,6 +97,7 @@ class _Forest:
 
     prompts: list[list[int]]
     answers: list[list[int]]
+    limits: list[int]  # the most tokens that each row may generate
     paths: Tensor  # (B, N, D), padded with -1
     logits: Tensor  # (B, N, V) float64
 
@@ -98,6 +107,7 @@ class _Forest:
         draw = np.random.default_rng(seed)
         prompts = [draw.integers(0, 4, draw.integers(1, 6)).tolist() for _ in range(_ROWS)]
         answers = [[t for t in draw.integers(0, 5, draw.integers(0, 5)).tolist() if t not in _STOPS] for _ in prompts]
+        limits = [len(answer) + int(draw.integers(1, 6)) for answer in answers]
         paths = torch.full((_ROWS, _NODES, _DEPTH), -1)
         for row in range(_ROWS):
             known: list[list[int]] = [[]]
@@ -108,34 +118,36 @@ class _Forest:
                 paths[row, node, : len(path)] = torch.tensor(path)
         logits = 1.5 * draw.standard_normal((_ROWS, _NODES, _VOCABULARY))
         logits[::2] = np.round(logits[::2] * 2) / 2
-        return cls(prompts, answers, paths, torch.from_numpy(logits))
+        return cls(prompts, answers, limits, paths, torch.from_numpy(logits))
 
     def past(self) -> Past:
         """As the policy is given it."""
-        history = History(self.prompts, _VOCABULARY, stops=_STOPS)
+        history = History(self.prompts, _VOCABULARY, stops=_STOPS, limits=self.limits)
         history.commit(self.answers)
         return Past(history, self.paths)
 
 
-def _reference_laws(reference: ReferencePolicy, forest: _Forest) -> Iterator[tuple[int, int, list[float]]]:
-    """(row, node, law) of the nodes that a text can get to: below a token that cannot come, or behind a stop token, no
-    law is defined."""
+def _reference_laws(policy: Policy, forest: _Forest) -> Iterator[tuple[int, int, list[float]]]:
+    """(row, node, law) of the nodes that a text can get to: below a token that cannot come, behind a stop token or
+    beyond the limit no law is defined."""
     for row, (prompt, answer) in enumerate(zip(forest.prompts, forest.answers, strict=True)):
+        reference = ReferencePolicy(policy, _STOPS, forest.limits[row])
         laws: dict[tuple[int, ...], list[float]] = {}
         for node, padded in sorted(enumerate(forest.paths[row].tolist()), key=lambda pair: -pair[1].count(-1)):
             path = tuple(token for token in padded if token >= 0)
             above = laws.get(path[:-1])
             if path and (path[-1] in _STOPS or above is None or above[path[-1]] == 0):
                 continue
-            law = reference.law(forest.logits[row, node].tolist(), prompt, [*answer, *path])
-            laws.setdefault(path, law)
-            yield row, node, law
+            if len(answer) + len(path) < forest.limits[row]:
+                law = reference.law(forest.logits[row, node].tolist(), prompt, [*answer, *path])
+                laws.setdefault(path, law)
+                yield row, node, law
 
 
 def _tree_run(name: str, policy: Policy, claim: Claim, _: Level) -> Sequence[Finding]:
     forest, worst, looked = _Forest.random(len(name)), 0.0, 0
     found = law_of(policy(forest.logits, forest.past()))
-    for row, node, law in _reference_laws(ReferencePolicy(policy, _STOPS), forest):
+    for row, node, law in _reference_laws(policy, forest):
         distance = (found[row, node] - torch.tensor(law, dtype=torch.float64)).abs().sum() / 2
         worst, looked = max(worst, float(distance)), looked + 1
     measured = f"{looked} nodes of random trees: total variation at most {worst:.1e}"
@@ -156,13 +168,13 @@ class _Shaped:
     shaping: Shaping
 
     def __call__(self, text: tuple[int, ...]) -> Tensor:
-        reference = ReferencePolicy(self.shaping.policy, self.shaping.stops)
+        reference = ReferencePolicy(self.shaping.policy, self.shaping.stops, self.shaping.limit)
         logits = [math.log(p) + self.shaping.shift for p in self.model(text).tolist()]
         return torch.tensor(reference.law(logits, self.shaping.prompt, text), dtype=torch.float64)
 
 
 def _step_run(name: str, policy: Policy, claim: Claim, _: Level) -> Sequence[Finding]:
-    shaping = Shaping(policy, (0, 1, 1), _STOPS)
+    shaping = Shaping(policy, (0, 1, 1), _STOPS, limit=5)
     target, draft = RandomModel(31, 3), RandomModel(32, 3)
     distances = {}
     with one_thread():

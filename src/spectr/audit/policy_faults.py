@@ -139,6 +139,9 @@ _FAULTS: tuple[tuple[str, type[Policy], str], ...] = (
     ("bad words on the path only", _PathOnly, "bad_words"),
     ("minimum length reached one early", _OneEarly, "min_new_tokens"),
     ("minimum length ignores the path", CommittedOnly, "min_new_tokens"),
+    ("n-grams repeated from before the tree", _PathOnly, "no_repeat_ngram_size of 2"),
+    ("first tokens suppressed on the whole path", CommittedOnly, "begin_suppress_tokens"),
+    ("forced end ignores the path", CommittedOnly, "forced_eos_token_id"),
     ("hook asked about the committed text only", CommittedOnly, "allowed"),
     ("processor called with the path only", _PathOnly, "processors"),
 )

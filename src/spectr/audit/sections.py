@@ -152,7 +152,7 @@ def model_law(lm: "LM", prompt: Sequence[int], policy: Policy, length: int) -> T
         raise MismatchError("an audit needs a decoder-only model; this one has an encoder")
     target = lm.opened.target
     rows = TreeRows(target, torch.arange(target.vocabulary), {tuple(prompt): prompt})
-    reference = ReferencePolicy(policy, lm.opened.stops, slack=1e-6)
+    reference = ReferencePolicy(policy, lm.opened.stops, length, slack=1e-6)
     return TextLaw(reference_laws(rows, prompt, reference), length, lm.opened.stops)
 
 

@@ -79,7 +79,7 @@ class Setup:
     def law(self, length: int = 5) -> TextLaw:
         """The exact law of short texts under the reference policy: that of the model for three tokens, then that of the
         replay."""
-        reference = ReferencePolicy(self.policy, self.stops, slack=_SLACK)
+        reference = ReferencePolicy(self.policy, self.stops, length, _SLACK)
         laws = reference_laws(self.model().logits_after, self.prompt, reference)
         if reference.depends_on_text:
             return TextLaw(laws, length, self.stops)
