@@ -46,7 +46,7 @@ def test_the_exact_audit_of_a_rule_with_a_fault_fails(name: str) -> None:
 
 def test_faults_in_the_loop_and_in_functions() -> None:
     cases = [case for case in planted_cases(0.06) if case.tests or "batch" in case.name or "loop" in case.name]
-    sampled = [case for case in cases if "repeat" not in case.name]
+    sampled = [case for case in cases if "that repeat after" not in case.name]
     assert len(sampled) >= 10
     report = examine(sampled, Level(bias=0.06))
     found = {finding.case: finding for finding in report.findings}
@@ -67,7 +67,7 @@ def test_a_fault_in_the_policy(case: object) -> None:
 
 def test_coins_and_noise_that_repeat() -> None:
     """After 2^14, 2^16 and 2^20 tokens; and keys that are added up share their coins."""
-    cases = [case for case in planted_cases() if "repeat" in case.name or "sum of two words" in case.name]
+    cases = [case for case in planted_cases() if "that repeat after" in case.name or "sum of two words" in case.name]
     assert len(cases) == 2 * len(BORDERS) + 1
     assert [case.run(Level(tests=100))[0].status for case in cases] == ["seen"] * len(cases)
 

@@ -188,7 +188,7 @@ def _repeating(period: int) -> Iterator[Case]:
     for stream in wrong:
         if stream.name in ("coins by committed tokens", "race noise by position"):
             case = stream_case(stream, "planted")
-            yield in_section(case, SECTION, f"{stream.name} that repeat after {period:,}")
+            yield in_section(case, SECTION, f"{stream.name} that repeat after {period:,} tokens")
 
 
 def _shared_keys() -> Case:

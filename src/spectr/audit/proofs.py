@@ -113,25 +113,28 @@ class Enumeration:
 
 def enumerations(card: Card, siblings: Siblings) -> Iterator[Enumeration]:
     """The trees that a rule is enumerated on. A residual of two tokens is a point, so that three are needed to see
-    its shape; what is drawn without replacement needs a token for each draft."""
+    its shape; what is drawn without replacement needs a token for each draft. Lossy rules claim little and get fewer
+    trees."""
     if not card.tree:
         yield from (Enumeration((1, 1, 1), 3), Enumeration((1,) * 4, 2), Enumeration((1,) * 4, 3))
-        yield from (Enumeration((1,) * 6, 2, ("plain", "zeros", "ties")), Enumeration((1,), 1100, sparse=True))
+        yield from (Enumeration((1,) * 6, 2, _FEW), Enumeration((1,), 1100, sparse=True))
         yield from (Enumeration((1, 1, 1), 2, _FEW, steps=3), Enumeration((1, 1, 1), 3, _FEW, lazily=False))
         return
-    yield from (Enumeration((2, 2), 2), Enumeration((3,), 3), Enumeration((2, 1, 1), 3))
-    yield from (Enumeration((2, 1, 1, 1), 2), Enumeration((1, 1, 1, 1), 2))
+    yield from (Enumeration((2, 2), 2), Enumeration((3,), 3), Enumeration((2, 1), 2, _FEW, steps=3))
+    if not card.lossless:
+        return
+    yield from (Enumeration((2, 1, 1), 3), Enumeration((2, 1, 1, 1), 2), Enumeration((1, 1, 1, 1), 2))
     if siblings == "without_replacement":
         yield Enumeration((5,), 6)
     else:
         yield from (Enumeration((6,), 2), Enumeration((6,), 3), Enumeration((8,), 2))
         yield Enumeration((4,), 5, _FEW, one_fixed=False)
-    if card.needs_laws and card.lossless:
+    if card.needs_laws:
         yield (
             Enumeration((7,), 7, ("plain",)) if siblings == "without_replacement" else Enumeration((8,), 3, ("plain",))
         )
     yield from (Enumeration((3,), 1100, sparse=True), Enumeration((2,), 9000, sparse=True))
-    yield from (Enumeration((2, 1), 2, _FEW, steps=3), Enumeration((2, 1), 3, _FEW, lazily=False))
+    yield Enumeration((2, 1), 3, _FEW, lazily=False)
 
 
 @dataclass(frozen=True, slots=True)

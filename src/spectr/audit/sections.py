@@ -91,7 +91,8 @@ def _laws(setup: Setup, scope: Scope) -> list[Case]:
     by_name = {named.rule.card.name: named for named in scope.named}
     if scope.rules is None:
         found += [at_most(law_of_rule(setup, by_name[rule], drafter), most) for rule, drafter, most in _REAL]
-    found += policy_law_cases(setup, [by_name[rule] for rule in _SHAPED if rule in by_name], 20_000)
+    if setup.vocabulary >= 8:  # or bans and hooks could leave no token
+        found += policy_law_cases(setup, [by_name[rule] for rule in _SHAPED if rule in by_name], 20_000)
     found += deep_cases(setup, [by_name[rule] for rule in _DEEP if rule in by_name], 10_000)
     return [*found, *wide_cases([by_name[rule] for rule in _WIDE if rule in by_name], 3_000)]
 
