@@ -46,8 +46,8 @@ bench: $(RUNTIME) ## compare methods on the default model, at most ten minutes; 
 	$(BIN)/spectr bench run --preset quick --minutes 9 --out build/bench.json
 	$(BIN)/spectr bench report build/bench.json --out build/bench.html --markdown build/bench.md
 
-audit: $(RUNTIME) ## is what comes out the target's law? every rule, planted faults, transformers; five minutes
-	OMP_NUM_THREADS=1 $(BIN)/spectr audit --all --samples 50000 --json benchmarks/audit.json
+audit: $(RUNTIME) ## check the output law of every rule, planted faults and transformers; below ten minutes
+	OMP_NUM_THREADS=1 $(BIN)/spectr audit --all --samples 50000 --out benchmarks/audit.json
 
 lint: $(DEV) ## ruff, formatting, strict types
 	$(BIN)/ruff check

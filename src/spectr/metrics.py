@@ -55,7 +55,11 @@ class Stats:
 
     @property
     def optimality_gap(self) -> float | None:
-        """What the best coupling accepts per node reached, less what was accepted; None unless it was asked for."""
+        """What the best coupling accepts per node reached, less what was accepted; None unless it was asked for.
+
+        The first is an expectation and the second a count, so one text can come out below 0 by chance. On average it is
+        not negative for independent and for fixed drafts; siblings of the race, drawn off fixed ones or without
+        replacement, are compared with independent ones and can do better."""
         return (self.best - self.accepted) / self.measured if self.measured else None
 
 

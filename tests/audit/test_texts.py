@@ -12,7 +12,7 @@ from spectr.audit.functions import biased_function, paired_function, right_funct
 from spectr.audit.laws import Claimed, law_finding
 from spectr.audit.report import Level
 from spectr.audit.samplers import FunctionSampler
-from spectr.audit.stage import toy_stage
+from spectr.audit.setup import toy_setup
 from spectr.audit.texts import Text, TextLaw, run_tests
 from spectr.audit.toys import RandomModel
 from spectr.errors import ArgumentError
@@ -94,10 +94,10 @@ def test_the_planted_shift_is_exact() -> None:
 
 def test_a_bias_of_two_hundredths_is_found() -> None:
     """With as many samples as the audit says it needs, and the right function passes at the same number."""
-    stage = toy_stage()
-    law, level = stage.law(), Level(tests=4)
+    setup = toy_setup()
+    law, level = setup.law(), Level(tests=4)
     right, wrong = (
-        law_finding(Claimed("f", FunctionSampler(made, stage.prompt, stage.stops), law), level)
+        law_finding(Claimed("f", FunctionSampler(made, setup.prompt, setup.stops), law), level)
         for made in (right_function(law), biased_function(law, 0.02))
     )
     assert right.holds

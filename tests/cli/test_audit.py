@@ -40,12 +40,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_exact(spectr: Spectr, tmp_path: Path) -> None:
     file = tmp_path / "audit.json"
-    ran = spectr("audit", "--exact", "--rule", "recursive_wor", "--json", str(file))
+    ran = spectr("audit", "--exact", "--rule", "recursive_wor", "--out", str(file))
     assert ran.code == 0
     assert ran.out.splitlines()[2].startswith("recursive_wor × without_replacement   total variation")
     assert "1 of 1 lossless claims hold." in ran.out
     found = json.loads(file.read_text())
-    assert found["command"] == f"spectr audit --exact --rule recursive_wor --json {file}"
+    assert found["command"] == f"spectr audit --exact --rule recursive_wor --out {file}"
     assert found["holds"] is True
     assert found["findings"][0]["total_variation"]["3"] < 1e-12
     assert "plain" in found["findings"][0]["corners"]
@@ -53,19 +53,23 @@ def test_exact(spectr: Spectr, tmp_path: Path) -> None:
 
 
 def test_a_lossy_rule_fails_and_says_how_much(spectr: Spectr) -> None:
-    ran = spectr("audit", "--exact", "--rule", "pareto", "--set", "budget=0.05", "--json", "-")
+    ran = spectr("audit", "--exact", "--rule", "pareto", "--set", "budget=0.05", "--json")
     assert ran.code == 1
     found = json.loads(ran.out)
     assert found["command"].startswith("spectr audit --exact --rule pareto --set budget=0.05")
-    assert {finding["verdict"] for finding in found["findings"]} == {"FAILS"}
+    assert {finding["status"] for finding in found["findings"]} == {"LOSSY"}
     assert all(0.01 < finding["total_variation"]["1"] < 0.2 for finding in found["findings"])
+    said = "rules that state a bias differ from the target's law in 3 of 3 cases, by no more than they state"
+    assert found["summary"] == said
+    assert all("is off by at most 0.0" in finding["measured"] for finding in found["findings"])
+    assert all("and 0.05 per token is stated" in finding["measured"] for finding in found["findings"])
 
 
 def test_a_model(spectr: Spectr, folder: str, tmp_path: Path) -> None:
     file = tmp_path / "audit.json"
     flags = ("--rule", "optimal", "--drafter", "early_exit", "--samples", "2000", "--vocabulary", "8")
     texts = ("--prompt", "a b c a b", "--prompt", "d e", "--temperature", "0.9", "--top-k", "6")
-    ran = spectr("audit", folder, *flags, *texts, "--json", str(file))
+    ran = spectr("audit", folder, *flags, *texts, "--out", str(file))
     assert ran.code == 0, ran.out
     assert [line.split()[0] for line in ran.out.splitlines() if "measured" in line] == [
         "rows",
@@ -80,7 +84,7 @@ def test_a_model(spectr: Spectr, folder: str, tmp_path: Path) -> None:
     assert set(law["tests"]) == {"first token", "text", "ranks", "neighbours"}
     assert law["needs_samples"] > 50_000 > law["samples"]
     assert 0.05 < law["sees_total_variation"] < 0.2
-    again = spectr("audit", folder, *flags, *texts, "--json", "-")
+    again = spectr("audit", folder, *flags, *texts, "--json")
     same = [f for f in json.loads(again.out)["findings"] if f["section"] == "law"]
     assert same == [law]  # seeds make it deterministic
 
@@ -90,11 +94,12 @@ def test_a_lossy_rule_on_a_model_fails(spectr: Spectr, folder: str) -> None:
     ran = spectr("audit", folder, "--prompt", "a b c", *flags)
     assert ran.code == 1
     assert "lenience(lenience=0.5) × noisy" in ran.out
-    assert "FAILS" in ran.out
+    assert "LOSSY" in ran.out
+    assert "rules that state a bias differ from the target's law in 1 of 1 cases." in ran.out
 
 
 def test_transformers(spectr: Spectr, folder: str) -> None:
-    ran = spectr("audit", folder, "--engine", "transformers", "--prompt", "a b c", "--samples", "150", "--json", "-")
+    ran = spectr("audit", folder, "--engine", "transformers", "--prompt", "a b c", "--samples", "150", "--json")
     assert ran.code == 0
     cases = [finding["case"] for finding in json.loads(ran.out)["findings"]]
     assert cases[1] == "assistant_model × noisy"
@@ -203,7 +208,7 @@ def test_an_endpoint(spectr: Spectr, dice: Any) -> None:
         (("--url", "http://127.0.0.1:9/v1", "--body", "[1]"), "--body takes a JSON object"),
         (("--url", "http://127.0.0.1:9/v1"), "must answer with JSON"),
         (("--exact", "--alarms", "2"), "alarms must lie between 0 and 1"),
-        (("--exact", "--json", "nowhere/audit.json"), "there is no folder nowhere"),
+        (("--exact", "--out", "nowhere/audit.json"), "there is no folder nowhere"),
     ],
 )
 def test_what_is_refused(spectr: Spectr, flags: tuple[str, ...], sentence: str) -> None:

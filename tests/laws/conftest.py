@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from spectr import Growth, Rule, SeededCoins, grow
-from spectr.audit.exact import LanguageModel
+from spectr.audit.step_law import LanguageModel
 
 Generate = Callable[..., list[tuple[int, ...]]]
 

@@ -7,16 +7,17 @@ import torch
 from torch import Tensor
 
 import spectr
-from spectr.audit.toys import CASES, toy_pair
+from spectr.audit.toys import CORNERS, toy_pair
 from spectr.transport import COUPLINGS
 
 VOCABULARY = 4
+OPTIONS = {"optimal_binned": {"bins": 64}}  # fewer classes of tokens, with which it is as exact
 SAMPLED = [name for name in COUPLINGS if "iid" in spectr.coupling(name).siblings]
 HYBRID = [name for name in COUPLINGS if "hybrid" in spectr.coupling(name).siblings]
 
 
-def laws(case: str, seed: int) -> tuple[Tensor, Tensor]:
-    target, draft = toy_pair(case, VOCABULARY, seed)
+def laws(corner: str, seed: int) -> tuple[Tensor, Tensor]:
+    target, draft = toy_pair(corner, VOCABULARY, seed)
     return target(()), draft(())
 
 
@@ -40,13 +41,12 @@ def every_order(law: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return torch.tensor([t for t, _ in found]), torch.tensor([c for _, c in found], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("k", [1, 2, 4])
 @pytest.mark.parametrize("name", SAMPLED)
-def test_iid_drafts(name: str, case: str, k: int) -> None:
-    coupling = spectr.coupling(name)
-    for seed in range(3):
-        target, draft = laws(case, seed)
+def test_iid_drafts(name: str, k: int) -> None:
+    coupling = spectr.coupling(name, **OPTIONS.get(name, {}))
+    for corner, seed in itertools.product(CORNERS, range(2)):
+        target, draft = laws(corner, seed)
         tokens, chance = every_draft(draft, k)
         law = chance @ coupling.output_law(target, draft, tokens)
         assert (law - target).abs().max() < 1e-12
@@ -55,12 +55,11 @@ def test_iid_drafts(name: str, case: str, k: int) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", HYBRID)
-def test_hybrid_drafts(name: str, case: str, k: int) -> None:
-    coupling = spectr.coupling(name)
-    for seed, count in itertools.product(range(2), (1, 2)):
-        target, draft = laws(case, seed)
+def test_hybrid_drafts(name: str, k: int) -> None:
+    coupling = spectr.coupling(name, **OPTIONS.get(name, {}))
+    for corner, count in itertools.product(CORNERS, (1, 2)):
+        target, draft = laws(corner, count)
         fixed = draft.topk(count).indices
         off = draft.clone()
         off[fixed] = 0
@@ -86,11 +85,10 @@ def test_fixed_drafts_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize("case", CASES)
-def test_drafts_without_replacement(case: str, k: int) -> None:
+def test_drafts_without_replacement(k: int) -> None:
     coupling = spectr.coupling("recursive_wor")
-    for seed in range(3):
-        target, draft = laws(case, seed)
+    for corner, seed in itertools.product(CORNERS, range(3)):
+        target, draft = laws(corner, seed)
         if int((draft > 0).sum()) < k:
             continue
         tokens, chance = every_order(draft, k)
@@ -114,7 +112,7 @@ def test_number_of_drafts_may_differ_by_row(name: str) -> None:
 @pytest.mark.parametrize("name", SAMPLED)
 def test_draw_follows_the_law(name: str) -> None:
     """A draw with a fine grid of coins gives the law back, to the width of the grid."""
-    coupling = spectr.coupling(name)
+    coupling = spectr.coupling(name, **OPTIONS.get(name, {}))
     target, draft = laws("plain", 1)
     tokens = torch.tensor([0, 3, 1])
     grid = (torch.arange(40, dtype=torch.float64) + 0.5) / 40

@@ -31,7 +31,7 @@ def test_closed_form_is_the_linear_program_and_the_cut(pair: tuple[np.ndarray, n
     assert closed == pytest.approx(lp_optimum(target, sets), abs=1e-8)
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(law_pairs(most=8), st.integers(1, 8))
 def test_order_of_the_couplings(pair: tuple[np.ndarray, np.ndarray], k: int) -> None:
     target, draft = (torch.tensor(law) for law in pair)

@@ -12,7 +12,8 @@ from spectr.verify import RULES
 
 chi2 = pytest.importorskip("scipy.stats").chi2
 
-ROWS = 40_000
+ROWS = 20_000
+NAMES = [name for name in RULES if name not in ("spectr", "walk")]  # other names of kseq and optimal
 
 
 def drafts(name: str, rows: int, widths: tuple[int, ...]) -> tuple[Tensor, Draft, SeededCoins, Growth]:
@@ -27,7 +28,7 @@ def drafts(name: str, rows: int, widths: tuple[int, ...]) -> tuple[Tensor, Draft
     return target.log().expand(rows, len(growth.shape.parents), 3), tree, coins, growth
 
 
-@pytest.mark.parametrize("name", list(RULES))
+@pytest.mark.parametrize("name", NAMES)
 def test_seeded_coins_give_the_enumerated_law(name: str) -> None:
     """Chi-square over emitted texts, false alarms once in 10^8 a rule."""
     widths = (2, 2) if spectr.rule(name).card.tree else (1, 1, 1)
@@ -49,7 +50,7 @@ def test_seeded_coins_give_the_enumerated_law(name: str) -> None:
     assert statistic < chi2.isf(1e-8, len(likely))
 
 
-@pytest.mark.parametrize("name", list(RULES))
+@pytest.mark.parametrize("name", NAMES)
 def test_both_ways_down_agree(name: str) -> None:
     widths = (3, 2, 1) if spectr.rule(name).card.tree else (1, 1, 1)
     logits, tree, coins, _ = drafts(name, 3_000, widths)
@@ -74,7 +75,7 @@ def test_both_ways_reach_the_end_of_a_long_chain(name: str) -> None:
         assert eager.length.unique().tolist() == [9]
 
 
-@pytest.mark.parametrize("name", list(RULES))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_row_does_not_depend_on_its_batch(name: str) -> None:
     widths = (2, 2) if spectr.rule(name).card.tree else (1, 1)
     logits, tree, coins, _ = drafts(name, 50, widths)

@@ -1,13 +1,13 @@
 """Evidence: is what comes out the target's law? By enumeration, by statistics, by comparison; of spectr and of others.
 
 report = audit_exact("kseq")                              # every draft and every coin of a rule
-report = audit_model(lm, Asked([lm.encode("Why?")]))      # everything that can be asked of a real model
+report = audit_model(lm, Scope([lm.encode("Why?")]))      # everything that can be asked of a real model
 report = audit_function(sample, target, prompt=[1, 2])    # anybody's (prompt, seed) → tokens
 report.holds, report.summary, report.findings
 """
 
 from spectr.audit.endpoint import Endpoint
-from spectr.audit.exact import StepLaw, enumerate_steps, exact_step_law
+from spectr.audit.exact import enumerate_steps, exact_step_law
 from spectr.audit.report import Case, Finding, Level, Report, examine
 from spectr.audit.runs import (
     audit_endpoint,
@@ -18,17 +18,18 @@ from spectr.audit.runs import (
     audit_sampler,
     audit_transformers,
 )
-from spectr.audit.sections import Asked
+from spectr.audit.sections import Scope
 from spectr.audit.statistics import samples_needed, smallest_bias
+from spectr.audit.step_law import StepLaw
 from spectr.audit.texts import TextLaw
 
 __all__ = [
-    "Asked",
     "Case",
     "Endpoint",
     "Finding",
     "Level",
     "Report",
+    "Scope",
     "StepLaw",
     "TextLaw",
     "audit_endpoint",

@@ -1,9 +1,10 @@
-"""Every way a random program can go, with its exact probability. Knows no trees, no rules: only decisions.
+"""Every way a random program can go, with its exact probability. Depends on decisions alone: no trees, no rules.
 
-A coin is an interval. Deciding with it confines it to the part that stands for the choice, and a coin met again, under
-the same key, is still confined. So a way through the program *is* the intervals of its coins: to follow a branch, run
-the program again with the coins that lead to it. The code that is enumerated is the code that generates, and a program
-that reuses a coin, within a step or across steps, is enumerated with exactly the dependence it has.
+A coin is an interval. A decision confines it to the part that stands for the choice, and a coin that is used again
+under the same key is still confined. So a way through the program is the set of the intervals of its coins: to follow
+a branch, the program is run again with the coins that lead to it. The code that is enumerated is the code that
+generates, and a program that reuses a coin, within a step or across steps, is enumerated with exactly the dependence
+it has.
 """
 
 from collections.abc import Sequence
@@ -16,14 +17,14 @@ from torch.nn.functional import pad
 from spectr.coins import likeliest
 from spectr.errors import MismatchError
 
-__all__ = ["ExactCoins", "Memory"]
+__all__ = ["ExactCoins", "KnownCoins"]
 
 _NEGLIGIBLE = 1e-14  # a part of a coin this small is rounding
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """The coins each row has met, at most once each, and what they are confined to."""
+class KnownCoins:
+    """The coins that each row has used, and the intervals they are confined to."""
 
     time: Tensor  # (R, H) int64: a key cannot come again once that much text is committed; -1: no coin
     slot: Tensor  # (R, H) int64
@@ -31,14 +32,14 @@ class Memory:
     high: Tensor  # (R, H) float64
 
     @classmethod
-    def empty(cls, rows: int) -> "Memory":
-        """No coin met yet."""
+    def none(cls, rows: int) -> "KnownCoins":
+        """No coin was used yet."""
         none = torch.zeros(rows, 0, dtype=torch.int64)
         return cls(none, none, none.double(), none.double())
 
     @classmethod
-    def joined(cls, parts: Sequence["Memory"]) -> "Memory":
-        """The memories of several batches, one below the other."""
+    def joined(cls, parts: Sequence["KnownCoins"]) -> "KnownCoins":
+        """The coins of several batches, one below the other."""
         width = max(part.time.shape[1] for part in parts)
         times = [pad(part.time, (0, width - part.time.shape[1]), value=-1) for part in parts]
         rest = (
@@ -50,23 +51,23 @@ class Memory:
     def _rest(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.slot, self.low, self.high
 
-    def rows(self, index: Tensor) -> "Memory":
-        """The memory of some rows."""
-        return Memory(self.time[index], self.slot[index], self.low[index], self.high[index])
+    def rows(self, index: Tensor) -> "KnownCoins":
+        """The coins of some rows."""
+        return KnownCoins(self.time[index], self.slot[index], self.low[index], self.high[index])
 
     def _known(self, time: Tensor, slot: Tensor) -> Tensor:
         return (self.time == time[:, None]) & (self.slot == slot[:, None])
 
     def interval(self, time: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
-        """What the coin (time, slot) (R,) of each row is confined to; [0, 1) if it was never met."""
+        """What the coin (time, slot) (R,) of each row is confined to; [0, 1) if it was never used."""
         known = self._known(time, slot)
         low = torch.where(known, self.low, 0.0).sum(1)
         return low, torch.where(known.any(1), torch.where(known, self.high, 0.0).sum(1), 1.0)
 
-    def confine(self, time: Tensor, slot: Tensor, low: Tensor, high: Tensor) -> "Memory":
+    def confine(self, time: Tensor, slot: Tensor, low: Tensor, high: Tensor) -> "KnownCoins":
         """With the coin (time, slot) (R,) of each row confined to [low, high)."""
         known = self._known(time, slot)
-        kept = Memory(
+        kept = KnownCoins(
             self.time,
             self.slot,
             torch.where(known, low[:, None], self.low),
@@ -77,25 +78,25 @@ class Memory:
             return kept
         columns = (torch.where(fresh, time, -1), slot, low, high)
         old = (kept.time, *kept._rest())
-        return Memory(*(torch.cat([a, b[:, None]], 1) for a, b in zip(old, columns, strict=True)))
+        return KnownCoins(*(torch.cat([a, b[:, None]], 1) for a, b in zip(old, columns, strict=True)))
 
-    def forget_before(self, committed: Tensor) -> "Memory":
+    def forget_before(self, committed: Tensor) -> "KnownCoins":
         """Without the coins that cannot come again; the table shrinks to what some row still needs."""
         needed = self.time >= committed[:, None]
         columns = needed.any(0)
         time = torch.where(needed, self.time, -1)[:, columns]
-        return Memory(time, self.slot[:, columns], self.low[:, columns], self.high[:, columns])
+        return KnownCoins(time, self.slot[:, columns], self.low[:, columns], self.high[:, columns])
 
 
 class ExactCoins:
-    """Coins for rows that have committed so much text and met the coins in memory. Where several choices are possible
-    the first is taken, and the others are noted: `branches` holds (row, memory that leads there, its chance)."""
+    """Coins for rows that have committed so much text and used the coins in `known`. Where several choices are possible
+    the first is taken, and the others are noted: `branches` holds (row, coins that lead there, probability)."""
 
-    def __init__(self, committed: Tensor, memory: Memory) -> None:
+    def __init__(self, committed: Tensor, known: KnownCoins) -> None:
         self.committed = committed
-        self.memory = memory
+        self.known = known
         self.weight = torch.ones(len(committed), dtype=torch.float64)
-        self.branches: list[tuple[Tensor, Memory, Tensor]] = []
+        self.branches: list[tuple[Tensor, KnownCoins, Tensor]] = []
 
     def key(self, node: Tensor, purpose: int) -> tuple[Tensor, Tensor]:
         """(time, slot) of the coin that decides `purpose` at `node` (R,), as the coins of generation are keyed."""
@@ -135,17 +136,17 @@ class ExactCoins:
         return likeliest((logits if depth is None else self.noisy(logits, depth)) * sharp, count)
 
     def _decide(self, weights: Tensor, time: Tensor, slot: Tensor) -> Tensor:
-        lower, upper = self._parts(weights, *self.memory.interval(time, slot))
+        lower, upper = self._parts(weights, *self.known.interval(time, slot))
         share = torch.where(upper - lower > _NEGLIGIBLE, upper - lower, 0.0)
         chance = share / share.sum(-1, keepdim=True)
         choice = (chance > 0).int().argmax(-1)
         others = (chance > 0).scatter(-1, choice[:, None], False)
         rows, options = others.nonzero(as_tuple=True)
         if len(rows):
-            memory = self.memory.rows(rows).confine(time[rows], slot[rows], lower[rows, options], upper[rows, options])
-            self.branches.append((rows, memory, self.weight[rows] * chance[rows, options]))
+            confined = self.known.rows(rows).confine(time[rows], slot[rows], lower[rows, options], upper[rows, options])
+            self.branches.append((rows, confined, self.weight[rows] * chance[rows, options]))
         low, high, taken = (x.gather(-1, choice[:, None]).squeeze(-1) for x in (lower, upper, chance))
-        self.memory = self.memory.confine(time, slot, low, high)
+        self.known = self.known.confine(time, slot, low, high)
         self.weight = self.weight * taken
         return choice
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from spectr.audit.replay import Bent, Words
-from spectr.audit.stage import Stage, plan_for
+from spectr.audit.setup import Setup, plan_for
 from spectr.draft import drafter as named_drafter
 from spectr.draft.stateless import Stateless
 from spectr.draft.trie import draft_of_paths
@@ -113,16 +113,16 @@ def _pointed_at(token: int) -> Callable[[Tensor, Sequence[Words]], Tensor]:
     return bend
 
 
-def bent_drafters(stage: Stage, card: Card) -> dict[str, Drafter]:
+def bent_drafters(setup: Setup, card: Card) -> dict[str, Drafter]:
     """Drafters with laws, drawn as the rule with `card` wants them."""
     bends = {
         "always the target's law": _same,
         "the opposite law": _opposite,
         "all tokens alike": _flat,
-        "a stop token alone": _pointed_at(min(stage.stops, default=0)),
+        "a stop token alone": _pointed_at(min(setup.stops, default=0)),
     }
     plan = plan_for(card, drafts=3, length=3)
     return {
-        name: named_drafter("model", model=stage.model(Bent(stage.rows, bend)), plan=plan)
+        name: named_drafter("model", model=setup.model(Bent(setup.rows, bend)), plan=plan)
         for name, bend in bends.items()
     }

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spectr.audit.reference_policy import ReferencePolicy
 from spectr.audit.replay import RowsAfter
 from spectr.audit.report import Case, Claim, Finding, Level
-from spectr.audit.stage import Stage
-from spectr.coins import SeededCoins
+from spectr.audit.setup import Setup
+from spectr.coins import gumbel
 from spectr.draft.options import DraftOptions
 from spectr.engine import Engine, Job, Request
 from spectr.pairing import pair
@@ -69,25 +70,27 @@ def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What decided at a place of a text: policy logits, with the race's noise where there is any."""
+    """The scores that decide at a position of a text: log-probabilities, with the race's noise where there is any."""
 
     model: TreeModel
     policy: Policy
     noisy: bool
+    stops: frozenset[int] = frozenset()
 
     def gap(self, request: Request, text: Sequence[int], tokens: tuple[int, int]) -> float:
-        """By how much two tokens differ after prompt and text."""
+        """By how much the scores of two tokens differ after prompt and text."""
         words = [*request.prompt, *text]
         session = self.model.open(1, len(words) + 1)
         self.model.read(session, [words[:-1]])
         one = torch.ones(1, 1, 1, dtype=torch.bool, device=self.model.device)
         last = torch.tensor([[words[-1]]], device=self.model.device)
-        logits = self.policy.for_drafts(self.model.score(session, last, one, torch.zeros_like(last)))
+        logits = self.model.score(session, last, one, torch.zeros_like(last))[0, 0].tolist()
+        reference = ReferencePolicy(self.policy.for_drafts, self.stops, request.max_new_tokens)
+        law = reference.law(logits, request.prompt, text)
+        scores = torch.tensor(law, dtype=torch.float64).log()
         if self.noisy and self.policy.temperature > 0:
-            position = torch.tensor([len(words)], device=logits.device)
-            coins = SeededCoins(torch.tensor([request.seed], device=logits.device), position)
-            logits = coins.noisy(logits, torch.zeros_like(last))
-        return float((logits[0, 0, tokens[0]] - logits[0, 0, tokens[1]]).abs())
+            scores += gumbel(torch.tensor([request.seed]), torch.tensor([[len(words)]]), len(law))[0, 0]
+        return float((scores[tokens[0]] - scores[tokens[1]]).abs())
 
 
 def compare(
@@ -189,46 +192,46 @@ def _called(drafter: Any) -> str:
     return drafter if isinstance(drafter, str) else str(getattr(drafter, "name", type(drafter).__name__))
 
 
-def greedy_case(stage: Stage, drafter: Any, made: Rule) -> Case:
+def greedy_case(setup: Setup, drafter: Any, made: Rule) -> Case:
     """At temperature 0 the text is the plain model's, row after row its likeliest token."""
-    still, requests = stage.under(Policy(0)), [Request(stage.prompt, seed, 12) for seed in range(4)]
+    still, requests = setup.under(Policy(0)), [Request(setup.prompt, seed, 12) for seed in range(4)]
     name = f"greedy {made.card.name} × {_called(drafter)}, replayed"
 
     def meant() -> list[list[int]]:
-        rows, text = stage.model(), list(stage.prompt)
-        while len(text) < len(stage.prompt) + 12 and (len(text) == len(stage.prompt) or text[-1] not in stage.stops):
+        rows, text = setup.model(), list(setup.prompt)
+        while len(text) < len(setup.prompt) + 12 and (len(text) == len(setup.prompt) or text[-1] not in setup.stops):
             text.append(int(rows.logits_after([tuple(text)])[0].argmax()))
-        return [text[len(stage.prompt) :] for _ in requests]
+        return [text[len(setup.prompt) :] for _ in requests]
 
     engine = partial(still.engine, drafter, made)
     return Pair(name, "against the likeliest tokens", requests, still.policy, meant, engine).case()
 
 
-def batch_case(stage: Stage, drafter: Any, made: Rule, claim: Claim = "lossless") -> Case:
+def batch_case(setup: Setup, drafter: Any, made: Rule, claim: Claim = "lossless") -> Case:
     """Many rows at once, of unequal lengths, against each alone; equal to the last bit, since rows are replayed."""
-    requests = [Request(stage.prompt, 7 * seed - 90, 3 + seed % 11) for seed in range(24)]
-    engine = partial(stage.engine, drafter, made)
+    requests = [Request(setup.prompt, 7 * seed - 90, 3 + seed % 11) for seed in range(24)]
+    engine = partial(setup.engine, drafter, made)
     name = f"batch {made.card.name} × {_called(drafter)}"
 
     def meant() -> list[list[int]]:
-        return one_by_one(engine(), requests, stage.policy)
+        return one_by_one(engine(), requests, setup.policy)
 
-    return Pair(name, "in one batch and alone", requests, stage.policy, meant, engine, claim=claim).case()
+    return Pair(name, "in one batch and alone", requests, setup.policy, meant, engine, claim=claim).case()
 
 
-def seed_case(stage: Stage, drafter: Any, made: Rule) -> Case:
+def seed_case(setup: Setup, drafter: Any, made: Rule) -> Case:
     """The same seeds in another order give the same texts; for the race with no drafter at all."""
-    requests = [Request(stage.prompt, seed, 10) for seed in range(64)]
-    engine = partial(stage.engine, drafter, made)
+    requests = [Request(setup.prompt, seed, 10) for seed in range(64)]
+    engine = partial(setup.engine, drafter, made)
     alike = made.card.name == "race"
     name = f"seed {made.card.name} × {_called(drafter)}"
 
     def meant() -> list[list[int]]:
-        other = stage.engine("none", made) if alike else engine()
-        return texts_of(other, requests[::-1], stage.policy)[::-1]
+        other = setup.engine("none", made) if alike else engine()
+        return texts_of(other, requests[::-1], setup.policy)[::-1]
 
     what = "with drafts and without" if alike else "in another order"
-    return Pair(name, what, requests, stage.policy, meant, engine).case()
+    return Pair(name, what, requests, setup.policy, meant, engine).case()
 
 
 def _forest(prompt: Sequence[int], vocabulary: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,144 +1,144 @@
 """The exact law of what a rule emits, by full enumeration on small autoregressive models.
 
-Drafts and decisions are all enumerated, through the code that generates text. Small means small: the number of ways
-grows with V to the number of nodes.
+All drafts and all decisions are enumerated, through the code that generates text. The number of outcomes grows with
+V to the number of nodes, so models and trees must be small. Many pairs of models are enumerated together, since the
+cost lies in the number of tensor operations and hardly in their size.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from spectr.audit.decisions import ExactCoins, Memory
+from spectr.audit.decisions import ExactCoins, KnownCoins
+from spectr.audit.step_law import LanguageModel, StepLaw, law_after
 from spectr.errors import ArgumentError, MismatchError
-from spectr.transport.laws import check_law
+from spectr.policy import History, Past, Policy
+from spectr.transport.laws import law_of
 from spectr.trees.grow import Growth, grow
 from spectr.trees.shape import Shape, as_shape
 from spectr.types import Draft, Verdict
 from spectr.verify import Rule
 from spectr.verify import rule as named_rule
 
-__all__ = ["Fault", "LanguageModel", "StepLaw", "enumerate_steps", "exact_step_law"]
+__all__ = ["Fault", "Loop", "Models", "Shaping", "enumerate_pairs", "enumerate_steps", "exact_step_law"]
 
-LanguageModel = Callable[[tuple[int, ...]], Tensor | Sequence[float]]
-"""A small autoregressive model: the tokens so far → the law of the next one, V probabilities."""
+Models = tuple[LanguageModel, LanguageModel]
+"""Target and draft."""
 
 _MOST_ROWS = 1 << 16  # rows enumerated at once; more are done in turns
-_MOST_TEXT = 24  # tokens; longer texts do not fit the code of a prefix
+_MOST_BITS = 62  # of the number that a text is coded as
 
 
-def _law_after(model: LanguageModel, text: tuple[int, ...], name: str) -> Tensor:
-    """A model's law, checked as given, float64; what float32 leaves of its sum is divided out, so that enumeration is
-    exact. Plain lists are taken as float64."""
-    given = model(text)
-    law = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given, dtype=np.float64))
-    check_law(f"{name}{text}", law)
-    return law.double() / law.double().sum()
+class _LawTable:
+    """Texts as integers, and several models' laws after them. The empty text is 0, text + x is code · V + x + 1."""
 
-
-class StepLaw(Mapping[tuple[int, ...], float]):
-    """The law of the emitted tokens: a mapping from each text to its probability."""
-
-    def __init__(self, chances: Mapping[tuple[int, ...], float]) -> None:
-        self._chances = dict(chances)
-
-    def __getitem__(self, text: tuple[int, ...]) -> float:
-        return self._chances[text]
-
-    def __iter__(self) -> Iterator[tuple[int, ...]]:
-        return iter(self._chances)
-
-    def __len__(self) -> int:
-        return len(self._chances)
-
-    @property
-    def expected_tokens(self) -> float:
-        """Mean number of emitted tokens."""
-        return sum(len(text) * chance for text, chance in self._chances.items())
-
-    def deviation(self, target_lm: LanguageModel) -> float:
-        """Largest |probability − target's| over all texts, once every text is completed by the target to one length."""
-        return max((abs(found - meant) for found, meant in self._completed(target_lm)), default=0.0)
-
-    def total_variation(self, target_lm: LanguageModel) -> float:
-        """½ Σ |probability − target's| over the completed texts."""
-        return sum(abs(found - meant) for found, meant in self._completed(target_lm)) / 2
-
-    def _completed(self, target_lm: LanguageModel) -> Iterator[tuple[float, float]]:
-        horizon = max(map(len, self._chances))
-        stack: list[tuple[tuple[int, ...], float, float]] = [((), 0.0, 1.0)]
-        while stack:
-            text, inflow, meant = stack.pop()
-            found = inflow + self._chances.get(text, 0.0)
-            if len(text) == horizon:
-                yield found, meant
-            else:
-                law = _law_after(target_lm, text, "target_lm").tolist()
-                stack += [((*text, x), found * chance, meant * chance) for x, chance in enumerate(law)]
-
-
-class _Codes:
-    """Texts as integers, and the laws of a model at them. The empty text is 0; text + x is code · V + x + 1."""
-
-    def __init__(self, model: LanguageModel, name: str) -> None:
-        self._model, self._name = model, name
-        self._known = {0: _law_after(model, (), name)}
-        self.size = len(self._known[0])
+    def __init__(self, models: Sequence[LanguageModel], name: str) -> None:
+        self._models, self._name = models, name
+        self._known = {which: law_after(model, (), name) for which, model in enumerate(models)}
+        sizes = {len(law) for law in self._known.values()}
+        if len(sizes) > 1:
+            raise MismatchError(f"models that are enumerated together must have one vocabulary, got {sorted(sizes)}")
+        self.size = sizes.pop()
 
     def text(self, code: int) -> tuple[int, ...]:
-        """The tokens behind a code."""
+        """The tokens that a code stands for."""
         tokens: list[int] = []
         while code:
             code, token = divmod(code - 1, self.size)
             tokens.append(token)
         return tuple(reversed(tokens))
 
-    def laws(self, codes: Tensor) -> Tensor:
-        """Laws (…, V) at codes (…)."""
-        distinct, where = codes.unique(return_inverse=True)
+    def laws(self, models: Tensor, codes: Tensor) -> Tensor:
+        """Laws (R, M, V) after the texts with codes (R, M), by the models with numbers (R,)."""
+        distinct, where = (codes * len(self._models) + models[:, None]).unique(return_inverse=True)
         table = []
-        for code in distinct.tolist():
-            if code not in self._known:
-                self._known[code] = _law_after(self._model, self.text(code), self._name)
-            table.append(self._known[code])
+        for key in distinct.tolist():
+            if key not in self._known:
+                code, which = divmod(key, len(self._models))
+                self._known[key] = law_after(self._models[which], self.text(code), self._name)
+            table.append(self._known[key])
         return torch.stack(table)[where]
 
 
 @dataclass(slots=True)
 class _States:
-    """Where a generation may stand: the text so far, how likely, and the coins that may come again."""
+    """Where a generation may stand: the models, the text so far, its probability, and the coins that may come again."""
 
+    model: Tensor  # (R,) int64
     code: Tensor  # (R,) int64
     length: Tensor  # (R,) int64
+    ended: Tensor  # (R,) bool: the text ends with a stop token or has reached its limit
     weight: Tensor  # (R,) float64
-    memory: Memory
+    coins: KnownCoins
 
     def rows(self, index: Tensor) -> "_States":
-        return _States(self.code[index], self.length[index], self.weight[index], self.memory.rows(index))
+        model, code, length = self.model[index], self.code[index], self.length[index]
+        return _States(model, code, length, self.ended[index], self.weight[index], self.coins.rows(index))
 
     def merged(self) -> "_States":
-        """Rows of one text put together, where no coin of theirs can come again."""
-        if self.memory.time.shape[1]:
+        """Rows of one text put together, where none of their coins can come again."""
+        if self.coins.time.shape[1]:
             return self
-        code, where = self.code.unique(return_inverse=True)
-        weight = torch.zeros(len(code), dtype=torch.float64).index_add_(0, where, self.weight)
-        length = torch.zeros_like(code).scatter_(0, where, self.length)
-        return _States(code, length, weight, Memory.empty(len(code)))
+        count = int(self.model.max()) + 1
+        key, where = (self.code * count + self.model).unique(return_inverse=True)
+        weight = torch.zeros(len(key), dtype=torch.float64).index_add_(0, where, self.weight)
+        length = torch.zeros_like(key).scatter_(0, where, self.length)
+        ended = torch.zeros_like(key, dtype=torch.bool).scatter_(0, where, self.ended)
+        return _States(key % count, key // count, length, ended, weight, KnownCoins.none(len(key)))
 
 
 def _joined(parts: Sequence[_States]) -> _States:
-    code, length, weight = (torch.cat([getattr(part, f) for part in parts]) for f in ("code", "length", "weight"))
-    return _States(code, length, weight, Memory.joined([part.memory for part in parts]))
+    model, code, length, ended, weight = (
+        torch.cat([getattr(part, name) for part in parts]) for name in ("model", "code", "length", "ended", "weight")
+    )
+    return _States(model, code, length, ended, weight, KnownCoins.joined([part.coins for part in parts]))
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A planted fault, to show that the harness sees it; the default is none."""
+    """A planted fault, to show that the enumeration sees it; the default is none."""
 
     coins: type[ExactCoins] = ExactCoins  # how coins are keyed
-    change: Callable[[Draft], Draft] = lambda draft: draft  # what befalls a draft before the rule sees it
+    change: Callable[[Draft], Draft] = lambda draft: draft  # what happens to a draft before the rule sees it
+
+
+@dataclass(frozen=True, slots=True)
+class Shaping:
+    """A policy that shapes both laws at every node, as it does in the loop of generation. The models' raw logits are
+    the logarithms of their laws plus `shift`, which changes no law and makes some logits positive."""
+
+    policy: Policy = field(default_factory=Policy)
+    prompt: tuple[int, ...] = ()
+    stops: frozenset[int] = frozenset()
+    limit: int | None = None  # the most tokens that are generated
+    shift: float = 1.5
+
+    def history(self, texts: Sequence[tuple[int, ...]], vocabulary: int) -> History | None:
+        """What the policy knows of texts that were generated after the prompt."""
+        if not self.policy.remembers:
+            return None
+        limits = None if self.limit is None else [self.limit] * len(texts)
+        history = History([list(self.prompt) for _ in texts], vocabulary, stops=self.stops, limits=limits)
+        history.commit([list(text) for text in texts])
+        return history
+
+    def logits(self, laws: Tensor, history: History | None, paths: Tensor, *, drafting: bool) -> Tensor:
+        """Policy logits (R, M, V) for laws (R, M, V) at nodes with the tokens `paths` (R, M, D) on their way."""
+        past = None if history is None else Past(history, paths, drafting=drafting)
+        return self.policy(laws.log() + self.shift, past)
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """How the loop around a rule is enumerated."""
+
+    steps: int = 1
+    fault: Fault = field(default_factory=Fault)
+    shaping: Shaping | None = None  # None: the models' laws as they are
+    lazily: bool = True  # rules look at nodes one by one down the path, or at all at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,24 +146,41 @@ class _Step:
     """One step of generation on codes: draft, target laws, verdict."""
 
     rule: Rule
-    target: _Codes
-    draft: _Codes
+    target: _LawTable
+    draft: _LawTable
     growth: Growth
-    fault: Fault
+    loop: Loop
+
+    @property
+    def shaping(self) -> Shaping | None:
+        return self.loop.shaping
 
     def __call__(self, states: _States, coins: ExactCoins) -> _States:
+        """The states after the step, each by the choices that `coins` make."""
         codes = torch.zeros(len(states.code), len(self.growth.shape.parents), dtype=torch.int64)
+        history = self._history(states)
 
         def law_at(tokens: Tensor, nodes: list[int]) -> Tensor:
-            return self.draft.laws(self._codes(states.code, tokens, codes)[:, nodes])
+            laws = self.draft.laws(states.model, self._codes(states.code, tokens, codes)[:, nodes])
+            if self.shaping is None:
+                return laws
+            return law_of(self.shaping.logits(laws, history, self._paths(tokens)[:, nodes], drafting=True))
 
         root = torch.zeros_like(states.code)
-        draft = self.fault.change(grow(root, law_at, self.growth, coins))
-        logits = self.target.laws(self._codes(states.code, draft.tokens, codes)).log()
-        verdict = self.rule(logits, draft, coins)
-        code, length = self._emit(states, draft, verdict)
+        draft = self.loop.fault.change(grow(root, law_at, self.growth, coins))
+        laws = self.target.laws(states.model, self._codes(states.code, draft.tokens, codes))
+        logits = laws.log()
+        if self.shaping is not None:
+            logits = self.shaping.logits(laws, history, self._paths(draft.tokens), drafting=False)
+        verdict = self.rule(logits, draft, coins, lazily=self.loop.lazily)
+        code, length, ended = self._emit(states, draft, verdict)
         weight = states.weight * coins.weight
-        return _States(code, length, weight, coins.memory.forget_before(length))
+        return _States(states.model, code, length, ended, weight, coins.known.forget_before(length))
+
+    def _history(self, states: _States) -> History | None:
+        if self.shaping is None or not self.shaping.policy.remembers:
+            return None
+        return self.shaping.history([self.target.text(code) for code in states.code.tolist()], self.target.size)
 
     def _codes(self, start: Tensor, tokens: Tensor, codes: Tensor) -> Tensor:
         codes[:, 0] = start
@@ -171,13 +188,30 @@ class _Step:
             codes[:, node] = codes[:, parent] * self.target.size + tokens[:, node] + 1
         return codes
 
-    def _emit(self, states: _States, draft: Draft, verdict: Verdict) -> tuple[Tensor, Tensor]:
-        code = states.code
-        for depth in range(verdict.path.shape[1]):
-            node = verdict.path[:, depth]
-            token = draft.tokens.gather(-1, node.clamp_min(0)[:, None]).squeeze(1)
-            code = torch.where(node >= 0, code * self.target.size + token + 1, code)
-        return code * self.target.size + verdict.bonus + 1, states.length + verdict.length + 1
+    def _paths(self, tokens: Tensor) -> Tensor:
+        """The tokens (R, N, D) below the root on the way to each node, padded with -1."""
+        shape = self.growth.shape
+        paths = tokens.new_full((*tokens.shape, shape.depth), -1)
+        for node in range(1, len(shape.parents)):
+            way = shape.way(node)[1:]
+            paths[:, node, : len(way)] = tokens[:, way]
+        return paths
+
+    def _emit(self, states: _States, draft: Draft, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
+        """The texts with the accepted path and the bonus token, up to the first stop token or the limit."""
+        stops = () if self.shaping is None else sorted(self.shaping.stops)
+        limit = None if self.shaping is None else self.shaping.limit
+        code, length, ended = states.code, states.length, states.ended
+        path = torch.where(verdict.path >= 0, draft.tokens.gather(-1, verdict.path.clamp_min(0)), -1)
+        for token in torch.cat([path, verdict.bonus[:, None]], 1).unbind(-1):
+            added = (token >= 0) & ~ended
+            code = torch.where(added, code * self.target.size + token + 1, code)
+            length = length + added
+            for stop in stops:
+                ended = ended | (added & (token == stop))
+            if limit is not None:
+                ended = ended | (length >= limit)
+        return code, length, ended
 
 
 def _every_way(step: _Step, states: _States) -> _States:
@@ -188,38 +222,63 @@ def _every_way(step: _Step, states: _States) -> _States:
         if len(batch.code) > _MOST_ROWS:
             work += [batch.rows(part) for part in torch.arange(len(batch.code)).split(_MOST_ROWS)]
             continue
-        coins = step.fault.coins(batch.length, batch.memory)
+        coins = step.loop.fault.coins(batch.length, batch.coins)
         ended.append(step(batch, coins))
         if coins.branches:
             work.append(_joined([_branch(batch, *branch) for branch in coins.branches]))
     return _joined(ended)
 
 
-def _branch(batch: _States, rows: Tensor, memory: Memory, chance: Tensor) -> _States:
-    return replace(batch.rows(rows), memory=memory, weight=batch.weight[rows] * chance)
+def _branch(batch: _States, rows: Tensor, coins: KnownCoins, chance: Tensor) -> _States:
+    return replace(batch.rows(rows), coins=coins, weight=batch.weight[rows] * chance)
 
 
-def enumerate_steps(
-    rule: Rule, models: tuple[LanguageModel, LanguageModel], growth: Growth, steps: int = 1, fault: Fault | None = None
-) -> StepLaw:
-    """The law of the text after `steps` steps for models (target, draft) and a given way of growing trees."""
-    target, draft = _Codes(models[0], "target_lm"), _Codes(models[1], "draft_lm")
+def _check_size(growth: Growth, steps: int, vocabulary: int, pairs: int) -> None:
+    longest = steps * (growth.shape.depth + 1)
+    if steps < 1 or longest * math.log2(vocabulary + 1) + math.log2(pairs) > _MOST_BITS:
+        raise ArgumentError(
+            f"steps must be at least 1 and so few that a text fits into {_MOST_BITS} bits, got {steps} steps of up to "
+            f"{growth.shape.depth + 1} of {vocabulary} tokens; use fewer steps or a smaller tree"
+        )
+
+
+def enumerate_pairs(rule: Rule, pairs: Sequence[Models], growth: Growth, loop: Loop | None = None) -> list[StepLaw]:
+    """The law of the emitted text for each of several pairs (target, draft) of one vocabulary."""
+    loop, count = loop or Loop(), len(pairs)
+    target = _LawTable([pair[0] for pair in pairs], "target_lm")
+    draft = _LawTable([pair[1] for pair in pairs], "draft_lm")
     if target.size != draft.size:
         raise MismatchError(
             f"both models must have one vocabulary; target has {target.size} tokens, draft {draft.size}"
         )
-    if steps < 1 or steps * (growth.shape.depth + 1) > _MOST_TEXT:
-        raise ArgumentError(f"steps must be at least 1 and emit at most {_MOST_TEXT} tokens, got {steps} steps")
-    step = _Step(rule, target, draft, growth, fault or Fault())
-    zero = torch.zeros(1, dtype=torch.int64)
-    states = _States(zero, zero, torch.ones(1, dtype=torch.float64), Memory.empty(1))
-    for _ in range(steps):
-        states = _every_way(step, states).merged()
-    chances: dict[tuple[int, ...], float] = {}
-    for code, weight in zip(states.code.tolist(), states.weight.tolist(), strict=True):
+    _check_size(growth, loop.steps, target.size, count)
+    step = _Step(rule, target, draft, growth, loop)
+    zero, one = torch.zeros(count, dtype=torch.int64), torch.ones(count, dtype=torch.float64)
+    states = _States(torch.arange(count), zero, zero, zero > 0, one, KnownCoins.none(count))
+    ended: list[_States] = []
+    for _ in range(loop.steps):
+        ended.append(states.rows(states.ended))
+        states = states.rows(~states.ended)
+        if len(states.code):
+            states = _every_way(step, states).merged()
+    return _step_laws(_joined([*ended, states]), target, count, loop.shaping)
+
+
+def _step_laws(states: _States, target: _LawTable, pairs: int, shaping: Shaping | None) -> list[StepLaw]:
+    chances: list[dict[tuple[int, ...], float]] = [{} for _ in range(pairs)]
+    rows = zip(states.model.tolist(), states.code.tolist(), states.weight.tolist(), strict=True)
+    for model, code, weight in rows:
         text = target.text(code)
-        chances[text] = chances.get(text, 0.0) + weight
-    return StepLaw(chances)
+        chances[model][text] = chances[model].get(text, 0.0) + weight
+    stops = frozenset[int]() if shaping is None else shaping.stops
+    return [StepLaw(found, stops) for found in chances]
+
+
+def enumerate_steps(
+    rule: Rule, models: Models, growth: Growth, steps: int = 1, fault: Fault | None = None
+) -> StepLaw:  # fmt: skip
+    """The law of the text after `steps` steps for models (target, draft) and a given way of growing trees."""
+    return enumerate_pairs(rule, [models], growth, Loop(steps, fault or Fault()))[0]
 
 
 def exact_step_law(

@@ -1,4 +1,4 @@
-"""Faults in rules, drafts and coins that can be enumerated, so that their bias is a number and not a guess."""
+"""Faults in rules, drafts and coins that are planted on purpose and enumerated, so that their bias is exact."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from spectr.audit.proofs import LOSSY, ROUNDING
 from spectr.audit.report import Finding, Level
 from spectr.audit.toys import toy_pair
 from spectr.coins import Purpose
-from spectr.rows import Rows
+from spectr.rows import Rows, pick_rows
 from spectr.transport.coupling import Coupling, Drafted, Outcome
 from spectr.transport.kseq import KSeq
 from spectr.transport.laws import take
@@ -22,7 +22,9 @@ from spectr.trees import Growth, Shape
 from spectr.types import Coins, Draft, LogitsAt, Siblings, Verdict
 from spectr.verify import Rule, rule
 from spectr.verify.block import Block
-from spectr.verify.rule import Way
+from spectr.verify.descent import conclude, descend
+from spectr.verify.follow import child_in_slot, drafted_at, node_ids
+from spectr.verify.rule import Way, law_of, laws_in
 from spectr.verify.walk import Walk
 
 __all__ = ["SECTION", "ExactFault", "argmax_with_soft_law", "exact_faults"]
@@ -32,7 +34,7 @@ SECTION = "planted"
 
 @dataclass(frozen=True, slots=True)
 class ExactFault:
-    """Something wrong with an enumeration."""
+    """A fault, and the tree on which it shows."""
 
     name: str
     rule: Rule
@@ -44,19 +46,23 @@ class ExactFault:
     vocabulary: int = 3
 
     def run(self, _: Level) -> Sequence[Finding]:
-        """The bias it makes."""
+        """The bias that the fault makes."""
         models = toy_pair("plain", self.vocabulary, 1)
         growth = Growth(Shape.branching(self.widths), self.siblings)
         if self.fixed is not None:
             growth = replace(growth, fixed=self.fixed)
         distance = enumerate_steps(self.rule, models, growth, self.steps, self.fault).total_variation(models[0])
-        measured = f"total variation {distance:.3f} in {self.steps} step{'s' if self.steps > 1 else ''}, enumerated"
-        details = {"total_variation": distance, "steps": self.steps, "tolerance": ROUNDING}
+        steps = "one step" if self.steps == 1 else f"{self.steps} steps"
+        measured = f"total variation {distance:.1e} in {steps} of the tree {self.widths} with {self.vocabulary} tokens"
+        details = {
+            "total_variation": distance, "steps": self.steps, "tree": self.widths, "vocabulary": self.vocabulary,
+            "tolerance": ROUNDING,
+        }  # fmt: skip
         return [Finding(SECTION, self.name, distance < ROUNDING, measured, details, "planted")]
 
 
 def argmax_with_soft_law(draft: Draft) -> Draft:
-    """The likeliest token was drafted, and the whole law is reported as the one it was drawn from."""
+    """The likeliest token is drafted, and the whole law is reported as the one it was drawn from."""
     assert draft.laws is not None
     tokens = draft.tokens.clone()
     tokens[:, 1] = draft.laws[:, 0].argmax(-1)
@@ -109,6 +115,54 @@ class _TargetAfterRejection(Maximal):
         return Outcome(super().outcome(target, draft, drafted).ending, Rows.of(target))
 
 
+class _OtherCorrections(Walk):
+    """A walk that changes the weights of the token after the last accepted node: `change` maps (target's law, residual,
+    depth of the node) to other weights."""
+
+    def __init__(self, coupling: str, change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__(coupling)
+        self.change = change
+
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
+        tree, laws = way.tree, laws_in(draft)
+
+        def decide(nodes: Tensor | None) -> tuple[Tensor, Rows]:
+            children, drafted = drafted_at(tree, draft, nodes)
+            target = law_of(logits(nodes))
+            outcome = self.coupling.outcome(target, pick_rows(laws, nodes), drafted)
+            slot = coins.pick(outcome.choices, node_ids(draft, nodes), Purpose.CHILD)
+            depth = pick_rows(tree.depth, nodes)[..., None]
+            wrong = self.change(target, outcome.residual.all(), depth)
+            inner = drafted.live.any(-1, keepdim=True)
+            return child_in_slot(tree, children, slot), Rows.of(torch.where(inner, wrong, outcome.residual.all()))
+
+        trail = descend(decide, tree, lazily=way.lazily)
+        bonus = coins.pick(trail.at_end()[:, None], trail.end[:, None], Purpose.BONUS)
+        return conclude(tree, trail.end, bonus.squeeze(1))
+
+
+def _target_when_deep(target: Tensor, residual: Tensor, depth: Tensor) -> Tensor:
+    """From depth 3 on the correction is drawn from the target's law."""
+    return torch.where(depth >= 3, target, residual)
+
+
+def _sharpened_below_the_root(power: float) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """At inner nodes below the root the residual is raised to a power."""
+
+    def change(_: Tensor, residual: Tensor, depth: Tensor) -> Tensor:
+        law = residual / residual.sum(-1, keepdim=True)
+        return torch.where(depth >= 1, law**power, residual)
+
+    return change
+
+
+class _AtMostFour(KSeq):
+    """K-SEQ that finds ρ and the residual for at most four drafts, however many there are."""
+
+    def _rho(self, target: Tensor, draft: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return super()._rho(target, draft, k.clamp(max=4))
+
+
 class _Typical(Coupling):
     """A draft is taken whenever the target finds it likely enough, as in typical acceptance."""
 
@@ -120,7 +174,7 @@ class _Typical(Coupling):
         return Outcome((likely & (likely.cumsum(-1) == 1)).double(), Rows.of(target))
 
     def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
-        raise NotImplementedError  # nobody asks
+        raise NotImplementedError  # a walk does not ask for it
 
 
 class _FirstFailure(Block):
@@ -165,8 +219,15 @@ def exact_faults() -> Iterator[ExactFault]:
     yield ExactFault("first failure in place of longest success, block", _FirstFailure(), (1, 1, 1))
     yield ExactFault("one coin draws and judges, speculative", rule("speculative"), (1, 1), Fault(coins=_OneStream))
     again = Fault(coins=_CoinsByPosition)
-    yield ExactFault("coins that come again, block", rule("block"), (1, 1, 1), again, steps=3, vocabulary=2)
+    yield ExactFault("coins that come again, block", rule("block"), (1, 1), again, steps=2, vocabulary=2)
     yield ExactFault("pooled copies disagree on what is fixed", rule("optimal"), (2, 2), siblings="hybrid",
                  fixed=_every_second)  # fmt: skip
+    deep, inner = _target_when_deep, _sharpened_below_the_root
+    for name in ("optimal", "kseq", "recursive"):
+        wrong = _OtherCorrections(name, deep)
+        yield ExactFault(f"target's law after a rejection at depth 3, {name}", wrong, (2, 1, 1, 1), vocabulary=2)
+        yield ExactFault(f"residual ** 1.15 below the root, {name}", _OtherCorrections(name, inner(1.15)), (2, 1, 1))
+    for size in (2, 3):
+        yield ExactFault(f"at most four drafts counted, {size} tokens", Walk(_AtMostFour()), (6,), vocabulary=size)
     for name, options in LOSSY.items():
         yield ExactFault(f"lossy rule {name} taken for lossless", rule(name, **options), (2, 1))

@@ -1,4 +1,4 @@
-"""The statistical part of an audit: samples of anybody against a target's exact law."""
+"""The statistical part of an audit: texts of any sampler against a target's exact law."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ class Claimed:
     law: TextLaw
     claim: Claim = "lossless"
     section: str = "law"
+    by_name: bool = False  # a lossy rule that was asked for by name
 
 
 def _details(test: GTest) -> dict[str, Any]:
@@ -42,7 +43,7 @@ def _measured(tests: Mapping[str, GTest], samples: int, level: Level, calls: str
 
 
 def law_finding(claimed: Claimed, level: Level) -> Finding:
-    """Draw, and compare."""
+    """Draw texts and compare them with the law."""
     seeds, cells = range(level.seed, level.seed + level.draws), claimed.law.cells()
     tests = run_tests(claimed.sampler(seeds, claimed.law.length), claimed.law, cells, level.seed)
     holds = all(test.p_bound > level.each for test in tests.values())
@@ -57,7 +58,8 @@ def law_finding(claimed: Claimed, level: Level) -> Finding:
         "seeds": [seeds.start, seeds.stop - 1],
     }  # fmt: skip
     measured = _measured(tests, level.draws, level, calls)
-    return Finding(claimed.section, claimed.name, holds, measured, details, claimed.claim)
+    by_name = claimed.by_name and claimed.claim == "lossy"
+    return Finding(claimed.section, claimed.name, holds, measured, details, claimed.claim, by_name)
 
 
 def _run(claimed: Claimed, level: Level) -> Sequence[Finding]:

@@ -14,7 +14,7 @@ from spectr.audit.equality import texts_of
 from spectr.audit.laws import Claimed, law_finding
 from spectr.audit.report import Case, Finding, Level
 from spectr.audit.samplers import EngineSampler
-from spectr.audit.stage import Stage
+from spectr.audit.setup import Setup
 from spectr.audit.texts import TESTS
 from spectr.draft import drafter as named_drafter
 from spectr.engine import Engine, Job, Request, Result
@@ -49,11 +49,11 @@ def _adds_up(result: Result, request: Request, stops: frozenset[int]) -> bool:
     return whole and once and said and counted and ends <= stats.steps <= len(tokens) == stats.accepted + ends
 
 
-def _nothing_lost(engine: Engine, stage: Stage) -> str | None:
+def _nothing_lost(engine: Engine, setup: Setup) -> str | None:
     """What was lost, if anything."""
-    requests = [Request(stage.prompt, seed, 1 + seed % 17) for seed in range(40)]
-    for request, result in zip(requests, engine.generate(Job(requests, stage.policy)), strict=True):
-        if not _adds_up(result, request, stage.stops):
+    requests = [Request(setup.prompt, seed, 1 + seed % 17) for seed in range(40)]
+    for request, result in zip(requests, engine.generate(Job(requests, setup.policy)), strict=True):
+        if not _adds_up(result, request, setup.stops):
             return f"seed {request.seed}: {len(result.tokens)} of {request.max_new_tokens} tokens, {result.stats}"
     return None
 
@@ -63,16 +63,16 @@ class _Bad:
     """A drafter under a rule."""
 
     name: str
-    stage: Stage
+    setup: Setup
     drafter: Drafter
     made: Rule
 
     def run(self, level: Level) -> Sequence[Finding]:
         """Law, and nothing lost."""
-        engine = Engine(self.stage.model(), self.drafter, self.made, self.stage.stops)
-        sampler = EngineSampler(engine, self.stage.prompt, self.stage.policy)
-        found = law_finding(Claimed(self.name, sampler, self.stage.law(), section=_SECTION), level.at_most(_SAMPLES))
-        lost = _nothing_lost(engine, self.stage)
+        engine = Engine(self.setup.model(), self.drafter, self.made, self.setup.stops)
+        sampler = EngineSampler(engine, self.setup.prompt, self.setup.policy)
+        found = law_finding(Claimed(self.name, sampler, self.setup.law(), section=_SECTION), level.at_most(_SAMPLES))
+        lost = _nothing_lost(engine, self.setup)
         if lost is not None:
             found = replace(found, holds=False, measured=f"lost: {lost}")
         return [found]
@@ -115,10 +115,10 @@ def limit_case(target: TreeModel, prompt: Sequence[int], stops: frozenset[int]) 
     return Case(_SECTION, name, partial(_guarded, name, partial(_at_the_limit, small, prompt, stops)))
 
 
-def pathological_cases(stage: Stage, rules: Sequence[Rule]) -> list[Case]:
+def pathological_cases(setup: Setup, rules: Sequence[Rule]) -> list[Case]:
     """Scripted drafts under the rules that need no laws, bent ones under all; under a policy that leaves some tokens
     no chance, so that many drafts can never come."""
-    narrow = stage.under(Policy(0.9, top_k=max(2, stage.vocabulary // 4)))
+    narrow = setup.under(Policy(0.9, top_k=max(2, setup.vocabulary // 4)))
     cases = []
     for made in rules:
         name = made.card.name

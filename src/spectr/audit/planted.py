@@ -1,7 +1,7 @@
-"""Faults that people have shipped, planted on purpose: an audit that passes them would be worth nothing.
+"""Faults planted on purpose, most of which somebody has shipped: an audit that does not see them proves nothing.
 
-Those of `faults` are enumerated; the others go through the loop, the statistics and the comparisons that spectr itself
-goes through.
+Those of `faults` and `policy_faults` are enumerated or compared with a reference; the others go through the loop, the
+statistics and the comparisons that spectr itself goes through.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,13 +15,16 @@ from spectr.audit.equality import Pair, batch_case, rows_finding, texts_of
 from spectr.audit.faults import SECTION, argmax_with_soft_law, exact_faults
 from spectr.audit.functions import biased_function, paired_function, right_function
 from spectr.audit.laws import Claimed, law_case
+from spectr.audit.loop import in_section, texts_case
+from spectr.audit.noise import BORDERS, coin_streams, key_case, noise_streams, race_noise, stream_case
+from spectr.audit.policy_faults import CommittedOnly, PresenceOnPrompt, policy_faults
 from spectr.audit.proofs import LOSSY
 from spectr.audit.replay import Replay
 from spectr.audit.report import Case, Finding, Level
 from spectr.audit.samplers import EngineSampler, FunctionSampler
-from spectr.audit.stage import NOISY, Stage, toy_stage
+from spectr.audit.setup import NOISY, Setup, toy_setup
 from spectr.audit.texts import TextLaw
-from spectr.coins import SeededCoins
+from spectr.coins import SeededCoins, uniform
 from spectr.draft import Plan
 from spectr.draft.model import ModelDrafter
 from spectr.engine import Engine, Request
@@ -113,46 +116,38 @@ def _of_no_purpose(coins: SeededCoins) -> Coins:
     return _Purposeless(coins.seed, coins.committed)
 
 
-def _coin_fault(stage: Stage, made: Rule, coins: Callable[[Any], Coins]) -> EngineSampler:
+def _coin_fault(setup: Setup, made: Rule, coins: Callable[[Any], Coins]) -> EngineSampler:
     """The loop with coins that were changed for both drafter and rule."""
-    drafter = stage.drafter(NOISY, made)
+    drafter = setup.drafter(NOISY, made)
     assert isinstance(drafter, ModelDrafter)
     wrong = _OtherCoins(drafter.model, drafter.plan, coins)
     return EngineSampler(
-        Engine(stage.model(), wrong, _JudgedWith(made, coins), stage.stops), stage.prompt, stage.policy
+        Engine(setup.model(), wrong, _JudgedWith(made, coins), setup.stops), setup.prompt, setup.policy
     )
 
 
-def _siblings_seen(stage: Stage) -> list[Case]:
+def _siblings_seen(setup: Setup) -> list[Case]:
     """Two comparisons that must see a wrong mask."""
-    race, requests = rule("race"), [Request(stage.prompt, seed, 8) for seed in range(16)]
-    wrong = _SiblingsSeen(stage.rows, stage.vocabulary, [stage.prompt])
-    plain = Engine(wrong, stage.drafter("none", race), race)
+    race, requests = rule("race"), [Request(setup.prompt, seed, 8) for seed in range(16)]
+    wrong = _SiblingsSeen(setup.rows, setup.vocabulary, [setup.prompt])
+    plain = Engine(wrong, setup.drafter("none", race), race)
 
     def run(_: Level) -> Sequence[Finding]:
-        return [rows_finding(wrong, stage.model().logits_after, [stage.prompt] * 3, "planted")]
+        return [rows_finding(wrong, setup.model().logits_after, [setup.prompt] * 3, "planted")]
 
     pair = Pair(
-        "race", "with drafts and without", requests, stage.policy,
-        lambda: texts_of(plain, requests, stage.policy), lambda: Engine(wrong, stage.drafter(NOISY, race), race),
+        "race", "with drafts and without", requests, setup.policy,
+        lambda: texts_of(plain, requests, setup.policy), lambda: Engine(wrong, setup.drafter(NOISY, race), race),
         claim="planted",
     )  # fmt: skip
     name = "a mask that shows siblings"
-    return [_moved(pair.case(), f"{name}, texts"), _moved(Case(SECTION, name, run), f"{name}, rows")]
-
-
-def _moved(case: Case, name: str) -> Case:
-    """The same case in this section, under a name of its own."""
-
-    def run(level: Level) -> Sequence[Finding]:
-        return [replace(finding, section=SECTION, case=name) for finding in case.run(level)]
-
-    return Case(SECTION, name, run, case.tests)
+    rows = Case(SECTION, name, run)
+    return [in_section(pair.case(), SECTION, f"{name}, texts"), in_section(rows, SECTION, f"{name}, rows")]
 
 
 def _law_case(claimed: Claimed) -> Case:
-    """Functions are off by just what is to be seen: they get no fewer samples than that needs. What is wrong in the
-    loop shows with fewer."""
+    """Functions are off by just the bias to be seen, and get no fewer samples than that needs. Faults in the loop show
+    with fewer."""
     case, quick = law_case(claimed), isinstance(claimed.sampler, FunctionSampler)
 
     def run(level: Level) -> Sequence[Finding]:
@@ -161,37 +156,74 @@ def _law_case(claimed: Claimed) -> Case:
     return replace(case, run=run)
 
 
-def _sampled_faults(stage: Stage, law: TextLaw, bias: float) -> Iterator[Claimed]:
+def _sampled_faults(setup: Setup, law: TextLaw, bias: float) -> Iterator[Claimed]:
     """Faults that samples must show."""
     speculative = rule("speculative")
-    drafter = stage.drafter(NOISY, speculative)
+    drafter = setup.drafter(NOISY, speculative)
     assert isinstance(drafter, ModelDrafter)
     one = Plan("iid", tree=(1,))
-    soft = Engine(stage.model(), _ArgmaxDrafter(drafter.model, one), speculative, stage.stops)
+    soft = Engine(setup.model(), _ArgmaxDrafter(drafter.model, one), speculative, setup.stops)
     made: list[tuple[str, Any]] = [
-        ("argmax drafter in the loop, with its soft law", EngineSampler(soft, stage.prompt, stage.policy)),
-        (f"a function off by {bias:g}", FunctionSampler(biased_function(law, bias), stage.prompt, stage.stops)),
-        ("a function that gives texts twice", FunctionSampler(paired_function(law), stage.prompt, stage.stops)),
-        ("the same coins in every step, block", _coin_fault(stage, rule("block"), _of_no_step)),
-        ("the same coins in every step, optimal", _coin_fault(stage, rule("optimal"), _of_no_step)),
-        ("one coin for all at a node, speculative", _coin_fault(stage, speculative, _of_no_purpose)),
+        ("argmax drafter in the loop, with its soft law", EngineSampler(soft, setup.prompt, setup.policy)),
+        (f"a function off by {bias:g}", FunctionSampler(biased_function(law, bias), setup.prompt, setup.stops)),
+        ("a function that gives texts twice", FunctionSampler(paired_function(law), setup.prompt, setup.stops)),
+        ("the same coins in every step, block", _coin_fault(setup, rule("block"), _of_no_step)),
+        ("the same coins in every step, optimal", _coin_fault(setup, rule("optimal"), _of_no_step)),
+        ("one coin for all at a node, speculative", _coin_fault(setup, speculative, _of_no_purpose)),
     ]
     made += [
-        (f"lossy rule {name} in the loop", stage.sampler(NOISY, rule(name, **options)))
+        (f"lossy rule {name} in the loop", setup.sampler(NOISY, rule(name, **options)))
         for name, options in LOSSY.items()
     ]
     return (Claimed(name, sampler, law, "planted", SECTION) for name, sampler in made)
 
 
+def _repeating(period: int) -> Iterator[Case]:
+    """Coins and race noise that come again after `period` tokens."""
+
+    def coins(seed: Tensor, committed: Tensor, node: Tensor, purpose: int) -> Tensor:
+        return uniform(seed, committed % period, node, purpose)
+
+    wrong = (*coin_streams(coins), *noise_streams(lambda seed, position: race_noise(seed, position % period)))
+    for stream in wrong:
+        if stream.name in ("coins by committed tokens", "race noise by position"):
+            case = stream_case(stream, "planted")
+            yield in_section(case, SECTION, f"{stream.name} that repeat after {period:,} tokens")
+
+
+def _shared_keys() -> Case:
+    """Coins whose keys are added up, so that different keys share a coin."""
+
+    def coins(seed: Tensor, committed: Tensor, node: Tensor, purpose: int) -> Tensor:
+        return uniform(seed, committed + node[:, 0], torch.zeros_like(node), purpose)
+
+    return in_section(key_case(coins, claim="planted"), SECTION, "coins keyed by the sum of two words")
+
+
+def _shaped_faults(setup: Setup) -> Iterator[Case]:
+    """Faults in the policy, through the loop: texts of the race against plain loops."""
+    made = setup.drafter(NOISY, rule("race"))
+    for what, policy in (
+        ("penalties see the committed text only", CommittedOnly(frequency_penalty=1.5)),
+        ("presence penalty counts the prompt", PresenceOnPrompt(presence_penalty=2.0)),
+    ):
+        case = texts_case(setup.under(policy), what, made, "planted")
+        yield in_section(case, SECTION, f"{what}, in the loop")
+
+
 def planted_cases(bias: float = 0.02) -> list[Case]:
     """Every planted fault, and beside the planted functions the right one, which must pass."""
-    stage = toy_stage()
-    law = stage.law()
-    right = Claimed("a function that is right", FunctionSampler(right_function(law), stage.prompt, stage.stops), law)
+    setup = toy_setup()
+    law = setup.law()
+    right = Claimed("a function that is right", FunctionSampler(right_function(law), setup.prompt, setup.stops), law)
     by_place = _JudgedWith(rule("optimal"), _of_the_place)
     return [
         *(Case(SECTION, fault.name, fault.run) for fault in exact_faults()),
-        *(_law_case(claimed) for claimed in (*_sampled_faults(stage, law, bias), replace(right, section=SECTION))),
-        *_siblings_seen(stage),
-        _moved(batch_case(stage, NOISY, by_place, "planted"), "coins of the place in the batch"),
+        *(_law_case(claimed) for claimed in (*_sampled_faults(setup, law, bias), replace(right, section=SECTION))),
+        *_siblings_seen(setup),
+        in_section(batch_case(setup, NOISY, by_place, "planted"), SECTION, "coins of the place in the batch"),
+        *(case for border in BORDERS for case in _repeating(border)),
+        _shared_keys(),
+        *(in_section(case, SECTION, case.name) for case in policy_faults()),
+        *_shaped_faults(setup),
     ]

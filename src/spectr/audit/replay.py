@@ -61,10 +61,8 @@ class Replay:
 
     def read(self, session: _Session, texts: list[list[int]]) -> None:
         """Commit more tokens."""
-        states = session.state.tolist()
-        for row, text in enumerate(texts):
-            for token in text:
-                states[row] = self._after(states[row] * self.vocabulary + token)
+        before = [self._texts[state] for state in session.state.tolist()]
+        states = [self._number(self._folded((*old, *text))) for old, text in zip(before, texts, strict=True)]
         session.state = torch.tensor(states, dtype=torch.int64)
         session.scratch = session.scratch[:, :0]
 

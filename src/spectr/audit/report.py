@@ -1,4 +1,4 @@
-"""What an audit says: findings, each with its verdict, and how often all of them together may be a false alarm.
+"""What an audit reports: findings, each with its status, and how often all of them together may be a false alarm.
 
 Cases are collected before any of them is run, so that the number of statistical tests is known, and each of them gets
 an equal share of the false-alarm rate (Bonferroni: whatever the tests share, the rates add up to no more).
@@ -21,7 +21,7 @@ CELLS = 16
 """Cells of every statistical test: more cells look closer and need more samples."""
 
 Claim = Literal["lossless", "lossy", "planted"]
-"""What is claimed of a case: the law is kept; it is not, and that is said; or a fault was planted, to be seen."""
+"""What is claimed of a case: the law is kept; it is not, and the rule says so; or a fault was planted, to be seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,34 +68,48 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One verdict."""
+    """What was found in one case."""
 
     section: str
     case: str
-    holds: bool  # the law is the target's, as far as was looked
+    holds: bool  # no difference from the target's law was found
     measured: str  # for people
     details: dict[str, Any] = field(default_factory=dict)  # for programs
     claim: Claim = "lossless"
+    by_name: bool = False  # a lossy rule that was asked for by name: the report fails if it is biased
+    within_bound: bool = True  # a lossy rule keeps the bias that it states, as far as it was measured
 
     @property
     def as_claimed(self) -> bool:
-        """A lossless case holds, a planted fault is seen; a lossy rule may do as it says."""
-        return self.holds if self.claim == "lossless" else self.claim == "lossy" or not self.holds
+        """A lossless case holds, a planted fault is seen, a lossy rule keeps the bias that it states."""
+        match self.claim:
+            case "lossless":
+                return self.holds
+            case "planted":
+                return not self.holds
+        return self.within_bound
 
     @property
-    def verdict(self) -> str:
-        """In a word."""
+    def passes(self) -> bool:
+        """As claimed; and a lossy rule that was asked for by name shows no bias."""
+        return self.as_claimed and (self.holds or not self.by_name)
+
+    @property
+    def status(self) -> str:
+        """In a word or two."""
         if self.claim == "planted":
             return "NOT SEEN" if self.holds else "seen"
+        if not self.as_claimed:
+            return "FAILS"
         if self.claim == "lossy":
-            return "lossy, not seen" if self.holds else "LOSSY"
-        return "holds" if self.holds else "FAILS"
+            return "lossy, no bias seen" if self.holds else "LOSSY"
+        return "holds"
 
     def as_json(self) -> dict[str, Any]:
         """Everything."""
         return {
             "section": self.section, "case": self.case, "claim": self.claim, "holds": self.holds,
-            "verdict": self.verdict, "measured": self.measured, **self.details,
+            "status": self.status, "measured": self.measured, **self.details,
         }  # fmt: skip
 
 
@@ -114,6 +128,15 @@ def versions() -> dict[str, str | None]:
     return {"python": platform.python_version(), **{p: installed(p) for p in ("spectr", "torch", "transformers")}}
 
 
+def _lossy_summary(lossy: Sequence[Finding]) -> str:
+    """What was found of rules that claim no losslessness."""
+    biased, broken = sum(not f.holds for f in lossy), sum(not f.within_bound for f in lossy)
+    said = f"rules that state a bias differ from the target's law in {biased} of {len(lossy)} cases"
+    if broken:
+        return f"{said}, in {broken} by more than they state"
+    return f"{said}, by no more than they state" if all("stated_bias" in f.details for f in lossy) else said
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """Findings, and what they were made with."""
@@ -124,17 +147,18 @@ class Report:
 
     @property
     def holds(self) -> bool:
-        """Every lossless claim holds and every planted fault is seen."""
-        return all(finding.as_claimed for finding in self.findings)
+        """Every claim holds, every planted fault is seen, and no lossy rule that was asked for by name is biased."""
+        return all(finding.passes for finding in self.findings)
 
     @property
     def summary(self) -> str:
         """The outcome in a sentence or two."""
-        claims = [f for f in self.findings if f.claim == "lossless"]
-        planted = [f for f in self.findings if f.claim == "planted"]
-        kept = sum(f.holds for f in claims)
-        parts = [f"{kept} of {len(claims)} lossless claims hold"] if claims else []
+        claims, lossy, planted = (
+            [f for f in self.findings if f.claim == claim] for claim in ("lossless", "lossy", "planted")
+        )
+        parts = [f"{sum(f.holds for f in claims)} of {len(claims)} lossless claims hold"] if claims else []
         parts += [f"{sum(not f.holds for f in planted)} of {len(planted)} planted faults are seen"] if planted else []
+        parts += [_lossy_summary(lossy)] if lossy else []
         return ", ".join(parts) or "nothing was claimed"
 
     @property
@@ -142,12 +166,12 @@ class Report:
         """What the statistics are worth."""
         level = self.level
         if not level.tests:
-            return "Nothing was sampled: laws are enumerated, texts compared token by token."
+            return "Nothing was sampled: laws were enumerated, and texts compared token by token."
         return (
             f"{level.tests} statistical tests share a false-alarm rate of {level.alarms:g}, {level.each:.2g} each, by "
             f"a bound that holds for any number of samples. To see a bias of {level.bias:g} total variation between "
             f"the {CELLS} cells of a test with probability {level.power:g} takes {level.needed:,} samples. p ≈ are the "
-            "usual χ² tails, for the eye, of first token, text, ranks and neighbours."
+            "usual χ² tails, which decide nothing; for texts those of first token, text, ranks and neighbours."
         )
 
     def as_json(self, command: str = "") -> dict[str, Any]:

@@ -4,20 +4,21 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spectr.audit.endpoint import Endpoint, endpoint_case
-from spectr.audit.exact import LanguageModel
 from spectr.audit.planted import planted_cases
-from spectr.audit.proofs import exact_cases, named_rules
+from spectr.audit.proofs import named_rules
 from spectr.audit.report import Level, Report, examine
 from spectr.audit.samplers import Function, Sampler
 from spectr.audit.sections import (
-    Asked,
+    Scope,
+    exact_part,
     function_law,
     model_cases,
     model_law,
     sampler_case,
-    stage_of,
+    setup_of,
     transformers_cases,
 )  # fmt: skip
+from spectr.audit.step_law import LanguageModel
 from spectr.policy import Policy
 
 if TYPE_CHECKING:
@@ -30,13 +31,14 @@ __all__ = [
 
 
 def audit_exact(rule: str | None = None, **options: Any) -> Report:
-    """The law of a rule, or of every rule, enumerated on small models.
+    """The law of one rule, enumerated on small models; or of every rule, and all else that needs no model: policies,
+    coins and noise, and the loop.
 
     >>> report = audit_exact("speculative")
     >>> report.holds, report.summary
     (True, '3 of 3 lossless claims hold')
     """
-    return examine(exact_cases(named_rules(rule, options)))
+    return examine(exact_part(None if rule is None else named_rules(rule, options)))
 
 
 def audit_planted(level: Level | None = None) -> Report:
@@ -45,14 +47,14 @@ def audit_planted(level: Level | None = None) -> Report:
     return examine(planted_cases(given.bias), given)
 
 
-def audit_model(lm: "LM", asked: Asked, level: Level | None = None) -> Report:
+def audit_model(lm: "LM", scope: Scope, level: Level | None = None) -> Report:
     """Everything that can be asked of this package on a model that `spectr.load` gave."""
-    return examine(model_cases(lm, asked), level)
+    return examine(model_cases(lm, scope), level)
 
 
-def audit_transformers(lm: "LM", asked: Asked, level: Level | None = None) -> Report:
+def audit_transformers(lm: "LM", scope: Scope, level: Level | None = None) -> Report:
     """transformers' own generation on the rows of a model: plain, and with an assistant model."""
-    return examine(transformers_cases(stage_of(lm, asked), asked), level)
+    return examine(transformers_cases(setup_of(lm, scope), scope), level)
 
 
 def audit_function(

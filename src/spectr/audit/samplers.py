@@ -1,7 +1,7 @@
-"""Whoever claims to sample from a target's law, behind one interface: seeds in, texts out.
+"""Samplers that claim to draw from a target's law, behind one interface: seeds in, texts out.
 
-The engine of this package, a Python function, and (in files of their own) an endpoint and transformers. A sampler knows
-its prompt and how it samples; it is not told what for.
+Here are the engine of this package and a Python function; an endpoint and transformers have files of their own. A
+sampler holds its prompt and its settings, and does not depend on the law it is compared with.
 """
 
 import gc
@@ -12,15 +12,15 @@ from typing import Protocol
 
 import torch
 
+from spectr.audit.reference_policy import ReferencePolicy
 from spectr.audit.replay import Replay, RowsAfter
 from spectr.audit.texts import LawsAfter, Text
 from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError
-from spectr.policy import History, Past, Policy
+from spectr.policy import Policy
 from spectr.threads import one_thread
-from spectr.verify.rule import law_of
 
-__all__ = ["EngineSampler", "Function", "FunctionSampler", "OnOneThread", "Sampler", "policy_laws"]
+__all__ = ["EngineSampler", "Function", "FunctionSampler", "OnOneThread", "Sampler", "reference_laws"]
 
 Function = Callable[[list[int], int], Sequence[int]]
 """(prompt, seed) → new tokens, at least as many as are looked at, unless they end with a stop token."""
@@ -30,7 +30,7 @@ _MOST_NUMBERS = 1 << 25  # logits of one batch
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Many small objects and no cycles among them: looking for some would take a third of the time."""
+    """Turn garbage collection off, which would take a third of the time: there are many small objects and no cycles."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -59,7 +59,7 @@ class EngineSampler:
     emitted: int = 0  # tokens so far
 
     def __call__(self, seeds: Sequence[int], length: int) -> list[Text]:
-        """In batches that fit."""
+        """Texts for the seeds, in batches that fit into memory."""
         with _no_collection(), one_thread() if isinstance(self.engine.target, Replay) else nullcontext():
             return [text for part in self._batches(seeds) for text in self._texts(part, length)]
 
@@ -77,14 +77,14 @@ class EngineSampler:
 
 @dataclass(frozen=True, slots=True)
 class FunctionSampler:
-    """Anybody's function."""
+    """A function (prompt, seed) → tokens."""
 
     function: Function
     prompt: Sequence[int]
     stops: frozenset[int] = frozenset()
 
     def __call__(self, seeds: Sequence[int], length: int) -> list[Text]:
-        """One call for each seed; what comes beyond the length or a stop token is not looked at."""
+        """One call for each seed; tokens beyond the length or a stop token are cut."""
         return [self._cut(self.function(list(self.prompt), seed), length) for seed in seeds]
 
     def _cut(self, tokens: Sequence[int], length: int) -> Text:
@@ -98,27 +98,23 @@ class FunctionSampler:
 
 @dataclass(frozen=True, slots=True)
 class OnOneThread:
-    """A sampler of small tensors."""
+    """A sampler whose tensors are too small for several threads."""
 
     sampler: Sampler
 
     def __call__(self, seeds: Sequence[int], length: int) -> list[Text]:
-        """As the sampler gives them."""
+        """The texts of the sampler."""
         with one_thread():
             return self.sampler(seeds, length)
 
 
-def policy_laws(rows: RowsAfter, prompt: Sequence[int], policy: Policy, stops: frozenset[int]) -> LawsAfter:
-    """The laws that a policy makes of a model's rows after a prompt and more text, float64."""
+def reference_laws(rows: RowsAfter, prompt: Sequence[int], reference: ReferencePolicy) -> LawsAfter:
+    """The laws that a reference policy makes of a model's rows after a prompt and more text, float64."""
+    start = tuple(prompt)
 
     def laws(texts: Sequence[Text]) -> torch.Tensor:
-        start = tuple(prompt)
-        logits = rows([start + text for text in texts])[:, None]
-        past = None
-        if policy.remembers:
-            history = History([list(prompt) for _ in texts], logits.shape[-1], stops=stops)
-            history.commit([list(text) for text in texts])
-            past = Past(history, torch.empty(len(texts), 1, 0, dtype=torch.int64))
-        return law_of(policy(logits, past)[:, 0].double())
+        logits = rows([start + text for text in texts]).tolist()
+        found = [reference.law(row, start, text) for row, text in zip(logits, texts, strict=True)]
+        return torch.tensor(found, dtype=torch.float64)
 
     return laws

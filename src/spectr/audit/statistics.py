@@ -1,57 +1,30 @@
-"""Multinomial tests whose false-alarm rate is a theorem, and the bias that so many samples can see. Knows no tokens.
+"""Multinomial tests whose false-alarm rate is a theorem, and the bias that a number of samples can see.
 
 The statistic is G = 2 Σ count · log(count / expected) = 2·n·KL(found ‖ meant). For every law on k cells and every n,
 
     P(G ≥ g) ≤ exp(−g/2) · (e·g / (2(k − 1)))^(k − 1)    once g > 2(k − 1)        (Agrawal 2020),
 
-so no count is too small and nothing is asymptotic: a verdict is made with this bound. The familiar χ² tail, to which G
+so no count is too small and nothing is asymptotic: a test is decided with this bound. The familiar χ² tail, to which G
 converges, is reported beside it and decides nothing.
 
 A bias of total variation δ between the cells, whatever its shape, has KL ≥ 2δ² (Pinsker), so G then behaves like a
-noncentral χ² with noncentrality at least 4·n·δ². That gives the samples needed to see a bias, and the bias that so many
-samples see.
+noncentral χ² with noncentrality at least 4·n·δ². That gives the samples needed to see a bias, and the bias that a
+number of samples sees.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from scipy.special import chdtrc, chndtrinc, lambertw
 from torch import Tensor
 
 from spectr.errors import ArgumentError
 
-__all__ = [
-    "GTest",
-    "alarm_limit",
-    "chi2_tail",
-    "compare_counts",
-    "false_alarm_bound",
-    "samples_needed",
-    "smallest_bias",
-]
+__all__ = ["GTest", "alarm_limit", "compare_counts", "false_alarm_bound", "samples_needed", "smallest_bias"]
 
 _POWER = 0.99
-
-
-def _rising_root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a rising function passes zero; `high` grows until it does."""
-    while function(high) < 0:
-        low, high = high, 2 * high
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if function(middle) < 0 else (low, middle)
-    return high
-
-
-def _log_bound(statistic: float, freedom: int) -> float:
-    """Logarithm of the bound on P(G ≥ statistic)."""
-    half = statistic / 2
-    if freedom == 0:
-        return 0.0 if half <= 0 else -math.inf
-    if half <= freedom:
-        return 0.0
-    return freedom - half + freedom * math.log(half / freedom)
 
 
 def false_alarm_bound(statistic: float, cells: int) -> float:
@@ -60,11 +33,14 @@ def false_alarm_bound(statistic: float, cells: int) -> float:
     >>> false_alarm_bound(104.2, 16) < 1.01e-8, false_alarm_bound(20.0, 16)
     (True, 1.0)
     """
-    return math.exp(_log_bound(statistic, cells - 1))
+    half, freedom = statistic / 2, cells - 1
+    if freedom == 0:
+        return 1.0 if half <= 0 else 0.0
+    return 1.0 if half <= freedom else math.exp(freedom - half + freedom * math.log(half / freedom))
 
 
 def alarm_limit(cells: int, alarms: float) -> float:
-    """The statistic that a right sampler reaches with probability at most `alarms`.
+    """The statistic that a right sampler reaches with probability at most `alarms`: where the bound equals it.
 
     >>> round(alarm_limit(16, 1e-8), 1)
     104.2
@@ -72,38 +48,15 @@ def alarm_limit(cells: int, alarms: float) -> float:
     if not 0 < alarms < 1:
         raise ArgumentError(f"a false-alarm rate must lie between 0 and 1, got {alarms}")
     freedom = cells - 1
-    return _rising_root(lambda g: math.log(alarms) - _log_bound(g, freedom), 2.0 * freedom, 2.0 * freedom + 1)
-
-
-def _gamma_tail(shape: Tensor, value: float) -> Tensor:
-    found: Tensor = torch.special.gammaincc(shape, torch.full_like(shape, value))
-    return found
-
-
-def chi2_tail(statistic: float, freedom: int) -> float:
-    """P(χ² ≥ statistic).
-
-    >>> round(chi2_tail(3.841459, 1), 4)
-    0.05
-    """
     if freedom == 0:
-        return 1.0
-    return float(_gamma_tail(torch.tensor([freedom / 2], dtype=torch.float64), max(statistic, 0.0) / 2))
-
-
-def _noncentral_tail(statistic: float, freedom: int, noncentrality: float) -> float:
-    """P(χ'² ≥ statistic): a Poisson mixture of central ones."""
-    mean = noncentrality / 2
-    most = int(mean + 12 * math.sqrt(mean + 1)) + 30
-    j = torch.arange(most, dtype=torch.float64)
-    weight = (j * math.log(mean) - mean - torch.lgamma(j + 1)).exp() if mean > 0 else (j == 0).double()
-    return float((weight * _gamma_tail(freedom / 2 + j, statistic / 2)).sum())
+        return 0.0
+    # With x = g / (2·freedom) the bound is alarms where x·exp(−x) = exp(log(alarms) / freedom − 1) and x > 1.
+    return float(-2 * freedom * lambertw(-math.exp(math.log(alarms) / freedom - 1), -1).real)
 
 
 def _noncentrality(cells: int, alarms: float, power: float) -> float:
-    """What it takes to pass the limit with probability `power`."""
-    limit = alarm_limit(cells, alarms)
-    return _rising_root(lambda x: _noncentral_tail(limit, max(cells - 1, 1), x) - power, 0.0, limit)
+    """The noncentrality that passes the limit with probability `power`."""
+    return float(chndtrinc(alarm_limit(cells, alarms), max(cells - 1, 1), 1 - power))
 
 
 def samples_needed(bias: float, cells: int, alarms: float, power: float = _POWER) -> int:
@@ -128,7 +81,7 @@ def smallest_bias(samples: int, cells: int, alarms: float, power: float = _POWER
 
 @dataclass(frozen=True, slots=True)
 class GTest:
-    """Counts compared with a law: the statistic and what it is worth."""
+    """Counts compared with a law."""
 
     samples: int
     cells: int  # with a chance above zero
@@ -138,13 +91,15 @@ class GTest:
 
     @property
     def p_bound(self) -> float:
-        """A right sampler is this far off at most this often. Decides."""
+        """A right sampler is this far off at most this often. This decides."""
         return 0.0 if self.impossible else false_alarm_bound(self.statistic, self.cells)
 
     @property
     def p_about(self) -> float:
-        """The same for many samples, by the χ² tail. For the eye."""
-        return 0.0 if self.impossible else chi2_tail(self.statistic, self.cells - 1)
+        """The same for many samples, by the χ² tail. This is shown and decides nothing."""
+        if self.impossible or self.cells == 1:
+            return 0.0 if self.impossible else 1.0
+        return float(chdtrc(self.cells - 1, self.statistic))
 
 
 def compare_counts(counts: Sequence[float] | Tensor, chances: Sequence[float] | Tensor) -> GTest:

@@ -1,31 +1,26 @@
-"""Small autoregressive models for proofs: every law is a function of a seed and the text so far."""
+"""Small autoregressive models for proofs: every law is a function of a seed and the text so far.
+
+Policies are applied by the reference implementation, so that no law here depends on the code under audit.
+"""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from spectr.audit.reference_policy import ReferencePolicy
 from spectr.errors import ArgumentError
 from spectr.policy import Policy
-from spectr.transport.laws import law_of
 
-__all__ = ["CASES", "Case", "RandomModel", "toy_pair"]
+__all__ = ["CORNERS", "Corner", "RandomModel", "sparse_pair", "toy_pair"]
 
-Case = Literal["plain", "temperature", "top_k", "top_p", "greedy", "greedy_draft", "disjoint", "zeros", "ties", "equal"]
-CASES: tuple[Case, ...] = (
-    "plain",
-    "temperature",
-    "top_k",
-    "top_p",
-    "greedy",
-    "greedy_draft",
-    "disjoint",
-    "zeros",
-    "ties",
-    "equal",
-)
+Corner = Literal[
+    "plain", "temperature", "top_k", "top_p", "greedy", "greedy_draft", "disjoint", "zeros", "ties", "equal"
+]
+CORNERS: tuple[Corner, ...] = get_args(Corner)
+"""Pairs of laws that a rule must survive."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,8 @@ class RandomModel:
         gone[int(rng.integers(self.vocabulary))] = False
         if self.parity is not None:
             gone = torch.arange(self.vocabulary) % 2 != self.parity
-        law = law_of(self.policy(logits.masked_fill(gone, -torch.inf)))
+        shaped = ReferencePolicy(self.policy).law(logits.masked_fill(gone, -torch.inf).tolist())
+        law = torch.tensor(shaped, dtype=torch.float64)
         return self._rounded(law) if self.steps else law
 
     def _rounded(self, law: Tensor) -> Tensor:
@@ -61,9 +57,9 @@ class RandomModel:
         return torch.bincount(owners, minlength=self.vocabulary).double() / self.steps
 
 
-def toy_pair(case: Case, vocabulary: int, seed: int = 0) -> tuple[RandomModel, RandomModel]:
-    """(target, draft) for one of the corners that a rule must survive."""
-    settings: dict[Case, tuple[dict[str, object], dict[str, object]]] = {
+def toy_pair(corner: Corner, vocabulary: int, seed: int = 0) -> tuple[RandomModel, RandomModel]:
+    """(target, draft) for one of the corners."""
+    settings: dict[Corner, tuple[dict[str, object], dict[str, object]]] = {
         "plain": ({}, {}),
         "temperature": ({"policy": Policy(0.5)}, {"policy": Policy(0.8)}),
         "top_k": ({"policy": Policy(top_k=2)}, {"policy": Policy(top_k=2)}),
@@ -75,9 +71,31 @@ def toy_pair(case: Case, vocabulary: int, seed: int = 0) -> tuple[RandomModel, R
         "ties": ({"steps": 4}, {"steps": 4}),
         "equal": ({}, {"seed": seed}),
     }
-    if case not in settings:
-        raise ArgumentError(f"no case is called {case!r}; known: {', '.join(CASES)}")
+    if corner not in settings:
+        raise ArgumentError(f"no corner is called {corner!r}; known: {', '.join(CORNERS)}")
     target, draft = (
-        {"seed": seed + shift, "vocabulary": vocabulary, **own} for shift, own in enumerate(settings[case])
+        {"seed": seed + shift, "vocabulary": vocabulary, **own} for shift, own in enumerate(settings[corner])
     )
     return RandomModel(**target), RandomModel(**draft)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _Sparse:
+    """A model of few tokens, at other ids of a larger vocabulary."""
+
+    model: RandomModel
+    ids: tuple[int, ...]
+    vocabulary: int
+
+    def __call__(self, text: tuple[int, ...]) -> Tensor:
+        """The law of the token after `text`, float64 (V,)."""
+        law = torch.zeros(self.vocabulary, dtype=torch.float64)
+        law[list(self.ids)] = self.model(text)
+        return law
+
+
+def sparse_pair(vocabulary: int, seed: int = 0) -> tuple[_Sparse, _Sparse]:
+    """(target, draft) whose four tokens lie far apart in a large vocabulary: few enough to enumerate all drafts."""
+    ids = (0, vocabulary // 3, vocabulary // 2 + 1, vocabulary - 1)
+    target, draft = (_Sparse(RandomModel(seed + shift, len(ids)), ids, vocabulary) for shift in (0, 1))
+    return target, draft

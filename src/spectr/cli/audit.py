@@ -1,4 +1,4 @@
-"""`spectr audit`: is what comes out the target's law? Of this package, of transformers, of endpoints, of functions."""
+"""`spectr audit`: is the output law the target's? Of this package, of transformers, of endpoints, of functions."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from spectr.cli.output import check_folder, console, progress_bar, talk, write_text
+from spectr.cli.output import JsonFlag, check_folder, console, print_json, progress_bar, talk, write_text
 from spectr.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from spectr.audit import Asked, Case, Endpoint, Finding, Level, Report
-    from spectr.audit.proofs import Named
+    from spectr.audit import Case, Endpoint, Finding, Level, Report, Scope
+    from spectr.audit.proofs import NamedRule
     from spectr.lm import LM
     from spectr.policy import Policy
     from spectr.verify import Rule
@@ -78,10 +78,10 @@ def _said(context: typer.Context) -> str:
 
 
 def _table(section: str, findings: Sequence[Finding]) -> Table:
-    table = Table(section, "measured", "verdict", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = Table(section, "measured", "status", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.columns[2].no_wrap = True
     for finding in findings:
-        table.add_row(finding.case, finding.measured, Text(finding.verdict, _STYLES.get(finding.verdict, "")))
+        table.add_row(finding.case, finding.measured, Text(finding.status, _STYLES.get(finding.status, "")))
     return table
 
 
@@ -131,11 +131,11 @@ class _Model:
         """The prompts as the model reads them."""
         return [lm.encode(text, raw=self.raw) for text in self.prompts]
 
-    def asked(self, lm: LM, rules: Sequence[Named] | None) -> Asked:
-        """As the audit wants it."""
-        from spectr.audit import Asked
+    def scope(self, lm: LM, rules: Sequence[NamedRule] | None) -> Scope:
+        """What of the model is audited."""
+        from spectr.audit import Scope
 
-        return Asked(self.prompt_ids(lm), self.policy, rules, self.drafter, self.vocabulary)
+        return Scope(self.prompt_ids(lm), self.policy, rules, self.drafter, self.vocabulary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class _Order:
 
     kind: str
     model: _Model
-    rules: Sequence[Named] | None  # None: every rule
+    rules: Sequence[NamedRule] | None  # None: every rule
     endpoint: Endpoint | None
     function: str | None
     length: int
@@ -154,10 +154,11 @@ class _Order:
         """What is to be run."""
         from spectr.audit.endpoint import endpoint_case
         from spectr.audit.planted import planted_cases
+        from spectr.audit.sections import exact_part
 
         match self.kind:
             case "exact":
-                return self._exact()
+                return exact_part(self.rules)
             case "planted":
                 return planted_cases(self.bias)
             case "url":
@@ -169,32 +170,26 @@ class _Order:
                 return self._of_function()
         return self._of_model()
 
-    def _exact(self) -> list[Case]:
-        from spectr.audit.proofs import distinct_rules, exact_cases, named_rules
-
-        every = named_rules() if self.kind == "exact" else distinct_rules()
-        return exact_cases(every if self.rules is None else self.rules)
-
     def _of_model(self) -> list[Case]:
         from spectr.audit.planted import planted_cases
-        from spectr.audit.sections import model_cases, stage_of, transformers_cases
+        from spectr.audit.sections import exact_part, model_cases, setup_of, transformers_cases
 
         lm = self.model.load()
-        asked = self.model.asked(lm, self.rules)
-        stage = stage_of(lm, asked)
+        scope = self.model.scope(lm, self.rules)
+        setup = setup_of(lm, scope)
         if self.kind == "transformers":
-            return transformers_cases(stage, asked)
+            return transformers_cases(setup, scope)
         if self.kind == "model":
-            return model_cases(lm, asked, stage)
-        others = transformers_cases(stage, asked, most=2_500)
-        return [*self._exact(), *planted_cases(self.bias), *model_cases(lm, asked, stage), *others]
+            return model_cases(lm, scope, setup)
+        others = transformers_cases(setup, scope, most=2_500)
+        return [*exact_part(self.rules), *planted_cases(self.bias), *model_cases(lm, scope, setup), *others]
 
     def _direct(self) -> list[Case]:
         from spectr.audit.sections import direct_cases
 
         rule: str | Rule = "race" if self.rules is None else self.rules[0].rule
         lm = self.model.load(self.model.drafter or "lookup", rule)
-        return direct_cases(lm, self.model.asked(lm, self.rules), self.length)
+        return direct_cases(lm, self.model.scope(lm, self.rules), self.length)
 
     def _of_function(self) -> list[Case]:
         from spectr.audit.sections import model_law, sampler_case
@@ -212,7 +207,7 @@ def _endpoint(plain: Endpoint, header: Sequence[str] | None, body: str) -> Endpo
     return replace(plain, headers=_pairs("--header", header, ":"), more=fields)
 
 
-def _named(rule: str | None, options: Sequence[str] | None) -> list[Named] | None:
+def _named(rule: str | None, options: Sequence[str] | None) -> list[NamedRule] | None:
     from spectr.audit.proofs import named_rules
 
     given = {name: _value(value) for name, value in _pairs("--set", options, "=").items()}
@@ -228,15 +223,15 @@ def _examined(cases: Sequence[Case], level: Level) -> Report:
         return examine(cases, level, lambda _: advance())
 
 
-def _tell(report: Report, command: str, file: Path | None) -> None:
-    """The table, the file, or both."""
-    text = json.dumps(report.as_json(command), indent=1, ensure_ascii=False, allow_nan=False)
-    if file is not None and str(file) == "-":
-        typer.echo(text)
-        return
-    _show(report)
-    if file is not None:
-        write_text(file, text + "\n")
+def _tell(report: Report, command: str, *, as_json: bool, out: Path | None) -> None:
+    """The table or JSON on stdout, and JSON in a file."""
+    data = report.as_json(command)
+    if as_json:
+        print_json(data)
+    else:
+        _show(report)
+    if out is not None:
+        write_text(out, json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def audit(
@@ -244,7 +239,9 @@ def audit(
     target: Annotated[
         str, typer.Argument(help="Catalog name, hub id or folder; with --url, the model's name there.")
     ] = "smollm2-135m",
-    exact: Annotated[bool, typer.Option("--exact", help="Enumerate the laws of rules; no model.")] = False,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="All that needs no model: laws enumerated, policies, noise.")
+    ] = False,
     planted: Annotated[
         bool, typer.Option("--planted", help="Audit faults planted on purpose; succeeds if each is seen.")
     ] = False,
@@ -289,20 +286,22 @@ def audit(
     ] = None,
     body: Annotated[str, typer.Option(metavar="JSON", help="--url: more fields of every call.")] = "{}",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write everything to a file; - is stdout.")
+    as_json: JsonFlag = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write everything as JSON into a file.")
     ] = None,
 ) -> None:
     """Audit the output law: exactly, statistically, and by comparison. Exit status 0 if every lossless claim holds.
 
-    A lossy rule that is named has to answer for its law, and fails; among all rules it is shown as what it says it is.
+    A lossy rule claims nothing: among all rules it is shown with the bias it states. If it is named by --rule the
+    question is whether its output has the target's law, and the exit status is 1 since it has not.
     """
     kind = _only_one({
         "--exact": exact, "--planted": planted, "--all": everything, "--url": url is not None, "--direct": direct,
         "--function": function is not None, "--engine transformers": _is_transformers(engine),
     })  # fmt: skip
-    if json_file is not None and str(json_file) != "-":
-        check_folder(json_file)
+    if out is not None:
+        check_folder(out)
     from spectr.audit import Endpoint, Level
     from spectr.policy import Policy
 
@@ -314,5 +313,5 @@ def audit(
     model = _Model(target, device, prompts, policy, drafter, raw, vocabulary)
     order = _Order(kind, model, _named(rule, options), there, function, length, bias)
     report = _examined(order.cases(), level)
-    _tell(report, _said(context), json_file)
+    _tell(report, _said(context), as_json=as_json, out=out)
     raise typer.Exit(0 if report.holds else 1)

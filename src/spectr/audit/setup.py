@@ -1,4 +1,4 @@
-"""A real model made ready for many samples: its likeliest tokens after a prompt, its rows on them, engines on those.
+"""A model made ready for many samples: its likeliest tokens after a prompt, its rows on them, and engines on those.
 
 The audited law is the model's own, given that one of these tokens comes. Everything else is the code that generates.
 """
@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spectr.audit.reference_policy import ReferencePolicy
 from spectr.audit.replay import Bent, Replay, RowsAfter, TreeRows, Words
-from spectr.audit.samplers import EngineSampler, policy_laws
+from spectr.audit.samplers import EngineSampler, reference_laws
 from spectr.audit.texts import TextLaw
 from spectr.audit.toys import RandomModel
 from spectr.draft import Plan
@@ -29,13 +30,13 @@ from spectr.verify import Card, Rule
 if TYPE_CHECKING:
     from spectr.models.hf import OpenedModel
 
-__all__ = ["NOISY", "Stage", "noise", "plan_for", "real_stage", "toy_stage"]
+__all__ = ["NOISY", "Setup", "noise", "plan_for", "real_setup", "toy_setup", "wide_setup"]
 
 NOISY = "noisy"
 """The drafter of an audit that names none: the target's own rows with noise, right often and wrong often."""
 
-_MEMORY = 2
 _NOISE = 1.0
+_SLACK = 1e-6  # by so much may float32 move a token across the limit of a filter
 _SHOWN = 8  # tokens of the prompt that drafters and penalties see
 
 
@@ -51,7 +52,7 @@ def noise(logits: Tensor, texts: Sequence[Words]) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class Setup:
     """A target of few tokens with rows to replay, and what belongs to it."""
 
     name: str
@@ -63,30 +64,35 @@ class Stage:
     ids: Tensor | None = None  # the tokens as the real model knows them
     original: Sequence[int] = ()  # the prompt as the real model knows it
     opened: "OpenedModel | None" = None
+    drafts: int = 2  # chains of the noisy drafter
+    length: int = 3  # tokens of each
+    memory: int = 2  # tokens after the prompt that rows depend on
 
-    def model(self, rows: RowsAfter | None = None, memory: int = _MEMORY) -> Replay:
+    def model(self, rows: RowsAfter | None = None) -> Replay:
         """The target, or another model of the same tokens."""
-        return Replay(self.rows if rows is None else rows, self.vocabulary, [self.prompt], memory)
+        return Replay(self.rows if rows is None else rows, self.vocabulary, [self.prompt], self.memory)
 
-    def under(self, policy: Policy) -> "Stage":
+    def under(self, policy: Policy) -> "Setup":
         """The same under another policy."""
         return replace(self, policy=policy)
 
     def law(self, length: int = 5) -> TextLaw:
-        """The exact law of short texts: that of the model for three tokens, and of the replay from there on."""
-        laws = policy_laws(self.model().logits_after, self.prompt, self.policy, self.stops)
-        if self.policy.remembers:
+        """The exact law of short texts under the reference policy: that of the model for three tokens, then that of the
+        replay."""
+        reference = ReferencePolicy(self.policy, self.stops, length, _SLACK)
+        laws = reference_laws(self.model().logits_after, self.prompt, reference)
+        if reference.depends_on_text:
             return TextLaw(laws, length, self.stops)
-        return TextLaw(laws, length, self.stops, remembered=lambda text: text[-_MEMORY:])
+        return TextLaw(laws, length, self.stops, remembered=lambda text: text[-self.memory :])
 
     def drafter(self, name: Any, rule: Rule) -> Drafter:
         """A drafter that fits the rule: `noisy`, a name or model as `spectr.load` takes it, or a drafter as it is."""
         if name == NOISY:
-            return named_drafter("model", model=self.model(Bent(self.rows, noise)), plan=plan_for(rule.card))
+            return named_drafter("model", model=self.model(Bent(self.rows, noise)), plan=self._plan(rule))
         if not isinstance(name, str):
             return self.replayed(name) if hasattr(name, "siblings") else self._paired(name, rule)
         if name in ("random", "ngram"):
-            return named_drafter(name, plan=plan_for(rule.card))
+            return named_drafter(name, plan=self._plan(rule))
         return named_drafter(name) if name in ("none", "lookup") else self._paired(name, rule)
 
     def engine(self, drafter: Any, rule: Rule) -> Engine:
@@ -96,6 +102,9 @@ class Stage:
     def sampler(self, drafter: Any, rule: Rule) -> EngineSampler:
         """What is sampled from."""
         return EngineSampler(self.engine(drafter, rule), self.prompt, self.policy)
+
+    def _plan(self, rule: Rule) -> Plan:
+        return plan_for(rule.card, self.drafts, self.length)
 
     def _paired(self, name: Any, rule: Rule) -> Drafter:
         if self.opened is None:
@@ -131,7 +140,7 @@ def _mass(rows: TreeRows, prompt: Words) -> Tensor:
     return first + (best.values[:, None] * after).sum(0)
 
 
-def real_stage(opened: "OpenedModel", prompt: Sequence[int], policy: Policy, vocabulary: int = 64) -> Stage:
+def real_setup(opened: "OpenedModel", prompt: Sequence[int], policy: Policy, vocabulary: int = 64) -> Setup:
     """The `vocabulary` likeliest tokens after the prompt, and the last ones of the prompt, as a target of their own.
     The replay's prompt is the end of the real one, and stands for all of it."""
     if opened.start is not None:
@@ -150,10 +159,10 @@ def real_stage(opened: "OpenedModel", prompt: Sequence[int], policy: Policy, voc
     rows = TreeRows(target, ids, {words: prompt})
     once = Replay(rows, len(ids), [words]).logits_after
     name = type(target.model).__name__
-    return Stage(name, once, len(ids), words, policy, stops, ids, tuple(prompt), opened)
+    return Setup(name, once, len(ids), words, policy, stops, ids, tuple(prompt), opened)
 
 
-def toy_stage(policy: Policy | None = None, vocabulary: int = 12, seed: int = 5) -> Stage:
+def toy_setup(policy: Policy | None = None, vocabulary: int = 12, seed: int = 5) -> Setup:
     """A small random model in the place of a real one, whose law depends on the whole text; its last token stops."""
     model = RandomModel(seed, vocabulary)
 
@@ -161,4 +170,15 @@ def toy_stage(policy: Policy | None = None, vocabulary: int = 12, seed: int = 5)
         return torch.stack([model(text) for text in texts]).log().float()
 
     prompt = tuple(token % vocabulary for token in (3, 4, 3, 4, 3))
-    return Stage("toy", rows, vocabulary, prompt, policy or Policy(), frozenset({vocabulary - 1}))
+    return Setup("toy", rows, vocabulary, prompt, policy or Policy(), frozenset({vocabulary - 1}))
+
+
+def wide_setup(vocabulary: int = 1_100, seed: int = 6) -> Setup:
+    """A random model of many tokens, with a long tail, whose law depends on the last token alone: so that its rows can
+    be held. Some numerics are different above 1,024 tokens."""
+
+    def rows(texts: Sequence[Words]) -> Tensor:
+        logits = [2.5 * np.random.default_rng([seed, text[-1] % 64]).standard_normal(vocabulary) for text in texts]
+        return torch.from_numpy(np.stack(logits)).float()
+
+    return Setup("wide", rows, vocabulary, (3, 4, 3), Policy(), length=2, memory=1)

@@ -1,0 +1,172 @@
+"""Coins and noise over long texts: no key repeats, and values that are far apart are independent.
+
+Text is generated at positions that no short sample reaches, so both random streams are looked at by their keys: along
+more than 2^20 positions, and around every power of two beyond. Values are compared in pairs of 53 bits, so that two
+keys that share both are a fault and no accident (chance 10^-17); independence is tested like any law, with the report's
+false-alarm rate.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from spectr.audit.report import Case, Claim, Finding, Level
+from spectr.audit.statistics import GTest, compare_counts
+from spectr.coins import Purpose, SeededCoins, uniform
+
+__all__ = ["BORDERS", "Stream", "coin_streams", "key_case", "noise_cases", "noise_streams", "race_noise", "stream_case"]
+
+BORDERS = (1 << 14, 1 << 16, 1 << 20)
+"""Distances at which values must be independent, beside neighbours."""
+
+_WINDOW = 1 << 15  # pairs looked at for each distance
+
+Floats = npt.NDArray[np.float64]
+Values = Callable[[Tensor], Tensor]
+"""Keys (n,) int64 → two independent uniform values for each, float64 (n, 2)."""
+
+Coins = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+"""As `coins.uniform`: seed (n,), committed (n,), node (n, m), purpose → coins (n, m)."""
+
+Noise = Callable[[Tensor, Tensor], Tensor]
+"""Seeds (n,) and positions (n,) → race noise of two tokens (n, 2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A random stream along one of the words of its key, the others being constant."""
+
+    name: str
+    values: Values
+    keys: int = (1 << 20) + _WINDOW  # consecutive ones, from 0 on
+    borders: tuple[int, ...] = (1, *BORDERS)
+    furthest: int = 40  # the largest power of two whose neighbourhood is looked at
+
+
+def _fixed(keys: Tensor, value: int) -> Tensor:
+    return torch.full_like(keys, value)
+
+
+def _as_uniform(noise: Tensor) -> Tensor:
+    """−log E with E ~ Exp(1) → exp(−E)."""
+    return noise.neg().exp().neg().exp()
+
+
+def coin_streams(coins: Coins = uniform) -> Iterator[Stream]:
+    """The coins of the coupling rules, by each word of their key."""
+
+    def values(seed: Tensor, committed: Tensor, node: Tensor) -> Tensor:
+        purposes = (Purpose.CHILD, Purpose.BONUS)
+        return torch.cat([coins(seed, committed, node[:, None], purpose) for purpose in purposes], 1)
+
+    yield Stream("coins by committed tokens", lambda keys: values(_fixed(keys, 7), keys, _fixed(keys, 2)))
+    yield Stream("coins by seed", lambda keys: values(keys, _fixed(keys, 100), _fixed(keys, 2)))
+    yield Stream("coins by node", lambda keys: values(_fixed(keys, 7), _fixed(keys, 100), keys), 1 << 17, (1, 1 << 14))
+
+
+def race_noise(seed: Tensor, position: Tensor) -> Tensor:
+    """Noise of two tokens as a race uses it, two positions below the committed text."""
+    coins, depth = SeededCoins(seed, position - 2), _fixed(position, 2)[:, None]
+    return coins.noisy(torch.zeros(len(seed), 1, 2, dtype=torch.float64), depth)[:, 0]
+
+
+def noise_streams(noise: Noise = race_noise) -> Iterator[Stream]:
+    """The noise of the race, by absolute position and by seed."""
+    yield Stream("race noise by position", lambda keys: _as_uniform(noise(_fixed(keys, 7), keys)))
+    yield Stream("race noise by seed", lambda keys: _as_uniform(noise(keys, _fixed(keys, 100))))
+
+
+def _token_stream() -> Stream:
+    """The noise of all tokens of a vocabulary, at two neighbouring positions."""
+
+    def values(keys: Tensor) -> Tensor:
+        coins, depth = SeededCoins(torch.tensor([7]), torch.tensor([100])), torch.tensor([[0, 1]])
+        return _as_uniform(coins.noisy(torch.zeros(1, 2, len(keys), dtype=torch.float64), depth)[0].T)
+
+    return Stream("race noise by token", values, 1 << 18, (1, 1 << 10, 1 << 14), furthest=0)
+
+
+def _repeats(values: Floats) -> int:
+    """How many rows (n, 2) occur a second time."""
+    ordered = values[np.lexsort((values[:, 1], values[:, 0]))]
+    return int((ordered[1:] == ordered[:-1]).all(1).sum())
+
+
+def _pairs(first: Floats, second: Floats) -> GTest:
+    """Independence of two rows of uniform values, on 4 × 4 boxes."""
+    boxes = [np.minimum((side * 4).astype(np.int64), 3) for side in (first, second)]
+    counts = np.bincount(boxes[0] * 4 + boxes[1], minlength=16)
+    return compare_counts(counts.tolist(), [1 / 16] * 16)
+
+
+def _tail(values: Floats) -> GTest:
+    """How often values come within 2^-1, 2^-2, … 2^-15 of 1: the end that decides a race."""
+    places = np.clip(np.floor(-np.log2(1 - np.minimum(values, 1 - 2.0**-53))), 0, 15).astype(np.int64)
+    chances = [*(2.0 ** -(place + 1) for place in range(15)), 2.0**-15]
+    return compare_counts(np.bincount(places, minlength=16).tolist(), chances)
+
+
+def _power(number: int) -> str:
+    return "1" if number == 1 else f"2^{number.bit_length() - 1}"
+
+
+def _run(stream: Stream, claim: Claim, level: Level) -> Sequence[Finding]:
+    near = stream.values(torch.arange(stream.keys)).numpy()
+    powers = range(stream.keys.bit_length(), stream.furthest + 1)
+    far = [stream.values(torch.arange((1 << power) - 2048, (1 << power) + 2048)).numpy() for power in powers]
+    every = np.concatenate([near, *far])
+    repeats = _repeats(every)
+    tests = {f"apart by {_power(at)}": _pairs(near[:_WINDOW, 0], near[at : at + _WINDOW, 0]) for at in stream.borders}
+    tests["tail"] = _tail(every[:, 0])
+    holds = repeats == 0 and all(test.p_bound > level.each for test in tests.values())
+    reach = f" up to 2^{stream.furthest}" if powers else ""
+    repeated = "none repeats" if repeats == 0 else f"{repeats:,} repeat"
+    distances = ", ".join(_power(at) for at in stream.borders)
+    said = ", ".join(f"{test.p_about:.2g}" for test in tests.values())
+    measured = f"{len(every):,} keys{reach}: {repeated}; p ≈ {said} of pairs {distances} apart, and of the tail"
+    details: dict[str, Any] = {
+        "keys": len(every), "repeats": repeats, "false_alarm_rate_of_each_test": level.each,
+        "tests": {
+            name: {"statistic": test.statistic, "p_at_most": test.p_bound, "p_about": test.p_about}
+            for name, test in tests.items()
+        },
+    }  # fmt: skip
+    return [Finding("noise", stream.name, holds, measured, details, claim)]
+
+
+def stream_case(stream: Stream, claim: Claim = "lossless") -> Case:
+    """One stream: nothing repeats, values at the borders' distances are independent, and the tail is right."""
+    return Case("noise", stream.name, partial(_run, stream, claim), tests=len(stream.borders) + 1)
+
+
+def _combinations(coins: Coins, noise: Noise) -> Tensor:
+    """Values of all small keys of both streams; a value of one may be mirrored in the other."""
+    seed, place, node = torch.cartesian_prod(torch.arange(-2, 6), torch.arange(25), torch.arange(25)).unbind(-1)
+    drawn = [coins(seed, place, node[:, None], purpose).flatten() for purpose in Purpose]
+    raced = _as_uniform(noise(*torch.cartesian_prod(torch.arange(-2, 6), torch.arange(25)).unbind(-1))).flatten()
+    return torch.cat([*drawn, raced, 1 - raced])
+
+
+def key_case(coins: Coins = uniform, noise: Noise = race_noise, claim: Claim = "lossless") -> Case:
+    """Every word of a key counts, none stands in for another, and the two streams share no value. The chance of an
+    accident is 3·10^-8: 20,800 values of 53 bits."""
+
+    def run(_: Level) -> Sequence[Finding]:
+        values = _combinations(coins, noise)
+        shared = len(values) - len(values.unique())
+        measured = f"{len(values):,} keys of both streams in combination: {shared or 'no'} values are shared"
+        return [Finding("noise", "keys in combination", shared == 0, measured, {"shared": shared}, claim)]
+
+    return Case("noise", "keys in combination", run)
+
+
+def noise_cases() -> list[Case]:
+    """Coins and noise as they are."""
+    streams = (*coin_streams(), *noise_streams(), _token_stream())
+    return [*(stream_case(stream) for stream in streams), key_case()]

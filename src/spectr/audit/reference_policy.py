@@ -1,0 +1,297 @@
+"""A second implementation of the policy, which the audit compares the first one with.
+
+Plain Python in float64: lists, loops, one text at a time. It reads the settings of a `Policy` and shares no code with
+`spectr.policy`, so a filter that is wrong there is not wrong here as well. Settings act in the order that `Policy`
+documents. A setting that this file does not know is refused, so that none can be added without its reference.
+
+Rules for ties, where an implementation has a choice:
+
+- temperature 0: of equal logits the lowest id wins;
+- top_k: every token that is as likely as the k-th stays;
+- top_p: tokens are ordered by probability and, if equally likely, by id, and the cut may fall between equals;
+- min_p, epsilon_cutoff, eta_cutoff: a token exactly at the limit stays;
+- typical_p: every token that is as far from the entropy as the last one stays.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from spectr.errors import ArgumentError
+
+__all__ = ["ReferencePolicy"]
+
+NEVER = -math.inf
+Numbers = list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A text and what is known about where it ends."""
+
+    prompt: tuple[int, ...]
+    generated: tuple[int, ...]
+    stops: frozenset[int]
+    limit: int | None  # the most tokens that may be generated
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        return self.prompt + self.generated
+
+
+Edit = Callable[[Any, Numbers, _Text], Numbers]
+Filter = Callable[[Any, Numbers, float], Numbers]
+
+
+def _without(logits: Numbers, tokens: Iterable[int]) -> Numbers:
+    gone = set(tokens)
+    return [NEVER if token in gone else logit for token, logit in enumerate(logits)]
+
+
+# What depends on the text, in the order in which it acts.
+
+
+def _logit_bias(bias: Any, logits: Numbers, _: _Text) -> Numbers:
+    return [logit + bias.get(token, 0.0) for token, logit in enumerate(logits)]
+
+
+def _suppress_tokens(tokens: Any, logits: Numbers, _: _Text) -> Numbers:
+    return _without(logits, tokens)
+
+
+def _repetition_penalty(penalty: float, logits: Numbers, text: _Text) -> Numbers:
+    """Tokens of the prompt and of the text: positive logits are divided, others multiplied (Keskar et al. 2019)."""
+    seen = set(text.whole)
+    pressed = [logit / penalty if logit > 0 else logit * penalty for logit in logits]
+    return [pressed[token] if token in seen else logit for token, logit in enumerate(logits)]
+
+
+def _presence_penalty(penalty: float, logits: Numbers, text: _Text) -> Numbers:
+    """Tokens of the generated text, once; the prompt does not count."""
+    return [logit - penalty if token in text.generated else logit for token, logit in enumerate(logits)]
+
+
+def _frequency_penalty(penalty: float, logits: Numbers, text: _Text) -> Numbers:
+    """Tokens of the generated text, as often as they occur; the prompt does not count."""
+    counts = Counter(text.generated)
+    return [logit - penalty * counts[token] for token, logit in enumerate(logits)]
+
+
+def _no_repeat_ngram_size(size: int, logits: Numbers, text: _Text) -> Numbers:
+    """Without the tokens that would make a sequence of `size` tokens occur a second time."""
+    whole = text.whole
+    if len(whole) < size - 1:
+        return logits
+    end = whole[len(whole) - (size - 1) :]
+    starts = range(len(whole) - size + 1)
+    return _without(logits, [whole[at + size - 1] for at in starts if whole[at : at + size - 1] == end])
+
+
+def _bad_words(words: Any, logits: Numbers, text: _Text) -> Numbers:
+    """Without the last token of a bad word where the text ends with its other tokens."""
+    gone = []
+    for word in words:
+        *before, last = word
+        if not before or list(text.whole[-len(before) :]) == before:
+            gone.append(last)
+    return _without(logits, gone)
+
+
+def _min_new_tokens(least: int, logits: Numbers, text: _Text) -> Numbers:
+    return _without(logits, text.stops) if len(text.generated) < least else logits
+
+
+def _min_length(least: int, logits: Numbers, text: _Text) -> Numbers:
+    return _without(logits, text.stops) if len(text.whole) < least else logits
+
+
+def _allowed(hook: Any, logits: Numbers, text: _Text) -> Numbers:
+    """Only what the hook lets follow: ids, a mask of booleans, or None for all tokens."""
+    if not callable(hook):
+        raise ArgumentError("a reference policy is for one row: give it the hook of that row as allowed")
+    answer = hook(list(text.whole))
+    if answer is None:
+        return logits
+    given = answer.tolist() if hasattr(answer, "tolist") else list(answer)
+    if given and all(isinstance(value, bool) for value in given):
+        given = [token for token, kept in enumerate(given) if kept]
+    return _without(logits, set(range(len(logits))) - set(given))
+
+
+def _begin_suppress_tokens(tokens: Any, logits: Numbers, text: _Text) -> Numbers:
+    return logits if text.generated else _without(logits, tokens)
+
+
+def _forced_eos_token_id(tokens: Any, logits: Numbers, text: _Text) -> Numbers:
+    """The last token that may be generated is one of these, all equally likely."""
+    if text.limit is None:
+        raise ArgumentError("forced_eos_token_id needs the most tokens that may be generated: give limit=")
+    if len(text.generated) != text.limit - 1:
+        return logits
+    forced = {tokens} if isinstance(tokens, int) else set(tokens)
+    return [0.0 if token in forced else NEVER for token in range(len(logits))]
+
+
+def _processors(processors: Any, logits: Numbers, text: _Text) -> Numbers:
+    """A user's functions of (texts (1, L), logits (1, V)), one after the other."""
+    ids, scores = torch.tensor([text.whole], dtype=torch.int64), torch.tensor([logits], dtype=torch.float64)
+    for processor in processors:
+        scores = processor(ids, scores)
+    found: Numbers = scores[0].double().tolist()
+    return found
+
+
+_EDITS: dict[str, Edit] = {
+    "logit_bias": _logit_bias,
+    "suppress_tokens": _suppress_tokens,
+    "repetition_penalty": _repetition_penalty,
+    "presence_penalty": _presence_penalty,
+    "frequency_penalty": _frequency_penalty,
+    "no_repeat_ngram_size": _no_repeat_ngram_size,
+    "bad_words": _bad_words,
+    "min_new_tokens": _min_new_tokens,
+    "min_length": _min_length,
+    "allowed": _allowed,
+    "begin_suppress_tokens": _begin_suppress_tokens,
+    "forced_eos_token_id": _forced_eos_token_id,
+    "processors": _processors,
+}
+
+
+# Temperature and filters. `slack` widens every limit, for comparisons with float32, where a token may fall on either
+# side of a limit by rounding alone.
+
+
+def _softmax(logits: Numbers) -> Numbers:
+    most = max(logits)
+    weights = [math.exp(logit - most) for logit in logits]
+    total = math.fsum(weights)
+    return [weight / total for weight in weights]
+
+
+def _point_mass(logits: Numbers) -> Numbers:
+    best = logits.index(max(logits))  # the first of equals
+    return [0.0 if token == best else NEVER for token in range(len(logits))]
+
+
+def _top_k(count: int, logits: Numbers, slack: float) -> Numbers:
+    if count >= len(logits):
+        return logits
+    least = sorted(logits, reverse=True)[count - 1]
+    return [logit if logit >= least - slack else NEVER for logit in logits]
+
+
+def _top_p(mass: float, logits: Numbers, slack: float) -> Numbers:
+    """Tokens from the likeliest on, until those before hold `mass`; of equals the lower id comes first."""
+    law, before, kept = _softmax(logits), 0.0, set()
+    for token in sorted(range(len(law)), key=lambda token: (-law[token], token)):
+        if before >= mass + slack:
+            break
+        kept.add(token)
+        before += law[token]
+    return [logit if token in kept else NEVER for token, logit in enumerate(logits)]
+
+
+def _min_p(share: float, logits: Numbers, slack: float) -> Numbers:
+    law = _softmax(logits)
+    least = share * max(law) * (1 - slack)
+    return [logit if p >= least else NEVER for logit, p in zip(logits, law, strict=True)]
+
+
+def _entropy(law: Numbers) -> float:
+    return -math.fsum(p * math.log(p) for p in law if p > 0)
+
+
+def _typical_p(mass: float, logits: Numbers, slack: float) -> Numbers:
+    """Tokens from the one whose surprise is nearest to the entropy on, until they hold `mass` (Meister et al. 2022)."""
+    law = _softmax(logits)
+    entropy, far = _entropy(law), [math.inf] * len(law)
+    for token, p in enumerate(law):
+        if p > 0:
+            far[token] = abs(-math.log(p) - entropy)
+    held, border = 0.0, math.inf
+    for token in sorted(range(len(law)), key=lambda token: far[token]):
+        held, border = held + law[token], far[token]
+        if held >= mass + slack:
+            break
+    return [logit if far[token] <= border + slack else NEVER for token, logit in enumerate(logits)]
+
+
+def _at_least(chance: float, logits: Numbers, slack: float) -> Numbers:
+    """Tokens of probability `chance` at least, and the likeliest in any case."""
+    law, most = _softmax(logits), max(logits)
+    kept = [p >= chance * (1 - slack) or logit == most for logit, p in zip(logits, law, strict=True)]
+    return [logit if keep else NEVER for logit, keep in zip(logits, kept, strict=True)]
+
+
+def _eta_cutoff(epsilon: float, logits: Numbers, slack: float) -> Numbers:
+    """Tokens of probability min(ε, √ε · exp(−entropy)) at least (Hewitt et al. 2022)."""
+    return _at_least(min(epsilon, math.sqrt(epsilon) * math.exp(-_entropy(_softmax(logits)))), logits, slack)
+
+
+_FILTERS: dict[str, Filter] = {
+    "top_k": _top_k,
+    "top_p": _top_p,
+    "min_p": _min_p,
+    "typical_p": _typical_p,
+    "epsilon_cutoff": _at_least,
+    "eta_cutoff": _eta_cutoff,
+}
+
+
+class ReferencePolicy:
+    """The law that a policy's settings stand for, by their definitions.
+
+    `policy` is only read: its fields are the settings, and nothing of it is called. `limit` is the most tokens that may
+    be generated, for settings that depend on it.
+
+    >>> from spectr.policy import Policy
+    >>> reference = ReferencePolicy(Policy(top_k=2, presence_penalty=1.2))
+    >>> [round(p, 3) for p in reference.law([1.0, 2.0, 1.5], prompt=[0], generated=[1])]
+    [0.378, 0.0, 0.622]
+    """
+
+    def __init__(self, policy: Any, stops: Iterable[int] = (), limit: int | None = None, slack: float = 0.0) -> None:
+        given = {setting.name: getattr(policy, setting.name) for setting in fields(policy)}
+        plain = type(policy)()
+        used = {name: value for name, value in given.items() if value != getattr(plain, name)}
+        self.temperature = float(given["temperature"])
+        self.stops, self.limit, self.slack = frozenset(stops), limit, slack
+        unknown = used.keys() - _EDITS.keys() - _FILTERS.keys() - {"temperature"}
+        if unknown:
+            raise ArgumentError(
+                f"the reference policy must know every setting, and does not know {', '.join(sorted(unknown))}; "
+                "add it to spectr.audit.reference_policy"
+            )
+        self._edits = [(edit, used[name]) for name, edit in _EDITS.items() if name in used]
+        self._filters = [(cut, used[name]) for name, cut in _FILTERS.items() if name in used]
+
+    @staticmethod
+    def settings() -> frozenset[str]:
+        """The names of all settings that there is a reference for."""
+        return frozenset({"temperature", *_EDITS, *_FILTERS})
+
+    @property
+    def depends_on_text(self) -> bool:
+        """Whether the law after a text depends on more than the model's logits."""
+        return bool(self._edits)
+
+    def law(self, logits: Sequence[float], prompt: Sequence[int] = (), generated: Sequence[int] = ()) -> list[float]:
+        """The law of the next token, given the model's logits after `prompt` and `generated`."""
+        text = _Text(tuple(prompt), tuple(generated), self.stops, self.limit)
+        shaped = [float(logit) for logit in logits]
+        for edit, value in self._edits:
+            shaped = edit(value, shaped, text)
+        if not max(shaped) > NEVER:
+            raise ArgumentError(f"a policy must leave at least one token, and leaves none after {text.whole}")
+        if self.temperature == 0:
+            return _softmax(_point_mass(shaped))
+        most = max(shaped)
+        shaped = [(logit - most) / self.temperature for logit in shaped]
+        for cut, value in self._filters:
+            shaped = cut(value, shaped, self.slack)
+        return _softmax(shaped)
