@@ -170,7 +170,7 @@ def test_block_keeps_at_least_what_tokens_keep() -> None:
 
 def test_path_block_keeps_at_least_what_the_walk_keeps() -> None:
     gains = []
-    for seed in range(8):
+    for seed in range(4):
         models = toy_pair("plain", 2, seed)
         for widths in ((2, 2), (3, 1, 1)):
             walk = spectr.exact_step_law("optimal", *models, widths).expected_tokens
