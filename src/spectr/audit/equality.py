@@ -152,7 +152,7 @@ class RealTexts:
         self.requests = [Request(prompt, seed, length) for seed, prompt in enumerate(prompts)]
 
     def race_case(self, drafter: Any, *, capture: bool = False) -> Case:
-        """Texts of the race with a drafter in one batch, against each alone without one; with `capture` through the loop
+        """Texts of the race with a drafter in one batch, against each alone without one; `capture` takes the loop
         that replays its steps."""
         name = f"race × {_called(drafter)}{', captured' if capture else ''}"
         scores = Scores(self.opened.target, self.policy, noisy=True)
