@@ -1,7 +1,7 @@
-"""Evidence: is what comes out the target's law? By enumeration, by statistics, by comparison; of spectr and of others.
+"""Is the output law the target's? By enumeration, by statistics, by comparison; of spectr and of others.
 
 report = audit_exact("kseq")                              # every draft and every coin of a rule
-report = audit_model(lm, Scope([lm.encode("Why?")]))      # everything that can be asked of a real model
+report = audit_model(lm, Scope([lm.encode("Why?")]))      # this package on a real model
 report = audit_function(sample, target, prompt=[1, 2])    # anybody's (prompt, seed) → tokens
 report.holds, report.summary, report.findings
 """

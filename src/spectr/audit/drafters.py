@@ -1,7 +1,7 @@
-"""Drafters that a rule must survive: each is a real drafter, and none of them means well.
+"""Drafters of the worst kind, which a rule must survive.
 
-Scripted ones draft fixed sets by looking at the text alone. Bent ones draw from a law as any model does, but from the
-target's own rows, from their opposite, or from a single token.
+Scripted ones draft fixed sets that depend on the text alone. Bent ones draw from a law as any model does, but the law
+is the target's own, its opposite, flat, or a single token.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ Script = Callable[[list[int]], Sequence[Words]]
 
 @dataclass(frozen=True, slots=True)
 class Scripted:
-    """Drafts what a script says."""
+    """A drafter that drafts what a script says."""
 
     name: str
     script: Script
@@ -46,7 +46,7 @@ class Scripted:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """A tree of which nothing but the root is alive, with tokens in it that mean nothing."""
+    """A drafter whose trees are dead but for the root, with arbitrary tokens in them."""
 
     name: str = "all dead"
     nodes: int = 6
@@ -66,7 +66,7 @@ class Dead:
 
 
 def _adversary(vocabulary: int) -> Script:
-    """Any tokens, other ones after every text, in trees of any shape."""
+    """A script that drafts random tokens in trees of random shape, different after every text."""
 
     def script(text: list[int]) -> list[Words]:
         draw = np.random.default_rng([len(text), *text])
@@ -77,7 +77,7 @@ def _adversary(vocabulary: int) -> Script:
 
 
 def scripted_drafters(vocabulary: int, stops: frozenset[int]) -> Iterator[Scripted | Dead]:
-    """Fixed drafts of every bad kind; the race and match take them."""
+    """Drafters of fixed sets, for the race and match."""
     special = tuple(sorted(stops)) or (0,)
     yield Scripted("adversarial texts", _adversary(vocabulary))
     yield Scripted("every token", lambda _: [(token,) for token in range(min(vocabulary, 64))], 65)

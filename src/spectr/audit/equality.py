@@ -1,8 +1,9 @@
-"""What needs no statistics: texts that must be equal token by token, and rows that must be equal number by number.
+"""Comparisons that need no statistics: texts that must be equal token by token, and rows that must be equal.
 
-With the race a text is a function of the seed alone; greedy text is the plain model's with every rule; a text depends
-on no batch-mate. On a real model another tree sums in another order, so at a near-tie the last bit may decide: a
-parting counts as rounding where the two tokens' scores differ by less than a thousandth, and is reported.
+With the race a text is a function of the seed alone; greedy text is the plain model's with every rule; no text depends
+on the others of its batch. On a real model another tree sums in another order, so at a near-tie the last bit may
+decide: a difference counts as rounding where the scores of the two tokens differ by less than a thousandth, and is
+reported.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,13 +35,13 @@ __all__ = [
     "Compared", "Pair", "RealTexts", "Scores", "batch_case", "compare", "greedy_case", "rows_finding", "seed_case",
 ]  # fmt: skip
 
-_TIE = 1e-3  # difference of scores that rounding may turn
-_ROWS = 1e-3  # total variation that another order of sums may make
+_TIE = 1e-3  # difference of scores that rounding may reverse
+_ROWS = 1e-3  # total variation that another order of summation may make
 
 
 @dataclass(slots=True)
 class Compared:
-    """Two sets of texts, side by side."""
+    """How two sets of texts compare."""
 
     texts: int = 0
     tokens: int = 0
@@ -49,11 +50,11 @@ class Compared:
 
     @property
     def holds(self) -> bool:
-        """No text parts but at a tie."""
+        """Every difference is explained by rounding."""
         return len(self.partings) == self.ties
 
     def measured(self, what: str) -> str:
-        """For people."""
+        """The result in words."""
         said = f"{self.texts} texts, {self.tokens:,} tokens {what}"
         if not self.partings:
             return f"{said}: all equal"
@@ -96,7 +97,7 @@ class Scores:
 def compare(
     requests: Sequence[Request], meant: Sequence[Sequence[int]], found: Sequence[Sequence[int]], scores: Scores | None
 ) -> Compared:
-    """Text by text; `scores` tells a tie from a fault, where rounding can be."""
+    """Compare text by text; `scores` tells a tie from a fault where rounding can differ."""
     result = Compared(len(requests), sum(map(len, meant)))
     for row, (one, other) in enumerate(zip(meant, found, strict=True)):
         at = _first_difference(one, other)
@@ -112,7 +113,7 @@ def compare(
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Texts that must be equal: what an engine gives in one batch, and what is meant."""
+    """Texts that must be equal: those of an engine in one batch, and those that are expected."""
 
     name: str
     what: str  # the comparison, in words
@@ -124,7 +125,7 @@ class Pair:
     claim: Claim = "lossless"
 
     def case(self) -> Case:
-        """To be run."""
+        """The comparison as a case."""
         return Case("equal", self.name, self._run)
 
     def _run(self, _: Level) -> Sequence[Finding]:
@@ -134,25 +135,25 @@ class Pair:
 
 
 def texts_of(engine: Engine, requests: Sequence[Request], policy: Policy) -> list[list[int]]:
-    """Of one batch."""
+    """The texts of one batch."""
     return [result.tokens for result in engine.generate(Job(requests, policy))]
 
 
 def one_by_one(engine: Engine, requests: Sequence[Request], policy: Policy) -> list[list[int]]:
-    """Each in a batch of its own."""
+    """The texts of requests that each have a batch of their own."""
     return [texts_of(engine, [request], policy)[0] for request in requests]
 
 
 class RealTexts:
-    """A real model's own texts to a few prompts, computed once: what every drafter and rule must give."""
+    """A real model's plain texts to a few prompts, computed once: every drafter and rule must give them."""
 
     def __init__(self, opened: "OpenedModel", prompts: Sequence[Sequence[int]], length: int, policy: Policy) -> None:
         self.opened, self.policy = opened, policy
         self.requests = [Request(prompt, seed, length) for seed, prompt in enumerate(prompts)]
 
     def race_case(self, drafter: Any, *, capture: bool = False) -> Case:
-        """Sampled by the race with a drafter, all in one batch, against each alone without one; with `capture`, through
-        the loop that replays its step."""
+        """Texts of the race with a drafter in one batch, against each alone without one; `capture` takes the loop
+        that replays its steps."""
         name = f"race × {_called(drafter)}{', captured' if capture else ''}"
         scores = Scores(self.opened.target, self.policy, noisy=True)
 
@@ -165,7 +166,7 @@ class RealTexts:
         return Pair(name, what, self.requests, self.policy, lambda: self._plain, engine, scores).case()
 
     def greedy_case(self, drafter: Any, made: Rule) -> Case:
-        """At temperature 0, against transformers' own greedy text."""
+        """Texts at temperature 0, against transformers' own greedy text."""
         name = f"greedy {made.card.name} × {_called(drafter)}"
         scores = Scores(self.opened.target, Policy(0), noisy=False)
         engine = partial(self._engine, drafter, made)
@@ -193,7 +194,7 @@ def _called(drafter: Any) -> str:
 
 
 def greedy_case(setup: Setup, drafter: Any, made: Rule) -> Case:
-    """At temperature 0 the text is the plain model's, row after row its likeliest token."""
+    """Texts at temperature 0, against the likeliest token after every text."""
     still, requests = setup.under(Policy(0)), [Request(setup.prompt, seed, 12) for seed in range(4)]
     name = f"greedy {made.card.name} × {_called(drafter)}, replayed"
 
@@ -208,7 +209,7 @@ def greedy_case(setup: Setup, drafter: Any, made: Rule) -> Case:
 
 
 def batch_case(setup: Setup, drafter: Any, made: Rule, claim: Claim = "lossless") -> Case:
-    """Many rows at once, of unequal lengths, against each alone; equal to the last bit, since rows are replayed."""
+    """Texts of unequal lengths in one batch, against each alone. They are equal exactly, since rows are replayed."""
     requests = [Request(setup.prompt, 7 * seed - 90, 3 + seed % 11) for seed in range(24)]
     engine = partial(setup.engine, drafter, made)
     name = f"batch {made.card.name} × {_called(drafter)}"
@@ -220,7 +221,7 @@ def batch_case(setup: Setup, drafter: Any, made: Rule, claim: Claim = "lossless"
 
 
 def seed_case(setup: Setup, drafter: Any, made: Rule) -> Case:
-    """The same seeds in another order give the same texts; for the race with no drafter at all."""
+    """Texts of the same seeds in another order; for the race, texts without a drafter."""
     requests = [Request(setup.prompt, seed, 10) for seed in range(64)]
     engine = partial(setup.engine, drafter, made)
     alike = made.card.name == "race"
@@ -247,7 +248,7 @@ def _forest(prompt: Sequence[int], vocabulary: int, seed: int) -> tuple[Tensor, 
 
 
 def rows_finding(model: TreeModel, plain: RowsAfter, prompts: Sequence[Sequence[int]], claim: Claim) -> Finding:
-    """Random trees scored in one call, against every path on its own."""
+    """Random trees scored in one call, against every path scored alone."""
     worst, looked = 0.0, 0
     for seed, prompt in enumerate(prompts):
         tokens, seen, depth = _forest(prompt, model.vocabulary, seed)

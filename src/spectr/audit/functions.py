@@ -1,4 +1,4 @@
-"""Samplers as plain functions, right ones and wrong ones: what an audit of somebody's own function is tried with."""
+"""Samplers as plain functions, right ones and wrong ones, to try an audit of a user's function with."""
 
 import random
 from bisect import bisect_right
@@ -18,7 +18,7 @@ Change = Callable[[Tensor, Text], Tensor]
 
 
 def _function(law: TextLaw, change: Change) -> Function:
-    """Token by token by inverse CDF from laws that were changed."""
+    """A function that draws token by token by inverse CDF, from laws that `change` may alter."""
     known: dict[Text, list[float]] = {}
 
     def sample(_: list[int], seed: int) -> list[int]:
@@ -36,7 +36,7 @@ def _function(law: TextLaw, change: Change) -> Function:
 
 
 def right_function(law: TextLaw) -> Function:
-    """(prompt, seed) → a text of the law."""
+    """A function (prompt, seed) → text that draws from the law."""
     return _function(law, lambda row, _: row)
 
 
@@ -53,11 +53,11 @@ def shifted(row: Tensor, bias: float) -> Tensor:
 
 
 def biased_function(law: TextLaw, bias: float) -> Function:
-    """The same with a first token that is off by `bias` in total variation."""
+    """A function whose first token is off by `bias` in total variation."""
     return _function(law, lambda row, text: row if text else shifted(row, bias))
 
 
 def paired_function(law: TextLaw) -> Function:
-    """Every text is right, and every second one is the one before."""
+    """A function that gives every text twice: each is right, and neighbours are equal."""
     right = right_function(law)
     return lambda prompt, seed: right(prompt, seed // 2)

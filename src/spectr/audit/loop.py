@@ -58,7 +58,9 @@ def _drafters(setup: Setup) -> dict[str, Any]:
     model = getattr(noisy, "model", None)
     pruned = named_drafter("model", model=model, plan=Plan("race", drafts=4, length=3, nodes=9))
     ranked = named_drafter("model", model=model, plan=Plan("fixed", drafts=3, length=3, nodes=7))
+    right = named_drafter("model", model=setup.model(), plan=Plan("race", tree=(1,) * 6))
     found: dict[str, Any] = {"none": "none", "noisy": noisy, "pruned": pruned, "pruned by rank": ranked}
+    found |= {"the target itself, 6 deep": right}
     return found | {name: name for name in ("lookup", "ngram", "random")}
 
 

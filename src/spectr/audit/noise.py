@@ -1,4 +1,4 @@
-"""Coins and noise over long texts: no key repeats, and values that are far apart are independent.
+"""Coins and noise over long texts: no key repeats, values that are far apart are independent, and draws are exact.
 
 Text is generated at positions that no short sample reaches, so both random streams are looked at by their keys: along
 more than 2^20 positions, and around every power of two beyond. Values are compared in pairs of 53 bits, so that two
@@ -18,14 +18,18 @@ from torch import Tensor
 
 from spectr.audit.report import Case, Claim, Finding, Level
 from spectr.audit.statistics import GTest, compare_counts
-from spectr.coins import Purpose, SeededCoins, uniform
+from spectr.coins import Purpose, SeededCoins, draw, uniform
 
-__all__ = ["BORDERS", "Stream", "coin_streams", "key_case", "noise_cases", "noise_streams", "race_noise", "stream_case"]
+__all__ = [
+    "BORDERS", "Stream", "coin_streams", "draw_case", "key_case", "noise_cases", "noise_streams", "race_noise",
+    "stream_case",
+]  # fmt: skip
 
 BORDERS = (1 << 14, 1 << 16, 1 << 20)
 """Distances at which values must be independent, beside neighbours."""
 
 _WINDOW = 1 << 15  # pairs looked at for each distance
+_SIZES = (7, 1024, 1025, 1100, 5000, 50_000)  # vocabularies to draw from: large ones are drawn from in two stages
 
 Floats = npt.NDArray[np.float64]
 Values = Callable[[Tensor], Tensor]
@@ -166,7 +170,48 @@ def key_case(coins: Coins = uniform, noise: Noise = race_noise, claim: Claim = "
     return Case("noise", "keys in combination", run)
 
 
+def _drawn(weights: Floats, coins: Floats) -> npt.NDArray[np.int64]:
+    """Inverse CDF by its definition, with sums of 64 bits: the first token whose running sum exceeds coin · total. -1
+    where a sum is so close that rounding may decide."""
+    sums = weights.astype(np.longdouble).cumsum()
+    level = coins.astype(np.longdouble) * sums[-1]
+    low, high = (np.searchsorted(sums, level + shift * sums[-1], side="right") for shift in (-1e-11, 1e-11))
+    return np.where(low == high, low, -1).astype(np.int64)
+
+
+def draw_case(made: Callable[[Tensor, Tensor], Tensor] = draw, claim: Claim = "lossless") -> Case:
+    """Draws from weights against the definition, at random coins and beside every border of large vocabularies."""
+
+    def run(_: Level) -> Sequence[Finding]:
+        wrong, looked = 0, 0
+        for size in _SIZES:
+            rng = np.random.default_rng(size)
+            weights = (rng.exponential(size=size) ** 3).astype(np.float32) * (rng.random(size) < 0.7)
+            weights[rng.integers(size)] = 5.0
+            borders = rng.choice(weights.astype(np.float64).cumsum() / weights.astype(np.float64).sum(), 200)
+            coins = np.concatenate([rng.random(400), borders - 1e-9, borders + 1e-9]).clip(0, 1 - 2.0**-53)
+            meant = _drawn(weights.astype(np.float64), coins)
+            found = made(torch.from_numpy(weights).expand(len(coins), size), torch.from_numpy(coins)).numpy()
+            wrong, looked = wrong + int(((found != meant) & (meant >= 0)).sum()), looked + int((meant >= 0).sum())
+        measured = f"{looked:,} draws from up to {_SIZES[-1]:,} tokens: {wrong or 'none'} differ from the definition"
+        return [Finding("noise", "draws", wrong == 0, measured, {"draws": looked, "wrong": wrong}, claim)]
+
+    return Case("noise", "draws", run)
+
+
+def _near_ties(_: Level) -> Sequence[Finding]:
+    """Logits that cancel the noise but for 1e-9: the race must find the token that is ahead, whatever its id."""
+    seeds, tokens = torch.arange(64), 50
+    coins, depth = SeededCoins(seeds, torch.full_like(seeds, 9)), torch.ones(64, 1, dtype=torch.int64)
+    noise = coins.noisy(torch.zeros(64, 1, tokens, dtype=torch.float64), depth)
+    ahead = (seeds * 7 + 3) % tokens
+    logits = -noise + 1e-9 * (torch.arange(tokens) == ahead[:, None, None])
+    wrong = int((coins.race(logits, depth).squeeze(1) != ahead).sum())
+    measured = f"64 races with 50 tokens within 1e-9 of each other: {wrong or 'none'} won by another token"
+    return [Finding("noise", "races at near-ties", wrong == 0, measured, {"wrong": wrong})]
+
+
 def noise_cases() -> list[Case]:
-    """Coins and noise as they are."""
-    streams = (*coin_streams(), *noise_streams(), _token_stream())
-    return [*(stream_case(stream) for stream in streams), key_case()]
+    """Coins, noise and draws as they are."""
+    streams = [stream_case(stream) for stream in (*coin_streams(), *noise_streams(), _token_stream())]
+    return [*streams, key_case(), draw_case(), Case("noise", "races at near-ties", _near_ties)]

@@ -1,7 +1,7 @@
-"""Drafts that nobody would make on purpose: nothing crashes, nothing is biased, nothing is lost.
+"""Drafts of the worst kind, under which nothing may crash, be biased, or be lost.
 
-Biased: the law of what comes out, by the same tests as anywhere. Lost: every text has the length asked for or ends with
-a stop token, and what the engine counted adds up to it.
+The output law is tested as everywhere. Nothing is lost if every text has the length asked for or ends with a stop
+token, and the counts of the engine add up to it.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ _SAMPLES = 4_000
 
 
 def _guarded(name: str, run: Callable[[Level], Sequence[Finding]], level: Level) -> Sequence[Finding]:
-    """A crash is a finding."""
+    """Run a case, and report a crash as a finding."""
     try:
         return run(level)
     except Exception as error:  # of the rule under audit: any error is a finding
@@ -50,7 +50,7 @@ def _adds_up(result: Result, request: Request, stops: frozenset[int]) -> bool:
 
 
 def _nothing_lost(engine: Engine, setup: Setup) -> str | None:
-    """What was lost, if anything."""
+    """A sentence about what was lost, or None."""
     requests = [Request(setup.prompt, seed, 1 + seed % 17) for seed in range(40)]
     for request, result in zip(requests, engine.generate(Job(requests, setup.policy)), strict=True):
         if not _adds_up(result, request, setup.stops):
@@ -60,7 +60,7 @@ def _nothing_lost(engine: Engine, setup: Setup) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Bad:
-    """A drafter under a rule."""
+    """A drafter of the worst kind under a rule."""
 
     name: str
     setup: Setup
@@ -68,7 +68,7 @@ class _Bad:
     made: Rule
 
     def run(self, level: Level) -> Sequence[Finding]:
-        """Law, and nothing lost."""
+        """Test the law, and that nothing is lost."""
         engine = Engine(self.setup.model(), self.drafter, self.made, self.setup.stops)
         sampler = EngineSampler(engine, self.setup.prompt, self.setup.policy)
         found = law_finding(Claimed(self.name, sampler, self.setup.law(), section=_SECTION), level.at_most(_SAMPLES))
@@ -78,7 +78,7 @@ class _Bad:
         return [found]
 
     def case(self) -> Case:
-        """To be run."""
+        """The check as a case."""
         return Case(_SECTION, self.name, partial(_guarded, self.name, self.run), tests=len(TESTS))
 
 
@@ -91,7 +91,8 @@ def _refuses(engine: Engine, request: Request) -> bool:
 
 
 def _at_the_limit(target: TreeModel, prompt: Sequence[int], stops: frozenset[int], _: Level) -> Sequence[Finding]:
-    """A prompt that leaves room for three tokens, and drafts that reach far beyond them; one token more is refused."""
+    """Generate after a prompt that leaves room for three tokens, with drafts that reach far beyond them; one token more
+    must be refused."""
     name, room = "prompt at the context limit", 3
     request = Request(prompt, 1, room)
     meant = texts_of(Engine(target, named_drafter("none"), rule("race"), stops), [request], Policy())
@@ -108,7 +109,7 @@ def _at_the_limit(target: TreeModel, prompt: Sequence[int], stops: frozenset[int
 
 
 def limit_case(target: TreeModel, prompt: Sequence[int], stops: frozenset[int]) -> Case:
-    """`target` as it would be with a context that the prompt almost fills."""
+    """`target` with a context so small that the prompt almost fills it."""
     small = copy(target)
     small.context = len(prompt) + 3
     name = "prompt at the context limit"

@@ -16,7 +16,7 @@ from spectr.audit.faults import SECTION, argmax_with_soft_law, exact_faults
 from spectr.audit.functions import biased_function, paired_function, right_function
 from spectr.audit.laws import Claimed, law_case
 from spectr.audit.loop import in_section, texts_case
-from spectr.audit.noise import BORDERS, coin_streams, key_case, noise_streams, race_noise, stream_case
+from spectr.audit.noise import BORDERS, coin_streams, draw_case, key_case, noise_streams, race_noise, stream_case
 from spectr.audit.policy_faults import CommittedOnly, PresenceOnPrompt, policy_faults
 from spectr.audit.proofs import LOSSY
 from spectr.audit.replay import Replay
@@ -24,7 +24,7 @@ from spectr.audit.report import Case, Finding, Level
 from spectr.audit.samplers import EngineSampler, FunctionSampler
 from spectr.audit.setup import NOISY, Setup, toy_setup
 from spectr.audit.texts import TextLaw
-from spectr.coins import SeededCoins, uniform
+from spectr.coins import SeededCoins, draw, uniform
 from spectr.draft import Plan
 from spectr.draft.model import ModelDrafter
 from spectr.engine import Engine, Request
@@ -200,6 +200,12 @@ def _shared_keys() -> Case:
     return in_section(key_case(coins, claim="planted"), SECTION, "coins keyed by the sum of two words")
 
 
+def _without_last_chunk(weights: Tensor, coin: Tensor) -> Tensor:
+    """Draws from all but the last, incomplete part of a large vocabulary."""
+    size = weights.shape[-1]
+    return draw(weights[..., : size - size % 512] if size > 1024 else weights, coin)
+
+
 def _shaped_faults(setup: Setup) -> Iterator[Case]:
     """Faults in the policy, through the loop: texts of the race against plain loops."""
     made = setup.drafter(NOISY, rule("race"))
@@ -224,6 +230,7 @@ def planted_cases(bias: float = 0.02) -> list[Case]:
         in_section(batch_case(setup, NOISY, by_place, "planted"), SECTION, "coins of the place in the batch"),
         *(case for border in BORDERS for case in _repeating(border)),
         _shared_keys(),
+        in_section(draw_case(_without_last_chunk, "planted"), SECTION, "draws that lose the last chunk"),
         *(in_section(case, SECTION, case.name) for case in policy_faults()),
         *_shaped_faults(setup),
     ]

@@ -134,7 +134,7 @@ def enumerations(card: Card, siblings: Siblings) -> Iterator[Enumeration]:
             Enumeration((7,), 7, ("plain",)) if siblings == "without_replacement" else Enumeration((8,), 3, ("plain",))
         )
     yield from (Enumeration((3,), 1100, sparse=True), Enumeration((2,), 9000, sparse=True))
-    yield Enumeration((2, 1), 3, _FEW, lazily=False)
+    yield from (Enumeration((2, 1), 3, _FEW, lazily=False), Enumeration((1,) * 5, 2, ("plain",), lazily=False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 Rows are those of a real model (or of any function of a text) after a prompt and up to `memory` tokens more. What is
 committed beyond that is remembered by its last `memory` tokens: so the law of the first `memory` + 1 tokens is exactly
 the model's, and drafts that reach deeper still meet rows of the model. It is a language model like any other, with
-finitely many rows. Knows no rule and no drafter.
+finitely many rows, and does not depend on rules or drafters.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,17 +27,17 @@ _MOST_NODES = 96  # nodes of one call for rows
 
 @dataclass(slots=True)
 class _Session:
-    """Where each row stands: the number of its text among those known, and those of its scratch nodes."""
+    """The state of each row: the number of its text among those known, and the numbers of its scratch nodes."""
 
     state: Tensor  # (B,) int64
     scratch: Tensor  # (B, S) int64
 
     def assume(self, longest: int) -> None:
-        """Nothing counts on how long rows are."""
+        """Do nothing: a replay does not depend on how long rows are."""
 
 
 class Replay:
-    """A `TreeModel` made of rows, each asked for once."""
+    """A `TreeModel` made of rows, each of which is computed once."""
 
     def __init__(self, rows: RowsAfter, vocabulary: int, prompts: Sequence[Sequence[int]], memory: int = 2) -> None:
         self.vocabulary, self.device, self.memory = vocabulary, torch.device("cpu"), memory
@@ -54,7 +54,7 @@ class Replay:
         return self._logits(torch.tensor([self._number(self._folded(text)) for text in texts]))
 
     def open(self, rows: int, slots: int, *, features: Any = None, lasting: bool = True) -> _Session:
-        """Rows that have read nothing."""
+        """A session of empty rows."""
         if features is not None:
             raise MismatchError("a replay has rows and no features; audit a trained drafter with replay off")
         return _Session(torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, 0, dtype=torch.int64))
@@ -85,7 +85,7 @@ class Replay:
         return self._logits(fresh if only is None else fresh.gather(1, only))
 
     def keep(self, session: _Session, nodes: Tensor) -> None:
-        """A row stands where the last of its kept nodes stands."""
+        """Move each row to the last of its kept nodes."""
         last = torch.where(nodes >= 0, torch.arange(nodes.shape[1]), -1).amax(-1, keepdim=True)
         node = nodes.gather(1, last.clamp_min(0)).clamp_min(0)
         session.state = torch.where(last >= 0, session.scratch.gather(1, node), session.state[:, None]).squeeze(1)
@@ -96,26 +96,26 @@ class Replay:
         session.state, session.scratch = session.state[rows], session.scratch[rows]
 
     def grow(self, session: _Session, slots: int) -> None:
-        """There is room for anything."""
+        """Do nothing: there is always room."""
 
     def rewind(self, session: _Session, lengths: list[int]) -> None:
-        """Not offered: what lies further back than the memory is gone."""
+        """Refuse: what lies further back than the memory is gone."""
         raise MismatchError("a replay remembers the last tokens alone and is not rewound; begin another session")
 
     def encode(self, session: _Session, sources: list[list[int]]) -> None:
-        """Not offered."""
+        """Refuse: there is no encoder."""
         raise MismatchError("a replay has no encoder; audit an encoder-decoder model with replay off")
 
     def features_at(self, session: _Session, positions: Tensor) -> Tensor:
-        """Not offered."""
+        """Refuse: there are no features."""
         raise MismatchError("a replay has rows and no features; audit a trained drafter with replay off")
 
     def share(self, session: _Session) -> _Session:
-        """The same text, scratch of its own."""
+        """A session on the same text with its own scratch nodes."""
         return _Session(session.state, session.scratch[:, :0])
 
     def _folded(self, text: Words) -> Words:
-        """What is remembered of a text."""
+        """The part of a text that rows depend on."""
         for prompt in self._prompts:
             if text[: len(prompt)] == prompt and len(text) > len(prompt) + self.memory:
                 return prompt + text[len(text) - self.memory :]
@@ -171,7 +171,7 @@ class TreeRows:
         return session
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
-        """A token that the model lacks is read as its first."""
+        """The tokens, with the first one in place of those that the model lacks."""
         return [token if token < self.model.vocabulary else 0 for token in tokens]
 
     def __call__(self, texts: Sequence[Words]) -> Tensor:
@@ -203,7 +203,7 @@ class TreeRows:
         return self._chosen(logits[0].float().cpu())
 
     def _chosen(self, logits: Tensor) -> Tensor:
-        """The columns of the replay's tokens; one that the model lacks comes last."""
+        """The columns of the replay's tokens; one that the model lacks gets the smallest logit."""
         inside = self.ids < logits.shape[-1]
         picked = logits[:, torch.where(inside, self.ids, 0)]
         return torch.where(inside, picked, logits.amin(-1, keepdim=True) - 100.0)

@@ -1,4 +1,4 @@
-"""One function for each kind of audit: what is audited in, a report out."""
+"""One function for each kind of audit, which takes what is audited and returns a report."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -42,13 +42,13 @@ def audit_exact(rule: str | None = None, **options: Any) -> Report:
 
 
 def audit_planted(level: Level | None = None) -> Report:
-    """Whether faults that were planted are seen."""
+    """Check that every planted fault is seen."""
     given = level or Level()
     return examine(planted_cases(given.bias), given)
 
 
 def audit_model(lm: "LM", scope: Scope, level: Level | None = None) -> Report:
-    """Everything that can be asked of this package on a model that `spectr.load` gave."""
+    """Audit this package on a model that `spectr.load` gave."""
     return examine(model_cases(lm, scope), level)
 
 

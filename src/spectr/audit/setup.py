@@ -41,12 +41,12 @@ _SHOWN = 8  # tokens of the prompt that drafters and penalties see
 
 
 def plan_for(card: Card, drafts: int = 2, length: int = 3) -> Plan:
-    """Siblings as the rule wants them, `drafts` chains, or one where it takes no more."""
+    """`drafts` chains with the siblings that the rule prefers; one chain if it takes no tree."""
     return Plan(card.draws or card.siblings[0], tree=(drafts if card.tree else 1, *(1,) * (length - 1)))
 
 
 def noise(logits: Tensor, texts: Sequence[Words]) -> Tensor:
-    """Rows with noise that belongs to the text."""
+    """Rows with noise that is a function of the text."""
     noise = [np.random.default_rng([len(text), *text]).standard_normal(logits.shape[-1]) for text in texts]
     return logits + _NOISE * torch.from_numpy(np.stack(noise)).float()
 

@@ -1,4 +1,4 @@
-"""The target's exact law of short texts, and the tests that compare samples with it. Knows not where samples come from.
+"""The target's exact law of short texts, and the tests that compare samples with it, whatever drew them.
 
 Four tests look at one set of samples, each with 16 cells that are fixed before anything is drawn:
 
@@ -6,7 +6,7 @@ Four tests look at one set of samples, each with 16 cells that are fixed before 
 - `text`: the likeliest texts of three tokens, and all others together;
 - `ranks`: where each token stands in its own law. With F the mass of all likelier tokens, F + U·p of a token that comes
   with chance p is uniform, after any text and whatever the law (U uniform, made here). So positions, all texts and
-  tails are compared at once, and what a later step owes to an earlier one shows;
+  tails are compared at once, and a later step that depends on an earlier one shows;
 - `neighbours`: the same of the first tokens of two neighbouring samples, which must be independent.
 """
 
@@ -40,7 +40,7 @@ _TEXT = 3  # tokens of the texts that are counted one by one
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """The likeliest first tokens and texts, with their probabilities: what is counted, chosen before any is drawn."""
+    """The likeliest first tokens and texts with their probabilities, which are counted; chosen before any is drawn."""
 
     firsts: list[tuple[Text, float]]
     texts: list[tuple[Text, float]]
@@ -60,11 +60,11 @@ class TextLaw:
         whole("length", self.length, 1)
 
     def cells(self) -> Cells:
-        """To be asked for before samples are drawn."""
+        """The cells of the tests, which must be known before samples are drawn."""
         return Cells(self.likeliest(CELLS - 1, 1), self.likeliest(CELLS - 1, min(_TEXT, self.length)))
 
     def check(self, text: Text) -> None:
-        """Refuse what is no text of this law."""
+        """Refuse a text that this law cannot have."""
         ended = not self.closed or (bool(text) and text[-1] in self.stops)
         if len(text) > self.length or (len(text) < self.length and not ended):
             raise ArgumentError(

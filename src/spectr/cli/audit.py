@@ -86,13 +86,15 @@ def _table(section: str, findings: Sequence[Finding]) -> Table:
 
 
 def _show(report: Report) -> None:
-    """A table for each section, and what it all comes to."""
+    """Print a table for each section, and the summary."""
     for section, findings in groupby(report.findings, key=lambda finding: finding.section):
         console().print(_table(section, list(findings)))
         console().print()
     console().print(report.certainty, markup=False, soft_wrap=True)
     style = "bold green" if report.holds else "bold red"
-    console().print(Text(f"{report.summary}.", style), soft_wrap=True)
+    console().print(Text(f"{report.summary[0].upper()}{report.summary[1:]}.", style), soft_wrap=True)
+    if any(finding.by_name and not finding.holds for finding in report.findings):
+        talk("A lossy rule was named, and its output does not have the target's law: the exit status is 1.")
 
 
 def _only_one(modes: Mapping[str, bool]) -> str:
