@@ -19,11 +19,11 @@ PACKAGE = ROOT / "src" / "spectr"
 
 FACADE = "spectr"  # the package itself: what `spectr/__init__.py` exports
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "version"),
-    ("checks", "rows", "threads", "kernels"),
+    ("errors", "version", "notices"),
+    ("checks", "rows", "threads", "kernels", "prompt"),
     ("types",),
     ("registry",),
-    ("papers",),
+    ("papers", "prompts", "endpoint"),
     ("config",),
     ("policy",),
     ("coins",),
@@ -184,6 +184,24 @@ def local_mentions(root: Path) -> list[str]:
     ]
 
 
+# The index knows `spectr` as somebody else's program; ours is spectr-lm there. In pieces, as above.
+OTHERS_NAME = re.compile(r"(?<![\w.-])spectr\[" + r"[a-z]|pip install (?:--?[\w-]+ )*['\"]?spectr" + r"(?![\w-])")
+
+
+def others_name(root: Path) -> list[str]:
+    """Hints that would install a stranger's package."""
+    return [
+        f"{path.relative_to(root)}:{number}"
+        for path in text_files(root)
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+        if path.suffix in {".py", ".md", ".toml", ".html", ".yaml", ""} and OTHERS_NAME.search(line)
+    ]
+
+
+def test_every_hint_names_our_distribution() -> None:
+    assert others_name(ROOT) == []
+
+
 def test_every_module_has_a_layer() -> None:
     assert unplaced(PACKAGE) == [], "give it a place in LAYERS"
 
@@ -203,6 +221,15 @@ def test_only_models_import_transformers() -> None:
 def test_importing_spectr_leaves_transformers_alone() -> None:
     code = "import sys, spectr; print('transformers' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+def test_importing_spectr_loads_no_evidence() -> None:
+    """Neither `import spectr` nor what a user loads a model with needs audits, benchmarks or the theory."""
+    code = "import sys, spectr; spectr.load; print(*sorted(m for m in sys.modules if m.startswith('spectr.')))"
+    loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert "spectr.lm" in loaded
+    evidence = {"audit", "bench", "theory", "tune", "train", "cli"}
+    assert [name for name in loaded if name.split(".")[1] in evidence] == []
 
 
 def test_every_module_says_what_it_is() -> None:
@@ -269,3 +296,9 @@ def test_planted_faults_are_found(tmp_path: Path) -> None:
     (tmp_path / "g").mkdir()
     (tmp_path / "g" / "notes.md").write_text("see " + "/work" + "/notes, or https://pypi" + ".org")
     assert len(local_mentions(tmp_path / "g")) == 1
+    (tmp_path / "h").mkdir()
+    ours, install = "spectr", "pip install"
+    wrong = (f"{install} {ours}", f"{install} -U '{ours}[plot]'", f"uv add {ours}[models]")
+    right = ("pip install 'spectr-lm[plot]'", "pip install spectr-lm", "import spectr", "spectr_lm[x]")
+    (tmp_path / "h" / "notes.md").write_text("\n".join([*wrong, *right]))
+    assert others_name(tmp_path / "h") == ["notes.md:1", "notes.md:2", "notes.md:3"]

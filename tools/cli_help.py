@@ -17,8 +17,17 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
 WIDTH = 100
 HEAD = """# The command line
 
-Results go to stdout, talk to stderr, and `--json` prints JSON and nothing else. What spectr refuses is one line on
-stderr and exit code 2. This page is the output of `python tools/cli_help.py`.
+Results go to stdout, everything else to stderr, and `--json` prints JSON and nothing else.
+
+| exit code | meaning |
+|---|---|
+| 0 | success |
+| 1 | the command ran, and its answer is bad news: an audit that fails, a doctor with advice |
+| 2 | refused: one line on stderr that begins with `spectr:` says why |
+| 130 | interrupted by Ctrl-C; what had come is kept, and stderr says what |
+| 141 | whoever read stdout has gone away, as in a pipe into `head` |
+
+This page is the output of `python tools/cli_help.py`.
 """
 
 
@@ -27,8 +36,10 @@ def helps(command: Any, name: str, parent: typer.Context | None = None) -> Itera
     width = {"terminal_width": WIDTH, "max_content_width": WIDTH}
     context = command.make_context(name, [], parent=parent, resilient_parsing=True, **width)
     yield context.command_path, command.get_help(context)
-    for below, found in getattr(command, "commands", {}).items():
-        yield from helps(found, below, context)
+    for below in getattr(command, "list_commands", lambda _: ())(context):
+        found = command.get_command(context, below)
+        if not found.hidden:
+            yield from helps(found, below, context)
 
 
 def render() -> str:

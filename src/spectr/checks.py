@@ -1,4 +1,4 @@
-"""Whole numbers as users give them: one conversion, one sentence. Knows not what the numbers are for."""
+"""Whole numbers as users give them: one conversion, one sentence. It does not depend on what the numbers are for."""
 
 import operator
 from typing import Any

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from spectr.checks import whole
 from spectr.kernels import usable
+from spectr.notices import notice
 
-__all__ = ["Purpose", "SeededCoins", "draw", "gumbel", "likeliest", "seed_word", "uniform"]
+__all__ = ["Purpose", "SeededCoins", "derived_seed", "draw", "gumbel", "likeliest", "seed_word", "uniform"]
 
 
 class Purpose(IntEnum):
@@ -35,6 +36,7 @@ _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
 _COIN_STREAM = 0x5350_4543_5452_0001
 _NOISE_STREAM = 0x2545_F491_4F6C_DD1D
+_SEED_STREAM = 0x2B99_2DDF_A232_49D6
 
 
 def seed_word(seed: Any) -> int:
@@ -44,6 +46,19 @@ def seed_word(seed: Any) -> int:
     (5, -1, -9223372036854775808)
     """
     return (whole("a seed", seed) + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def derived_seed(seed: int, row: int) -> int:
+    """The seed of a row: `seed` itself for row 0, else 53 bits of a hash of both, so that rows of one seed share no
+    texts with rows of the next.
+
+    >>> derived_seed(7, 0), derived_seed(7, 1) == derived_seed(8, 0)
+    (7, False)
+    """
+    if row == 0:
+        return seed
+    words = torch.tensor([_SEED_STREAM, seed_word(seed), row])
+    return int(_bits53(_absorb(_absorb(words[:1], words[1:2]), words[2:])))
 
 
 def _mix_(state: Tensor) -> Tensor:
@@ -181,4 +196,5 @@ class SeededCoins:
             if can_pick(logits.shape[-1], count):
                 where = None if depth is None else (self.committed[:, None] + depth).expand(logits.shape[:2])
                 return best_chances(logits, None if where is None else (self.seed, where, _NOISE_STREAM), sharp, count)
+            notice(f"the kernel does not pick {count} of {logits.shape[-1]} tokens, so drafts are ranked without it")
         return likeliest((logits if depth is None else self.roughly(logits, depth)) * sharp, count)

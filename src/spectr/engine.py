@@ -1,8 +1,9 @@
 """The loop: draft, one target call, verdict, keep. It knows no names: parts say what they are, compared once."""
 
+import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,11 @@ from spectr.trees import Topology, topology
 from spectr.types import Draft, Drafter, Drafting, Opening, Scene, Standing, TreeModel
 from spectr.verify import Rule
 
-__all__ = ["Engine", "Job", "Memory", "Request", "Result", "Step"]
+__all__ = ["LOCK", "Engine", "Job", "Memory", "Request", "Result", "Step"]
+
+LOCK = threading.RLock()
+"""Held while a step runs. Steps put hooks on a model's modules and state on its cache, and two engines may share a
+model, so threads take turns step by step. Reentrant, since a user's hook may generate in turn."""
 
 
 @dataclass(slots=True)
@@ -87,8 +92,21 @@ class Engine:
                 result.logprobs += step.logprobs
         return results
 
-    def stream(self, job: Job, stats: Sequence[Stats], memory: Memory | None = None) -> Iterator[Step]:
+    def stream(self, job: Job, stats: Sequence[Stats], memory: Memory | None = None) -> Generator[Step, None, None]:
         """Steps of all rows as they come. A finished row leaves the batch within the step."""
+        steps = self._steps(job, stats, memory)
+        try:
+            while True:
+                with LOCK:
+                    step = next(steps, None)
+                if step is None:
+                    return
+                yield step
+        finally:
+            with LOCK:
+                steps.close()
+
+    def _steps(self, job: Job, stats: Sequence[Stats], memory: Memory | None) -> Generator[Step, None, None]:
         if self.capture and self._is_capturable(job):
             yield from captured_stream(self, job, stats, memory)
             return
@@ -187,7 +205,8 @@ class Engine:
         if not job.policy.remembers:
             return None
         prompts, padding = [list(r.prompt) for r in job.requests], [list(r.padding) for r in job.requests]
-        return History(prompts, self.target.vocabulary, device=self.target.device, stops=self.stops, padding=padding)
+        size, device, limits = self.target.vocabulary, self.target.device, [r.max_new_tokens for r in job.requests]
+        return History(prompts, size, device=device, stops=self.stops, padding=padding, limits=limits)
 
     def _let_go(self, batch: Batch) -> None:
         """Rows that ended leave; they were marked with -1."""

@@ -6,7 +6,6 @@ transformers prepares everything (config, processors, stopping criteria, padding
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from spectr.checks import whole
+from spectr.coins import derived_seed
 from spectr.draft.options import DraftOptions
 from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError, MismatchError
@@ -106,19 +106,6 @@ def _policy(processors: Any, ids: Tensor, requests: list[Request], *, sampling: 
     return Policy(**settings, processors=others, allowed=hooks or None)
 
 
-@contextmanager
-def _modes_kept(*models: Any) -> Iterator[None]:
-    """Models run in evaluation mode and are left as they were."""
-    modes = [
-        (part, part.training) for model in models if isinstance(model, torch.nn.Module) for part in model.modules()
-    ]
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
-
-
 def _refuse(model: Any, ids: Tensor, embedded: Any, config: Any) -> None:
     if embedded is not None or ids.shape[1] == 0:
         raise ArgumentError("prompts must be given as input_ids, got inputs_embeds; there are no tokens to draft from")
@@ -171,16 +158,15 @@ def generate(  # noqa: PLR0913  transformers passes by these names, and refuses 
 
     _refuse(model, input_ids, inputs.get("inputs_embeds"), generation_config)
     first = int(torch.randint(1 << 62, (1,))) if seed is None else whole("seed", seed)
-    seeds = range(first, first + input_ids.shape[0])
+    seeds = [derived_seed(first, row) for row in range(input_ids.shape[0])]
     limit = int(generation_config.max_length) - input_ids.shape[1]
     requests = _requests(input_ids, inputs.get("attention_mask"), seeds, limit, stopping_criteria)
     policy = _policy(logits_processor, input_ids, requests, sampling=generation_config.do_sample)
-    with _modes_kept(model, drafter):
-        opened, made = open_loaded(model), as_rule(rule)
-        options = DraftOptions(drafts=drafts, length=length, nodes=nodes)
-        engine = Engine(opened.target, pair(drafter, opened, made.card, options), made)
-        engine.capture = opened.target.device.type == "cuda"
-        results = engine.generate(Job(requests, policy))
+    opened, made = open_loaded(model), as_rule(rule)
+    options = DraftOptions(drafts=drafts, length=length, nodes=nodes)
+    engine = Engine(opened.target, pair(drafter, opened, made.card, options), made)
+    engine.capture = opened.target.device.type == "cuda"
+    results = engine.generate(Job(requests, policy))
     longest, pad = max(len(result.tokens) for result in results), _pad(generation_config, opened.stops)
     fresh = [result.tokens + [pad] * (longest - len(result.tokens)) for result in results]
     return torch.cat([input_ids, input_ids.new_tensor(fresh)], 1)

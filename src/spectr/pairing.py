@@ -1,20 +1,21 @@
 """From what a user calls a drafter to one that fits the target and the rule. Knows how each kind is built."""
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spectr.checks import whole
 from spectr.draft import DRAFTERS, Plan
 from spectr.draft import drafter as named_drafter
-from spectr.draft.adaptive import Option, replanned
-from spectr.draft.menu import Ground, adaptive, by_profile
+from spectr.draft.adaptive import SwitchingDrafter, adaptive, replanned
+from spectr.draft.candidate_plans import candidate_plans
 from spectr.draft.options import AUTO, PLANNED, DraftOptions
-from spectr.draft.plan import beam_for
-from spectr.draft.profile import Profile, Way
+from spectr.draft.plan import beam_for, chains_for
+from spectr.draft.profile import PLAIN, DecodingPlan, Profile
 from spectr.errors import ArgumentError, MismatchError, UnknownNameError
+from spectr.notices import notice
 from spectr.registry import nearest
 from spectr.trees import as_shape
 from spectr.types import Drafter, Siblings
@@ -24,7 +25,7 @@ from spectr.verify import rule as named_rule
 if TYPE_CHECKING:
     from spectr.models.hf import OpenedModel
 
-__all__ = ["as_rule", "pair", "planned_rule"]
+__all__ = ["as_rule", "auto_drafter", "drafters_for", "pair", "planned_rule"]
 
 
 def as_rule(rule: str | Rule) -> Rule:
@@ -56,18 +57,31 @@ class _Pairing:
         return beam, deep if self.target.target.device.type == "cpu" else min(deep, _DEEP)
 
     def plan(self, **usual: int) -> Plan:
-        """What the user says, and else what is `usual`; a rule for chains gets one chain, and a pruned tree whose
-        nodes are said the beam and the depths that go with them, as far as those are not said, too."""
+        """What the user says, and else what is `usual`. `nodes` sizes the tree under every rule: a pruned tree gets
+        the beam and the depths that go with so many nodes, chains get their number and length, one chain its length,
+        as far as the user leaves them open."""
         given: dict[str, Any] = {**usual, **self.options.some("drafts", "length", "nodes", "tree")}
-        if "nodes" in given and "tree" not in given and self.card.tree and Plan(siblings=self.siblings).prunes:
-            given = {**dict(zip(("drafts", "length"), self.beam(given["nodes"]), strict=True)), **given}
         if not self.card.tree:
             given = {"drafts": 1, **given}
             if given["drafts"] > 1 or as_shape(given.get("tree", (1,))).width > 1:
                 raise MismatchError(
                     f"rule {self.card.name!r} verifies one chain: set drafts=1, or choose path_block or optimal"
                 )
+        if "nodes" in given and "tree" not in given:
+            prunes = self.card.tree and Plan(siblings=self.siblings).prunes
+            filled = self.beam(given["nodes"]) if prunes else self.chains(given["nodes"])
+            given = {**dict(zip(("drafts", "length"), filled, strict=True)), **given}
         return Plan(siblings=self.siblings, **given)
+
+    def chains(self, nodes: int) -> tuple[int, int]:
+        """How many chains of how many tokens fill so many nodes, given what the user says of either."""
+        room = max(1, whole("nodes", nodes) - 1)
+        drafts = 1 if not self.card.tree else self.options.drafts
+        if drafts is not None:
+            return drafts, max(1, room // max(1, drafts))
+        if self.options.length is not None:
+            return max(1, room // max(1, self.options.length)), self.options.length
+        return chains_for(nodes, 8 if self.target.target.device.type == "cpu" else _DEEP)
 
 
 _FEW, _MANY = 2, 64  # nodes of a trained head's tree, on a CPU and elsewhere
@@ -88,7 +102,11 @@ def _none(_: _Pairing) -> Drafter:
 
 
 def _lookup(pairing: _Pairing) -> Drafter:
-    return named_drafter("lookup", **pairing.options.some("drafts", "length", "nodes"))
+    options = pairing.options
+    given = options.some("drafts", "length", "nodes")
+    if options.nodes is not None and options.drafts is None:
+        given["drafts"] = max(1, (options.nodes - 1) // (options.length or 4))
+    return named_drafter("lookup", **given)
 
 
 def _random(pairing: _Pairing) -> Drafter:
@@ -143,6 +161,8 @@ def _usual(pairing: _Pairing) -> dict[str, int]:
     if options.tree is not None or len(given) == 2 or (given and cpu):
         return {}
     if not Plan(siblings=pairing.siblings).prunes:
+        if options.nodes is not None:
+            return {}
         return {"drafts": 8 if pairing.card.tree and not cpu else 1, "length": 2 if cpu else _DEEP_CHAIN}
     if options.nodes is not None or given or cpu:
         return {"nodes": options.nodes or (_FEW if cpu else _MANY)}
@@ -192,6 +212,7 @@ def _is_folder(drafter: Any) -> bool:
 
 def _one(drafter: Any, pairing: _Pairing) -> Drafter:
     """A drafter from its name, from a model's name or folder, from a loaded model, or as it is."""
+    from spectr.models.catalog import FetchError
     from spectr.models.hf import open_loaded, open_model
 
     if _is_drafter(drafter):
@@ -210,14 +231,16 @@ def _one(drafter: Any, pairing: _Pairing) -> Drafter:
         return named_drafter(drafter, **pairing.options.some(*PLANNED))
     if _is_folder(drafter):
         return _trained(pairing, Path(drafter))
-    if _is_slip(drafter):
-        raise UnknownNameError(f"no drafter is called {drafter!r}; {nearest(drafter, list(_MAKERS))}")
-    return _model(pairing, open_model(drafter, **pairing.loading))
-
-
-def _is_slip(name: str) -> bool:
-    """Almost a drafter's name, and nothing like a model's."""
-    return "/" not in name and not Path(name).exists() and bool(get_close_matches(name, list(_MAKERS)))
+    try:
+        opened = open_model(drafter, **pairing.loading)
+    except FetchError as error:
+        if "/" in drafter or Path(drafter).exists():
+            raise
+        raise UnknownNameError(
+            f"no drafter is called {drafter!r}; {nearest(drafter, list(_MAKERS))}, the folder of a trained drafter, or "
+            "a model's name"
+        ) from error
+    return _model(pairing, opened)
 
 
 def _parts(drafter: Any) -> list[Any]:
@@ -234,11 +257,26 @@ def _parts(drafter: Any) -> list[Any]:
     return [part for one in drafter for part in _parts(one)] if isinstance(drafter, (list, tuple)) else [drafter]
 
 
-def _found(target: "OpenedModel") -> str:
-    """What `auto` means: the drafter that was trained for this model, where one comes with spectr, and else lookup."""
+def auto_drafter(target: "OpenedModel") -> tuple[str, str]:
+    """What `auto` means for this model, and why: the drafter trained for it, where one comes with spectr, else none:
+    `lookup` is slower than plain decoding wherever a text does not repeat itself."""
     from spectr.models.trained import shipped
 
-    return str(shipped(target.target.model) or "lookup")
+    folder = shipped(target.target.model)
+    if folder is not None:
+        return str(folder), "the drafter that was trained for this model"
+    return "none", (
+        "no trained drafter for this model, so it decodes plainly: train one with `spectr train`, or give drafter=…, "
+        "such as a smaller model of the family, or 'lookup' for answers that repeat their prompt"
+    )
+
+
+def _found(target: "OpenedModel") -> str:
+    """The drafter that `auto` stands for; where it is none trained for the model, a notice says so."""
+    name, reason = auto_drafter(target)
+    if name == "none":
+        notice(reason)
+    return name
 
 
 def _as_target(target: "OpenedModel") -> dict[str, Any]:
@@ -248,7 +286,7 @@ def _as_target(target: "OpenedModel") -> dict[str, Any]:
 
 
 def planned_rule(rule: str | Rule, options: DraftOptions) -> Rule:
-    """The rule that was asked for, or the one that a profile was made with; race is what stands there unasked."""
+    """The rule that was asked for, or the one that a profile chose; the default, race, gives way to a profile."""
     made, profile = as_rule(rule), options.measured
     if profile is None or made.card.name == profile.rule:
         return made
@@ -260,36 +298,76 @@ def planned_rule(rule: str | Rule, options: DraftOptions) -> Rule:
     return named_rule(profile.rule)
 
 
+_MENU = 4  # plans that plan="auto" chooses from, plain decoding included
+
+
+def drafters_for(
+    plans: Sequence[DecodingPlan],
+    target: "OpenedModel",
+    options: DraftOptions,
+    loading: Mapping[str, Any] | None = None,
+) -> list[Drafter]:
+    """A drafter for each plan, as far as it leaves `options` open; those of the same name share their weights."""
+    bases, found = dict[str, Drafter](), list[Drafter]()
+    for plan in plans:
+        card = named_rule(plan.rule).card
+        if plan.drafter not in bases:
+            usual = DraftOptions() if plan.drafter == "none" else options
+            bases[plan.drafter] = pair(plan.drafter, target, card, usual, loading)
+        base = bases[plan.drafter]
+        if not plan.options:
+            found.append(base)
+        elif hasattr(base, "plan"):
+            pairing = _Pairing(target, card, DraftOptions(**plan.options), loading or {})
+            found.append(replanned(base, pairing.plan()))
+        else:
+            found.append(pair(plan.drafter, target, card, replace(options, **plan.options), loading))
+    return found
+
+
 def _by_plan(drafter: Any, pairing: _Pairing) -> Drafter:
-    """A drafter whose trees a profile or a chooser decides on."""
+    """The drafter that a profile chose, or one that chooses while running."""
     from spectr.models.trained import fingerprint
 
     profile, bare = pairing.options.measured, replace(pairing.options, plan=None, profile=None)
-    asked, net = replace(pairing, options=bare), pairing.target.target.model
+    net, is_auto = pairing.target.target.model, pairing.options.plan == AUTO
+    if is_auto and (net.device.type != "cpu" or pairing.card.name != "race"):
+        is_auto = False
+        warnings.warn(
+            f"plan='auto' chooses while running on a CPU with rule race; on {net.device.type} with rule "
+            f"{pairing.card.name} {'the profile' if profile else 'the usual plan of the drafter'} is used: measure "
+            "plans with spectr tune",
+            stacklevel=2,
+        )
     if profile is None:
-        base = pair(drafter, asked.target, asked.card, bare, asked.loading)
-        return adaptive(base, Ground(net.device.type == "cpu", asked.card.tree))
+        base = pair(drafter, pairing.target, pairing.card, bare, pairing.loading)
+        return _auto(base, pairing) if is_auto else base
     profile.check(fingerprint(net), net.device.type, drafter)
-    return by_profile(profile, _menu(profile, asked), auto=pairing.options.plan == AUTO)
+    return _by_profile(profile, replace(pairing, options=bare), is_auto=is_auto)
 
 
-def _menu(profile: Profile, pairing: _Pairing) -> tuple[Option, ...]:
-    """The ways of a profile; those of one drafter share its weights."""
+def _auto(base: Any, pairing: _Pairing) -> Drafter:
+    """Plain decoding, or `base` with one of a few trees."""
+    if base.name == "none":
+        return named_drafter("none")
+    plans = candidate_plans("", base, pairing.card, on_cpu=True)[: _MENU - 1]
+    sized = [replace(pairing, options=DraftOptions(**plan.options)).plan() for plan in plans]
+    drafters = [replanned(base, plan) for plan in sized] if hasattr(base, "plan") else [base]
+    return adaptive([named_drafter("none"), *drafters], lambda _: PLAIN)
 
-    def made(name: str, **more: Any) -> Drafter:
-        options = DraftOptions() if name == "none" else replace(pairing.options, **more)
-        return pair(name, pairing.target, pairing.card, options, pairing.loading)
 
-    bases = {name: made(name) for name in dict.fromkeys(way.drafter for way in profile.menu)}
+def _by_profile(profile: Profile, pairing: _Pairing, *, is_auto: bool) -> Drafter:
+    """What the profile chose for the number of rows; `is_auto`, what it starts from."""
+    chosen = dict.fromkeys(profile.plans[choice.plan] for choice in profile.choices)
+    plans = profile.menu(_MENU) if is_auto else tuple(chosen)
+    drafters = drafters_for(plans, pairing.target, pairing.options, pairing.loading)
 
-    def option(way: Way) -> Option:
-        base = bases[way.drafter]
-        if hasattr(base, "plan"):
-            plan = replace(pairing, options=DraftOptions(**way.options)).plan()
-            return Option(replanned(base, plan), way.spread)
-        return Option(made(way.drafter, **way.options) if way.options else base)
+    def place(rows: int) -> int:
+        return plans.index(profile.plans[profile.at(rows).plan])
 
-    return tuple(option(way) for way in profile.menu)
+    if is_auto:
+        return adaptive(drafters, place)
+    return drafters[0] if len(drafters) == 1 else SwitchingDrafter(tuple(drafters), place)
 
 
 def pair(

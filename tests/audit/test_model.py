@@ -18,7 +18,7 @@ from spectr.audit.stage import NOISY, Stage, plan_for, real_stage, toy_stage
 from spectr.draft import Plan, drafter
 from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError, MismatchError
-from spectr.models.assisted import plain_rows
+from spectr.models.baselines import plain_rows
 from spectr.models.head import head_of
 from spectr.models.target import Target
 from spectr.policy import Policy

@@ -16,8 +16,8 @@ from spectr.audit import Asked, Endpoint, Level, audit_endpoint, audit_function,
 from spectr.audit.functions import shifted
 from spectr.audit.sections import model_law
 from spectr.audit.toys import RandomModel
-from spectr.errors import ArgumentError, LawError
-from spectr.models.assisted import ReplayNet, TransformersSampler, greedy_text, settings_of
+from spectr.errors import ArgumentError, LawError, SpectrError
+from spectr.models.baselines import ReplayNet, TransformersSampler, greedy_text, settings_of
 from spectr.policy import Policy
 
 SIZE = 24
@@ -83,9 +83,9 @@ def test_an_endpoint_that_changes_its_mind(serve: Serve) -> None:
 
 
 def test_what_is_no_endpoint(serve: Serve) -> None:
-    with pytest.raises(ArgumentError, match="must answer with JSON, and did not"):
+    with pytest.raises(SpectrError, match="must answer with JSON, and did not"):
         audit_endpoint(Endpoint("http://127.0.0.1:9", "toy", "Once"), 1, Level(samples=10))
-    with serve(right, right) as server, pytest.raises(ArgumentError, match=r"answered 400: .*no model another"):
+    with serve(right, right) as server, pytest.raises(SpectrError, match=r"answered 400: .*no model another"):
         Endpoint(server.url, "another", "Once").ask(2, 1, 0)
     with serve(right, right) as server, pytest.raises(ArgumentError, match="at least one choice, got none"):
         Endpoint(server.url, "toy", "Once", more={"n": 0}).ask(2, 1, 0)

@@ -10,7 +10,7 @@ from spectr.audit.stage import NOISY, real_stage, toy_stage
 from spectr.draft import Plan, drafter
 from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError, MismatchError
-from spectr.models.assisted import plain_rows
+from spectr.models.baselines import plain_rows
 from spectr.policy import Policy
 
 PROMPT = [3, 4, 5, 3, 4]

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
 from spectr.bench.journal import read_results
-from spectr.bench.page import as_markdown, page
+from spectr.bench.report import as_markdown, page
 from spectr.bench.summary import summarise
-from spectr.bench.svg import Bar, Line, bars, lines, stacks
+from spectr.bench.tables import LEGEND
 
 Measure = Callable[..., dict[str, Any]]
 
@@ -25,7 +24,7 @@ def cell(**given: Any) -> dict[str, Any]:
         "study": "main", "task": "code", "prompt": 0, "temperature": 1.0, "round": 0, "sitting": 0, "method": "plain",
         "drafts": None, "length": None, "drafter": "none", "tokens": 10, "seconds": 1.0, "steps": 10,
         "parts": {"prompt": 0.1, "draft": 0.0, "target": 0.6, "rule": 0.1}, "drafted": 0, "reached": [], "kept": [],
-        "ranks": [], "memory": 100, "digest": "a", "score": 0.5, "lossless": True,
+        "ranks": [], "memory": 100, "digest": "a", "lossless": True,
     }  # fmt: skip
     return {**base, **given}
 
@@ -35,7 +34,7 @@ def test_figures_by_hand() -> None:
     mine = {"method": "kseq", "drafts": 2, "length": 2, "drafter": "d", "drafted": 20}
     for at, seconds in enumerate((0.5, 0.25, 1.0, 2.0)):
         counts = {"reached": [5, 3], "kept": [3, 1], "ranks": [3, 1], "steps": 5, "memory": 100 + at}
-        texts.append(cell(prompt=at, **mine, seconds=seconds, digest="ab"[at % 2], score=0.5 + 0.1 * at, **counts))
+        texts.append(cell(prompt=at, **mine, seconds=seconds, digest="ab"[at % 2], **counts))
     texts[-1]["sitting"] = 1  # its plain text was written in another sitting
     found = summarise({str(at): text for at, text in enumerate(texts)})
     plain, row = found["results"]
@@ -50,10 +49,7 @@ def test_figures_by_hand() -> None:
     assert plain["milliseconds_per_token"] == pytest.approx(
         {"prompt": 10, "draft": 0, "target": 60, "rule": 10, "rest": 20}
     )
-    task = found["by_task"][1]
-    assert task["score"]["mean"] == pytest.approx(0.65)
-    assert task["score_difference"]["mean"] == pytest.approx(0.15)
-    assert task["within_noise"] is True
+    assert [row["task"] for row in found["by_task"]] == ["code", "code"]
 
 
 def test_the_error_of_tokens_per_call_is_that_of_the_mean_where_calls_are_equal() -> None:
@@ -65,35 +61,39 @@ def test_the_error_of_tokens_per_call_is_that_of_the_mean_where_calls_are_equal(
     assert alone["block_efficiency_error"] is None
 
 
-def test_a_difference_beyond_chance_is_named() -> None:
-    texts = [cell(prompt=at, score=0.1 * at) for at in range(9)]
-    texts += [cell(prompt=at, method="race", score=0.1 * at + 0.2 + 0.001 * at) for at in range(9)]
-    found = summarise({str(at): text for at, text in enumerate(texts)})["by_task"]
-    assert [row["within_noise"] for row in found] == [True, False]
-    for text in texts[9:]:
-        text["score"] -= 0.204
-    found = summarise({str(at): text for at, text in enumerate(texts)})["by_task"]
-    assert found[1]["within_noise"] is True
-    alone = summarise({"a": cell(), "b": cell(method="race", score=0.7)})["by_task"]
-    assert alone[1]["within_noise"] is None  # one text cannot tell
-
-
 def test_texts_of_nothing_do_no_harm() -> None:
     found = summarise({"a": cell(tokens=0, seconds=0.1, steps=0), "b": cell(method="race", tokens=0)})
     assert all(row["speed_up"] is None for row in found["results"])
     assert summarise({})["results"] == []
 
 
-class Links(HTMLParser):
-    """Everything a page would fetch."""
+class Page(HTMLParser):
+    """What a page would fetch, whether its tags are closed, and the titles and shapes of its charts."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.fetched: list[str] = []
+        self.open: list[str] = []
+        self.titles: list[str] = []
+        self.widths: list[float] = []
+        self.points: list[tuple[float, float]] = []
+        self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [str(value) for name, value in attrs if name in ("src", "href")]
-        self.found += [tag] if tag in ("script", "link", "iframe") else []
+        given = dict(attrs)
+        self.fetched += [str(value) for name, value in attrs if name in ("src", "href")]
+        self.fetched += [tag] if tag in ("script", "link", "iframe") else []
+        self.widths += [float(width) for width in re.findall(r"width:([^%;]+)%", given.get("style") or "")]
+        self.points += [tuple(map(float, pair.split(","))) for pair in (given.get("points") or "").split()]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] == ["h3"]:
+            self.titles.append(data)
 
 
 def test_the_page_needs_nothing_else(measure: Measure, tmp_path: Path) -> None:
@@ -106,26 +106,31 @@ def test_the_page_needs_nothing_else(measure: Measure, tmp_path: Path) -> None:
     head, cells, data = read_results(tmp_path / "bench.json")
     result = {**data, **summarise(cells), "cells": cells}
     assert json.loads(json.dumps(summarise(cells))) == {name: data[name] for name in summarise(cells)}
-    made = page(head, result)
-    links = Links()
-    links.feed(made)
-    assert links.found == []
-    assert "url(" not in made
-    charts = re.findall(r"<svg.*?</svg>", made, re.DOTALL)
-    titles = [ElementTree.fromstring(chart).find("text").text for chart in charts]  # type: ignore[union-attr]
+    text = page(head, result)
+    made = Page(text)
+    assert (made.fetched, made.open) == ([], [])
+    assert text.startswith("<!doctype html>")
+    assert "url(" not in text
     for words in ("faster than plain", "per target call", "against K", "by depth", "by rank", "Milliseconds", "quality",
                   "several sizes", "vocabulary"):  # fmt: skip
-        assert any(words in str(title) for title in titles), words
+        assert any(words in title for title in made.titles), words
+    assert all(meaning in text for meaning in LEGEND.values())
+    assert made.widths
+    assert all(0 <= width <= 100.001 for width in made.widths)
+    assert max(made.widths) == pytest.approx(100)
+    assert all(0 <= x <= 100 and 0 <= y <= 100 for x, y in made.points)
+    assert {x for x, _ in made.points} >= {0.0, 100.0}  # charts use their whole width
     for value in ("nan", "inf", "None"):
-        assert value not in " ".join(charts)
-    text = as_markdown(head, result)
-    table = [line for line in text.splitlines() if line.startswith("| ")]
+        assert not re.search(rf"\b{value}\b", text)
+    written = as_markdown(head, result)
+    table = [line for line in written.splitlines() if line.startswith("| ")]
     methods = {row["method"] for row in data["by_task"]}
     assert len(table) == 2 + len([r for r in data["results"] if r["study"] == "main"]) + 2 + 2 * len(methods)
     assert len({line.count("|") for line in table}) == 2
-    assert "spectr bench run" in text
-    assert head["hardware"]["cpu"] in text
-    assert head["hardware"]["cpu"].replace("&", "&amp;") in made
+    assert "spectr bench run" in written
+    assert f"K: {LEGEND['K']}" in written
+    assert head["hardware"]["cpu"] in written
+    assert head["hardware"]["cpu"].replace("&", "&amp;") in text
 
 
 def test_words_cannot_break_the_page(measure: Measure, tmp_path: Path) -> None:
@@ -134,12 +139,12 @@ def test_words_cannot_break_the_page(measure: Measure, tmp_path: Path) -> None:
     assert "<script>" not in page(head, {**data, "cells": cells})
 
 
-def test_charts() -> None:
-    one = bars("A < B", [Bar("x", 0.0, "#000")])
-    assert ElementTree.fromstring(one).find("text").text == "A < B"  # type: ignore[union-attr]
-    flat = lines("t", [Line("a", "#000", [(1.0, 2.0)]), Line("b", "#000", [(1.0, 2.0)])], ("x", "y"))
-    places = [node.get("y") for node in ElementTree.fromstring(flat) if node.text in ("a", "b")]
-    assert len(set(places)) == 2  # names do not lie upon each other
-    wide = lines("t", [Line("a", "#000", [(10_000, 1.0), (152_064, 2.0)])], ("x", "y"), log=True)
-    assert "152,064" in wide
-    assert ElementTree.fromstring(stacks("s", {"m": {"p": 1.0, "q": -0.1}}, {"p": "#111", "q": "#222"})) is not None
+def test_one_is_not_several(measure: Measure, tmp_path: Path) -> None:
+    measure(methods=("plain",))
+    head, cells, data = read_results(tmp_path / "bench.json")
+    one = {**head, "hardware": {**head["hardware"], "cores": 1, "threads": 1}}
+    result = {**data, "cells": cells, "cells_missing": 1, "too_long": 2}
+    for text in (page(one, result), as_markdown(one, result)):
+        assert "1 core, 1 thread, " in text
+        assert "Not measured: 1 cell;" in text
+        assert "Left out 2 prompts too long" in text

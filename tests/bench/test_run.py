@@ -57,7 +57,6 @@ def test_everybody_takes_part(measure: Measure, tmp_path: Path) -> None:
             * sum(t["seconds"] for t in texts if (t["method"], t["temperature"]) == (row["method"], row["temperature"]))
         )
     assert {task["task"] for task in found["by_task"]} == {"dialogue", "continuation"}
-    assert all(row["within_noise"] for row in found["by_task"] if row["method"] in ("plain", "race", "lookup"))
 
 
 def test_counts_are_a_function_of_the_seeds(measure: Measure, tmp_path: Path) -> None:
@@ -108,12 +107,12 @@ def test_any_drafter_with_laws_serves_every_rule(measure: Measure, drafter: str)
 
 
 def test_what_transformers_refuses_is_left_out(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
-    from spectr.models.peers import Peer
+    from spectr.models.baselines import TransformersBaseline
 
     def refuse(*_: Any) -> None:
         raise ValueError("different\ntokenizers")
 
-    monkeypatch.setattr(Peer, "_generate", refuse)
+    monkeypatch.setattr(TransformersBaseline, "_generate", refuse)
     found = measure(methods=("plain", "transformers"))
     assert found["left_out"] == {"transformers": "transformers refuses: different tokenizers"}
     with pytest.raises(MismatchError, match="transformers cannot run"):
@@ -141,13 +140,7 @@ def test_an_encoder_decoder_model_translates(measure: Measure, translator: str) 
     race = next(row for row in found["results"] if (row["method"], row["temperature"]) == ("race", 1))
     assert race["identical"]["same"] == 2
     assert race["block_efficiency"] > 2  # the drafter is the target
-    assert all(row["score"]["count"] == 1 for row in found["by_task"])
-
-
-def test_code_is_run_only_when_asked(measure: Measure, tmp_path: Path) -> None:
-    for wanted in (False, True):
-        found = measure(tasks=("code",), methods=("plain",), run_code=wanted, out=tmp_path / f"{wanted}.json")
-        assert (found["by_task"][0]["score"] is not None) == wanted
+    assert {row["task"] for row in found["by_task"]} == {"translation", "summarisation"}
 
 
 def test_finished_cells_are_not_measured_again(measure: Measure, tmp_path: Path) -> None:
@@ -207,11 +200,12 @@ def test_an_error_loses_nothing(measure: Measure, tmp_path: Path, monkeypatch: p
     assert measure(methods=("plain", "race"), prompts=2)["cells_missing"] == 0
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(measure: Measure, target: str, near: str, tmp_path: Path) -> None:
     """The process itself, ended where it stands."""
     path = tmp_path / "bench.json"
     flags = (
-        "--methods", "plain,race,optimal", "--tasks", "dialogue,continuation", "--prompts", "3", "--tokens", "24",
+        "--methods", "plain,race,optimal", "--tasks", "dialogue,continuation", "--texts", "3", "--tokens", "24",
         "--ablations", "", "--drafter", near, "--out", str(path),
     )  # fmt: skip
     code = "import torch; torch.set_num_threads(1); from spectr.cli import main; main()"

@@ -1,11 +1,16 @@
-"""The command as a function: arguments in; exit code, stdout and stderr out."""
+"""The command as a function, arguments in; exit code, stdout and stderr out. And small models as folders."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+from tests.lm.conftest import _llama, _save, tokenizer
 
 from spectr.cli import main
+
+COMMAND = (sys.executable, "-m", "spectr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +38,24 @@ def spectr(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
         return Ran(code if isinstance(code, int) else 0 if code is None else 1, said.out, said.err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small model with a chat template."""
+    return str(_save(_llama(0, 320), tmp_path_factory.mktemp("tiny"), tokenizer()))
+
+
+@pytest.fixture(scope="session")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small model that never ends a text and has room for a long one: somebody has to interrupt it."""
+    net, words = _llama(0, 320), tokenizer()
+    net.config.max_position_embeddings = 1 << 15
+    net.config.eos_token_id = net.generation_config.eos_token_id = words.eos_token = None
+    return str(_save(net, tmp_path_factory.mktemp("endless"), words))
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model without a chat template."""
+    return _save(_llama(0, 320), tmp_path_factory.mktemp("plain"), tokenizer(template=None))

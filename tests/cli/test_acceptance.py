@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.lm.conftest import _llama, _save, tokenizer
+from tests.bench.conftest import target
+
+__all__ = ["target"]
 
 Spectr = Callable[..., Any]
 
 
-def test_every_rule_is_counted(spectr: Spectr, tmp_path: Path) -> None:
-    model = str(_save(_llama(0, 320), tmp_path / "model", tokenizer()))
+def test_every_rule_is_counted(spectr: Spectr, target: str, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.json"
     prompts.write_text(json.dumps({"prompts": [{"text": "one two one two one"}, "ha ha ha ha"]}))
     out = tmp_path / "found.json"
-    flags = ("--prompts", str(prompts), "--drafter", "ngram", "--nodes", "6", "--tokens", "6", "--temperatures", "1,0")
-    ran = spectr(
-        "bench", "acceptance", "--model", model, *flags, "--rules", "race,optimal,match,chain,block", "--out", str(out)
-    )
+    flags = ("--model", target, "--prompts", str(prompts), "--drafter", "ngram", "--nodes", "6", "--tokens", "6")
+    flags = (*flags, "--temperatures", "1,0")
+    ran = spectr("bench", "acceptance", *flags, "--rules", "race,optimal,match,chain,block", "--out", str(out))
     assert ran.code == 0, ran.err
     rows = json.loads(out.read_text())["results"]
     assert len(rows) == 10

@@ -115,7 +115,7 @@ def test_the_benchmark_itself_runs(spectr: Spectr) -> None:
 TEXT = {
     "study": "main", "task": "code", "prompt": 0, "temperature": 1.0, "round": 0, "sitting": 0, "method": "plain",
     "drafts": None, "length": None, "drafter": "none", "tokens": 10, "seconds": 1.0, "steps": 10, "parts": {},
-    "drafted": 0, "reached": [], "kept": [], "ranks": [], "memory": None, "digest": "a", "score": None,
+    "drafted": 0, "reached": [], "kept": [], "ranks": [], "memory": None, "digest": "a",
     "lossless": False,
 }  # fmt: skip
 FOUND = {"cells_missing": 0, "interrupted": False, **summarise({"a": TEXT})}
@@ -140,9 +140,9 @@ def test_the_flags_of_a_run(spectr: Spectr, benched: list[Bench], tmp_path: Path
     out = tmp_path / "b.json"
     flags = (
         "my-model", "--drafter", "early_exit", "--methods", "plain,race", "--tasks", "code,arithmetic=x.jsonl",
-        "--drafts", "1,2", "--lengths", "3", "--temperatures", "0,0.7", "--tokens", "9", "--prompts", "4", "--rounds",
+        "--drafts", "1,2", "--lengths", "3", "--temperatures", "0,0.7", "--tokens", "9", "--texts", "4", "--rounds",
         "2", "--ablations", "size", "--noises", "0,1", "--sizes", "ngram", "--vocabularies", "100", "--seed", "5",
-        "--endpoint", "http://a", "--endpoint", "http://b#m", "--prefix", "p: ", "--run-code", "--minutes", "2",
+        "--endpoint", "http://a", "--endpoint", "http://b#m", "--prefix", "p: ", "--minutes", "2",
         "--device", "cpu", "--dtype", "bfloat16", "--out", str(out),
     )  # fmt: skip
     assert spectr("bench", "run", *flags).code == 0
@@ -152,7 +152,7 @@ def test_the_flags_of_a_run(spectr: Spectr, benched: list[Bench], tmp_path: Path
         ("ngram",), (100,),
     )  # fmt: skip
     assert (bench.target, bench.drafter, bench.out) == ("my-model", "early_exit", out)
-    assert (bench.endpoints, bench.prefix, bench.run_code) == (("http://a", "http://b#m"), "p: ", True)
+    assert (bench.endpoints, bench.prefix) == (("http://a", "http://b#m"), "p: ")
     assert (bench.minutes, bench.strict) == (2.0, True)
     assert bench.loading == {"device": "cpu", "dtype": "bfloat16"}
 
@@ -171,13 +171,15 @@ def test_what_a_run_prints(spectr: Spectr, tmp_path: Path, monkeypatch: pytest.M
     out = tmp_path / "b.json"
     ran = spectr("bench", "run", "--out", str(out))
     assert ran.out.splitlines()[-1].split()[:5] == ["plain", "decoding,", "LOSSY", "1", "1.00"]
-    assert ran.err == f"1 cells to measure\nall there: {out}; a page of it: spectr bench report {out} --out page.html\n"
+    assert (
+        ran.err == f"1 cell to measure\ncomplete: {out}; for a page of it: spectr bench report {out} --out page.html\n"
+    )
     assert json.loads(spectr("bench", "run", "--out", str(out), "--json").out) == FOUND
     cut = {**FOUND, "interrupted": True, "cells_missing": 3}
     monkeypatch.setattr("spectr.bench.run.run", lambda *_: cut)
     ran = spectr("bench", "run", "--out", str(out))
     assert ran.code == 130
-    assert ran.err == f"3 cells are missing in {out}; the same command again measures them\n"
+    assert ran.err == f"{out} lacks 3 cells; the same command again measures them\n"
 
 
 @pytest.mark.parametrize(
@@ -214,7 +216,7 @@ def test_reports(spectr: Spectr, tmp_path: Path, finished: bool) -> None:
     assert (ran.code, ran.err) == (0, f"wrote {page}\nwrote {table}\n")
     assert "<h1>spectr bench: t</h1>" in page.read_text()
     assert ("Left out K-SEQ (SpecTr): no laws" in page.read_text()) == finished
-    assert ("7 cells were not measured" in table.read_text()) == finished
+    assert ("Not measured: 7 cells" in table.read_text()) == finished
     assert spectr("bench", "report", str(path)).out.strip() == table.read_text().strip()
 
 
@@ -222,3 +224,10 @@ def test_there_is_nothing_to_report(spectr: Spectr, tmp_path: Path) -> None:
     ran = spectr("bench", "report", str(tmp_path / "x.json"))
     assert ran.code == 2
     assert "there is no benchmark in" in ran.err
+
+
+def test_inflate_has_moved(spectr: Spectr) -> None:
+    ran = spectr("bench", "inflate", "--compile", "--only", "rows")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.rstrip().endswith("run: python -m benchmarks.inflate --compile --only rows")
+    assert "inflate" not in spectr("bench", "--help").out

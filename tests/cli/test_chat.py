@@ -1,72 +1,248 @@
-"""`spectr chat`, `spectr doctor`, `spectr generate --trace` and `spectr bench step`, with the real default model."""
+"""`spectr chat`: messages from a pipe and from a terminal, its commands, and answers that wrap between words."""
 
+import io
 import json
-import re
+import os
+import select
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from tests.cli.conftest import COMMAND
+
+from spectr.cli.terminal import Wrapped, read_message
 
 Spectr = Callable[..., Any]
 
 
-def test_a_conversation_in_a_pipe() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "spectr", "chat", "--max-new-tokens", "6", "--temperature", "0", "--system", "Brief."],
-        input="Hello.\n\nAgain.\n", capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0
-    assert len(done.stdout.strip().splitlines()) >= 2
-    first, second = [line for line in done.stderr.splitlines() if "not read again" in line]
-    assert ", 0 tokens not read again" in first
-    assert ", 0 tokens not read again" not in second
+@pytest.fixture
+def talk(spectr: Spectr, tiny: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """A conversation whose messages come from a pipe, with the small model."""
+
+    def run(messages: str | bytes, *flags: str) -> Any:
+        data = messages if isinstance(messages, bytes) else messages.encode()
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+        return spectr("chat", "--model", tiny, "--max-new-tokens", "6", *flags)
+
+    return run
 
 
-def test_doctor(spectr: Spectr) -> None:
-    ran = spectr("doctor", "--model", "smollm2-135m", "--json")
-    found = json.loads(ran.out)
+def saved(path: Path) -> list[tuple[str, str]]:
+    return [(turn["role"], turn["content"]) for turn in json.loads(path.read_text())]
+
+
+def test_a_conversation_in_a_pipe(talk: Callable[..., Any]) -> None:
+    ran = talk("Hello.\n\nAgain.", "--temperature", "0", "--system", "Brief.")
     assert ran.code == 0
-    assert found["packages"]["torch"]
-    assert found["model"]["weights, float32"] == "513.1 MiB"
-    assert found["advice"] == []
-    shown = spectr("doctor")
-    assert "packages torch" in shown.out
-    bad = spectr("doctor", "--model", "nowhere")
-    assert bad.code == 1
-    assert "must be a catalog name or a folder" in bad.err
+    banner, first, second = ran.err.splitlines()
+    assert "drafter none, rule race (lossless). /help lists the commands" in banner
+    assert first.endswith(", 0 prompt tokens were still in the cache")
+    assert not second.endswith(", 0 prompt tokens were still in the cache")
+    assert "> " not in ran.out  # no prompt where nobody types
 
 
-def test_doctor_says_what_is_missing(spectr: Spectr, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spectr.models.doctor._version", lambda name: "5.1.0" if name == "transformers" else None)
-    ran = spectr("doctor")
-    assert ran.code == 1
-    assert "transformers must be at least 5.17, found 5.1.0" in ran.err
-    assert "torch must be at least 2.11, found None" in ran.err
+def test_commands(talk: Callable[..., Any], tmp_path: Path) -> None:
+    """What begins with a slash is never sent to the model, whether it is a command or not."""
+    file = tmp_path / "talk.json"
+    ran = talk(
+        "/help\n/stats\n/nosuch thing\n/rset\nHello.\n/stats\n/system Be kind.\n/system\n /etc/hosts?\n"
+        f"/save {file}\n/seed 7\n/seed x\n/retry\n/quit\nnever said\n"
+    )
+    assert ran.code == 0
+    for sentence in (
+        "/retry         answer the last message again",
+        "last answer: nothing has been answered yet",
+        "spectr: there is no command /nosuch; Known: /help",
+        "spectr: there is no command /rset; did you mean /reset",
+        "in all 1 answers, ",
+        "system prompt: Be kind.",
+        "the seed is 7",
+        "spectr: /seed takes a whole number, or random, got 'x'",
+    ):
+        assert sentence in ran.err
+    turns = saved(file)
+    assert turns[0] == ("system", "Be kind.")
+    assert [text for role, text in turns if role == "user"] == ["Hello.", "/etc/hosts?"]
+    assert len([line for line in ran.err.splitlines() if " target calls, " in line and "cache" in line]) == 4
 
 
-def test_trace_colours_tokens(spectr: Spectr, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = spectr("generate", "ha ha ha ha ha ha", "--raw", "--temperature", "0", "--max-new-tokens", "10")
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    traced = spectr("generate", "ha ha ha ha ha ha", "--raw", "--temperature", "0", "--max-new-tokens", "10", "--trace")
-    assert "\x1b[" in traced.out
-    assert re.sub(r"\x1b\[[0-9;]*m", "", traced.out).startswith(plain.out.rstrip("\n"))
-    assert "correction" in traced.out
+def test_a_seed_gives_the_same_answer_again(talk: Callable[..., Any]) -> None:
+    """From the flag or from the command; `/retry` gives another answer to the same message."""
+    assert talk("Hello.\n", "--seed", "5").out == talk("/seed 5\nHello.\n").out
+    assert talk("Hello.\n").out != talk("Hello.\n").out
+    first, again = talk("Hello.\n/retry\n", "--seed", "5", "--max-new-tokens", "16").err.splitlines()[-2:]
+    assert ", seed 5, " in first
+    assert ", seed 5, " not in again
 
 
-def test_trace_as_json(spectr: Spectr) -> None:
-    found = json.loads(spectr("generate", "ha ha ha ha", "--raw", "--max-new-tokens", "6", "--trace", "--json").out)
-    assert [token for step in found["steps"] for token in step["tokens"]] == found["tokens"]
-    assert {"accepted", "corrected"} <= set(found["steps"][0])
+def test_retry_and_reset_change_the_history(talk: Callable[..., Any], tmp_path: Path) -> None:
+    one, two = tmp_path / "one.json", tmp_path / "two.txt"
+    ran = talk(f"/retry\nHello.\nMore.\n/retry\n/save {one}\n/reset\nAfresh.\n/save {two}\n", "--system", "Brief.")
+    assert "spectr: there is no answer yet that could be given again" in ran.err
+    assert [role for role, _ in saved(one)] == ["system", "user", "assistant", "user", "assistant"]
+    assert [text for role, text in saved(one) if role == "user"] == ["Hello.", "More."]
+    written = two.read_text()
+    assert written.startswith("system: Brief.\n\nuser: Afresh.\n\nassistant: ")
+    assert "Hello" not in written
 
 
-def test_bench_step(spectr: Spectr) -> None:
-    ways = "none,lookup,early_exit:3@2"
-    ran = spectr("bench", "step", "--tokens", "8", "--repeats", "1", "--texts", "1", "--drafters", ways, "--json")
-    results = json.loads(ran.out)["results"]
-    assert set(results) == {"transformers", *ways.split(",")}
-    assert results["lookup"]["least_speedup"] == min(results["lookup"]["speedup_by_prompt"])
-    assert results["none"]["tokens_per_call"] == 1
-    assert results["transformers"]["ratio_to_transformers"] == 1
-    assert all(row["ms_per_token"] > 0 for row in results.values())
+def test_messages_of_several_lines(talk: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    talk(f'one\\\ntwo\n"""\n/reset is text here\n\nand this\n"""\n"""short"""\n/save {file}\n')
+    asked = [text for role, text in saved(file) if role == "user"]
+    assert asked == ["one\ntwo", "/reset is text here\n\nand this", "short"]
+
+
+def test_a_message_may_end_with_the_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    for typed, meant in ((b"one\\", "one"), (b'"""one\ntwo', "\none\ntwo"), (b"one", "one")):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed)))
+        assert read_message() == meant
+        with pytest.raises(EOFError):
+            read_message()
+
+
+def test_what_cannot_be_saved_or_answered_leaves_the_conversation(talk: Callable[..., Any], tmp_path: Path) -> None:
+    long = "quick brown " * 400
+    ran = talk(f"one\n{long}\n/save {tmp_path}/no/where.txt\n/save\n/save {tmp_path}\ntwo\n/save {tmp_path}/it.json\n")
+    assert ran.code == 0
+    for sentence in ("512 positions", "there is no folder", "/save needs the name of a file", "it is a folder"):
+        assert sentence in ran.err
+    assert [text for role, text in saved(tmp_path / "it.json") if role == "user"] == ["one", "two"]
+
+
+def test_what_is_refused(spectr: Spectr, talk: Callable[..., Any], plain: Path) -> None:
+    ran = spectr("chat", "--model", str(plain))
+    assert ran.code == 2
+    assert "needs a model with a chat template" in ran.err
+    ran = talk(b"caf\xe9\n")
+    assert (ran.code, ran.out) == (2, "")
+    assert "spectr: a message must be UTF-8 text, and byte 4" in ran.err
+    assert spectr("chat", "--model", "nowhere", "--top-p", "2").err.startswith("spectr: top_p must lie in")
+    assert "--system must be UTF-8" in spectr("chat", "--model", "nowhere", "--system", "\udcff").err
+
+
+class Terminal:
+    """A command in a terminal of its own, as somebody would sit before it."""
+
+    def __init__(self, *arguments: str) -> None:
+        spawn = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", spawn, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.seen = ""
+
+    def type(self, keys: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(keys.encode())
+        self.process.stdin.flush()
+
+    def expect(self, text: str) -> str:
+        """Wait for a text; what was shown up to its end, which is forgotten."""
+        while text not in self.seen:
+            self._read()
+        before, _, self.seen = self.seen.partition(text)
+        return before
+
+    def expect_some(self, signs: int) -> None:
+        """Wait until so much was shown, whatever it is."""
+        while len(self.seen) < signs:
+            self._read()
+
+    def _read(self, seconds: float = 90.0) -> None:
+        assert self.process.stdout is not None
+        assert select.select([self.process.stdout], [], [], seconds)[0], f"nothing comes after {self.seen!r}"
+        found = os.read(self.process.stdout.fileno(), 1 << 16)
+        assert found, f"the end came after {self.seen!r}"
+        self.seen += found.decode(errors="replace")
+
+    def type_seen(self, keys: str) -> None:
+        """Type, and wait until the keys are shown and the reader waits for more: Python's line editor does not notice
+        an interrupt between a key and its next wait."""
+        self.type(keys)
+        self.expect(keys)
+        time.sleep(0.5)
+
+    def end(self) -> int:
+        """The exit code."""
+        return self.process.wait(timeout=60)
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        with self.process:  # closes its pipes
+            pass
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs pseudo-terminals")
+def test_a_conversation_in_a_terminal(endless: str) -> None:
+    """Ctrl-C ends an answer and clears a line; two in a row leave; keys typed during an answer are not shown."""
+    with Terminal(*COMMAND, "chat", "--model", endless, "--max-new-tokens", "30000") as screen:
+        screen.expect("/help lists the commands, Ctrl-D leaves.")
+        screen.expect("> ")
+        screen.type_seen("half a message")
+        screen.type("\x03")
+        screen.expect("To leave, press Ctrl-C again or Ctrl-D, or type /quit.")
+        screen.type_seen("Tell me more.")
+        screen.type("\n")
+        screen.expect_some(40)  # the answer is coming
+        screen.type("typed ahead\n\x03")
+        answer = screen.expect("interrupted after ")
+        assert "typed ahead" not in answer
+        screen.expect("> ")
+        screen.type_seen("/stats")
+        screen.type("\n")
+        screen.expect("in all 1 answers")  # what was typed ahead was not sent either
+        screen.expect("> ")
+        screen.type_seen("one")
+        screen.type("\x03")
+        screen.expect("To leave, press")
+        screen.type_seen("two")
+        screen.type("\x03")
+        assert screen.end() == 0
+
+
+WORDS = st.text(st.characters(codec="utf-8", categories=("L", "P", "N")), min_size=1, max_size=8)
+
+
+@given(st.lists(WORDS, max_size=30), st.integers(1, 5))
+def test_answers_wrap_between_words(words: list[str], size: int) -> None:
+    """Whatever the pieces: every word is whole, every line fits, and nothing else changes."""
+    text, shown = " ".join(words), io.StringIO()
+    screen = Wrapped()
+    screen.width = 24
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdout", shown)
+        for start in range(0, len(text), size):
+            screen.feed(text[start : start + size])
+        screen.finish()
+    assert all(cell_len(line) <= 24 for line in shown.getvalue().splitlines())
+    narrow = [word for word in words if cell_len(word) == len(word)]
+    if len(narrow) == len(words):
+        assert shown.getvalue().split() == text.split()
+    assert "".join(shown.getvalue().split()) == "".join(text.split())
+
+
+def test_wrapping_keeps_what_was_laid_out(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Wrapped()
+    screen.width = 12
+    screen.feed("a list:\n  - one\n  - two three four\n\n漢字漢字漢字漢字\n" + "x" * 20)
+    screen.finish()
+    assert capsys.readouterr().out == "a list:\n  - one\n  - two\nthree four\n\n漢字漢字漢字\n漢字\n" + "x" * 20 + "\n"
+
+
+def test_a_pipe_is_not_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Wrapped()
+    assert screen.width is None
+    screen.feed("word " * 100)
+    screen.finish()
+    assert capsys.readouterr().out == "word " * 100 + "\n"

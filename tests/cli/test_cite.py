@@ -3,13 +3,14 @@
 import json
 import re
 from collections.abc import Callable
+from importlib.resources import files
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from spectr.cli import cite as cite_module
-from spectr.papers import PAPERS
+from spectr.papers import PAPERS, bibtex
 from spectr.verify import RULES, Card, rule
 
 Spectr = Callable[..., Any]
@@ -99,3 +100,11 @@ def test_a_paper_that_is_not_known_here_is_said_and_not_made_up(
         assert (ran.code, list(parse(ran.out.strip()))) == (0, cited)
         assert ran.err == ("no BibTeX is known here for own2026\n" if papers else "")
         assert [paper["key"] for paper in json.loads(spectr("cite", "foreign", "--json").out)["papers"]] == cited
+
+
+def test_every_entry_of_the_file_is_read() -> None:
+    """A reader that skipped what it does not understand would lose papers silently."""
+    text = (files("spectr") / "papers.bib").read_text("utf-8")
+    assert list(PAPERS) == re.findall(r"^@\w+\{(.+),$", text, re.MULTILINE)
+    assert list(parse(bibtex())) == list(PAPERS)
+    assert all(re.search(r"(19|20)\d\d$|^spectr", paper.short) for paper in PAPERS.values()), PAPERS

@@ -1,56 +1,218 @@
-"""`spectr generate`, `pull` and `models` with the real default model."""
+"""`spectr generate`: a text that streams, what is said about it, and what is refused. Mostly with a small model."""
 
+import io
 import json
+import os
+import re
+import signal
 import subprocess
-import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from tests.cli.conftest import COMMAND
 
-from spectr.cli import main
+from spectr.lm import TextPieces
 
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 0
-    captured = capsys.readouterr()
-    return captured.out, captured.err
+Spectr = Callable[..., Any]
+ASK = ("generate", "one two one two one", "--raw", "--max-new-tokens", "12")
 
 
-def test_text_on_stdout_and_talk_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    out, err = run(capsys, "generate", "Say: one two three four.", "--max-new-tokens", "12", "--temperature", "0")
-    assert out.strip()
-    assert "tokens per call" in err
-    assert "lossless" in err
+def test_text_on_stdout_and_talk_on_stderr(spectr: Spectr) -> None:
+    """With the real default model and its drafter."""
+    ran = spectr("generate", "Say: one two three four.", "--max-tokens", "12", "--temperature", "0")
+    assert ran.code == 0
+    assert ran.out.strip()
+    assert "tokens per call" in ran.err
+    assert "lossless" in ran.err
 
 
-def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("generate", "one two one two one", "--raw", "--max-new-tokens", "8", "--seed", "3", "--json")
-    found = [json.loads(run(capsys, *arguments, "--drafter", name)[0]) for name in ("none", "lookup")]
+def test_json_is_the_same_with_any_drafter(spectr: Spectr, tiny: str) -> None:
+    arguments = (*ASK, "--model", tiny, "--seed", "3", "--json", "--drafter")
+    found = [json.loads(spectr(*arguments, name).out) for name in ("none", "lookup")]
     assert found[0]["tokens"] == found[1]["tokens"]
     assert found[0]["stats"]["block_efficiency"] == 1
-    assert len(found[1]["tokens"]) == 8
+    assert found[0]["seed"] == 3
+    assert len(found[1]["tokens"]) <= 12
 
 
-def test_models_and_pull(capsys: pytest.CaptureFixture[str]) -> None:
-    folder = run(capsys, "pull")[0].strip()
-    listed = json.loads(run(capsys, "models", "--json")[0])
-    assert listed["models"]["smollm2-135m"]["folder"] == folder
-    assert "smollm2-135m" in run(capsys, "models")[0]
+def test_a_seed_is_random_and_reported(spectr: Spectr, tiny: str) -> None:
+    """The same command gives another text each time, and the seed that is reported gives a text again."""
+    ran = [spectr(*ASK, "--model", tiny) for _ in range(2)]
+    seeds = [re.search(r", seed (\d+)$", one.err, re.MULTILINE) for one in ran]
+    assert seeds[0] is not None
+    assert seeds[1] is not None
+    assert seeds[0][1] != seeds[1][1]
+    assert spectr(*ASK, "--model", tiny, "--seed", seeds[0][1]).out == ran[0].out
+
+
+def test_flags_that_are_not_given_are_the_models_own(spectr: Spectr, tiny: str) -> None:
+    """No flag has a default of its own that would override a model's files or the API."""
+    import spectr as package
+
+    meant = package.load(tiny).generate(ASK[1], 12, seed=5, raw=True)
+    assert json.loads(spectr(*ASK, "--model", tiny, "--seed", "5", "--json").out)["tokens"] == meant.tokens
+    zero = json.loads(spectr(*ASK, "--model", tiny, "--temperature", "0", "--top-k", "0", "--json").out)["tokens"]
+    assert zero == package.load(tiny).generate(ASK[1], 12, raw=True, temperature=0, top_k=0).tokens
+
+
+def test_it_streams_and_an_interrupt_keeps_what_came(endless: str) -> None:
+    """The first text is there long before the last; Ctrl-C then ends it with a summary and exit code 130."""
+    arguments = [*COMMAND, "generate", "one two", "--model", endless, "--max-new-tokens", "30000"]
+    running = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert running.stdout is not None
+    first = os.read(running.stdout.fileno(), 1 << 16)
+    assert first
+    assert running.poll() is None
+    running.send_signal(signal.SIGINT)
+    rest, said = running.communicate(timeout=60)
+    assert running.returncode == 130
+    (told,) = re.findall(r"interrupted after (\d+) tokens", said.decode())
+    assert 0 < int(told) < 30_000
+    assert (first + rest).decode().endswith("\n")
+    assert "Traceback" not in said.decode()
+
+
+def test_an_interrupted_text_as_json(spectr: Spectr, endless: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text so far is a result that can be read; the interrupt comes after some twenty tokens."""
+    following = TextPieces.__next__
+
+    def interrupted(pieces: TextPieces) -> str:
+        if len(pieces.tokens) > 20:
+            raise KeyboardInterrupt
+        return following(pieces)
+
+    monkeypatch.setattr(TextPieces, "__next__", interrupted)
+    ran = spectr("generate", "one", "--model", endless, "--max-new-tokens", "30000", "--json")
+    assert ran.code == 130
+    found = json.loads(ran.out)
+    assert found["finish_reason"] == "interrupted"
+    assert found["text"]
+    assert 20 < len(found["tokens"]) < 40
+    assert "interrupted after" in ran.err
+
+
+def test_a_pipe_that_closes_ends_it_quietly(endless: str) -> None:
+    arguments = [*COMMAND, "generate", "one two", "--model", endless, "--max-new-tokens", "30000"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert os.read(running.stdout.fileno(), 1)
+        running.stdout.close()
+        assert b"Traceback" not in running.stderr.read()
+    assert running.returncode == 141
+
+
+def test_a_prompt_from_standard_input(spectr: Spectr, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one two one two one")))
+    piped = spectr("generate", "-", *ASK[2:], "--model", tiny, "--seed", "1")
+    assert piped.code == 0
+    assert piped.out == spectr(*ASK, "--model", tiny, "--seed", "1").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "what"),
+    [
+        (["caf\udce9"], b"", "the prompt must be UTF-8 text, and byte 4 of it (0xe9) is not"),
+        (["-"], b"caf\xe9", "the prompt must be UTF-8 text, and byte 4 of it (0xe9) is not"),
+        (["x", "--stop", "\udcff"], b"", "--stop must be UTF-8 text"),
+        (["-"], b"", "the prompt must not be empty"),
+    ],
+)
+def test_bytes_that_are_no_text_are_refused(arguments: list[str], given: bytes, what: str) -> None:
+    """In one sentence, and before a model is looked for."""
+    command = [*COMMAND, "generate", *arguments, "--model", "nowhere"]
+    done = subprocess.run(command, input=given, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode().startswith(f"spectr: {what}")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_trace_colours_tokens(spectr: Spectr, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a terminal: the text in colours on stdout, what they mean on stderr."""
+    arguments = (*ASK, "--model", tiny, "--drafter", "ngram", "--seed", "2")
+    plain = spectr(*arguments)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    traced = spectr(*arguments, "--trace")
+    assert "\x1b[" in traced.out
+    assert re.sub(r"\x1b\[[0-9;]*m", "", traced.out) == plain.out
+    assert "correction" in traced.err
+
+
+def test_trace_without_a_terminal_is_the_text_alone(spectr: Spectr, tiny: str) -> None:
+    arguments = (*ASK, "--model", tiny, "--seed", "2")
+    traced = spectr(*arguments, "--trace")
+    assert traced.out == spectr(*arguments).out
+    assert "correction" not in traced.err
+    assert "--trace --json lists the steps" in traced.err
+
+
+def test_trace_ends_where_the_text_ends(spectr: Spectr, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop string is not shown in colours either."""
+    text = spectr(*ASK, "--model", tiny, "--seed", "2").out.rstrip("\n")
+    stop = text[len(text) // 2 :][:2]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    traced = spectr(*ASK, "--model", tiny, "--seed", "2", "--stop", stop, "--trace")
+    assert re.sub(r"\x1b\[[0-9;]*m", "", traced.out) == text[: text.index(stop)] + "\n"
+
+
+def test_trace_as_json(spectr: Spectr, tiny: str) -> None:
+    found = json.loads(spectr(*ASK, "--model", tiny, "--trace", "--json").out)
+    assert [token for step in found["steps"] for token in step["tokens"]] == found["tokens"]
+    assert {"accepted", "corrected"} <= set(found["steps"][0])
+
+
+def test_logprobs_without_json_are_a_table(spectr: Spectr, tiny: str) -> None:
+    arguments = (*ASK, "--model", tiny, "--seed", "4", "--logprobs")
+    found = json.loads(spectr(*arguments, "--json").out)
+    text, _, table = spectr(*arguments).out.rpartition("\n\n")
+    assert text == found["text"]
+    rows = [line.split() for line in table.splitlines()[1:]]
+    assert [int(row[0]) for row in rows] == found["tokens"]
+    assert [float(row[-2]) for row in rows] == pytest.approx(found["logprobs"], abs=1e-3)
+
+
+def test_a_negative_gap_is_explained(spectr: Spectr, tiny: str) -> None:
+    """More may be accepted than the best coupling of independent drafts accepts on average; seeds that show both."""
+    arguments = (*ASK, "--model", tiny, "--drafter", "early_exit", "--drafts", "2", "--length", "1", "--gap", "--seed")
+    gaps = [json.loads(spectr(*arguments, seed, "--json").out)["stats"]["optimality_gap"] for seed in ("0", "1")]
+    assert gaps[0] > 0.05 > -0.05 > gaps[1]
+    for seed, gap in enumerate(gaps):
+        ran = spectr(*arguments, str(seed))
+        assert f"optimality gap {gap:.3f} per node" in ran.err
+        assert ("the gap is negative" in ran.err) == (gap < 0)
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["generate", "x", "--drafter", "lokup"], "did you mean lookup"),
-        (["generate", "x", "--rule", "recursive_wor", "--drafter", "lookup"], "holds for siblings"),
-        (["generate", ""], "must not be empty"),
-        (["generate", "x", "--top-p", "2"], "top_p must lie in"),
-        (["pull", "smollm"], "did you mean smollm2-135m"),
+        (("generate", ""), "must not be empty"),
+        (("generate", "x", "--top-p", "2", "--model", "nowhere"), "top_p must lie in"),  # before a model is loaded
+        (("generate", "x", "--tree", "2,x", "--model", "nowhere"), "--tree takes integers"),
+        (("pull", "smollm"), "did you mean smollm2-135m"),
     ],
 )
-def test_what_is_refused(arguments: list[str], sentence: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "spectr", *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert sentence in done.stderr
-    assert done.stdout == ""
+def test_what_is_refused(spectr: Spectr, arguments: tuple[str, ...], sentence: str) -> None:
+    ran = spectr(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("spectr: ")
+    assert sentence in ran.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--drafter", "lokup"), "did you mean lookup"),
+        (("--rule", "recursive_wor", "--drafter", "lookup"), "holds for siblings"),
+    ],
+)
+def test_what_a_model_refuses(spectr: Spectr, tiny: str, flags: tuple[str, ...], sentence: str) -> None:
+    ran = spectr("generate", "x", "--model", tiny, *flags)
+    assert (ran.code, ran.out) == (2, "")
+    assert sentence in ran.err
+
+
+def test_a_lossy_rule_says_so_before_and_after(spectr: Spectr, tiny: str) -> None:
+    ran = spectr(*ASK, "--model", tiny, "--rule", "lenience", "--drafter", "early_exit")
+    assert "rule 'lenience' is LOSSY: each token may be off by 0.1" in ran.err.splitlines()[0]
+    assert ", LOSSY, seed" in ran.err.splitlines()[-1]

@@ -1,6 +1,7 @@
 """`spectr rules` and `spectr rules compare`: tables for people, pure JSON for programs, figures, refusals."""
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from spectr.cli.explained import EXPLAINED
 from spectr.cli.output import numbers
 from spectr.cli.tables import comparison_reading, comparison_table
 from spectr.errors import ArgumentError
@@ -20,7 +22,7 @@ Spectr = Callable[..., Any]
 
 def test_the_list_has_every_rule_and_says_which_are_lossy(spectr: Spectr) -> None:
     ran = spectr("rules")
-    assert (ran.code, ran.err) == (0, "")
+    assert (ran.code, ran.err) == (0, "spectr rules show RULE explains one of them\n")
     lines = ran.out.splitlines()
     for name in RULES:
         card = rule(name).card
@@ -45,6 +47,47 @@ def test_the_list_as_json_is_the_cards(spectr: Spectr) -> None:
     assert all(card["siblings"] and card["papers"] and card["summary"] for card in cards)
 
 
+OWN = [name for name in RULES if type(rule(name)).__module__.startswith("spectr.")]
+
+
+def test_every_rule_has_words_of_its_own() -> None:
+    """No two rules are described by the same sentence, here or on their cards."""
+    assert set(EXPLAINED) == set(OWN)
+    for described in ([told.words for told in EXPLAINED.values()], [rule(name).card.summary for name in OWN]):
+        assert len(set(described)) == len(OWN)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_rule_is_explained_and_its_example_runs(spectr: Spectr, tiny: str, name: str) -> None:
+    ran, card = spectr("rules", "show", name), rule(name).card
+    assert (ran.code, ran.err) == (0, "")
+    told = " ".join(ran.out.split())
+    assert EXPLAINED[name].words in told
+    assert ("exactly the target's distribution" in told, "NO: each token may be off" in told) == (
+        card.lossless,
+        not card.lossless,
+    )
+    assert ("one chain of drafts" in told) == (not card.tree)
+    assert ("must give its probabilities" in told) == card.needs_laws
+    assert all(f"{siblings}: " in told for siblings in card.siblings)
+    command = shlex.split(told.partition(" example ")[2])
+    assert command[:2] == ["spectr", "generate"]
+    assert f"--rule {name}" in " ".join(command)
+    used = spectr(*command[1:], "--model", tiny, "--max-new-tokens", "6")
+    assert used.code == 0
+    assert ("LOSSY" in used.err) == (not card.lossless)
+
+
+def test_a_rule_as_json(spectr: Spectr) -> None:
+    found = json.loads(spectr("rules", "show", "pareto", "--json").out)
+    assert found == json.loads(spectr("rules", "--json", "show", "pareto").out)
+    assert (found["name"], found["lossless"], found["bias_bound"]) == ("pareto", False, 0.01)
+    assert found["words"] == EXPLAINED["pareto"].words
+    bad = spectr("rules", "show", "parreto")
+    assert (bad.code, bad.out) == (2, "")
+    assert "did you mean pareto?" in bad.err
+
+
 def test_the_list_fits_a_terminal_of_eighty_columns(spectr: Spectr, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     lines = spectr("rules").out.splitlines()
@@ -63,7 +106,7 @@ def test_compare_prints_the_numbers_of_the_theory(spectr: Spectr) -> None:
 
 
 def test_compare_as_json_is_pure_and_covers_all_families(spectr: Spectr) -> None:
-    ran = spectr("rules", "compare", "--json", "--size", "30", "--k", "4,1", "--temperature", "1,0.25", "--seed", "3")
+    ran = spectr("rules", "compare", "--json", "--size", "30", "--k", "4,1", "--temperatures", "1,0.25", "--seed", "3")
     data = json.loads(ran.out)["comparisons"]
     assert [one["family"].partition("(")[0] for one in data] == ["bernoulli", "uniform", "zipf", "zipf"]
     wanted = [bernoulli(), uniform(), zipf(30, seed=3), zipf(30, temperature=0.25, seed=3)]
@@ -77,7 +120,7 @@ def test_compare_on_files(spectr: Spectr, tmp_path: Path) -> None:
     target, draft = tmp_path / "target.json", tmp_path / "draft.npy"
     target.write_text("[0.75, 0.25]")
     np.save(draft, np.asarray([0.25, 0.75]))
-    ran = spectr("rules", "compare", "--target", str(target), "--draft", str(draft), "--json")
+    ran = spectr("rules", "compare", "--target-law", str(target), "--draft-law", str(draft), "--json")
     (found,) = json.loads(ran.out)["comparisons"]
     assert found["family"] == "target.json, draft.npy"
     assert found["acceptance"] == compare(bernoulli()).to_json()["acceptance"]
@@ -93,7 +136,7 @@ def test_compare_draws(spectr: Spectr, tmp_path: Path) -> None:
 
 
 def test_the_race_that_was_left_out_is_talked_about(spectr: Spectr) -> None:
-    ran = spectr("rules", "compare", "--family", "zipf", "--size", "2049", "--temperature", "1", "--k", "2")
+    ran = spectr("rules", "compare", "--family", "zipf", "--size", "2049", "--temperatures", "1", "--k", "2")
     assert ran.code == 0
     assert "the race is left out" in ran.err
     (line,) = [line for line in ran.out.splitlines() if line.startswith("race ")]
@@ -107,14 +150,14 @@ def test_the_race_that_was_left_out_is_talked_about(spectr: Spectr) -> None:
         (("--k", "0"), "--k takes integers of at least 1"),
         (("--k", "1,two"), "--k takes integers of at least 1"),
         (("--k", ""), "--k takes integers of at least 1"),
-        (("--temperature", "-1"), "--temperature takes numbers of at least 0"),
-        (("--temperature", "nan"), "--temperature takes numbers of at least 0"),
+        (("--temperatures", "-1"), "--temperatures takes numbers of at least 0"),
+        (("--temperatures", "nan"), "--temperatures takes numbers of at least 0"),
         (("--size", "0"), "zipf needs a size of at least 1"),
-        (("--target", "a.json"), "--target and --draft belong together"),
-        (("--draft", "a.json"), "--target and --draft belong together"),
-        (("--target", "nowhere.json", "--draft", "b.json"), "cannot read nowhere.json"),
-        (("--target", "a", "--draft", "b", "--family", "zipf"), "give one of them"),
-        (("--target", "a", "--draft", "b", "--temperature", "1"), "--temperature belongs to the zipf family"),
+        (("--target-law", "a.json"), "--target-law and --draft-law belong together"),
+        (("--draft-law", "a.json"), "--target-law and --draft-law belong together"),
+        (("--target-law", "nowhere.json", "--draft-law", "b.json"), "cannot read nowhere.json"),
+        (("--target-law", "a", "--draft-law", "b", "--family", "zipf"), "give one of them"),
+        (("--target-law", "a", "--draft-law", "b", "--temperatures", "1"), "--temperatures belongs to the zipf family"),
         (("--family", "uniform", "--seed", "0"), "--seed belongs to the zipf family"),
         (("--plot", "figure.jpg"), "got figure.jpg"),
         (("--plot", "nowhere/figure.png"), "there is no folder nowhere"),

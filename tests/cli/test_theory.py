@@ -1,11 +1,15 @@
-"""`spectr theory`: one line or JSON, a folder of figures, and measurements as tables and JSON."""
+"""`spectr theory`: one line or JSON, and measurements as tables and JSON."""
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.bench.conftest import target
+
+__all__ = ["target"]
 
 Spectr = Callable[..., Any]
 
@@ -14,7 +18,7 @@ def test_a_prediction_is_one_line(spectr: Spectr) -> None:
     ran = spectr("theory", "predict", "--alpha", "0.8", "--cost", "0.05")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out == (
-        "gamma = 8: 3.09 times as fast as plain decoding, 4.33 tokens per target call "
+        "draft 8 tokens at a time (gamma = 8): 3.09 times as fast as plain decoding, 4.33 tokens per target call "
         "(acceptance 0.8, a draft costs 0.05 of a target call)\n"
     )
 
@@ -39,7 +43,7 @@ def test_acceptance_by_depth_and_the_longest_draft(spectr: Spectr) -> None:
     found = json.loads(spectr("theory", "predict", "--by-depth", "0.8,0.8,0.1", "--cost", "0.1", "--json").out)
     assert (found["gamma"], found["expected_tokens"]) == (2, pytest.approx(2.44))
     assert (
-        "gamma = 7, the longest looked at"
+        "(gamma = 7, the longest looked at)"
         in spectr("theory", "predict", "--alpha", "1", "--cost", "0.1", "--longest", "7").out
     )
 
@@ -62,40 +66,22 @@ def test_what_cannot_be_predicted(spectr: Spectr, flags: tuple[str, ...], senten
     assert sentence in ran.err
 
 
-def test_figures(spectr: Spectr, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With two of the sheets: all of them are drawn in tests/theory."""
-    from spectr.theory import figures
-    from spectr.theory.figures import atlas
-
-    makers = tuple(maker for maker in atlas._MAKERS if maker[1][0] == "speedup")
-    monkeypatch.setattr(atlas, "_MAKERS", makers)
-    monkeypatch.setattr(figures, "SHEETS", makers[0][1])
-    out = tmp_path / "new" / "figures"
-    ran = spectr("theory", "figures", "--out", str(out))
-    assert ran.code == 0, ran.err
-    assert ran.out.splitlines()[-1] == str(out / "index.html")
-    assert "speedup" in ran.out
-    names = {"index.html", "numbers.json", "speedup.png", "speedup.svg", "time.png", "time.svg"}
-    assert {path.name for path in out.iterdir()} == names
-    found = json.loads(spectr("theory", "figures", "--out", str(out), "--json").out)
-    assert set(found["files"]) == names
-    assert found["agreement"]["compared"] > 50
-
-
-def test_figures_that_cannot_be_written(spectr: Spectr, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    ran = spectr("theory", "figures", "--out", str(tmp_path / "file"))
+@pytest.mark.parametrize("flags", [(), ("--out", "my figures"), ("--help",)])
+def test_figures_have_moved(spectr: Spectr, flags: tuple[str, ...]) -> None:
+    ran = spectr("theory", "figures", *flags)
     assert (ran.code, ran.out) == (2, "")
-    assert "--out must be a folder that can be written" in ran.err
+    assert ran.err.rstrip().endswith(f"run: {shlex.join(['python', '-m', 'benchmarks.figures', *flags])}")
+    assert ran.err.count("\n") == 1
+    assert "figures" not in spectr("theory", "--help").out
 
 
-def test_measure(spectr: Spectr, tmp_path: Path) -> None:
-    """The default model with the n-gram law: two prompts, a few tokens, no pruned trees."""
+def test_measure(spectr: Spectr, target: str, tmp_path: Path) -> None:
+    """A small model with the n-gram law: two prompts, a few tokens, no pruned trees."""
     prompts, out = tmp_path / "prompts.json", tmp_path / "found.json"
     entries = [{"kind": "song", "text": "la la la la la"}, {"kind": "count", "text": "one two one two one two"}]
     prompts.write_text(json.dumps({"prompts": entries}))
     flags = ("--prompts", str(prompts), "--tokens", "4", "--length", "2", "--nodes", "", "--epsilons", "0.1")
-    ran = spectr("theory", "measure", "--drafter", "ngram", *flags, "--out", str(out))
+    ran = spectr("theory", "measure", target, "--drafter", "ngram", *flags, "--out", str(out))
     assert ran.code == 0, ran.err
     for word in ("TV by depth", "song", "count", "all", "kseq_plus", "predicted", "Decoding-UNO", "one standard error"):
         assert word in ran.out
@@ -110,7 +96,7 @@ def test_measure(spectr: Spectr, tmp_path: Path) -> None:
     [
         (("--drafter", "lookup"), "drafter 'lookup' proposes tokens without one"),
         (("--temperature", "0"), "temperature must be above 0"),
-        (("--prompts", "nowhere.json"), "--prompts must be a text file, or JSON"),
+        (("--prompts", "nowhere.json"), "--prompts must be a text file"),
         (("--nodes", "x"), "--nodes takes integers"),
         (("--out", "nowhere/found.json"), "there is no folder"),
     ],

@@ -1,4 +1,4 @@
-"""`spectr tune`, and what takes its profile: a small model, once through everything; figures are not judged."""
+"""`spectr tune` and what takes its profile: a small model, once through everything; figures are not judged."""
 
 import json
 from collections.abc import Callable
@@ -9,6 +9,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from spectr.tune.halving import ROUNDS, rungs
+from spectr.tune.tuner import Workload
 
 Spectr = Callable[..., Any]
 
@@ -41,63 +44,75 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_profile_and_what_takes_it(spectr: Spectr, folder: str, prompts: str, tmp_path: Path) -> None:
-    profile = str(tmp_path / "profile.json")
-    quick = ("--prompts", prompts, "--tokens", "8", "--repeats", "1")
-    ran = spectr("tune", folder, "--drafter", "early_exit,lookup", "--rules", "race,optimal", *quick, "--out", profile)
+    profile = tmp_path / "profile.json"
+    quick = ("--prompts", prompts, "--tokens", "8", "--out", str(profile))
+    ran = spectr("tune", folder, "--drafters", "early_exit,lookup", *quick)
     assert ran.code == 0, ran.err
-    assert "plain decoding" in ran.out.splitlines()[2]
-    assert ran.out.splitlines()[-1].endswith("times plain decoding")
-    assert f"wrote {profile}" in ran.err.replace("\n", "")
-    data = json.loads(Path(profile).read_text())
-    assert (data["texts"], data["tokens"]) == (3, 8)
-    assert len(data["measured"]) <= 6
-    ask = (
-        "generate",
-        "the quick",
-        "--model",
-        folder,
-        "--raw",
-        "--max-new-tokens",
-        "12",
-        "--temperature",
-        "0",
-        "--json",
-    )
-    plans = (("--drafter", "none"), ("--plan", profile), ("--plan", "auto"), ("--plan", "auto", "--profile", profile))
-    told = [json.loads(spectr(*ask, *more).out) for more in plans]
+    assert len(ran.out.splitlines()) == 2 + 8 + 1  # heading and line, a row for each plan, and the choice
+    assert ran.out.splitlines()[-1].startswith("1 row at a time: ")
+    assert f"everything is measured; the profile is {profile}" in ran.err.replace("\n", "")
+    data = json.loads(profile.read_text())
+    assert len(data["plans"]) == 8
+    assert data["run"]["finished"]
+    assert len(data["run"]["measurements"]) == sum(ROUNDS * (1 + left) for left in rungs(8))
+    ask = ("generate", "the quick", "--model", folder, "--raw", "--max-new-tokens", "12", "--temperature", "0")
+    plans = (
+        ("--drafter", "none"), ("--plan", str(profile)), ("--plan", "auto"),
+        ("--plan", "auto", "--profile", str(profile)),
+    )  # fmt: skip
+    told = [json.loads(spectr(*ask, "--json", *more).out) for more in plans]
     assert len({tuple(one["tokens"]) for one in told}) == 1
 
 
-def test_the_grid_and_auto(spectr: Spectr, folder: str, prompts: str, tmp_path: Path) -> None:
-    grid = tmp_path / "grid.json"
-    arguments = (
-        "tune",
-        folder,
-        "--drafter",
-        "lookup",
-        "--rules",
-        "race",
-        "--prompts",
-        prompts,
-        "--texts",
-        "2",
-        "--tokens",
-        "8",
-        "--repeats",
-        "1",
-    )
-    for _ in range(2):  # the second takes the place of the first
-        ran = spectr(*arguments, "--grid", str(grid), "--auto", "--json")
-        assert ran.code == 0, ran.err
-    data, (pair,) = json.loads(ran.out), json.loads(grid.read_text())["pairs"]
-    assert pair["pair"] == f"{Path(folder).name} with lookup"
-    assert pair["grid"]["plans"] == 20  # plain, as it is, and three times six
-    assert 0 < pair["grid"]["ratio_to_best"] <= 1
-    assert data["auto"][0]["case"] == "usual texts"
-    grid.write_text("{}")
-    ran = spectr(*arguments, "--grid", str(grid))
-    assert (ran.code, ran.out) == (2, "")
-    assert "--grid must be a new file" in ran.err
+def test_an_interrupted_run_goes_on(
+    spectr: Spectr, folder: str, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the second round: what was measured is there, and the same command measures the rest and no more."""
+    profile, measured = tmp_path / "profile.json", list[int]()
+    command = ("tune", folder, "--drafter", "lookup", "--prompts", prompts, "--tokens", "8", "--out", str(profile))
+    generate = Workload.generate
+
+    def interrupted(self: Workload, lm: Any, rows: int, number: int, tokens: int | None = None) -> tuple[int, float]:
+        if tokens is None:  # not a warm-up
+            measured.append(number)
+        if len(measured) == most:
+            raise KeyboardInterrupt
+        return generate(self, lm, rows, number, tokens)
+
+    monkeypatch.setattr(Workload, "generate", interrupted)
+    most = 5
+    ran = spectr(*command)
+    assert ran.code == 130
+    assert "interrupted: 4 measurements made, at most 11 left" in ran.err
+    assert "the same command goes on with it" in ran.err
+    assert "too little was measured to choose another plan" in ran.out
+    kept = json.loads(profile.read_text())["run"]
+    assert (len(kept["measurements"]), kept["finished"]) == (4, False)
+    most = 99
+    ran = spectr(*command)
+    assert ran.code == 0, ran.err
+    assert len(measured) == 5 + 11
+    data = json.loads(profile.read_text())["run"]
+    assert data["finished"]
+    assert data["measurements"][:4] == kept["measurements"]
+    again = spectr(*command)
+    assert (again.code, again.out) == (0, ran.out)  # nothing left to measure
+    other = spectr(*command, "--temperature", "0.5")
+    assert (other.code, other.out) == (2, "")
+    assert "holds a run with another settings" in other.err.replace("\n", " ")
+
+
+def test_several_rows_as_json(spectr: Spectr, folder: str, prompts: str) -> None:
+    quick = ("--prompts", prompts, "--tokens", "8", "--rows", "1,2", "--rules", "race,optimal", "--json")
+    ran = spectr("tune", folder, "--drafters", "lookup", *quick)
+    assert ran.code == 0, ran.err
+    data = json.loads(ran.out)
+    assert [plan["drafter"] for plan in data["plans"]] == ["none", "lookup", "lookup"]
+    assert [choice["rows"] for choice in data["choices"]] == [1, 2]
+    assert "left out lookup with rule optimal" in ran.err.replace("\n", " ")
+    assert "nothing was written; give --out FILE" in ran.err
+    one = data["run"]["results"][0]
+    assert (one["plan"], one["ratio"], one["interval"]) == (0, 1.0, [1.0, 1.0])
 
 
 @pytest.mark.parametrize(
@@ -105,8 +120,8 @@ def test_the_grid_and_auto(spectr: Spectr, folder: str, prompts: str, tmp_path: 
     [
         (("--rules", "lenience"), "rules must be lossless"),
         (("--rules", "rase"), "did you mean race"),
-        (("--drafter", "none"), "name a drafter"),
-        (("--drafter", "lookup", "--rules", "kseq"), "no rule fits"),
+        (("--drafter", "none"), "plain decoding is always measured"),
+        (("--drafter", "lookup", "--rules", "kseq"), "fits a drafter of lookup"),
         (("--rows", "0"), "--rows takes integers of at least 1"),
         (("--prompts", "nowhere.txt"), "--prompts must be"),
         (("--out", "nowhere/profile.json"), "there is no folder nowhere"),
@@ -118,11 +133,21 @@ def test_what_is_refused(spectr: Spectr, folder: str, arguments: tuple[str, ...]
     assert sentence in ran.err
 
 
+def test_a_file_that_is_no_profile(spectr: Spectr, folder: str, tmp_path: Path) -> None:
+    out = tmp_path / "profile.json"
+    out.write_text("{}")
+    ran = spectr("tune", folder, "--out", str(out))
+    assert (ran.code, ran.out) == (2, "")
+    assert "--out must be a new file" in ran.err
+    assert out.read_text() == "{}"
+    assert "--out must be a new file" in spectr("tune", folder, "--out", str(tmp_path)).err  # a folder
+
+
 def test_doctor_runs(spectr: Spectr, folder: str, prompts: str) -> None:
     ran = spectr("doctor", "--model", folder, "--run", "--prompts", prompts)
     assert ran.code == 0, ran.err
     assert "run block efficiency" in ran.out
-    assert "drafts are hardly accepted" in ran.err  # random weights
+    assert "few drafts are accepted" in ran.err  # random weights
     assert f"spectr audit {folder}" in ran.err.replace("\n", "")
     told = json.loads(spectr("doctor", "--model", folder, "--run", "--prompts", prompts, "--json").out)
     assert [sign["name"] for sign in told["run"]["signs"]] == [

@@ -3,7 +3,16 @@
 import pytest
 import torch
 from tests.tiny import widen
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 import spectr
 from spectr.draft import Plan, drafter
@@ -64,6 +73,50 @@ def test_greedy_is_that_of_transformers(name: str) -> None:
         meant = net.generate(torch.tensor([source]), do_sample=False, max_new_tokens=15, num_beams=1)[0, 1:].tolist()
         found = engine.generate(Job([Request([3], 0, 15, source=source)], Policy(0)))[0].tokens
         assert found == meant
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Words w0 to w19."""
+    core = Tokenizer(WordLevel({f"w{number}": number for number in range(SIZE)}, "w0"))
+    core.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+TOKENS = {name: value for name, value in SHARED.items() if name.endswith("_id")}
+
+
+def test_no_padding_is_written_and_every_text_ends() -> None:
+    """As translation models say it: the padding is a bad word, and the last token that fits is the end."""
+    net = tiny("marian")
+    net.generation_config = GenerationConfig(bad_words_ids=[[0]], forced_eos_token_id=2, **TOKENS)
+    lm, most = spectr.load(net, "ngram", tokenizer=tokenizer()), 6
+    for source in ("w5 w6 w7 w8 w5", "w9 w4"):
+        flat = {"max_new_tokens": most, "seed": 1, "n": 150, "temperature": 3.0}  # padding would come
+        texts = [out.tokens for out in lm.generate([source], **flat)]
+        assert not any(0 in text for text in texts)
+        assert all(text[-1] == 2 for text in texts)
+        assert max(map(len, texts)) == most
+        free = [out.tokens for out in lm.generate([source], bad_words=(), forced_eos_token_id=None, **flat)]
+        assert any(0 in text for text in free)
+        assert any(text[-1] != 2 for text in free)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("forced", [None, 7])
+def test_settings_of_the_model_are_those_of_transformers(name: str, forced: int | None) -> None:
+    """Greedy texts, so that they can be compared; with a forced beginning, which counts as a new token there."""
+    net = tiny(name).double()
+    net.generation_config = GenerationConfig(
+        repetition_penalty=1.2, no_repeat_ngram_size=2, bad_words_ids=[[0], [5, 6]], suppress_tokens=[11],
+        begin_suppress_tokens=[4, 9, 12, 15], forced_eos_token_id=2, min_length=8, forced_bos_token_id=forced, **TOKENS,
+    )  # fmt: skip
+    most, begins = 15, 1 if forced is None else 2
+    for source in ("w5 w6 w7 w8 w5", "w9 w4", "w3 w13 w14"):
+        ids = torch.tensor([tokenizer()(source)["input_ids"]])
+        meant = net.generate(ids, do_sample=False, max_new_tokens=most)[0, begins:].tolist()
+        for drafts in ("none", "lookup", "ngram"):
+            lm = spectr.load(net, drafts, tokenizer=tokenizer())
+            assert lm.generate(source, most + 1 - begins, temperature=0).tokens == meant
 
 
 def test_sources_and_encoders_belong_together() -> None:

@@ -5,10 +5,15 @@ from typing import Any
 import pytest
 import torch
 from tests import tiny
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import (
+    GenerationConfig,
     LogitsProcessor,
     MinPLogitsWarper,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     T5Config,
@@ -20,7 +25,9 @@ from transformers import (
 )
 
 import spectr
+from spectr.engine import Engine, Job, Result
 from spectr.errors import ArgumentError, MismatchError
+from spectr.policy import History, Past, Policy
 
 
 def llama(seed: int, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
@@ -84,6 +91,103 @@ def test_sampled_text_is_a_function_of_the_seed(net: PreTrainedModel) -> None:
     first = text(None)
     torch.manual_seed(3)
     assert text(None) == first
+
+
+RICH: dict[str, Any] = {
+    "do_sample": True, "temperature": 0.8, "top_k": 18, "top_p": 0.97, "min_p": 0.005, "typical_p": 0.97,
+    "epsilon_cutoff": 0.004, "eta_cutoff": 0.01, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3,
+    "bad_words_ids": [[9], [4, 6], [2]], "suppress_tokens": [8], "begin_suppress_tokens": [5, 10],
+    "forced_eos_token_id": 2, "min_length": 12, "eos_token_id": [2, 3], "pad_token_id": 0,
+}  # fmt: skip
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Words w0 to w23."""
+    core = Tokenizer(WordLevel({f"w{number}": number for number in range(24)}, "w0"))
+    core.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+def text_of(ids: torch.Tensor) -> str:
+    return " ".join(f"w{id_}" for id_ in ids.tolist())
+
+
+@pytest.fixture
+def rich() -> PreTrainedModel:
+    """A model whose generation_config says much; in float64, where texts do not part at near-ties."""
+    net = llama(1).double()
+    net.generation_config = GenerationConfig(**RICH)
+    return net
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """The jobs that engines are given from now on."""
+    seen: list[Job] = []
+    run = Engine.generate
+
+    def spy(engine: Engine, job: Job) -> list[Result]:
+        seen.append(job)
+        return run(engine, job)
+
+    monkeypatch.setattr(Engine, "generate", spy)
+    return seen
+
+
+def test_a_model_has_one_policy_inside_transformers_and_out(rich: PreTrainedModel, jobs: list[Job]) -> None:
+    """The same law after every text, and the same texts under the same seed."""
+    lm, ids = spectr.load(rich, "ngram", tokenizer=tokenizer()), IDS[:1]
+    for seed in range(5):
+        outside = lm.generate(text_of(ids[0]), 14, seed=seed)
+        inside = rich.generate(ids, custom_generate=spectr.hf.generate, drafter="none", seed=seed, max_new_tokens=14)
+        assert inside[0, 7:].tolist() == outside.tokens
+        assert outside.tokens[-1] in {2, 3}
+    mine, theirs = (job.policy for job in jobs[:2])
+    assert not mine.processors
+    assert len(theirs.processors) > 5  # what transformers prepared
+    paths = torch.randint(3, 24, (1, 40, 13), generator=torch.Generator().manual_seed(0))
+    paths[0, :, :] = torch.where(torch.arange(13) < torch.arange(40)[:, None] % 14, paths[0], -1)
+    logits = 3 * torch.randn(1, 40, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    laws = [
+        policy(logits, Past(History([ids[0].tolist()], 24, stops=lm.opened.stops, limits=[14]), paths)).softmax(-1)
+        for policy in (mine, theirs)
+    ]
+    torch.testing.assert_close(laws[0], laws[1], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("drafter", ["none", "lookup", "ngram"])
+def test_temperature_0_is_greedy_and_keeps_the_penalties(rich: PreTrainedModel, drafter: str) -> None:
+    lm = spectr.load(rich, drafter, tokenizer=tokenizer())
+    for ids in (IDS[:1], IDS[1:, 3:]):
+        meant = rich.generate(ids, do_sample=False, max_new_tokens=30)[0, ids.shape[1] :].tolist()
+        found = lm.generate(text_of(ids[0]), 30, temperature=0).tokens
+        assert found == meant
+        assert found != lm.generate(text_of(ids[0]), 30, temperature=0, repetition_penalty=1.0).tokens
+        inside = rich.generate(
+            ids, custom_generate=spectr.hf.generate, drafter=drafter, do_sample=False, max_new_tokens=30
+        )
+        assert inside[0, ids.shape[1] :].tolist() == meant
+
+
+def test_a_config_that_says_greedy_is_greedy(rich: PreTrainedModel) -> None:
+    rich.generation_config.do_sample = False
+    lm = spectr.load(rich, "ngram", tokenizer=tokenizer())
+    meant = rich.generate(IDS[:1], max_new_tokens=20)[0, 7:].tolist()
+    assert lm.generate(text_of(IDS[0]), 20, seed=3).tokens == meant
+    assert lm.generate(text_of(IDS[0]), 20, seed=3, temperature=1.0).tokens != meant
+
+
+def test_settings_of_a_call_override_those_of_the_model(rich: PreTrainedModel, jobs: list[Job]) -> None:
+    lm = spectr.load(rich, "none", tokenizer=tokenizer())
+    own = dict(lm.opened.settings)
+    for given in ({}, {"temperature": 1.0}, {"top_k": 0}, {"repetition_penalty": 1.0}, {"suppress_tokens": ()},
+                  {"bad_words": "w4"}, {"logit_bias": {8: 2.0}}):  # fmt: skip
+        lm.generate(text_of(IDS[0]), 2, **given)
+        words = {"bad_words": [[4], [4]]} if "bad_words" in given else {}
+        assert jobs[-1].policy == Policy(**{**own, **given, **words})
+    assert own["suppress_tokens"] == (8,)
+    streamed = "".join(lm.stream(text_of(IDS[0]), 6, seed=1))
+    assert streamed == lm.generate(text_of(IDS[0]), 6, seed=1).text
 
 
 def warpers(**settings: float) -> list[Any]:

@@ -5,10 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.oracles import cut_optimum, iid_sets, lp_optimum
 
 import spectr
 from spectr.transport import kseq_share, race_acceptance, token_bound
-from spectr.transport.lp import cut_optimum, iid_sets, lp_optimum
 
 
 @st.composite

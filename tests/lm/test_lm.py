@@ -1,5 +1,6 @@
 """`spectr.load` and what it gives: text, streams, conversations, statistics, and one sentence for what is wrong."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 import spectr
-from spectr.cli.chat import _answer
 from spectr.errors import ArgumentError, MismatchError, SpectrError, UnknownNameError
 
 ASK = "the quick brown fox jumps over the quick brown"
@@ -41,8 +41,13 @@ def test_options_reach_the_drafter(folder: Path) -> None:
 def test_batches_and_seeds(folder: Path) -> None:
     lm = spectr.load(str(folder))
     prompts = [ASK, "tides", ASK]
-    alone = [lm.generate(p, 20, seed=3 + i, raw=True).tokens for i, p in enumerate(["tides", "tides", ASK, ASK])]
-    assert [out.tokens for out in lm.generate(["tides", ASK], 20, seed=3, n=2, raw=True)] == alone
+    rows = lm.generate(["tides", ASK], 20, seed=3, n=2, raw=True)
+    assert rows[0].seed == 3
+    alone = [lm.generate(p, 20, seed=rows[i].seed, raw=True) for i, p in enumerate(["tides", "tides", ASK, ASK])]
+    assert [out.tokens for out in rows] == [out.tokens for out in alone]
+    assert len({out.seed for seed in (3, 4) for out in lm.generate([ASK] * 4, 1, seed=seed)}) == 8  # no row is shared
+    one = lm.generate(ASK, 20, seed=3, n=2)
+    assert [out.seed for out in one] == [out.seed for out in rows[:2]]
     together = lm.generate(prompts, 20, seeds=[9, 9, 9], raw=True)
     assert together[0].tokens == together[2].tokens != together[1].tokens
     with pytest.raises(ArgumentError, match="one number for each of 3 rows, got 1"):
@@ -66,7 +71,7 @@ def test_streams_are_the_text_and_can_be_left(folder: Path) -> None:
     assert len(pieces) > 10
     left = lm.stream(ASK, 50, seed=8, min_new_tokens=50)
     assert next(left) == pieces[0]
-    left.close()  # type: ignore[attr-defined]
+    left.close()
 
 
 def test_log_probabilities_are_the_models(folder: Path) -> None:
@@ -118,7 +123,7 @@ def test_a_conversation_reads_only_what_is_new(folder: Path) -> None:
     assert "".join(fresh.say("and then?", 12, seed=4)) == second  # a kept cache changes nothing
     pieces = chat.say("more", 200)
     next(pieces)
-    pieces.close()  # type: ignore[attr-defined]
+    pieces.close()
     assert chat.turns[-1]["role"] == "assistant"
     assert "".join(chat.say("and on", 8)) != ""
 
@@ -175,14 +180,6 @@ def test_a_conversation_that_is_too_long_says_what_to_do(folder: Path) -> None:
     assert "".join(chat.say("four", 6)) != ""
 
 
-def test_the_command_goes_on_after_a_turn_that_is_too_long(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chat = spectr.load(str(folder)).chat()
-    for text in ("one", "quick brown " * 400, "two"):
-        _answer(chat, text, 6, {})
-    assert "512 positions" in capsys.readouterr().err
-    assert [turn["content"] for turn in chat.turns[::2]] == ["one", "two"]
-
-
 def test_a_forced_first_token_belongs_to_the_prompt(translator: Path) -> None:
     net, words = AutoModelForSeq2SeqLM.from_pretrained(translator), AutoTokenizer.from_pretrained(translator)
     net.generation_config.forced_bos_token_id = 7
@@ -191,18 +188,6 @@ def test_a_forced_first_token_belongs_to_the_prompt(translator: Path) -> None:
     for drafter in ("none", "lookup"):
         found = spectr.load(net, drafter, tokenizer=words).generate(ASK, 11, temperature=0).tokens
         assert found == meant[2:]
-
-
-def test_what_a_generation_config_says_is_not_taken_over_in_silence(folder: Path) -> None:
-    net, words = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    said: list[str] = []
-    spectr.load(net, tokenizer=words, progress=said.append)
-    assert said == []
-    net.generation_config.update(no_repeat_ngram_size=2, top_p=0.9)
-    spectr.load(net, tokenizer=words, progress=said.append)
-    assert said == [
-        "the model's generation config sets top_p, no_repeat_ngram_size, which are not taken over: say what you want"
-    ]
 
 
 def test_encoder_decoder(translator: Path, folder: Path) -> None:
@@ -228,16 +213,16 @@ def test_a_loaded_model_is_not_copied(folder: Path) -> None:
     ("settings", "sentence"),
     [
         ({"temprature": 1}, "did you mean temperature"),
+        ({"max_token": 3}, "did you mean max_tokens"),
+        ({"max_tokens": 3, "max_new_tokens": 3}, "mean the same; give one of them"),
         ({"num_beams": 4}, "beam search is not offered"),
         ({"n": 0}, "n must be at least 1"),
-        ({"n": 2}, "give \\[prompt\\]"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
         ({"max_new_tokens": 600}, "512 positions"),
         ({"stop": [""]}, "stop"),
         ({"top_p": 3}, "top_p"),
         ({"n": "2"}, "n must be a whole number, got '2'"),
         ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
-        ({"seed": None}, "seed must be a whole number, got None"),
         ({"seeds": 3}, "seeds must be a list of whole numbers"),
         ({"seeds": [1.0]}, "each of seeds must be a whole number"),
         ({"max_new_tokens": 5.0}, "max_new_tokens must be a whole number"),
@@ -250,23 +235,109 @@ def test_bad_settings(folder: Path, settings: dict[str, object], sentence: str) 
         spectr.load(str(folder)).generate(ASK, **settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("prompts", [None, 5, b"bytes", [[5, 6]], [ASK, None], [1, 2]])
-def test_prompts_are_texts(folder: Path, prompts: Any) -> None:
+@pytest.mark.parametrize("prompts", [None, 5, b"bytes", [ASK, None], [1, 2.5], [[True]]])
+def test_what_is_no_prompt(folder: Path, prompts: Any) -> None:
     lm = spectr.load(str(folder))
-    with pytest.raises(ArgumentError, match="must be a string"):
-        lm.generate(prompts, 4)
-    with pytest.raises(ArgumentError, match="must be a string"):
-        lm.stream(prompts, 4)
-    with pytest.raises(ArgumentError, match="must be a string"):
-        lm.chat().say(prompts, 4)
+    for call in (lm.generate, lm.stream, lm.chat().say):
+        with pytest.raises(ArgumentError, match=r"a string, (a list of )?token ids"):
+            call(prompts, 4)
 
 
-@pytest.mark.parametrize("name", ["n", "seeds", "logprobs", "optimality_gap"])
+def test_prompts_are_texts_ids_or_messages(folder: Path) -> None:
+    lm = spectr.load(str(folder))
+    meant = lm.generate(ASK, 8, seed=3).tokens
+    messages = [{"role": "user", "content": ASK}]
+    ids = lm.encode(ASK)
+    for prompt in (messages, ids, tuple(ids), torch.tensor(ids)):
+        assert lm.generate(prompt, 8, seed=3).tokens == meant
+        assert lm.stream(prompt, 8, seed=3).output.seed == 3
+        (only,) = lm.generate([prompt], 8, seed=3)
+        assert only.tokens == meant
+    with pytest.raises(ArgumentError, match="must have a role and a content"):
+        lm.generate([{"role": "user"}], 8)  # type: ignore[list-item]
+    with pytest.raises(ArgumentError, match="tokens of a prompt must lie in 0 … 319"):
+        lm.generate([1, 320], 8)
+    with pytest.raises(ArgumentError, match="valid Unicode text"):
+        lm.generate("caf\udce9", 8)
+
+
+def test_ids_need_no_tokenizer(folder: Path) -> None:
+    lm = spectr.load(AutoModelForCausalLM.from_pretrained(folder))
+    out = lm.generate([5, 6, 7], max_tokens=6, seed=1)
+    assert (len(out.tokens), out.text) == (6, "")
+    assert list(lm.stream([5, 6, 7], 6, seed=1)) == []
+    with pytest.raises(ArgumentError, match="text needs a tokenizer"):
+        lm.generate([5, 6, 7], stop=["."])
+
+
+def test_seeds_are_random_unless_given(folder: Path) -> None:
+    lm = spectr.load(str(folder))
+    outputs = [lm.generate(ASK, 12) for _ in range(4)]
+    assert len({tuple(out.tokens) for out in outputs}) == 4  # equal with a chance far below 1e-6
+    for out in outputs[:2]:
+        assert lm.generate(ASK, 12, seed=out.seed).tokens == out.tokens
+    pieces = lm.stream(ASK, 12)
+    assert "".join(pieces) == lm.generate(ASK, 12, seed=pieces.seed).text
+    assert pieces.output.tokens == lm.generate(ASK, 12, seed=pieces.seed).tokens
+
+
+def test_a_stream_tells_what_came(folder: Path) -> None:
+    lm = spectr.load(str(folder))
+    whole = lm.generate(ASK, 30, seed=8, min_new_tokens=30)
+    with lm.stream(ASK, 30, seed=8, min_new_tokens=30) as pieces:
+        first = next(pieces)
+    assert (pieces.finish_reason, pieces.output.finish_reason) == ("cancelled", "cancelled")
+    assert pieces.text.startswith(first)
+    assert whole.tokens[: len(pieces.tokens)] == pieces.tokens
+    assert pieces.stats.emitted == len(pieces.tokens) < 30
+    assert list(pieces) == []
+
+
+def test_threads_take_turns(folder: Path, small: Path) -> None:
+    lm = spectr.load(str(folder), str(small), nodes=6)
+    meant = [lm.generate(ASK, 16, seed=seed).tokens for seed in range(12)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda seed: lm.generate(ASK, 16, seed=seed).tokens, range(12)))
+        streams = list(pool.map(lambda seed: "".join(lm.stream(ASK, 16, seed=seed)), range(12)))
+    assert found == meant
+    assert streams == [lm.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in meant]
+
+
+def test_a_loaded_model_stays_in_its_mode(folder: Path) -> None:
+    net, words = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    net.config.attention_dropout = 0.5
+    for layer in net.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    meant = spectr.load(net.eval(), "none", tokenizer=words).generate(ASK, 16, seed=1).tokens
+    net.train()
+    lm = spectr.load(net, "early_exit", tokenizer=words)
+    assert net.training
+    assert lm.generate(ASK, 16, seed=1).tokens == meant  # no dropout while it generates
+    assert all(module.training for module in net.modules())
+
+
+def test_an_lm_says_what_it_is(folder: Path) -> None:
+    lm = spectr.load(str(folder), "ngram", drafts=2, length=2)
+    assert repr(lm) == f"<LM {str(folder)!r}: drafter=ngram, nodes=5, rule=race, float32 on cpu>"
+
+
+@pytest.mark.parametrize("name", ["n", "seeds"])
 def test_what_a_stream_would_not_listen_to(folder: Path, name: str) -> None:
     lm, setting = spectr.load(str(folder)), {name: [1] if name == "seeds" else 2}
     for call in (lm.stream, lm.chat().say):
         with pytest.raises(ArgumentError, match=f"takes no {name}; use generate"):
             call(ASK, 4, **setting)
+
+
+def test_a_stream_reports_what_generate_reports(folder: Path) -> None:
+    lm = spectr.load(str(folder), "ngram", drafts=2, length=2)
+    asked = {"seed": 5, "logprobs": True, "optimality_gap": True}
+    meant, pieces = lm.generate(ASK, 16, **asked), lm.stream(ASK, 16, **asked)  # type: ignore[arg-type]
+    assert "".join(pieces) == meant.text
+    assert pieces.output.tokens == meant.tokens
+    assert pieces.output.logprobs == pytest.approx(meant.logprobs)
+    assert pieces.stats.optimality_gap == pytest.approx(meant.stats.optimality_gap)
+    assert lm.stream(ASK, 4).output.logprobs is None
 
 
 def test_conversions_at_the_edge(folder: Path) -> None:
@@ -322,6 +393,8 @@ def test_bad_loads(folder: Path, foreign: Path) -> None:
         (ArgumentError, "drafter must be a name, or several", {"drafter": "lookup+"}),
         (ArgumentError, "rule must be a name", {"rule": None}),
         (ArgumentError, "device must be cpu, cuda", {"device": "gpu"}),
+        (ArgumentError, "needs float64, which is not tested on mps; use device='cpu'", {"device": "mps"}),
+        (UnknownNameError, "no drafter is called 'nosuch'; Known: none, lookup", {"drafter": "nosuch"}),
     ]
     for kind, sentence, options in bad:
         with pytest.raises(kind, match=sentence):

@@ -9,8 +9,10 @@ import torch
 
 from spectr.draft import Plan
 from spectr.draft.options import DraftOptions
-from spectr.pairing import _Pairing, _usual
-from spectr.verify import rule
+from spectr.models import trained
+from spectr.notices import forget
+from spectr.pairing import _Pairing, _usual, pair
+from spectr.verify import RULES, rule
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,36 @@ def test_the_tree_of_a_trained_head(device: str, said: dict[str, int], tree: tup
     assert (plan.drafts, plan.length, plan.capacity) == tree
     assert (plan.shared is not None) == (device == "cuda" and not said)
     assert plan.for_rows(1) == replace(plan, shared=None)
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if rule(name).card.lossless])
+@pytest.mark.parametrize("nodes", [2, 9, 32, 64])
+def test_nodes_size_the_tree_under_every_rule(name: str, nodes: int) -> None:
+    target: Any = SimpleNamespace(target=SimpleNamespace(device=torch.device("cpu")))
+    pairing = _Pairing(target, rule(name).card, DraftOptions(nodes=nodes), {})
+    for plan in (pairing.plan(), pairing.plan(**_usual(pairing))):
+        assert 0.8 * nodes <= plan.capacity <= nodes
+
+
+def test_what_is_said_of_chains_goes_with_nodes() -> None:
+    target: Any = SimpleNamespace(target=SimpleNamespace(device=torch.device("cpu")))
+    for said, meant in (({"drafts": 4}, (4, 7)), ({"length": 3}, (10, 3)), ({"drafts": 2, "length": 3}, (2, 3))):
+        plan = _Pairing(target, rule("kseq").card, DraftOptions(nodes=32, **said), {}).plan()
+        assert (plan.drafts, plan.length) == meant
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_auto_without_a_trained_drafter_says_what_it_is(
+    device: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trained, "shipped", lambda _: None)
+    target: Any = SimpleNamespace(target=SimpleNamespace(device=torch.device(device), model=None), tokenizer=None)
+    forget()
+    for _ in range(2):
+        assert pair("auto", target, rule("race").card, DraftOptions(), {}).name == "none"
+    (record,) = caplog.records
+    assert "no trained drafter for this model" in record.message
+    assert "spectr train" in record.message
 
 
 def test_rows_share_only_what_does_not_change_their_text() -> None:

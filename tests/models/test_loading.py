@@ -1,5 +1,7 @@
 """From folders and objects to targets, and what is refused before memory runs out."""
 
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 from spectr.errors import ArgumentError, MismatchError
 from spectr.models import memory
 from spectr.models.catalog import FetchError
-from spectr.models.hf import Loading, open_loaded, open_model, weigh
+from spectr.models.hf import Loading, chosen_dtype, open_loaded, open_model, weigh
 from spectr.models.memory import available, need, weights_on_disk
 
 
@@ -58,7 +60,7 @@ def test_options_that_are_not_there(tmp_path: Path) -> None:
         open_model(str(tmp_path), dtyp="float32")
     with pytest.raises(ArgumentError, match="float64 or auto, got 'int8'"):
         open_model(str(tmp_path), dtype="int8")
-    with pytest.raises(FetchError, match="the folder lacks something"):
+    with pytest.raises(FetchError, match=r"could not be loaded: .* Should have a `model_type`"):
         open_model(str(tmp_path))
     if not torch.cuda.is_available():
         with pytest.raises(ArgumentError, match="no CUDA device is found"):
@@ -115,3 +117,38 @@ def test_what_a_cache_needs(name: str, make: Any) -> None:
     taken = sum(b[:, :, :48].numel() * b.element_size() for b in buffers)
     assert play.target.memory(2, 48) == taken
     assert need(play.model.config, 2, 48, torch.bfloat16) * 2 == taken
+
+
+@pytest.mark.parametrize(
+    ("device", "stored", "meant"),
+    [
+        ("cpu", torch.bfloat16, torch.float32),
+        ("cpu", None, torch.float32),
+        ("cuda", torch.bfloat16, torch.bfloat16),
+        ("cuda", torch.float16, torch.float16),
+        ("cuda", torch.float32, torch.float32),
+        ("cuda", None, torch.bfloat16),
+    ],
+)
+def test_the_dtype_goes_by_device_and_checkpoint(device: str, stored: torch.dtype | None, meant: torch.dtype) -> None:
+    config = AutoConfig.for_model("llama")
+    config.dtype = stored
+    dtype, reason = chosen_dtype(config, torch.device(device))
+    assert dtype == meant
+    assert reason
+
+
+def test_an_unknown_model_is_refused_without_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def refuse(request: Any, **_: float) -> None:
+        asked.append(request.full_url)
+        raise urllib.error.URLError("unreachable")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    with pytest.raises(FetchError, match="no such folder, and the hub cannot be reached"):
+        open_model("nobody/nothing-of-this-name")
+    assert len(asked) == 1
+    with pytest.raises(FetchError, match="a hub id has the form owner/name"):
+        open_model("./no/such/folder")
+    assert len(asked) == 1

@@ -5,10 +5,18 @@ import torch
 from tests.models.conftest import tiny
 from torch import nn
 
+from spectr.models import products
 from spectr.models.products import narrow_products, usual_products
 from spectr.models.tuned import tune, untuned
 
 
+@pytest.fixture
+def on_intel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The form for Intel, whatever this machine is: slower elsewhere, and right everywhere."""
+    monkeypatch.setattr(products, "narrow_is_faster", lambda: True)
+
+
+@pytest.mark.usefixtures("on_intel")
 @pytest.mark.parametrize("shape", [(1,), (1, 1), (1, 7), (3, 2), (2, 40), (0, 4)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_same_numbers(shape: tuple[int, ...], bias: bool) -> None:
@@ -22,6 +30,7 @@ def test_the_same_numbers(shape: tuple[int, ...], bias: bool) -> None:
     assert "forward" not in vars(layer)
 
 
+@pytest.mark.usefixtures("on_intel")
 def test_a_model_can_be_tuned_and_untuned() -> None:
     model = tiny("llama")
     ids = torch.randint(3, 61, (1, 9))
@@ -35,7 +44,18 @@ def test_a_model_can_be_tuned_and_untuned() -> None:
     assert "forward" in vars(model.lm_head)
 
 
+@pytest.mark.usefixtures("on_intel")
 def test_other_dtypes_are_left_alone() -> None:
     layer = nn.Linear(4, 4).to(torch.bfloat16)
     narrow_products(layer)
     assert "forward" not in vars(layer)
+
+
+@pytest.mark.parametrize(("vendor", "used"), [("vendor_id : GenuineIntel", True), ("vendor_id : AuthenticAMD", False)])
+def test_the_cpu_decides(monkeypatch: pytest.MonkeyPatch, vendor: str, used: bool) -> None:
+    monkeypatch.setattr(products, "_cpu_vendor", lambda: vendor)
+    products.narrow_is_faster.cache_clear()
+    layer = nn.Linear(4, 4)
+    narrow_products(layer)
+    products.narrow_is_faster.cache_clear()
+    assert ("forward" in vars(layer)) == (used and torch.backends.mkl.is_available())

@@ -7,25 +7,28 @@ from spectr.errors import ArgumentError
 from spectr.policy import History, Past
 
 PROMPTS = [[1, 2, 2], [], [7, 9]]
+LIMITS = [9, 5, 7]
 STEPS = [[[3, 3], [4], []], [[2], [4, 4, 4], [7]], [[], [], [0, 1, 2, 3]]]
 
 
 def tables(history: History) -> list[list[object]]:
-    tensors = [history.seen, history.counts, history.generated, history.tail(2), history.tail(4)]
-    return [tensor.tolist() for tensor in tensors]
+    counted = [history.generated, history.length, history.left]
+    tensors = [history.seen, history.counts, *counted, history.tail(2), history.tail(4)]
+    texts = [[token for token in row if token >= 0] for row in history.text_ids.tolist()]
+    return [*(tensor.tolist() for tensor in tensors), texts]
 
 
 def rebuilt(history: History) -> History:
     """The same texts, committed at once to fresh tables."""
     texts = zip(history.texts, history._prompts, strict=True)
     cut = [(text[:prompt], text[prompt:]) for text, prompt in texts]
-    fresh = History([prompt for prompt, _ in cut], history.vocabulary)
+    fresh = History([prompt for prompt, _ in cut], history.vocabulary, limits=history.limits)
     fresh.commit([answer for _, answer in cut])
     return fresh
 
 
 def test_commits_add_up_in_place() -> None:
-    history = History(PROMPTS, 8)  # 9 is a token that has no logit
+    history = History(PROMPTS, 8, limits=LIMITS)  # 9 is a token that has no logit
     tables(history)
     places = [history.seen.data_ptr(), history.counts.data_ptr(), history.generated.data_ptr()]
     for step in STEPS:
@@ -38,7 +41,7 @@ def test_commits_add_up_in_place() -> None:
 
 @pytest.mark.parametrize("asked_before", [True, False])
 def test_rows_are_taken_and_then_go_their_own_way(asked_before: bool) -> None:
-    history = History(PROMPTS, 8, padding=[[0], [], [0, 0]])
+    history = History(PROMPTS, 8, padding=[[0], [], [0, 0]], limits=LIMITS)
     history.commit(STEPS[0])
     if asked_before:
         tables(history)
@@ -55,7 +58,7 @@ def test_rows_are_taken_and_then_go_their_own_way(asked_before: bool) -> None:
 
 
 def test_inference_mode_may_end_in_between() -> None:
-    history = History(PROMPTS, 8)
+    history = History(PROMPTS, 8, limits=LIMITS)
     with torch.inference_mode():
         tables(history)
     history.commit(STEPS[0])
@@ -89,6 +92,8 @@ def test_a_doubt_waits_until_a_token_comes_from_there() -> None:
 def test_bad_rows() -> None:
     with pytest.raises(ArgumentError, match="padding must have a row per prompt, got 1 for 3"):
         History(PROMPTS, 8, padding=[[]])
+    with pytest.raises(ArgumentError, match="limits must have a row per prompt, got 2 for 3"):
+        History(PROMPTS, 8, limits=[1, 1])
     with pytest.raises(ArgumentError, match="a list of tokens per row, got 1 for 3 rows"):
         History(PROMPTS, 8).commit([[1]])
     with pytest.raises(ArgumentError, match="rows must lie in 0 to 2"):

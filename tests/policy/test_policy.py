@@ -77,10 +77,10 @@ def test_typical_p_takes_excluded_tokens() -> None:
     assert Policy(0.5, logit_bias={0: -math.inf}, typical_p=0.2)(logits).tolist() == [-torch.inf] * 2 + [1, -torch.inf]
 
 
-def test_bias_and_single_bad_words_need_no_past() -> None:
-    policy = Policy(logit_bias={0: 2, 1: -math.inf}, bad_words=[[4]])
+def test_bias_single_bad_words_and_suppressed_tokens_need_no_past() -> None:
+    policy = Policy(logit_bias={0: 2, 1: -math.inf}, bad_words=[[4]], suppress_tokens=[3])
     assert not policy.remembers
-    assert policy(LOGITS[0]).tolist() == [3, -torch.inf, 2, -1, -torch.inf]
+    assert policy(LOGITS[0]).tolist() == [3, -torch.inf, 2, -torch.inf, -torch.inf]
     assert kept(Policy(0, bad_words=[[4]])) == [[1], [3]]
 
 
@@ -92,6 +92,10 @@ def test_bias_and_single_bad_words_need_no_past() -> None:
         ({"frequency_penalty": 1}, True),
         ({"bad_words": [[1, 2]]}, True),
         ({"min_new_tokens": 1}, True),
+        ({"min_length": 1}, True),
+        ({"no_repeat_ngram_size": 2}, True),
+        ({"begin_suppress_tokens": [1]}, True),
+        ({"forced_eos_token_id": 1}, True),
         ({"processors": [lambda _, scores: scores]}, False),
         ({"allowed": lambda _: None}, False),
     ],
@@ -114,15 +118,22 @@ def test_a_past_must_fit_and_is_ignored_where_not_needed() -> None:
 
 
 def test_a_policy_is_a_value() -> None:
-    settings: dict[str, Any] = {"logit_bias": {3: 1, 2: -math.inf}, "bad_words": [[1], [2, 3]], "top_k": 2}
+    settings: dict[str, Any] = {
+        "logit_bias": {3: 1, 2: -math.inf}, "bad_words": [[1], [2, 3]], "top_k": 2, "suppress_tokens": [4, 0],
+        "forced_eos_token_id": 4, "begin_suppress_tokens": (1,),
+    }  # fmt: skip
     policy = Policy(**settings)
-    policy(torch.zeros(1, 1, 5), Past(History([[1]], 5), torch.zeros(1, 1, 0, dtype=torch.int64)))
+    policy(torch.zeros(1, 1, 5), Past(History([[1]], 5, limits=[3]), torch.zeros(1, 1, 0, dtype=torch.int64)))
     for other in (Policy(**settings), copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))):
         assert other == policy
         assert hash(other) == hash(policy)
     assert policy != Policy(logit_bias={3: 1})
     assert policy.logit_bias == settings["logit_bias"]
     assert policy.bad_words == settings["bad_words"]
+    assert policy.suppress_tokens == [0, 4]
+    assert policy.forced_eos_token_id == (4,)
+    assert policy != Policy(**{**settings, "suppress_tokens": [4]})
+    assert Policy(suppress_tokens=None, begin_suppress_tokens=None) == Policy()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -150,6 +161,14 @@ def test_a_policy_is_a_value() -> None:
         ({"bad_words": ["no"]}, "bad_words must be sequences of token ids"),
         ({"bad_words": [[]]}, "bad_words must be sequences of at least one token id"),
         ({"bad_words": [[1, -1]]}, "bad_words must name tokens by ids"),
+        ({"epsilon_cutoff": 1}, r"epsilon_cutoff must lie in \[0, 1\), where 0 is off, got 1"),
+        ({"eta_cutoff": -0.1}, r"eta_cutoff must lie in \[0, 1\)"),
+        ({"no_repeat_ngram_size": 1.5}, "no_repeat_ngram_size must be a whole number"),
+        ({"min_length": -1}, "min_length must be a whole number, at least 0, got -1"),
+        ({"suppress_tokens": "no"}, r"suppress_tokens must be token ids, such as \[5, 6\], got 'no'"),
+        ({"suppress_tokens": 2.5}, "suppress_tokens must be token ids"),
+        ({"begin_suppress_tokens": [-1]}, "begin_suppress_tokens must name tokens by ids, integers from 0 on, got -1"),
+        ({"forced_eos_token_id": -2}, "forced_eos_token_id must name tokens by ids, integers from 0 on, got -2"),
         ({"processors": 3}, "processors must be a sequence of functions"),
         ({"processors": [3]}, "processors must be a sequence of functions"),
         ({"allowed": [3]}, "allowed must be a function"),
@@ -185,6 +204,6 @@ def test_processors_that_go_by_rows_are_refused(made: Any) -> None:
 
 
 def test_tokens_beyond_the_vocabulary() -> None:
-    for policy in (Policy(logit_bias={5: 1}), Policy(bad_words=[[5]])):
+    for policy in (Policy(logit_bias={5: 1}), Policy(bad_words=[[5]]), Policy(suppress_tokens=[5])):
         with pytest.raises(ArgumentError, match="must name tokens below 5, the size of the vocabulary, got 5"):
             policy(LOGITS)

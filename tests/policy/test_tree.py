@@ -9,13 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    ForcedEOSTokenLogitsProcessor,
     LogitsProcessorList,
+    MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -30,6 +36,7 @@ STOPS = frozenset({10, 11})
 PROMPTS = [[1, 2, 3, 2], [5]]
 ANSWERS: list[list[int]] = [[4, 2, 4], []]
 PADDING = [[], [0, 0, 0]]
+LIMITS = [5, 2]  # most tokens that may be generated: some paths go beyond
 PATHS = [
     [[-1, -1, -1], [4, -1, -1], [2, -1, -1], [4, 2, -1], [4, 4, -1], [4, 2, 6], [2, 3, 2]],
     [[-1, -1, -1], [5, -1, -1], [0, -1, -1], [0, 0, -1], [5, 0, -1], [0, 0, 0], [7, 8, 9]],
@@ -46,7 +53,7 @@ Plain = Callable[[int, list[int], Tensor], Tensor]
 
 
 def past() -> Past:
-    history = History(PROMPTS, V, stops=STOPS, padding=PADDING)
+    history = History(PROMPTS, V, stops=STOPS, padding=PADDING, limits=LIMITS)
     history.commit(ANSWERS)
     return Past(history, torch.tensor(PATHS))
 
@@ -95,6 +102,15 @@ SEQUENCES = {(token,): float(bias) for token, bias in BIAS.items()}
         (Policy(logit_bias=BIAS), of(SequenceBiasLogitsProcessor(SEQUENCES))),
         (Policy(bad_words=BAD), of(NoBadWordsLogitsProcessor(BAD))),
         (Policy(bad_words=[[7]]), of(NoBadWordsLogitsProcessor([[7]]))),
+        (Policy(suppress_tokens=[3, 10]), of(SuppressTokensLogitsProcessor([3, 10]))),
+        (Policy(epsilon_cutoff=0.05), of(EpsilonLogitsWarper(0.05))),
+        (Policy(epsilon_cutoff=0.9), of(EpsilonLogitsWarper(0.9))),
+        (Policy(eta_cutoff=0.02), of(EtaLogitsWarper(0.02))),
+        (Policy(eta_cutoff=0.9), of(EtaLogitsWarper(0.9))),
+        (Policy(no_repeat_ngram_size=1), of(NoRepeatNGramLogitsProcessor(1))),
+        (Policy(no_repeat_ngram_size=2), of(NoRepeatNGramLogitsProcessor(2))),
+        (Policy(no_repeat_ngram_size=3), of(NoRepeatNGramLogitsProcessor(3))),
+        (Policy(no_repeat_ngram_size=9), of(NoRepeatNGramLogitsProcessor(9))),
     ],
 )
 def test_as_in_transformers(policy: Policy, plain: Plain) -> None:
@@ -107,6 +123,71 @@ def test_min_new_tokens(least: int) -> None:
         return of(MinNewTokensLengthLogitsProcessor(len(PROMPTS[row]), least, list(STOPS)))(row, text, logits)
 
     check(Policy(min_new_tokens=least), plain)
+
+
+@pytest.mark.parametrize("least", [1, 2, 3, 8, 9, 11])
+def test_min_length_counts_the_prompt(least: int) -> None:
+    check(Policy(min_length=least), of(MinLengthLogitsProcessor(least, list(STOPS))))
+
+
+def test_a_suppressed_beginning() -> None:
+    def plain(row: int, text: list[int], logits: Tensor) -> Tensor:
+        return of(SuppressTokensAtBeginLogitsProcessor([2, 5, 9], len(PROMPTS[row])))(row, text, logits)
+
+    check(Policy(begin_suppress_tokens=[9, 2, 5]), plain)
+    assert Policy(begin_suppress_tokens=[9, 2, 5])(LOGITS, past())[1, 0].isinf().sum() == 3
+
+
+@pytest.mark.parametrize("forced", [10, [10, 4]])
+def test_a_forced_end(forced: int | list[int]) -> None:
+    """It comes at the last token that a row may get, and neither before nor after it."""
+
+    def plain(row: int, text: list[int], logits: Tensor) -> Tensor:
+        most = len(PROMPTS[row]) + LIMITS[row]
+        return of(ForcedEOSTokenLogitsProcessor(most, forced))(row, text, logits)
+
+    policy = Policy(forced_eos_token_id=forced)
+    check(policy, plain)
+    only = {10, 4} if isinstance(forced, list) else {10}
+    ends = [
+        set(policy(LOGITS, past())[row, node].isfinite().nonzero().flatten().tolist()) == only for row, node in NODES
+    ]
+    meant = [len(TEXTS[row][node]) - len(PROMPTS[row]) == LIMITS[row] - 1 for row, node in NODES]
+    assert ends == meant
+    assert sum(meant) == 4
+
+
+def test_a_forced_end_comes_before_all_that_excludes_it() -> None:
+    policy = Policy(forced_eos_token_id=10, suppress_tokens=[10], min_new_tokens=9, begin_suppress_tokens=[10])
+    history = History([[1]], V, stops=STOPS, limits=[1])
+    assert policy(LOGITS[:1, :1], Past(history, torch.zeros(1, 1, 0, dtype=torch.int64))).argmax() == 10
+
+
+def test_a_forced_end_needs_a_limit() -> None:
+    with pytest.raises(ArgumentError, match="must know where texts end"):
+        Policy(forced_eos_token_id=1)(LOGITS, Past(History(PROMPTS, V), torch.tensor(PATHS)))
+
+
+def test_repeats_of_tokens_beyond_the_vocabulary() -> None:
+    """A prompt may have tokens that no logit belongs to."""
+    history = History([[40, 3, 40, 3, 40]], V)
+    roots = torch.zeros(1, 1, 0, dtype=torch.int64)
+    shaped = Policy(no_repeat_ngram_size=2)(LOGITS[:1, :1], Past(history, roots))
+    assert shaped.isinf().nonzero().tolist() == [[0, 0, 3]]
+
+
+def test_repeats_are_seen_as_the_text_grows() -> None:
+    policy, history = Policy(no_repeat_ngram_size=2), History([[1], [2]], V)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(12):
+        history.commit(torch.randint(4, (2, 3), generator=generator).tolist())
+        paths = torch.randint(4, (2, 5, 3), generator=generator)
+        shaped = policy(LOGITS[:, :5], Past(history, paths))
+        for row in range(2):
+            for node in range(5):
+                text = history.texts[row] + paths[row, node].tolist()
+                meant = of(NoRepeatNGramLogitsProcessor(2))(row, text, LOGITS[row, node])
+                assert torch.equal(shaped[row, node], meant)
 
 
 def test_min_new_tokens_without_stops_changes_nothing() -> None:
@@ -126,7 +207,10 @@ def test_presence_and_frequency_count_what_was_generated(presence: float, freque
     check(Policy(presence_penalty=presence, frequency_penalty=frequency), plain)
 
 
-ALL = Policy(0.8, 9, 0.95, 0.01, 0.9, 1.3, 0.2, 0.1, {0: -2.5, 3: 1.0}, BAD, 4)
+ALL = Policy(
+    0.8, 9, 0.95, 0.01, 0.9, 1.3, 0.2, 0.1, {0: -2.5, 3: 1.0}, BAD, 4, epsilon_cutoff=0.02, eta_cutoff=0.1,
+    no_repeat_ngram_size=2, suppress_tokens=[8], begin_suppress_tokens=[1], forced_eos_token_id=10, min_length=9,
+)  # fmt: skip
 
 
 def counted(row: int, text: list[int], logits: Tensor) -> Tensor:
@@ -138,12 +222,27 @@ def ordered(row: int, text: list[int], logits: Tensor) -> Tensor:
     """All settings of `ALL` but the filters, in the order of transformers."""
     bias = SequenceBiasLogitsProcessor({(0,): -2.5, (3,): 1.0})
     logits = of(bias, RepetitionPenaltyLogitsProcessor(1.3))(row, text, logits)
-    least = MinNewTokensLengthLogitsProcessor(len(PROMPTS[row]), 4, list(STOPS))
-    return of(NoBadWordsLogitsProcessor(BAD), least)(row, text, counted(row, text, logits))
+    start = len(PROMPTS[row])
+    return of(
+        NoRepeatNGramLogitsProcessor(2),
+        NoBadWordsLogitsProcessor(BAD),
+        MinLengthLogitsProcessor(9, list(STOPS)),
+        MinNewTokensLengthLogitsProcessor(start, 4, list(STOPS)),
+        ForcedEOSTokenLogitsProcessor(start + LIMITS[row], 10),
+        SuppressTokensLogitsProcessor([8]),
+        SuppressTokensAtBeginLogitsProcessor([1], start),
+    )(row, text, counted(row, text, logits))
 
 
 def test_all_at_once_in_order() -> None:
-    filters = [TopKLogitsWarper(9), TopPLogitsWarper(0.95), MinPLogitsWarper(0.01), TypicalLogitsWarper(0.9)]
+    filters = [
+        TopKLogitsWarper(9),
+        TopPLogitsWarper(0.95),
+        MinPLogitsWarper(0.01),
+        TypicalLogitsWarper(0.9),
+        EpsilonLogitsWarper(0.02),
+        EtaLogitsWarper(0.1),
+    ]
     warped = of(TemperatureLogitsWarper(0.8), *filters)
     check(ALL, lambda row, text, logits: warped(row, text, ordered(row, text, logits)))
 
@@ -168,15 +267,16 @@ def test_float64_stays_float64() -> None:
 
 def test_tensor_settings_are_pure_tensor_operations() -> None:
     """No value of a tensor comes to the host: the same calls run on tensors that have none."""
-    known = past()
-    ALL(LOGITS, known)  # constants and tables are made at the first call
+    history = History(PROMPTS, 5 * V, stops=STOPS, limits=LIMITS)  # so many tokens that some are left for sure
+    logits, known = LOGITS.repeat(1, 1, 5), Past(history, torch.tensor(PATHS))
+    ALL(logits, known)  # constants and tables are made at the first call
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        shaped = ALL(mode.from_tensor(LOGITS), replace(known, paths=mode.from_tensor(known.paths)))
+        shaped = ALL(mode.from_tensor(logits), replace(known, paths=mode.from_tensor(known.paths)))
         with pytest.raises(Exception, match="_local_scalar_dense"):
-            Policy(allowed=after)(mode.from_tensor(LOGITS), replace(known, paths=mode.from_tensor(known.paths)))
-    assert shaped.shape == LOGITS.shape
+            Policy(allowed=after)(mode.from_tensor(logits), replace(known, paths=mode.from_tensor(known.paths)))
+    assert shaped.shape == logits.shape
 
 
 def padded(row: int, text: list[int]) -> Tensor:
@@ -296,6 +396,8 @@ def test_answers_of_a_hook_are_checked(answer: list[int], message: str) -> None:
         Policy(processors=[lambda _, scores: scores * torch.nan]),
         Policy(logit_bias=dict.fromkeys(range(9), -math.inf), bad_words=[[9]], min_new_tokens=20),
         Policy(logit_bias=dict.fromkeys(range(1, V), -math.inf), bad_words=[[4, 2, 4, 0]]),
+        Policy(suppress_tokens=range(9), bad_words=[[9]], min_length=20),
+        Policy(suppress_tokens=[0, *range(5, V)], no_repeat_ngram_size=1),
     ],
 )
 @pytest.mark.parametrize("temperature", [0, 1])

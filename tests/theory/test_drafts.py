@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.oracles import iid_sets, lp_optimum
 
 from spectr.theory import acceptance_bounds, scaled_overlap, uniform
 from spectr.transport import kseq_share
-from spectr.transport.lp import iid_sets, lp_optimum
 
 
 @st.composite

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
+from tests.oracles import lp_optimum
 from torch import Tensor
 
 import spectr
@@ -16,7 +17,6 @@ from spectr.transport import coupling
 from spectr.transport.coupling import Drafted
 from spectr.transport.kseq import KSeq
 from spectr.transport.laws import overlap, residual, total_variation, without
-from spectr.transport.lp import lp_optimum
 from spectr.transport.optimal import Optimal, level_law, level_swaps, sorted_classes
 from spectr.transport.selection import SelectingCoupling
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
+from spectr.draft.adaptive import replanned
 from spectr.draft.options import DraftOptions
 from spectr.draft.plan import Plan
 from spectr.engine import Engine, Job, Request
@@ -17,8 +18,8 @@ from spectr.errors import ArgumentError
 from spectr.lm import load
 from spectr.pairing import pair
 from spectr.policy import Policy
-from spectr.theory.measure import MOST_DRAFTS, Study, _Bench, _nothing, _ranks, _replanned, measure
-from spectr.theory.prompts import BUILT_IN, Prompt, read_prompts
+from spectr.prompts import Prompt
+from spectr.theory.measure import MOST_DRAFTS, Study, _Bench, _nothing, _ranks, measure
 from spectr.theory.report import Counts, Eased, Findings, _observed, _predicted
 from spectr.theory.watch import Nodes, Seen, joined, watch
 from spectr.transport.laws import overlap, total_variation
@@ -27,10 +28,10 @@ from spectr.verify import rule
 Folders = tuple[Path, Path]
 LENGTH = 3
 PROMPTS = [
-    Prompt("sea", "the tide"),
-    Prompt("sea", "the tide goes out"),
-    Prompt("land", "and"),
-    Prompt("land", "comes in"),
+    Prompt("the tide", "sea"),
+    Prompt("the tide goes out", "sea"),
+    Prompt("and", "land"),
+    Prompt("comes in", "land"),
 ]
 
 
@@ -286,39 +287,12 @@ def test_joining_and_parting() -> None:
     assert eased["score"]["value"] == -2
 
 
-def test_prompts(tmp_path: Path) -> None:
-    assert {prompt.domain for prompt in BUILT_IN} == {"prose", "code", "chat", "translation"}
-    file = tmp_path / "prompts.json"
-    file.write_text(
-        json.dumps({"prompts": [{"kind": "code", "text": "x"}, {"domain": "prose", "text": "y"}, "z", " "]})
-    )
-    assert read_prompts(file) == [Prompt("code", "x"), Prompt("prose", "y"), Prompt("all", "z")]
-    lines = tmp_path / "prompts.txt"
-    lines.write_text("one\n\ntwo\n")
-    assert read_prompts(lines) == [Prompt("all", "one"), Prompt("all", "two")]
-    for wrong in (
-        '{"prompts": [{"kind": 3, "text": "x"}]}',
-        '{"prompts": [7]}',
-        "[]",
-        "{",
-        '{"prompts": [{"kind": "a"}]}',
-    ):
-        file.write_text(wrong)
-        with pytest.raises(ArgumentError, match="--prompts must be a text file, or JSON"):
-            read_prompts(file)
-    lines.write_text("\n")
-    with pytest.raises(ArgumentError, match="at least one prompt"):
-        read_prompts(lines)
-    with pytest.raises(ArgumentError, match="--prompts must be"):
-        read_prompts(tmp_path / "nowhere.txt")
-
-
 def test_overlap_is_what_is_judged_by(folders: Folders) -> None:
     """The plan of a run is the study's chain, whatever plan the drafter was made with."""
     lm = load(str(folders[0]), "none", device="cpu")
     drafter = pair(str(folders[1]), lm.opened, rule("race").card, DraftOptions())
     assert drafter.siblings == "race"
-    other = _replanned(drafter, Plan("iid", 1, 5))
+    other = replanned(drafter, Plan("iid", 1, 5))
     assert (other.siblings, other.plan.length, drafter.siblings) == ("iid", 5, "race")
     engine = Engine(lm.opened.target, other, rule("speculative"), lm.opened.stops)
     job = Job([Request(lm.encode("and"), 3, 8)])

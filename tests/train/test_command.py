@@ -1,6 +1,7 @@
 """`spectr train`: from a target to a drafter that `spectr.load` takes; killed in between, and refused elsewhere."""
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,12 +10,13 @@ import torch
 from tests.lm.conftest import _llama, _save, tokenizer
 
 import spectr
+from spectr.cli import main
+from spectr.cli.output import talk
 from spectr.errors import ArgumentError, MismatchError
 from spectr.models.head import head_of
 from spectr.models.trained import fingerprint, pupil
 from spectr.train.distil import Distilling, distil
 from spectr.train.loop import Course
-from spectr.train.prompts import built_in, from_file, split
 
 ASK = "the quick brown fox"
 
@@ -127,17 +129,89 @@ def test_another_target_is_refused(made: Path, folder: Path, tmp_path: Path) -> 
         spectr.load(str(folder), tmp_path)
 
 
-def test_prompts(tmp_path: Path) -> None:
-    assert len(set(built_in(2000))) == 2000
-    lines = tmp_path / "prompts.jsonl"
-    lines.write_text('"one"\n{"prompt": "two"}\n\n{"question": "three"}\n')
-    assert from_file(lines) == ["one", "two", "three"]
-    lines.write_text('{"other": 1}\n')
-    with pytest.raises(ArgumentError, match=r"prompts\.jsonl:1 must be a string"):
-        from_file(lines)
-    train, held = split(built_in(1000))
-    assert set(train).isdisjoint(held)
-    assert 5 < len(held) < 60
+FEW = ("--texts", "60", "--tokens", "16", "--rows", "60", "--layers", "1", "--depths", "2", "--batch", "1024")
+
+
+def command(folder: Path, out: Path, *flags: str) -> int:
+    """`spectr train` on the small target; its exit code."""
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--target", str(folder), "--out", str(out), *FEW, *flags])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def test_the_command_names_its_stages(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(folder, tmp_path / "deep" / "drafter", "--minutes", "0.01") == 0
+    said = capsys.readouterr()
+    assert said.out == f"{tmp_path}/deep/drafter\n"
+    stages = ("sampling held-out answers …", "sampling answers to train on …", "reading the target's features …")
+    lines = [line for line in said.err.splitlines() if line.endswith("…")]
+    assert lines == [*stages, "training …"]
+    assert f"--drafter {tmp_path}/deep/drafter" in said.err.splitlines()[-1]
+    assert spectr.load(str(folder), tmp_path / "deep" / "drafter").engine.drafter.name == "feature"
+
+
+def test_a_bar_moves_in_a_terminal(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert command(folder, tmp_path, "--minutes", "0.02") == 0
+    said = capsys.readouterr()
+    assert "60/60" in said.err or "59/59" in said.err  # texts that were sampled
+    assert "100%" in said.err
+
+
+@pytest.mark.parametrize(
+    ("stage", "kept"),
+    [
+        ("sampling answers", "held-out answers; answers are kept once all of them are sampled"),
+        ("step", "held-out answers, answers to train on"),
+    ],
+)
+def test_an_interrupt_says_what_is_kept_and_how_to_go_on(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    stage: str,
+    kept: str,
+) -> None:
+    def interrupt(sentence: str) -> None:
+        if sentence.startswith(stage):
+            raise KeyboardInterrupt
+        talk(sentence)
+
+    monkeypatch.setattr("spectr.cli.train.talk", interrupt)
+    assert command(folder, tmp_path, "--minutes", "0.02") == 130
+    said = capsys.readouterr().err
+    assert f"interrupted; kept in {tmp_path}: {kept}\n" in said
+    again = shlex.split(said.splitlines()[-1].partition("goes on from there: ")[2])
+    assert again == ["spectr", "train", "--target", str(folder), "--out", str(tmp_path), *FEW, "--minutes", "0.02"]
+    monkeypatch.undo()
+    with pytest.raises(SystemExit) as ended:
+        main(again[1:])
+    assert ended.value.code == 0
+    assert ("sampling held-out" in capsys.readouterr().err) is False  # what was kept was not done again
+
+
+def test_an_impossible_folder_is_refused_before_the_work(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for out, flags, sentence in (
+        (file, (), f"--out must be a folder, and {file} is a file"),
+        (file / "below", (), f"--out must be a folder, and {file} is a file"),
+        (tmp_path / "new", ("--begin-with", str(tmp_path)), "must be a folder that spectr train wrote"),
+        (tmp_path / "new", ("--kind", "featur"), "did you mean feature?"),
+        (tmp_path / "new", ("--objective", "ovrlap"), "did you mean overlap?"),
+    ):
+        assert command(folder, out, *flags) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err.startswith("spectr: ")
+        assert said.err.count("\n") == 1
+        assert sentence in said.err
 
 
 def test_a_drafter_is_trained_further(folder: Path, made: Path, tmp_path: Path) -> None:

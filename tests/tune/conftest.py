@@ -1,4 +1,4 @@
-"""A small target, and drafters that are close to it, or part of it; and the same as a folder with a tokenizer."""
+"""A small target and a drafter that is close to it, as folders with a tokenizer."""
 
 from pathlib import Path
 
@@ -9,7 +9,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrai
 
 import spectr
 from spectr.lm import LM
-from spectr.models.target import Target
 
 SIZE = 320
 
@@ -25,10 +24,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", pad_token="<pad>")
 
 
-def llama(seed: int, size: int = SIZE) -> PreTrainedModel:
+def llama(seed: int) -> PreTrainedModel:
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=size, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        vocab_size=SIZE, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=512, eos_token_id=None, bos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     net = LlamaForCausalLM(config)
@@ -50,16 +49,6 @@ def nearby(net: PreTrainedModel, copy: PreTrainedModel, noise: float = 0.02) -> 
 
 
 @pytest.fixture(scope="session")
-def net() -> PreTrainedModel:
-    return llama(3, 24)
-
-
-@pytest.fixture(scope="session")
-def near(net: PreTrainedModel) -> Target:
-    return Target(nearby(net, llama(3, 24)))
-
-
-@pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A target and a drafter near it."""
     target, drafter = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("near")
@@ -72,4 +61,5 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def lm(folders: tuple[Path, Path]) -> LM:
-    return spectr.load(folders[0], "none")
+    """The target in float64, where a text does not depend on the shape of a batch."""
+    return spectr.load(folders[0], "none", dtype="float64")

@@ -1,18 +1,16 @@
-"""Signs that speculation does not do well: each limit from both sides, and a real run; plan="auto" on a clock."""
+"""Signs that speculation does not do well: each limit from both sides, and a real run."""
 
 import pytest
 
 from spectr.lm import LM
 from spectr.metrics import Stats
 from spectr.tune.checkup import check_up, signs_of
-from spectr.tune.live import CASES, Case, live
-from spectr.tune.progress import Progress
 
 
 @pytest.mark.parametrize(
     ("stats", "seconds", "bad"),
     [
-        (Stats(steps=100, emitted=149, corrections=30), [0.030, 0.039], {"block efficiency"}),
+        (Stats(steps=100, emitted=149, corrections=30), [0.030, 0.038], {"block efficiency"}),
         (Stats(steps=100, emitted=150, corrections=31), [0.030, 0.030], {"correction share"}),
         (Stats(steps=100, emitted=250, corrections=10), [0.030, 0.0391], {"latency by nodes"}),
         (Stats(steps=100, emitted=250, corrections=30), [0.030, 0.0389], set()),
@@ -33,7 +31,7 @@ def test_signs(stats: Stats, seconds: list[float], bad: set[str]) -> None:
 
 def test_signs_of_several_texts_are_signs_of_all() -> None:
     signs = signs_of([Stats(steps=10, emitted=30), Stats(steps=30, emitted=30)], [1.0, 1.0])
-    assert signs[0].value == 1.5
+    assert signs[0].value == pytest.approx(1.5)
 
 
 def test_a_real_run(lm: LM) -> None:
@@ -42,13 +40,3 @@ def test_a_real_run(lm: LM) -> None:
     assert signs["block efficiency"].bad
     assert signs["correction share"].value == 0
     assert signs["latency by nodes"].value > 0
-
-
-def test_auto_on_a_clock(lm: LM) -> None:
-    """Figures are not judged here: that they are there, and of the same texts."""
-    case = Case("short", ("the quick brown fox", "tides rise and fall"), random=True)
-    (found,) = live(lm, "early_exit", 24, Progress(), [case])
-    assert found["tokens"] == 48
-    assert found["worst_stretch"] is None
-    assert found["longer_than_plain"] > -1
-    assert {one.random for one in CASES} == {True, False}

@@ -5,10 +5,7 @@ the rest, after which no law is known: a text ends there. Cells are fixed by a s
 the laws of a text's beginning are those that the endpoint states with it; that it always states the same is a finding.
 """
 
-import json
 import math
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +17,7 @@ from torch import Tensor
 from spectr.audit.laws import Claimed, law_finding
 from spectr.audit.report import Case, Finding, Level
 from spectr.audit.texts import TESTS, Text, TextLaw
+from spectr.endpoint import EndpointClient, turns_of
 from spectr.errors import ArgumentError, LawError
 
 __all__ = ["Endpoint", "Stated", "endpoint_case"]
@@ -45,16 +43,10 @@ class Endpoint:
     headers: Mapping[str, str] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)  # of the request
 
-    @property
-    def is_chat(self) -> bool:
-        """Whether it answers to conversations."""
-        return self.address.endswith("/chat/completions")
+    client: EndpointClient = field(init=False, repr=False, compare=False)
 
-    @property
-    def address(self) -> str:
-        """Of the call."""
-        base = self.url.rstrip("/")
-        return base if base.endswith("/completions") else f"{base}/completions"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "client", EndpointClient(self.url, self.headers, self.timeout))
 
     def ask(self, count: int, length: int, seed: int) -> list["Stated"]:
         """Up to `count` texts of one call."""
@@ -62,36 +54,23 @@ class Endpoint:
             "model": self.model, "max_tokens": length, "temperature": 1.0, "top_p": 1.0, "n": count, "seed": seed,
             **self._form(), **self.more,
         }  # fmt: skip
-        found = self._post(body)
+        found = self.client.complete(body)
         try:
             texts = [_stated(choice["logprobs"]) for choice in found["choices"]]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArgumentError(
-                f"{self.address} must answer with choices that have logprobs and top_logprobs, and its answer lacks "
-                f"them ({type(error).__name__}: {error}); start the server with log-probabilities"
+                f"{self.client.address} must answer with choices that have logprobs and top_logprobs, and its answer "
+                f"lacks them ({type(error).__name__}: {error}); start the server with log-probabilities"
             ) from None
         if not texts:
-            raise ArgumentError(f"{self.address} must answer with at least one choice, got none")
+            raise ArgumentError(f"{self.client.address} must answer with at least one choice, got none")
         return texts
 
     def _form(self) -> dict[str, Any]:
         """What differs between the two kinds of endpoint."""
-        if self.is_chat:
-            turns = [{"role": "user", "content": self.prompt}]
-            return {"messages": turns, "logprobs": True, "top_logprobs": self.top}
+        if self.client.is_chat:
+            return {"messages": turns_of(self.prompt), "logprobs": True, "top_logprobs": self.top}
         return {"prompt": self.prompt, "logprobs": self.top}
-
-    def _post(self, body: Mapping[str, Any]) -> Any:
-        data = json.dumps(body).encode()
-        request = urllib.request.Request(self.address, data, {"Content-Type": "application/json", **self.headers})
-        try:
-            with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-                return json.load(answer)
-        except urllib.error.HTTPError as error:
-            said = error.read(300).decode(errors="replace")
-            raise ArgumentError(f"{self.address} answered {error.code}: {said or error.reason}") from None
-        except (OSError, ValueError) as error:
-            raise ArgumentError(f"{self.address} must answer with JSON, and did not: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +178,7 @@ def _run(endpoint: Endpoint, length: int, level: Level) -> Sequence[Finding]:
     counted = level.seed + level.draws  # the seeds before belong to texts that count
     sampler(range(counted, counted + _SURVEY), length)
     law = TextLaw(survey.after, length, survey.stops, closed=False)
-    found = law_finding(Claimed(endpoint.address, sampler, law, section="endpoint"), level)
+    found = law_finding(Claimed(endpoint.client.address, sampler, law, section="endpoint"), level)
     measured = f"one law stated twice differs by at most {survey.wandered:.1e}"
     details = {"total_variation": survey.wandered, "tolerance": _WANDERING, "calls": sampler.calls}
     stable = Finding("endpoint", "stated laws", survey.wandered < _WANDERING, measured, details)
@@ -208,4 +187,4 @@ def _run(endpoint: Endpoint, length: int, level: Level) -> Sequence[Finding]:
 
 def endpoint_case(endpoint: Endpoint, length: int = 3) -> Case:
     """First tokens and short texts of an endpoint."""
-    return Case("endpoint", endpoint.address, partial(_run, endpoint, length), tests=len(TESTS))
+    return Case("endpoint", endpoint.client.address, partial(_run, endpoint, length), tests=len(TESTS))

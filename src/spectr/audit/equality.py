@@ -179,7 +179,7 @@ class RealTexts:
 
     @cached_property
     def _greedy(self) -> list[list[int]]:
-        from spectr.models.assisted import greedy_text
+        from spectr.models.baselines import greedy_text
 
         length = self.requests[0].max_new_tokens
         return [greedy_text(self.opened, request.prompt, length) for request in self.requests]

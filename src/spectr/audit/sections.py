@@ -119,7 +119,7 @@ def _comparisons(lm: "LM", stage: Stage, asked: Asked) -> list[Case]:
 
 
 def _rows_case(lm: "LM", prompts: Sequence[Sequence[int]]) -> Case:
-    from spectr.models.assisted import plain_rows
+    from spectr.models.baselines import plain_rows
 
     def run(_: Level) -> Sequence[Finding]:
         return [rows_finding(lm.opened.target, lambda texts: plain_rows(lm.opened, texts), prompts, "lossless")]
@@ -186,7 +186,7 @@ def sampler_case(name: str, sample: Sampler | Callable[[list[int], int], Sequenc
 def transformers_cases(stage: Stage, asked: Asked, most: int | None = None) -> list[Case]:
     """transformers' own generation loop on replayed rows: plain, with an assistant model, and with the mode of it that
     trades the law for speed, which says so. It gives texts one by one: `most` bounds how many."""
-    from spectr.models.assisted import ReplayNet, TransformersSampler, settings_of
+    from spectr.models.baselines import ReplayNet, TransformersSampler, settings_of
 
     net = ReplayNet(stage.model().logits_after, stage.vocabulary, stage.stops)
     small = ReplayNet(_assistant_rows(stage, asked.drafter), stage.vocabulary, stage.stops)

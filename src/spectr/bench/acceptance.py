@@ -3,7 +3,6 @@
 Counts only, so it may run anywhere; what a token costs is for `spectr bench step`.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,14 +14,14 @@ from spectr.draft import Plan
 from spectr.draft.options import DraftOptions
 from spectr.draft.plan import beam_for
 from spectr.engine import Engine, Job, Request
-from spectr.errors import ArgumentError
 from spectr.lm import LM, load
 from spectr.pairing import pair
 from spectr.policy import Policy
+from spectr.prompts import read_prompts
 from spectr.requests import Result
 from spectr.verify import rule as named_rule
 
-__all__ = ["Case", "Study", "prompts_in", "run"]
+__all__ = ["Case", "Study", "run"]
 
 _CHAIN = "chain"
 
@@ -45,17 +44,6 @@ class Case:
             return DraftOptions(drafts=drafts, length=length, nodes=self.nodes)
         drafts = max(1, min(8, (self.nodes - 1) // 4))
         return DraftOptions(drafts=drafts, length=(self.nodes - 1) // drafts)
-
-
-def prompts_in(path: Path) -> list[str]:
-    """Prompts of a JSON file with a list `prompts`, or of a text file, one a line."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix != ".json":
-            return [line for line in text.splitlines() if line.strip()]
-        return [one["text"] if isinstance(one, dict) else str(one) for one in json.loads(text)["prompts"]]
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ArgumentError(f"--prompts must be a text file, or JSON with a list `prompts`: {path}: {error}") from None
 
 
 def _by_depth(results: Sequence[Result]) -> list[float]:
@@ -109,7 +97,7 @@ class Study:
 
 def run(study: Study, progress: Callable[[str], None]) -> dict[str, Any]:
     """Every case on every prompt, the prompts as one batch; row i has seed i."""
-    cases, prompts = list(study.cases()), prompts_in(study.prompts)
+    cases, prompts = list(study.cases()), [one.text for one in read_prompts(study.prompts)]
     for case in cases:
         case.options()  # an unknown rule is refused before anything is loaded
     lm = load(study.model, "none", device=study.device, progress=progress)

@@ -6,15 +6,26 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from spectr.bench.tasks import KINDS, Prompt, Task
+from spectr.endpoint import EndpointClient, turns_of
 from spectr.engine import Engine, Job, Request
+from spectr.errors import ArgumentError, SpectrError
 from spectr.lm import LM
 from spectr.metrics import Stats
 from spectr.policy import Policy
 
 if TYPE_CHECKING:
-    from spectr.models.peers import Peer
+    from spectr.models.baselines import TransformersBaseline
 
-__all__ = ["Asked", "Writer", "Written", "WrittenBySpectr", "WrittenByTransformers", "requests", "turns_of"]
+__all__ = [
+    "Asked",
+    "Writer",
+    "Written",
+    "WrittenByEndpoint",
+    "WrittenBySpectr",
+    "WrittenByTransformers",
+    "open_endpoint",
+    "requests",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +48,11 @@ class Asked:
         return KINDS[self.task.kind].raw
 
     def at(self, temperature: float, seed: int) -> "Asked":
-        """The same at another temperature, with another seed."""
+        """The same request at another temperature, with another seed."""
         return replace(self, request=replace(self.request, seed=seed), temperature=temperature)
 
     def shorter(self, tokens: int) -> "Asked":
-        """The same, but of fewer tokens."""
+        """The same request for fewer tokens."""
         most = min(tokens, self.request.max_new_tokens)
         return replace(self, request=replace(self.request, max_new_tokens=most))
 
@@ -60,25 +71,19 @@ class Written:
 
 
 class Writer(Protocol):
-    """Whoever writes texts."""
+    """Writes texts: an engine, transformers, or an endpoint."""
 
     def write(self, asked: Asked) -> Written:
         """One text."""
         ...
 
 
-def turns_of(prompt: Prompt) -> list[dict[str, str]]:
-    """A prompt as a conversation, the user first and last."""
-    said = prompt.turns or (prompt.text,)
-    return [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(said)]
-
-
 def _tokens(lm: LM, prompt: Prompt, *, raw: bool) -> list[int]:
     if len(prompt.turns) < 2:
         return lm.encode(prompt.text, raw=raw)
     if getattr(lm.tokenizer, "chat_template", None):
-        return lm.encode_turns(turns_of(prompt))
-    lines = [f"{turn['role'].capitalize()}: {turn['content']}" for turn in turns_of(prompt)]
+        return lm.encode_turns(turns_of(*prompt.turns))
+    lines = [f"{turn['role'].capitalize()}: {turn['content']}" for turn in turns_of(*prompt.turns)]
     return lm.encode("\n".join([*lines, "Assistant:"]), raw=True)
 
 
@@ -123,15 +128,50 @@ class WrittenBySpectr:
 class WrittenByTransformers:
     """`model.generate`, one way or another."""
 
-    peer: "Peer"
+    baseline: "TransformersBaseline"
     tokenizer: Any
 
     def write(self, asked: Asked) -> Written:
         """What transformers reads of the prompt is inside its calls of the target."""
         request = asked.request
-        source = None if request.source is None else list(request.source)
         settings = {"temperature": asked.temperature, "max_new_tokens": request.max_new_tokens}
-        found = self.peer.write(list(request.prompt), source, settings, request.seed)
+        found = self.baseline.write(request.prompt, request.seed, settings, request.source)
         text = self.tokenizer.decode(found.tokens, skip_special_tokens=True)
         parts = {"draft": found.draft, "target": found.target}
         return Written(text, len(found.tokens), found.seconds, found.tokens, found.calls, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenByEndpoint:
+    """A model of a server, timed from here: with the network and the server's queue, without a count of its calls."""
+
+    client: EndpointClient
+    model: str
+
+    def write(self, asked: Asked) -> Written:
+        """One text, by chat completions, or by completions where plain text is to be continued."""
+        request, prompt = asked.request, asked.prompt
+        body: dict[str, Any] = {"model": self.model, "temperature": asked.temperature, "seed": request.seed}
+        body["max_tokens"] = request.max_new_tokens
+        body |= {"prompt": prompt.text} if asked.raw else {"messages": turns_of(*(prompt.turns or (prompt.text,)))}
+        start = time.perf_counter()
+        found = self.client.complete(body)
+        seconds = time.perf_counter() - start
+        try:
+            choice = found["choices"][0]
+            text = choice["text"] if asked.raw else choice["message"]["content"]
+            return Written(text or "", int(found["usage"]["completion_tokens"]), seconds)
+        except (KeyError, IndexError, TypeError) as error:
+            raise SpectrError(
+                f"{self.client.base} gave no text or no count of tokens (usage.completion_tokens): {error}"
+            ) from None
+
+
+def open_endpoint(url: str) -> WrittenByEndpoint:
+    """`URL`, or `URL#MODEL`; without a model, the first that the server lists."""
+    address, _, model = url.partition("#")
+    client = EndpointClient(address)
+    listed = [model] if model else client.models()
+    if not listed:
+        raise ArgumentError(f"{client.base} lists no models; name the one to ask: --endpoint {address}#MODEL")
+    return WrittenByEndpoint(client, listed[0])

@@ -2,7 +2,7 @@
 
 Beside the result `FILE` stands `FILE.part` while a run goes on: a line for the head, then one for each cell. `FILE` is
 written whole, aside and renamed, when the run ends or is interrupted; it holds all cells too, so a run can go on from
-either. Knows nothing of what cells hold.
+either. Does not depend on what cells hold.
 """
 
 import contextlib
@@ -139,7 +139,7 @@ class Journal:
         self._file.close()
 
     def _leave(self) -> None:
-        """As if nobody had been here."""
+        """Close, and remove the journal if nothing was written to it."""
         self.close()
         if _part(self.path).stat().st_size == 0:
             _part(self.path).unlink()

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from spectr.models.memory import memory_of_the_machine
 from spectr.version import installed
 
 __all__ = ["hardware", "load", "versions", "watching_memory"]
 
-_CPUINFO, _MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+_CPUINFO = Path("/proc/cpuinfo")
 _STATUS, _FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -27,11 +28,6 @@ def _line(path: Path, name: str) -> str | None:
     return found[1].strip() if found else None
 
 
-def _kilobytes(path: Path, name: str) -> int | None:
-    found = _line(path, name)
-    return None if found is None else 1024 * int(found.split()[0])
-
-
 def hardware(device: torch.device) -> dict[str, Any]:
     """The processor, its cores and threads in use, memory, and the GPU where it is used."""
     found: dict[str, Any] = {
@@ -39,7 +35,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "simd": torch.backends.cpu.get_cpu_capability(),
-        "memory": _kilobytes(_MEMINFO, "MemTotal"),
+        "memory": memory_of_the_machine("MemTotal"),
     }
     if device.type == "cuda":
         about = torch.cuda.get_device_properties(device)
@@ -48,13 +44,13 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Of everything that computes."""
+    """The versions of Python, the system, and every package that computes."""
     packages = {name: installed(name) for name in ("spectr", "torch", "transformers", "numpy", "triton")}
     return {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}", **packages}
 
 
 def load() -> float | None:
-    """How many processes wanted a core in the last minute: honest figures name who else was there."""
+    """How many processes wanted a core in the last minute, so that a busy machine shows in the results."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
@@ -71,4 +67,9 @@ def watching_memory(device: torch.device) -> Iterator[Callable[[], int | None]]:
     except OSError:
         yield lambda: None
         return
-    yield lambda: _kilobytes(_STATUS, "VmHWM")
+
+    def peak() -> int | None:
+        found = _line(_STATUS, "VmHWM")
+        return None if found is None else 1024 * int(found.split()[0])
+
+    yield peak

@@ -1,18 +1,17 @@
-"""The methods that are compared: from a loaded target and its drafter to everybody who writes. Knows no task."""
+"""The methods that are compared, made from a loaded target and its drafter. Does not depend on tasks."""
 
-import copy
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from spectr.bench.ask import Writer, WrittenBySpectr, WrittenByTransformers
-from spectr.bench.endpoint import Endpoint
+from spectr.bench.ask import Writer, WrittenByEndpoint, WrittenBySpectr, WrittenByTransformers
 from spectr.draft import Plan
 from spectr.draft import drafter as named_drafter
+from spectr.draft.adaptive import replanned
 from spectr.draft.options import DraftOptions
 from spectr.engine import Engine
 from spectr.errors import MismatchError, SpectrError, UnknownNameError
@@ -33,7 +32,6 @@ __all__ = [
     "label_of",
     "plan_of",
     "planned",
-    "replanned",
     "sized",
     "weights_of",
 ]
@@ -68,12 +66,12 @@ METHODS = {
     "transformers_assistant": Method("transformers, assistant_model"),
     "transformers_lookup": Method("transformers, prompt lookup"),
 }
-"""In the order of tables. Those without a rule have no K and no L: they run as they come."""
+"""In the order of tables. Those without a rule have no K and no L: they run with their own defaults."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Somebody who writes, and how tables call them."""
+    """A method at one K and L with what writes its texts."""
 
     method: str
     writer: Writer
@@ -84,7 +82,7 @@ class Contender:
 
     @property
     def key(self) -> str:
-        """One of its kind.
+        """The contender's unique name.
 
         >>> Contender("race", None, 4, 2, "early_exit").key
         'race K=4 L=2 early_exit'
@@ -95,7 +93,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Everybody who takes part, and who cannot: with a reason."""
+    """The contenders of a run, and why others cannot take part."""
 
     contenders: tuple[Contender, ...]
     left_out: dict[str, str]
@@ -118,15 +116,6 @@ def planned(drafter: Any) -> Any:
     if hasattr(drafter, "plan"):
         return drafter
     return next((part for part in map(planned, getattr(drafter, "parts", ())) if part is not None), None)
-
-
-def replanned(drafter: Any, plan: Plan) -> Drafter:
-    """The same drafter, weights and all, with another plan."""
-    made: Any = replace(drafter, plan=plan) if is_dataclass(drafter) else copy.copy(drafter)  # type: ignore[type-var]
-    if made.plan is not plan:
-        made.plan = plan
-    same: Drafter = made
-    return same
 
 
 def weights_of(drafter: Any) -> dict[str, Any] | None:
@@ -185,10 +174,10 @@ class _Maker:
         return Contender("default", writer, drafter=self.drafter, lossless=self.lm.engine.rule.card.lossless)
 
     def transformers(self) -> Contender:
-        return Contender("transformers", self._peer())
+        return Contender("transformers", self._baseline())
 
     def transformers_lookup(self) -> Contender:
-        return Contender("transformers_lookup", self._peer(lookup=_LOOKUP), drafter="lookup")
+        return Contender("transformers_lookup", self._baseline(lookup=_LOOKUP), drafter="lookup")
 
     def transformers_assistant(self) -> Contender:
         base = planned(self.lm.engine.drafter)
@@ -197,14 +186,14 @@ class _Maker:
                 f"transformers takes a whole model as its assistant, and drafter {self.drafter!r} is none; give "
                 "--drafter the name or folder of a small model"
             )
-        writer = self._peer(assistant=base.model.model)
+        writer = self._baseline(assistant=base.model.model)
         return Contender("transformers_assistant", writer, drafter=self.drafter)
 
-    def _peer(self, **options: Any) -> WrittenByTransformers:
-        from spectr.models.peers import Peer
+    def _baseline(self, **options: Any) -> WrittenByTransformers:
+        from spectr.models.baselines import TransformersBaseline
 
-        peer = Peer(self.lm.opened.target.model, self.lm.opened.stops, **options)
-        return WrittenByTransformers(peer, self.lm.tokenizer)
+        made = TransformersBaseline(self.lm.opened.target.model, self.lm.opened.stops, **options)
+        return WrittenByTransformers(made, self.lm.tokenizer)
 
     def every(self, name: str, drafts: Sequence[int], lengths: Sequence[int]) -> Iterable[Callable[[], Contender]]:
         """What makes the contenders of one method."""
@@ -217,7 +206,7 @@ class _Maker:
 def contenders(
     lm: LM, names: Sequence[str], drafter: str, sizes: tuple[Sequence[int], Sequence[int]], *, strict: bool
 ) -> Field:
-    """Everybody, for every K and L of `sizes`. Who cannot take part is left out, or refused where `strict`."""
+    """All contenders, for every K and L of `sizes`. One that cannot run is left out, or refused if `strict`."""
     maker, found, left = _Maker(lm, drafter), list[Contender](), dict[str, str]()
     for name in names:
         for make in maker.every(name, *sizes):
@@ -243,6 +232,6 @@ def sized(lm: LM, drafters: Sequence[str], drafts: int, length: int) -> tuple[Co
     return tuple(found)
 
 
-def as_contender(endpoint: Endpoint) -> Contender:
+def as_contender(endpoint: WrittenByEndpoint) -> Contender:
     """An endpoint; whether it is lossless is for `spectr audit` to find out."""
-    return Contender(endpoint.name, endpoint, drafter=endpoint.model, lossless=None)
+    return Contender(endpoint.client.host, endpoint, drafter=endpoint.model, lossless=None)

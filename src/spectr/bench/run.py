@@ -9,15 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from spectr.bench.ask import Asked, Written, WrittenByTransformers, requests
-from spectr.bench.endpoint import open_endpoint
+from spectr.bench.ask import Asked, Written, WrittenByTransformers, open_endpoint, requests
 from spectr.bench.grid import Grid
 from spectr.bench.journal import Journal
 from spectr.bench.machine import hardware, load, versions, watching_memory
 from spectr.bench.methods import Contender, Field, as_contender, contenders, weights_of
-from spectr.bench.scores import SCORES, likelihood
 from spectr.bench.summary import summarise
-from spectr.bench.tasks import KINDS, Task, tasks
+from spectr.bench.tasks import Task, tasks
 from spectr.bench.turns import Plan, Turn, plan
 from spectr.errors import ArgumentError, MismatchError
 from spectr.lm import LM
@@ -50,31 +48,8 @@ class Bench:
     endpoints: tuple[str, ...] = ()
     prefix: str = ""  # before the source of an encoder-decoder model
     strict: bool = False  # a method that cannot run is refused, not left out
-    run_code: bool = False  # score code by running it
     minutes: float | None = None  # stop after the turn that ends later
     command: str = ""
-
-
-@dataclass(slots=True)
-class _Scorer:
-    """Scores texts; those that came before are not asked again."""
-
-    lm: LM
-    run_code: bool
-    _known: dict[tuple[Any, ...], float | None] = field(default_factory=dict)
-
-    def __call__(self, asked: Asked, written: Written) -> float | None:
-        name = KINDS[asked.task.kind].score
-        if name == "passes" and not self.run_code:
-            return None
-        if name != "likelihood":
-            return SCORES[name](written.text, asked.prompt)
-        if written.tokens is None:
-            return None
-        key = (asked.task.name, asked.number, *written.tokens)
-        if key not in self._known:
-            self._known[key] = likelihood(self.lm.engine.target, asked.request, written.tokens)
-        return self._known[key]
 
 
 def _record(turn: Turn, contender: Contender, written: Written) -> dict[str, Any]:
@@ -103,7 +78,7 @@ def _about(bench: Bench, lm: LM, given: tuple[Task, ...]) -> dict[str, Any]:
     net = lm.opened.target.model
     words = "".join(repr(task.prompts) for task in given)
     return {
-        "format": 1,
+        "format": 2,
         "target": {
             "name": Path(bench.target).name,
             "fingerprint": fingerprint(net)[:16],
@@ -122,7 +97,6 @@ def _about(bench: Bench, lm: LM, given: tuple[Task, ...]) -> dict[str, Any]:
         "tasks": {t.name: {"kind": t.kind, "origin": t.origin, "prompts": len(t.prompts)} for t in given},
         "prompts": hashlib.sha256((words + bench.prefix).encode()).hexdigest()[:16],
         "endpoints": list(bench.endpoints),
-        "run_code": bench.run_code,
         "hardware": hardware(net.device),
         "versions": versions(),
     }
@@ -139,7 +113,6 @@ class _Sitting:
     def __init__(self, bench: Bench, lm: LM, journal: Journal, progress: Progress) -> None:
         self.bench, self.lm, self.journal, self.progress = bench, lm, journal, progress
         self.number = sum(cell["study"] == "sitting" for cell in journal.cells.values())
-        self.score = _Scorer(lm, bench.run_code)
         self._warm: set[str] = set()
         self._until = None if bench.minutes is None else time.monotonic() + 60 * bench.minutes
 
@@ -149,7 +122,7 @@ class _Sitting:
         return self._until is not None and time.monotonic() > self._until
 
     def begin(self) -> None:
-        """Note who is here."""
+        """Record the command, the time and the load of this sitting, and warn if the machine is busy."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         wanted, cores = load(), self.journal.head["hardware"]["cores"]
         if wanted is not None and wanted > _BUSY * cores:
@@ -192,8 +165,7 @@ class _Sitting:
             written = contender.writer.write(turn.asked)
             memory = peak()
         record = _record(turn, contender, written)
-        record |= {"memory": memory, "load": load()}
-        return {**record, "score": self.score(turn.asked, written), "sitting": self.number}
+        return {**record, "memory": memory, "load": load(), "sitting": self.number}
 
     def _keep(self, name: str, found: dict[str, Any]) -> None:
         self.journal.add(name, found)

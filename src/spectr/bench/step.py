@@ -7,7 +7,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,17 +16,11 @@ from spectr.checks import whole
 from spectr.engine import Job, Request
 from spectr.lm import LM, load
 from spectr.metrics import Stats
-from spectr.models.theirs import Clock
-from spectr.models.tuned import untuned
+from spectr.models.baselines import ForwardTimer, TransformersBaseline
 from spectr.policy import Policy
+from spectr.prompts import timing
 
 __all__ = ["run"]
-
-PROMPTS = (
-    "Explain tides in a few sentences.",
-    "Write a short story about a lighthouse keeper and a fox.",
-    "List five ways to save water at home, with a reason for each.",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +44,17 @@ class Timing:
 
 
 def _time_transformers(lm: LM, ids: list[int], tokens: int, seed: int) -> Timing:
-    net: Any = lm.opened.target.model
-    clock = Clock()
-    torch.manual_seed(seed)
-    start = time.perf_counter()
-    with clock.watching(net), untuned(net):
-        out = net.generate(
-            torch.tensor([ids], device=net.device),
-            do_sample=True, top_k=0, temperature=1.0, max_new_tokens=tokens, min_new_tokens=tokens, pad_token_id=0,
-        )  # fmt: skip
-    return Timing(out.shape[1] - len(ids), time.perf_counter() - start, clock.seconds)
+    settings = {"temperature": 1.0, "max_new_tokens": tokens, "min_new_tokens": tokens}
+    found = TransformersBaseline(lm.opened.target.model, lm.opened.stops).write(ids, seed, settings)
+    return Timing(len(found.tokens), found.seconds, found.target)
 
 
 def _time_spectr(lm: LM, ids: list[int], tokens: int, seed: int) -> Timing:
-    clock = Clock()
+    timer = ForwardTimer()
     start = time.perf_counter()
-    with clock.watching(lm.opened.target.model):
+    with timer.watching(lm.opened.target.model):
         result = lm.engine.generate(Job([Request(ids, seed, tokens)], Policy(min_new_tokens=tokens)))[0]
-    return Timing(len(result.tokens), time.perf_counter() - start, clock.seconds, result.stats)
+    return Timing(len(result.tokens), time.perf_counter() - start, timer.seconds, result.stats)
 
 
 def _summary(timings: Sequence[Timing], plain: Sequence[Timing]) -> dict[str, Any]:
@@ -119,7 +106,7 @@ class Trial:
 
     model: str = "smollm2-135m"
     drafters: Sequence[str] = ("none", "lookup")
-    prompts: Sequence[str] = PROMPTS
+    prompts: Sequence[str] = field(default_factory=timing)
     tokens: int = 128
     repeats: int = 3
 

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spectr.bench.methods import METHODS, plan_of, planned, replanned
+from spectr.bench.methods import METHODS, plan_of, planned
 from spectr.bench.rules import Workload, workload
 from spectr.coins import SeededCoins
+from spectr.draft.adaptive import replanned
 from spectr.engine import Engine, Job, Request
 from spectr.lm import LM
 from spectr.policy import Policy
@@ -33,7 +34,7 @@ Cell = tuple[str, Callable[[], dict[str, Any]]]
 
 _BLURRED = ("speculative", "kseq", "optimal", "race", "topk")  # whose acceptance is shown against noise
 _DEEPEST = 100.0  # how far below the best logit a token counts as gone
-_HEAT = 0.8  # of the laws of `workload`
+_TEMPERATURE = 0.8  # of the laws of `workload`
 
 
 def _ruled(methods: Sequence[str]) -> list[str]:
@@ -68,11 +69,11 @@ class _BlurredDrafting:
         return self.inner.propose(replace(scene, shaped=self._blur(scene.shaped), ranked=self._blur(scene.ranked)))
 
     def keep(self, path: Tensor) -> None:
-        """As the drafter does."""
+        """Keep the accepted path, as the drafter does."""
         self.inner.keep(path)
 
     def take_rows(self, rows: Tensor) -> None:
-        """As the drafter does."""
+        """Keep some of the rows, as the drafter does."""
         self.inner.take_rows(rows)
 
     def _blur(self, policy: Shaped) -> Shaped:
@@ -154,7 +155,7 @@ def _verdicts(work: Workload, shape: Shape, method: str, repeats: int) -> tuple[
         coins = SeededCoins(zero + seed, zero + 100)
         draft = grow(zero, lambda _, members: laws[:, members], Growth(shape, siblings), coins)
         start = time.perf_counter()
-        verdict = rule(lambda nodes: Policy(_HEAT)(pick_rows(work.logits, nodes)), draft, coins)
+        verdict = rule(lambda nodes: Policy(_TEMPERATURE)(pick_rows(work.logits, nodes)), draft, coins)
         seconds.append(time.perf_counter() - start)
         tokens.append(int(verdict.length) + 1)
     return tokens[1:], seconds[1:]  # the first warms up

@@ -17,11 +17,6 @@ Text = Mapping[str, Any]
 """One text of one method, as the run wrote it down."""
 
 PARTS = ("prompt", "draft", "target", "rule", "rest")
-_STUDENT = {
-    0: 0.0, 1: 636.6, 2: 31.6, 3: 12.92, 4: 8.61, 5: 6.87, 6: 5.96, 7: 5.41, 9: 4.78, 11: 4.44, 15: 4.07, 23: 3.77,
-    math.inf: 3.5,
-}  # fmt: skip
-"""Degrees of freedom up to which so many standard errors are exceeded by chance in one case of a thousand at most."""
 _WAY = ("study", "method", "drafts", "length", "drafter", "temperature")  # what one row of the table is about
 _TURN = ("study", "task", "prompt", "temperature", "round")  # texts that are compared with each other
 
@@ -133,32 +128,6 @@ def _times(texts: Sequence[Text], bases: Mapping[str, _Bases]) -> dict[str, Any]
     }
 
 
-def _mean(values: Sequence[float]) -> dict[str, float | None] | None:
-    """With its standard error."""
-    if not values:
-        return None
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-    return {"mean": statistics.fmean(values), "error": error, "count": len(values)}
-
-
-def _score(texts: Sequence[Text], plain: _Bases) -> dict[str, Any]:
-    """The mean score, and by how much it differs from plain decoding's on the same prompts."""
-    scored = [text for text in texts if text["score"] is not None]
-    pairs = [(text, base) for text in scored if (base := plain.of(text)) and base["score"] is not None]
-    difference = _mean([text["score"] - base["score"] for text, base in pairs])
-    score = _mean([text["score"] for text in scored])
-    return {"score": score, "score_difference": difference, "within_noise": _within_noise(difference)}
-
-
-def _within_noise(difference: Mapping[str, Any] | None) -> bool | None:
-    """Whether a difference between equal methods is as large as that in one case of a thousand only; None where so few
-    texts cannot tell."""
-    if difference is None or (difference["error"] is None and difference["mean"]):
-        return None
-    errors = next(value for freedom, value in _STUDENT.items() if freedom >= difference["count"] - 1)
-    return bool(abs(difference["mean"]) <= errors * (difference["error"] or 0.0))
-
-
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
     names = list(METHODS)
     place = names.index(row["method"]) if row["method"] in names else len(names)
@@ -179,17 +148,16 @@ def _rows(texts: Sequence[Text], names: Sequence[str], measure: Callable[[list[T
 
 
 def summarise(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Rows by method, K, L and temperature; the same by task, with scores; the counting ablations as they are."""
+    """Rows by method, K, L and temperature, the same by task, and the counting ablations unchanged."""
     texts = [cell for cell in cells.values() if cell["study"] in ("main", "size")]
     bases = {name: _Bases(texts, name) for name in ("plain", "transformers")}
-    main = [text for text in texts if text["study"] == "main"]
+
+    def measure(group: list[Text]) -> dict[str, Any]:
+        return {**_counts(group), **_times(group, bases)}
+
     return {
-        "results": _rows(texts, _WAY, lambda group: {**_counts(group), **_times(group, bases)}),
-        "by_task": _rows(
-            main,
-            (*_WAY, "task"),
-            lambda group: {**_counts(group), **_times(group, bases), **_score(group, bases["plain"])},
-        ),
+        "results": _rows(texts, _WAY, measure),
+        "by_task": _rows([text for text in texts if text["study"] == "main"], (*_WAY, "task"), measure),
         "quality": [dict(cell) for cell in cells.values() if cell["study"] == "quality"],
         "vocabulary": [dict(cell) for cell in cells.values() if cell["study"] == "vocabulary"],
     }

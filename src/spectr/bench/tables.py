@@ -5,11 +5,29 @@ from typing import Any
 
 from spectr.bench.methods import label_of
 
-__all__ = ["Cells", "markdown", "method_name", "task_table", "way_table"]
+__all__ = [
+    "LEGEND",
+    "Cells",
+    "count",
+    "markdown",
+    "method_name",
+    "quality_table",
+    "size_table",
+    "task_table",
+    "vocabulary_table",
+    "way_table",
+]
 
 Row = Mapping[str, Any]
 Cells = tuple[list[str], list[list[str]]]
 """Headings, and rows."""
+
+LEGEND = {
+    "K": "drafts side by side in the token tree",
+    "L": "tokens of each draft",
+    "T": "temperature; 0 is greedy",
+}
+"""What the letters of the tables mean."""
 
 _SAME = ("plain", "race", "lookup", "default")  # whose text is a function of the seed at any temperature
 
@@ -19,8 +37,17 @@ def _called(row: Row) -> str:
     return label_of(row["method"]) + {True: "", False: ", LOSSY", None: ", law unknown"}[row["lossless"]]
 
 
+def count(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> count(1, "thread"), count(1200, "text")
+    ('1 thread', '1,200 texts')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def method_name(row: Row) -> str:
-    """With its K and L, where it has them.
+    """A method's label, with its K and L where it has them.
 
     >>> method_name({"method": "kseq", "drafts": 4, "length": 2})
     'K-SEQ (SpecTr) 4×2'
@@ -65,6 +92,11 @@ def _mebibytes(size: int | None) -> str:
     return "–" if size is None else f"{size / (1 << 20):,.0f}"
 
 
+def _size(row: Row) -> tuple[str, str]:
+    """K and L, empty for a method that has none."""
+    return "" if row["drafts"] is None else str(row["drafts"]), "" if row["length"] is None else str(row["length"])
+
+
 def way_table(rows: Iterable[Row]) -> Cells:
     """One method, K, L and temperature a row; spreads are quartiles over texts."""
     heads = [
@@ -74,8 +106,7 @@ def way_table(rows: Iterable[Row]) -> Cells:
     found = [
         [
             _called(row),
-            "" if row["drafts"] is None else str(row["drafts"]),
-            "" if row["length"] is None else str(row["length"]),
+            *_size(row),
             f"{row['temperature']:g}",
             _efficiency(row),
             _spread(row["tokens_per_second"], 1),
@@ -90,34 +121,51 @@ def way_table(rows: Iterable[Row]) -> Cells:
     return heads, found
 
 
-def _score(row: Row) -> str:
-    """The mean and its error, and whether plain decoding's differs by more than chance."""
-    score, difference = row["score"], row["score_difference"]
-    if score is None:
-        return "–"
-    said = f"{score['mean']:.3f}" if score["error"] is None else f"{score['mean']:.3f} ± {score['error']:.3f}"
-    if difference is None or row["method"] == "plain":
-        return said
-    return said + {True: ", as plain", False: ", NOT as plain", None: ""}[row["within_noise"]]
-
-
 def task_table(rows: Sequence[Row]) -> Cells:
     """One method, K, L, temperature and task a row."""
-    heads = ["task", "method", "K", "L", "T", "tokens per call", "× plain", "score"]
     found = [
         [
             row["task"],
             _called(row),
-            "" if row["drafts"] is None else str(row["drafts"]),
-            "" if row["length"] is None else str(row["length"]),
+            *_size(row),
             f"{row['temperature']:g}",
             _efficiency(row),
             _one((row["speed_up"] or {}).get("median")),
-            _score(row),
         ]
         for row in sorted(rows, key=lambda row: str(row["task"]))
     ]
+    return ["task", "method", "K", "L", "T", "tokens per call", "× plain"], found
+
+
+def size_table(rows: Sequence[Row]) -> Cells:
+    """The rows of the ablation over drafters, each with its drafter."""
+    heads, found = way_table(rows)
+    return ["drafter", *heads], [[row["drafter"], *line] for row, line in zip(rows, found, strict=True)]
+
+
+def quality_table(rows: Iterable[Row]) -> Cells:
+    """Acceptance of a drafter whose logits are mixed with noise."""
+    found = [
+        [
+            label_of(row["method"]), *_size(row), f"{row['noise']:g}", f"{row['total_variation']:.3f}",
+            f"{row['acceptance']:.3f} ± {row['error']:.3f}", f"{row['best']:.3f}", f"{row['block_efficiency']:.2f}",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    heads = ["method", "K", "L", "noise", "total variation", "accepted per node", "iid optimum", "tokens per call"]
     return heads, found
+
+
+def vocabulary_table(rows: Iterable[Row]) -> Cells:
+    """The time of a verdict over vocabularies of several sizes."""
+    found = [
+        [
+            label_of(row["method"]), f"{row['vocabulary']:,}", *_size(row), f"{row['milliseconds']:.2f}",
+            f"{row['block_efficiency']:.2f} ± {row['error']:.2f}",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    return ["method", "vocabulary", "K", "L", "ms a verdict", "tokens per call"], found
 
 
 def markdown(cells: Cells) -> str:

@@ -1,19 +1,17 @@
 """Tasks: what texts are asked for. Shipped prompts, local files, or public sets through the `datasets` library.
 
-A kind of task knows the field names of the public sets of its kind, so that their files are read as they come. Knows no
-model: how a prompt becomes tokens is for `ask`.
+A kind of task knows the field names of the public sets of its kind, so that their files can be read unchanged. Nothing
+here depends on a model: `ask` turns prompts into tokens.
 """
 
-import gzip
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from spectr.errors import ArgumentError, SpectrError, UnknownNameError
+from spectr.prompts import rows_in, shipped_tasks
 from spectr.registry import nearest
 
 __all__ = ["HUB", "KINDS", "Prompt", "Task", "tasks"]
@@ -26,14 +24,11 @@ _WORDS = 32  # most words of a prompt that is the first half of a text
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One text to be asked for, and what its score needs."""
+    """One text to be asked for."""
 
     text: str
     source: str = ""  # what an encoder-decoder model reads, where that is not `text`
     turns: tuple[str, ...] = ()  # a conversation, the user first
-    reference: str = ""
-    test: str = ""  # code: a function `check` of the candidate
-    entry: str = ""  # code: the candidate's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +37,7 @@ class Kind:
 
     read: Callable[[Row], Prompt]
     fields: str  # what its rows must have, in words
-    score: str  # see `scores`
-    raw: bool = False  # plain text goes on: no chat template
+    raw: bool = False  # plain text is continued, without a chat template
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,35 +54,31 @@ def _continuation(row: Row) -> Prompt:
     if "prompt" in row:
         return Prompt(row["prompt"])
     words = row["text"].split()
-    half = max(1, min(_WORDS, len(words) // 2))
-    return Prompt(" ".join(words[:half]), reference=" ".join(words[half:]))
+    return Prompt(" ".join(words[: max(1, min(_WORDS, len(words) // 2))]))
 
 
 def _code(row: Row) -> Prompt:
-    return Prompt(row["prompt"], test=row.get("test", ""), entry=row.get("entry_point", ""))
+    return Prompt(row["prompt"])
 
 
 def _summarisation(row: Row) -> Prompt:
     document = row["document"] if "document" in row else row["article"]
-    reference = row.get("summary", row.get("highlights", ""))
-    ask = f"Summarise the following report in one sentence.\n\n{document}"
-    return Prompt(ask, source=document, reference=reference)
+    return Prompt(f"Summarise the following report in one sentence.\n\n{document}", source=document)
 
 
 def _translation(row: Row) -> Prompt:
-    if "translation" in row:  # as WMT has it: one text for each language
-        pair = dict(row["translation"])
-        source = pair.pop("en")
-        code, reference = next(iter(pair.items()))
+    if "translation" in row:  # as in WMT: one text for each language
+        source = row["translation"]["en"]
+        code = next(name for name in row["translation"] if name != "en")
         language = _LANGUAGES.get(code, code)
     else:
-        source, reference, language = row["source"], row.get("reference", ""), row["language"]
-    return Prompt(f"Translate into {language}: {source}", source=source, reference=reference)
+        source, language = row["source"], row["language"]
+    return Prompt(f"Translate into {language}: {source}", source=source)
 
 
 def _arithmetic(row: Row) -> Prompt:
     ask = f"{row['question']}\nExplain your steps, and end with the number that is asked for."
-    return Prompt(ask, source=row["question"], reference=str(row.get("answer", "")).split("####")[-1].strip())
+    return Prompt(ask, source=row["question"])
 
 
 def _dialogue(row: Row) -> Prompt:
@@ -103,12 +93,12 @@ def _dialogue(row: Row) -> Prompt:
 
 
 KINDS = {
-    "continuation": Kind(_continuation, "prompt, or text", "likelihood", raw=True),
-    "code": Kind(_code, "prompt, and for a score test and entry_point", "passes", raw=True),
-    "summarisation": Kind(_summarisation, "document and summary, or article and highlights", "rouge_l"),
-    "translation": Kind(_translation, "source, language and reference, or translation with en and another", "chrf"),
-    "arithmetic": Kind(_arithmetic, "question and answer", "number"),
-    "dialogue": Kind(_dialogue, "turns, prompt, or conversations", "likelihood"),
+    "continuation": Kind(_continuation, "prompt, or text", raw=True),
+    "code": Kind(_code, "prompt", raw=True),
+    "summarisation": Kind(_summarisation, "document, or article"),
+    "translation": Kind(_translation, "source and language, or translation with en and another"),
+    "arithmetic": Kind(_arithmetic, "question"),
+    "dialogue": Kind(_dialogue, "turns, prompt, or conversations"),
 }
 
 HUB: dict[str, tuple[str, str, str | None, str]] = {
@@ -136,25 +126,8 @@ def _prompts(kind: str, rows: Iterable[Any], count: int, where: str) -> tuple[Pr
                 f"{', '.join(map(str, fields)) if isinstance(fields, Mapping) else type(fields).__name__}"
             ) from None
     if not found:
-        raise ArgumentError(f"{where} has no prompts; give a file with at least one")
+        raise ArgumentError(f"{where} must hold at least one prompt, and holds none")
     return tuple(found)
-
-
-def _rows_in(path: Path) -> list[Any]:
-    """Rows of JSON (a list, or a list `prompts`), of JSON lines, or of text, one prompt a line; `.gz` of any."""
-    try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
-        kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-        if kind == ".json":
-            found = json.loads(text)
-            return list(found["prompts"] if isinstance(found, dict) else found)
-        lines = [line for line in text.splitlines() if line.strip()]
-        return [json.loads(line) for line in lines] if kind == ".jsonl" else lines
-    except (OSError, EOFError, KeyError, TypeError, ValueError) as error:
-        raise ArgumentError(
-            f"{path} must be readable JSON with a list of prompts, .jsonl, or .txt, or one of them with .gz: {error}"
-        ) from None
 
 
 def _from_hub(name: str, count: int) -> tuple[Prompt, ...]:
@@ -180,9 +153,8 @@ def _task(name: str, count: int) -> Task:
     if kind in HUB:
         return Task(kind, HUB[kind][0], _from_hub(kind, count), HUB[kind][1])
     if equals:
-        return Task(kind, kind, _prompts(kind, _rows_in(Path(path)), count, path), Path(path).name)
-    shipped = json.loads((files("spectr.bench") / "prompts" / f"{kind}.json").read_text("utf-8"))
-    return Task(kind, kind, _prompts(kind, shipped["prompts"], count, kind), "shipped")
+        return Task(kind, kind, _prompts(kind, rows_in(Path(path), "--tasks"), count, path), Path(path).name)
+    return Task(kind, kind, _prompts(kind, shipped_tasks(kind), count, kind), "shipped")
 
 
 def tasks(names: Sequence[str], count: int) -> tuple[Task, ...]:

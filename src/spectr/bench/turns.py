@@ -31,13 +31,13 @@ class Turn:
     contenders: tuple[Contender, ...]
 
     def name(self, contender: Contender) -> str:
-        """Of the cell."""
+        """The name of the cell that a contender's text goes to."""
         asked = self.asked
         words = (self.study, asked.task.name, asked.number, f"T={asked.temperature:g}", f"round {self.round}")
         return " ".join(map(str, (*words, contender.key)))
 
     def order(self, number: int) -> tuple[Contender, ...]:
-        """Another one first each time."""
+        """The contenders, another one first in each turn."""
         first = number % len(self.contenders)
         return (*self.contenders[first:], *self.contenders[:first])
 
@@ -51,7 +51,7 @@ class Plan:
     left_out: dict[str, str]  # ablations that cannot be, and why
 
     def names(self) -> list[str]:
-        """Of all cells."""
+        """The names of all cells."""
         return [turn.name(c) for turn in self.turns for c in turn.contenders] + [name for name, _ in self.cells]
 
 
@@ -62,8 +62,8 @@ def _main_turns(grid: Grid, asked: list[Asked], who: tuple[Contender, ...]) -> I
             for place, one in enumerate(asked):
                 if one.number == at:
                     seed = grid.seed + number * _STEP + place
-                    for heat in grid.temperatures:
-                        yield Turn("main", one.at(heat, seed), number, who)
+                    for temperature in grid.temperatures:
+                        yield Turn("main", one.at(temperature, seed), number, who)
 
 
 def _firsts(asked: list[Asked]) -> list[Asked]:
@@ -93,7 +93,7 @@ def _quality_cells(grid: Grid, lm: LM, asked: list[Asked]) -> Iterator[Cell]:
 
 
 def plan(grid: Grid, lm: LM, asked: list[Asked], who: tuple[Contender, ...]) -> Plan:
-    """Of a grid. An ablation that this target or drafter does not allow is left out, with the reason."""
+    """Plan the run of a grid. An ablation that this target or drafter does not allow is left out, with the reason."""
     turns, cells, left = list(_main_turns(grid, asked, who)), list[Cell](), dict[str, str]()
     try:
         turns += _size_turns(grid, lm, asked) if "size" in grid.studies else ()

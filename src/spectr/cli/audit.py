@@ -1,5 +1,7 @@
 """`spectr audit`: is what comes out the target's law? Of this package, of transformers, of endpoints, of functions."""
 
+from __future__ import annotations
+
 import json
 import shlex
 import sys
@@ -8,30 +10,22 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from spectr.audit import Asked, Case, Endpoint, Finding, Level, Report, examine
-from spectr.audit.endpoint import endpoint_case
-from spectr.audit.planted import planted_cases
-from spectr.audit.proofs import Named, distinct_rules, exact_cases, named_rules
-from spectr.audit.sections import (
-    direct_cases,
-    model_cases,
-    model_law,
-    sampler_case,
-    stage_of,
-    transformers_cases,
-)  # fmt: skip
 from spectr.cli.output import check_folder, console, progress_bar, talk, write_text
 from spectr.errors import ArgumentError
-from spectr.lm import LM, load
-from spectr.policy import Policy
-from spectr.verify import Rule
+
+if TYPE_CHECKING:
+    from spectr.audit import Asked, Case, Endpoint, Finding, Level, Report
+    from spectr.audit.proofs import Named
+    from spectr.lm import LM
+    from spectr.policy import Policy
+    from spectr.verify import Rule
 
 __all__ = ["audit"]
 
@@ -129,6 +123,8 @@ class _Model:
 
     def load(self, drafter: str = "none", rule: str | Rule = "race") -> LM:
         """Ready to generate."""
+        from spectr.lm import load
+
         return load(self.name, drafter, rule, device=self.device, progress=talk)
 
     def prompt_ids(self, lm: LM) -> list[list[int]]:
@@ -137,6 +133,8 @@ class _Model:
 
     def asked(self, lm: LM, rules: Sequence[Named] | None) -> Asked:
         """As the audit wants it."""
+        from spectr.audit import Asked
+
         return Asked(self.prompt_ids(lm), self.policy, rules, self.drafter, self.vocabulary)
 
 
@@ -154,6 +152,9 @@ class _Order:
 
     def cases(self) -> list[Case]:
         """What is to be run."""
+        from spectr.audit.endpoint import endpoint_case
+        from spectr.audit.planted import planted_cases
+
         match self.kind:
             case "exact":
                 return self._exact()
@@ -169,10 +170,15 @@ class _Order:
         return self._of_model()
 
     def _exact(self) -> list[Case]:
+        from spectr.audit.proofs import distinct_rules, exact_cases, named_rules
+
         every = named_rules() if self.kind == "exact" else distinct_rules()
         return exact_cases(every if self.rules is None else self.rules)
 
     def _of_model(self) -> list[Case]:
+        from spectr.audit.planted import planted_cases
+        from spectr.audit.sections import model_cases, stage_of, transformers_cases
+
         lm = self.model.load()
         asked = self.model.asked(lm, self.rules)
         stage = stage_of(lm, asked)
@@ -184,11 +190,15 @@ class _Order:
         return [*self._exact(), *planted_cases(self.bias), *model_cases(lm, asked, stage), *others]
 
     def _direct(self) -> list[Case]:
+        from spectr.audit.sections import direct_cases
+
         rule: str | Rule = "race" if self.rules is None else self.rules[0].rule
         lm = self.model.load(self.model.drafter or "lookup", rule)
         return direct_cases(lm, self.model.asked(lm, self.rules), self.length)
 
     def _of_function(self) -> list[Case]:
+        from spectr.audit.sections import model_law, sampler_case
+
         sample, lm = _function(self.function or ""), self.model.load()
         prompt = self.model.prompt_ids(lm)[0]
         return [sampler_case(str(self.function), sample, model_law(lm, prompt, self.model.policy, self.length), prompt)]
@@ -203,6 +213,8 @@ def _endpoint(plain: Endpoint, header: Sequence[str] | None, body: str) -> Endpo
 
 
 def _named(rule: str | None, options: Sequence[str] | None) -> list[Named] | None:
+    from spectr.audit.proofs import named_rules
+
     given = {name: _value(value) for name, value in _pairs("--set", options, "=").items()}
     if rule is None and given:
         raise ArgumentError(f"--set is for one rule, got {', '.join(given)} and no --rule")
@@ -210,6 +222,8 @@ def _named(rule: str | None, options: Sequence[str] | None) -> list[Named] | Non
 
 
 def _examined(cases: Sequence[Case], level: Level) -> Report:
+    from spectr.audit import examine
+
     with progress_bar("auditing", len(cases)) as advance:
         return examine(cases, level, lambda _: advance())
 
@@ -289,6 +303,9 @@ def audit(
     })  # fmt: skip
     if json_file is not None and str(json_file) != "-":
         check_folder(json_file)
+    from spectr.audit import Endpoint, Level
+    from spectr.policy import Policy
+
     level = Level(alarms=alarms, bias=bias, samples=samples, seed=seed)
     prompts, policy = prompt or _PROMPTS, Policy(temperature, top_k, top_p)
     there = None

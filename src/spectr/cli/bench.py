@@ -1,4 +1,4 @@
-"""`spectr bench`: what rules, steps and whole methods cost on this machine, and the page that shows it."""
+"""`spectr bench`: what rules, steps and whole methods cost on this machine, and the report of a run."""
 
 import json
 import shlex
@@ -8,17 +8,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich import box
 from rich.table import Table
 
-from spectr.cli.generate import DrafterFlag, ModelFlag
-from spectr.cli.inflate import bench_inflate
+from spectr.cli.flags import DrafterFlag, ModelFlag
+from spectr.cli.moved import add_moved
 from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, progress_bar, talk, write_text
-from spectr.cli.tables import acceptance_table, bench_table, step_table
 from spectr.errors import ArgumentError
-from spectr.verify import rule
 
 __all__ = ["app"]
 
@@ -28,6 +25,8 @@ _RULES = "race,match,kseq,kseq_plus,optimal,path_block,recursive,block,traversal
 
 
 def _check_device(name: str) -> None:
+    import torch
+
     try:
         kind = torch.device(name).type
     except RuntimeError:
@@ -55,6 +54,8 @@ def bench_rules(
     as_json: JsonFlag = False,
 ) -> None:
     """Time every rule against a softmax over the same logits."""
+    from spectr.verify import rule
+
     _check_device(device)
     names = tuple(dict.fromkeys(rules.split(",")))
     for name in names:
@@ -62,6 +63,7 @@ def bench_rules(
     if out is not None:
         check_folder(out)
     from spectr.bench.rules import run
+    from spectr.cli.tables import bench_table
 
     found = run(
         vocabularies=numbers("--vocabulary", vocabulary, int, 1),
@@ -87,19 +89,21 @@ def bench_step(
     prompts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Text, one prompt a line, or JSON with `prompts`.")
     ] = None,
-    texts: Annotated[int, typer.Option(min=1, metavar="N", help="Of the prompts so many, from all over.")] = 12,
+    texts: Annotated[int, typer.Option(min=1, metavar="N", help="Use so many of the prompts, evenly spread.")] = 12,
     tokens: Annotated[int, typer.Option(min=8, metavar="N", help="Tokens of each text.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds over the prompts.")] = 3,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the JSON to a file.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Time a step around the model, against transformers' plain sampling of the same model."""
+    from spectr.cli.tables import step_table
+
     if out is not None:
         check_folder(out)
-    from spectr.bench.acceptance import prompts_in
-    from spectr.bench.step import PROMPTS, Trial, run
+    from spectr.bench.step import Trial, run
+    from spectr.prompts import read_prompts, timing
 
-    every = PROMPTS if prompts is None else prompts_in(prompts)
+    every = timing() if prompts is None else [one.text for one in read_prompts(prompts)]
     some = every[:: max(1, len(every) // texts)][:texts]
     found = run(Trial(model, drafters.split(","), some, tokens, repeats), talk)
     found["command"] = f"spectr {shlex.join(sys.argv[1:])}"
@@ -127,12 +131,14 @@ def bench_acceptance(
     as_json: JsonFlag = False,
 ) -> None:
     """Count tokens per target call: rules, trees and temperatures on the same prompts."""
+    from spectr.cli.tables import acceptance_table
+
     if out is not None:
         check_folder(out)
     from spectr.bench.acceptance import Study, run
 
-    sizes, heats = numbers("--nodes", nodes, int, 2), numbers("--temperatures", temperatures, float, 0.0)
-    found = run(Study(model, drafter, prompts, rules.split(","), sizes, heats, tokens, device), talk)
+    sizes, wanted = numbers("--nodes", nodes, int, 2), numbers("--temperatures", temperatures, float, 0.0)
+    found = run(Study(model, drafter, prompts, rules.split(","), sizes, wanted, tokens, device), talk)
     if out is not None:
         write_text(out, json.dumps(found, indent=2) + "\n")
     if as_json:
@@ -155,7 +161,7 @@ def _counts(flag: str, text: str | None) -> tuple[int, ...] | None:
     return None if text is None else numbers(flag, text, int, 1)
 
 
-def _heats(text: str | None) -> tuple[float, ...] | None:
+def _temperatures(text: str | None) -> tuple[float, ...] | None:
     return None if text is None else numbers("--temperatures", text, float, 0.0)
 
 
@@ -171,12 +177,14 @@ class _Bar:
         self.advance: Callable[[], None] = lambda: None
 
     def expect(self, cells: int) -> None:
-        """So many cells."""
-        talk(f"{cells} cells to measure" if cells else "everything is measured already")
+        """Open the bar for so many cells."""
+        from spectr.bench.tables import count
+
+        talk(f"{count(cells, 'cell')} to measure" if cells else "everything is measured already")
         self.advance = self.stack.enter_context(progress_bar("bench", cells))
 
     def tick(self) -> None:
-        """One of them."""
+        """Advance the bar by one cell."""
         self.advance()
 
 
@@ -193,9 +201,11 @@ def _show(found: dict[str, Any], *, size: bool) -> Table:
 
 
 def _rest(found: dict[str, Any], out: Path) -> str:
+    from spectr.bench.tables import count
+
     if not found["cells_missing"]:
-        return f"all there: {out}; a page of it: spectr bench report {out} --out page.html"
-    return f"{found['cells_missing']} cells are missing in {out}; the same command again measures them"
+        return f"complete: {out}; for a page of it: spectr bench report {out} --out page.html"
+    return f"{out} lacks {count(found['cells_missing'], 'cell')}; the same command again measures them"
 
 
 @app.command("run")
@@ -215,7 +225,7 @@ def bench_run(
     lengths: Annotated[str | None, typer.Option(metavar="L,L,...", help="Tokens of a draft.")] = None,
     temperatures: Annotated[str | None, typer.Option(metavar="T,T,...", help="0 is greedy.")] = None,
     tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Most tokens of a text.")] = None,
-    prompts: Annotated[int | None, typer.Option(min=1, metavar="N", help="Prompts of each task.")] = None,
+    texts: Annotated[int | None, typer.Option(min=1, metavar="N", help="Prompts of each task.")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Times, each with other seeds.")] = None,
     ablations: Annotated[
         str | None, typer.Option(metavar="NAME,NAME,...", help="Of quality, size, vocabulary; '' for none.")
@@ -229,10 +239,10 @@ def bench_run(
         list[str] | None, typer.Option(metavar="URL[#MODEL]", help="An OpenAI-compatible server; may be repeated.")
     ] = None,
     prefix: Annotated[str, typer.Option(metavar="TEXT", help="Before sources of an encoder-decoder model.")] = "",
-    run_code: Annotated[bool, typer.Option("--run-code", help="Score code by running what the model wrote.")] = False,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Of the first text.")] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0.01, metavar="M", help="Begin no turn later; what is missing can follow.")
+        float | None,
+        typer.Option(min=0.01, metavar="M", help="Stop then; the same command again goes on."),
     ] = None,
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
     dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="float32, bfloat16, ... or auto.")] = "float32",
@@ -248,13 +258,14 @@ def bench_run(
 
     grid = named_preset(
         preset, methods=_names("--methods", methods), tasks=_names("--tasks", tasks), rounds=rounds, seed=seed,
-        drafts=_counts("--drafts", drafts), lengths=_counts("--lengths", lengths), temperatures=_heats(temperatures),
-        tokens=tokens, prompts=prompts, studies=_names("--ablations", ablations), noises=_shares(noises),
+        drafts=_counts("--drafts", drafts), lengths=_counts("--lengths", lengths),
+        temperatures=_temperatures(temperatures), tokens=tokens, prompts=texts,
+        studies=_names("--ablations", ablations), noises=_shares(noises),
         sizes=_names("--sizes", sizes), vocabularies=_counts("--vocabularies", vocabularies),
     )  # fmt: skip
     bench = Bench(
         target, out, grid, drafter, {"device": device, "dtype": dtype}, tuple(endpoint or ()), prefix,
-        strict=methods is not None, run_code=run_code, minutes=minutes, command=f"spectr {shlex.join(sys.argv[1:])}",
+        strict=methods is not None, minutes=minutes, command=f"spectr {shlex.join(sys.argv[1:])}",
     )  # fmt: skip
     with ExitStack() as stack:
         bar = _Bar(stack)
@@ -271,12 +282,12 @@ def bench_run(
 @app.command("report")
 def bench_report(
     results: Annotated[Path, typer.Argument(metavar="FILE", help="What `spectr bench run` wrote, finished or not.")],
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="A page of HTML that needs nothing else.")] = None,
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="The tables as Markdown.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one self-contained HTML page.")] = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the tables as Markdown.")] = None,
 ) -> None:
     """Turn a result into a page with plots, and into Markdown; without either, print the Markdown."""
     from spectr.bench.journal import read_results
-    from spectr.bench.page import as_markdown, page
+    from spectr.bench.report import as_markdown, page
     from spectr.bench.summary import summarise
 
     for path in (out, markdown):
@@ -292,4 +303,4 @@ def bench_report(
         typer.echo(as_markdown(head, found))
 
 
-app.command("inflate")(bench_inflate)
+add_moved(app, "bench inflate", "benchmarks.inflate")

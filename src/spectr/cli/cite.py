@@ -7,7 +7,6 @@ import typer
 
 from spectr.cli.output import JsonFlag, print_json, talk
 from spectr.papers import PAPERS, bibtex
-from spectr.verify import rule
 
 __all__ = ["cite"]
 
@@ -19,6 +18,8 @@ def cite(
     as_json: JsonFlag = False,
 ) -> None:
     """Print the papers behind rules as BibTeX. Without a rule, print the entry of this software."""
+    from spectr.verify import rule
+
     cited = (key for name in rules for key in rule(name).card.papers) if rules else ("spectr",)
     keys = list(dict.fromkeys(cited))
     known = [key for key in keys if key in PAPERS]  # a rule of another package may name papers that are not here

@@ -1,57 +1,70 @@
 """`spectr generate`: text from a model, and what speculation did."""
 
-import sys
+import math
 import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
-from spectr.cli.output import JsonFlag, console, numbers, print_json, talk
-from spectr.engine import Step
-from spectr.lm import LM, Output, load
-from spectr.metrics import Stats
-from spectr.text import TextStream
+from spectr.cli.flags import (
+    OUTPUT,
+    SAMPLING,
+    SPECULATION,
+    DeviceFlag,
+    DrafterFlag,
+    DtypeFlag,
+    MaxTokensFlag,
+    ModelFlag,
+    RuleFlag,
+    SeedFlag,
+    TemperatureFlag,
+    TopPFlag,
+    given,
+)
+from spectr.cli.group import INTERRUPTED
+from spectr.cli.output import check_text, console, numbers, print_json, read_stdin, talk
 
-__all__ = ["DrafterFlag", "ModelFlag", "generate", "summary", "warn_if_lossy"]
+if TYPE_CHECKING:
+    from spectr.engine import Step
+    from spectr.lm import LM, Output, TextPieces
 
-ModelFlag = Annotated[str, typer.Option("--model", metavar="NAME", help="Catalog name, hub id or folder.")]
-DrafterFlag = Annotated[
-    str,
-    typer.Option(
-        "--drafter",
-        metavar="NAME",
-        help="What drafts: auto, lookup, ngram, early_exit, random, none, a folder or a model's name, several with +.",
-    ),
-]
+__all__ = ["generate", "summary", "warn_if_lossy"]
+
 _DEPTHS = ("grey70", "cyan", "deep_sky_blue1", "dodger_blue2", "blue", "medium_purple", "magenta")
 
 
-def summary(stats: Stats, tokens: int, seconds: float, *, lossless: bool) -> str:
-    """One honest line about what speculation did."""
+def summary(output: "Output", seconds: float, *, lossless: bool, interrupted: bool = False) -> str:
+    """One line about what speculation did."""
+    stats, count = output.stats, len(output.tokens)
+    beginning = f"interrupted after {count} tokens" if interrupted else f"{count} tokens"
     gap = "" if stats.optimality_gap is None else f", optimality gap {stats.optimality_gap:.3f} per node"
     return (
-        f"{tokens} tokens in {seconds:.1f} s ({tokens / seconds:.1f}/s), {stats.steps} target calls, "
+        f"{beginning} in {seconds:.1f} s ({count / seconds:.1f}/s), {stats.steps} target calls, "
         f"{stats.block_efficiency:.2f} tokens per call, {stats.accepted} of {stats.drafted} draft tokens accepted"
-        f"{gap}, {'lossless' if lossless else 'LOSSY'}"
+        f"{gap}, {'lossless' if lossless else 'LOSSY'}, seed {output.seed}"
     )
 
 
-def warn_if_lossy(lm: LM) -> None:
-    """Say it before the text, not after."""
+def warn_if_lossy(lm: "LM") -> None:
+    """Say before the text comes that its distribution is not the target's."""
     rule = lm.engine.rule
     if not rule.card.lossless:
-        talk(f"rule {rule.card.name!r} is LOSSY: up to {rule.bias_bound:g} total variation per token")
+        talk(f"rule {rule.card.name!r} is LOSSY: each token may be off by {rule.bias_bound:g} in total variation")
 
 
-def _as_json(output: Output, seconds: float, *, trace: bool) -> dict[str, Any]:
+def _as_json(output: "Output", seconds: float, *, trace: bool, interrupted: bool) -> dict[str, Any]:
     names = ("block_efficiency", "acceptance_by_depth", "acceptance_by_rank", "optimality_gap")
     stats = {**asdict(output.stats), **{name: getattr(output.stats, name) for name in names}}
     found = {
         "text": output.text,
         "tokens": output.tokens,
-        "finish_reason": output.finish_reason,
+        "finish_reason": "interrupted" if interrupted else output.finish_reason,
+        "seed": output.seed,
         "seconds": seconds,
         "stats": stats,
     }
@@ -64,21 +77,16 @@ def _as_json(output: Output, seconds: float, *, trace: bool) -> dict[str, Any]:
     return found
 
 
-def _colour(step: Step, place: int) -> str:
+def _colour(step: "Step", place: int) -> str:
     """Where a token came from: a draft, by its depth; a correction; or the bonus after a whole path."""
     if place < step.accepted:
         return _DEPTHS[min(place, len(_DEPTHS) - 1)]
     return "red" if step.corrected else "green"
 
 
-def _traced(output: Output, tokenizer: Any) -> Text:
-    """The text with its tokens coloured, and below it what the colours mean."""
-    stream, found = TextStream(tokenizer), Text()
-    for step in output.steps:
-        for place, token in enumerate(step.tokens):
-            found.append(stream.feed(token), style=_colour(step, place))
-    found.append(stream.finish())
-    found.append("\n\n")
+def _legend() -> Text:
+    """What the colours of --trace mean."""
+    found = Text()
     for name, style in (("correction", "red"), ("bonus", "green")):
         found.append(f"{name} ", style=style)
     for depth, style in enumerate(_DEPTHS, start=1):
@@ -86,67 +94,242 @@ def _traced(output: Output, tokenizer: Any) -> Text:
     return found
 
 
-def _given(**options: Any) -> dict[str, Any]:
-    """Options that were given: None, nothing and zero are not."""
-    return {name: value for name, value in options.items() if value not in (None, (), [], 0, 0.0)}
+class _PlainText:
+    """Writes a text to stdout as it comes."""
+
+    def __init__(self) -> None:
+        self.written = 0
+
+    def show(self, pieces: "TextPieces", piece: str) -> None:
+        """Write one piece at once, so that a terminal or a pipe sees it now."""
+        self.written += len(piece)
+        print(piece, end="", flush=True)
+
+    def end(self, pieces: "TextPieces") -> None:
+        """Write what an interrupt kept from being shown, and end the line."""
+        self.show(pieces, pieces.text[self.written :])
+        print(flush=True)
+
+
+class _Traced:
+    """Writes a text to a terminal as it comes, each token in the colour of its origin."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
+        from spectr.text import TextStream
+
+        self.stream, self.out, self.steps = TextStream(tokenizer, stops), console(), 0
+
+    def show(self, pieces: "TextPieces", _piece: str) -> None:
+        """Write the tokens of the steps since the last piece."""
+        fresh, self.steps = pieces.steps[self.steps :], len(pieces.steps)
+        for step in fresh:
+            for place, token in enumerate(step.tokens):
+                self._write(Text(self.stream.feed(token), style=_colour(step, place)))
+
+    def end(self, pieces: "TextPieces") -> None:
+        """Write what was held back, and the legend on stderr."""
+        self.show(pieces, "")
+        self._write(Text(self.stream.finish() + "\n"))
+        console(stderr=True).print(_legend())
+
+    def _write(self, text: Text) -> None:
+        self.out.print(text, end="", soft_wrap=True)
+        self.out.file.flush()
+
+
+class _Silent:
+    """Shows nothing while the text comes: the result is printed at the end."""
+
+    def show(self, pieces: "TextPieces", piece: str) -> None:
+        """Show nothing."""
+
+    def end(self, pieces: "TextPieces") -> None:
+        """Show nothing."""
+
+
+def _streamed(pieces: "TextPieces", screen: _PlainText | _Traced | _Silent) -> bool:
+    """Show pieces as they come; True if Ctrl-C ended them. What came before it is kept."""
+    with closing(pieces):
+        try:
+            for piece in pieces:
+                screen.show(pieces, piece)
+        except KeyboardInterrupt:
+            interrupted = True
+        else:
+            interrupted = False
+    screen.end(pieces)
+    return interrupted
+
+
+def _logprob_table(output: "Output", decode: Callable[[list[int]], str]) -> Table:
+    """Every token with its probability under the model's own distribution."""
+    table = Table(box=None)
+    for heading, justify in (("token", "right"), ("text", "left"), ("logprob", "right"), ("probability", "right")):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for token, logprob in zip(output.tokens, output.logprobs or (), strict=True):
+        table.add_row(str(token), Text(repr(decode([token]))), f"{logprob:.4f}", f"{math.exp(logprob):.4f}")
+    return table
+
+
+def _tell(output: "Output", summed: str) -> None:
+    talk(summed)
+    if (output.stats.optimality_gap or 0) < 0:
+        talk(
+            "the gap is negative: more was accepted than the best coupling of independent drafts accepts on average; "
+            "drafts that share the target's noise can do that, and over a few tokens chance can"
+        )
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="What to answer; - reads it from standard input.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to answer; - reads it from standard input.")],
     model: ModelFlag = "smollm2-135m",
+    device: DeviceFlag = "auto",
+    dtype: DtypeFlag = "auto",
     drafter: DrafterFlag = "auto",
-    rule: Annotated[str, typer.Option("--rule", metavar="RULE", help="A rule of `spectr rules`.")] = "race",
-    drafts: Annotated[int | None, typer.Option(min=1, metavar="K", help="Drafts in the tree.")] = None,
-    length: Annotated[int | None, typer.Option(min=1, metavar="L", help="Tokens of each draft.")] = None,
-    nodes: Annotated[int | None, typer.Option(min=2, metavar="N", help="Most nodes of the tree, with root.")] = None,
-    tree: Annotated[str | None, typer.Option(metavar="B,B,...", help="Children of a node at each depth.")] = None,
-    plan: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A profile of `spectr tune`, or auto: chosen at every step.")
+    rule: RuleFlag = "race",
+    drafts: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="K", help="Drafts that are tried side by side.", rich_help_panel=SPECULATION),
     ] = None,
-    profile: Annotated[str | None, typer.Option(metavar="FILE", help="What --plan auto begins with.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Most tokens to add.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0, metavar="T", help="0 is greedy.")] = 0.8,
-    top_k: Annotated[int, typer.Option(min=0, metavar="K", help="Keep the K likeliest tokens; 0: all.")] = 0,
-    top_p: Annotated[float, typer.Option(metavar="P", help="Keep the likeliest tokens of mass P.")] = 1.0,
-    min_p: Annotated[float, typer.Option(metavar="P", help="Keep tokens P times as likely as the best.")] = 0.0,
-    typical_p: Annotated[float, typer.Option(metavar="P", help="Keep the most typical tokens of mass P.")] = 1.0,
-    repetition_penalty: Annotated[float, typer.Option(metavar="X", help="Above 1: fewer repetitions.")] = 1.0,
-    presence_penalty: Annotated[float, typer.Option(metavar="X", help="Off a token once generated.")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(metavar="X", help="Off a token each time generated.")] = 0.0,
-    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Ends the text; may be repeated.")] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="With the race, the text is a function of it.")] = 0,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue plain text: no chat template.")] = False,
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
-    dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="float32, bfloat16, ... or auto.")] = "float32",
-    trace: Annotated[bool, typer.Option("--trace", help="Colour tokens by origin; with --json: the steps.")] = False,
-    gap: Annotated[bool, typer.Option("--gap", help="Also what the best coupling would have accepted.")] = False,
-    logprobs: Annotated[bool, typer.Option("--logprobs", help="With --json: of every token.")] = False,
-    as_json: JsonFlag = False,
+    length: Annotated[
+        int | None, typer.Option(min=1, metavar="L", help="Tokens of each draft.", rich_help_panel=SPECULATION)
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=2, metavar="N", help="Most nodes of the token tree, root included.", rich_help_panel=SPECULATION
+        ),
+    ] = None,
+    tree: Annotated[
+        str | None,
+        typer.Option(
+            metavar="B,B,...", help="Shape of the tree: children of a node at each depth.", rich_help_panel=SPECULATION
+        ),
+    ] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="A profile that `spectr tune` wrote, or auto: the size of the tree is chosen at every step.",
+            rich_help_panel=SPECULATION,
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Where --plan auto begins.", rich_help_panel=SPECULATION)
+    ] = None,
+    max_new_tokens: MaxTokensFlag = 128,
+    temperature: TemperatureFlag = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="K", help="Sample from the K likeliest tokens; 0: all.", rich_help_panel=SAMPLING),
+    ] = None,
+    top_p: TopPFlag = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            metavar="P", help="Drop tokens less than P times as likely as the likeliest.", rich_help_panel=SAMPLING
+        ),
+    ] = None,
+    typical_p: Annotated[
+        float | None,
+        typer.Option(
+            metavar="P",
+            help="Sample from the most typical tokens that together have probability P.",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", help="Above 1, tokens of prompt and text become less likely.", rich_help_panel=SAMPLING
+        ),
+    ] = None,
+    presence_penalty: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", help="Subtracted from the logit of every token generated before.", rich_help_panel=SAMPLING
+        ),
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Subtracted from a token's logit once for each time it was generated.",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT", help="End before this text. May be given several times.", rich_help_panel=SAMPLING
+        ),
+    ] = None,
+    seed: SeedFlag = None,
+    raw: Annotated[
+        bool,
+        typer.Option("--raw", help="Continue the prompt as plain text: no chat template.", rich_help_panel=SAMPLING),
+    ] = False,
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace", help="Colour tokens by their origin; with --json, list the steps.", rich_help_panel=OUTPUT
+        ),
+    ] = False,
+    gap: Annotated[
+        bool,
+        typer.Option("--gap", help="Also report how much more the best coupling would accept.", rich_help_panel=OUTPUT),
+    ] = False,
+    logprobs: Annotated[
+        bool,
+        typer.Option("--logprobs", help="Also print the log-probability of every token.", rich_help_panel=OUTPUT),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.", rich_help_panel=OUTPUT)
+    ] = False,
 ) -> None:
-    """Generate text, losslessly, with many drafts, and show what speculation did."""
-    text = sys.stdin.read() if prompt == "-" else prompt
+    """Generate text, and say what speculation did. The text streams to stdout; Ctrl-C keeps what has come.
+
+    Sampling flags that are not given are those of the model's own files, as in transformers.
+    """
+    text = check_text("the prompt", read_stdin("the prompt") if prompt == "-" else prompt)
+    stops = [check_text("--stop", one) for one in stop or ()]
     shape = None if tree is None else numbers_in_order(tree)
-    options = _given(drafts=drafts, length=length, nodes=nodes, tree=shape, plan=plan, profile=profile)
+    settings = given(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
+        repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
+    )  # fmt: skip
+    from spectr.lm import load
+    from spectr.policy import Policy
+
+    Policy(**settings)  # a wrong value is refused before a model is loaded
+    options = given(drafts=drafts, length=length, nodes=nodes, tree=shape, plan=plan, profile=profile)
     lm = load(model, drafter, rule, device=device, dtype=dtype, progress=talk, **options)
     warn_if_lossy(lm)
-    settings = {
-        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "typical_p": typical_p,
-        "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty,
-    }  # fmt: skip
     start = time.perf_counter()
-    output = lm.generate(
-        text, max_new_tokens, seed, raw=raw, stop=stop or (), logprobs=logprobs, optimality_gap=gap, **settings
+    pieces = lm.stream(
+        text, max_new_tokens, seed, raw=raw, stop=stops, logprobs=logprobs, optimality_gap=gap, **settings
     )
-    seconds = time.perf_counter() - start
+    interrupted = _streamed(pieces, _screen(lm, stops, trace=trace, as_json=as_json))
+    output, seconds = pieces.output, time.perf_counter() - start
     if as_json:
-        print_json(_as_json(output, seconds, trace=trace))
-        return
+        print_json(_as_json(output, seconds, trace=trace, interrupted=interrupted))
+    elif logprobs:
+        console().print("", _logprob_table(output, lm.tokenizer.decode), sep="\n")
+    if interrupted or not as_json:
+        _tell(output, summary(output, seconds, lossless=lm.engine.rule.card.lossless, interrupted=interrupted))
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _screen(lm: "LM", stops: Sequence[str], *, trace: bool, as_json: bool) -> _PlainText | _Traced | _Silent:
+    """How the text is shown while it comes."""
+    if as_json:
+        return _Silent()
+    if trace and console().is_terminal:
+        return _Traced(lm.tokenizer, stops)
     if trace:
-        console().print(_traced(output, lm.tokenizer), soft_wrap=True)
-    else:
-        typer.echo(output.text)
-    talk(summary(output.stats, len(output.tokens), seconds, lossless=lm.engine.rule.card.lossless))
+        talk("stdout is no terminal, so --trace shows no colours; --trace --json lists the steps")
+    return _PlainText()
 
 
 def numbers_in_order(text: str) -> tuple[int, ...]:

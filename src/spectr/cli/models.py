@@ -11,15 +11,17 @@ from spectr.cli.output import JsonFlag, console, print_json, talk
 __all__ = ["doctor", "models", "pull_model"]
 
 
-def pull_model(name: Annotated[str, typer.Argument(help="A name of `spectr models`.")] = "smollm2-135m") -> None:
-    """Fetch and convert a catalog model, once."""
+def pull_model(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name of `spectr models`.")] = "smollm2-135m",
+) -> None:
+    """Fetch and convert a catalog model, once. Its folder is printed."""
     from spectr.models.catalog import pull
 
     typer.echo(pull(name, talk))
 
 
 def models(as_json: JsonFlag = False) -> None:
-    """List the models that come by name, and whether they are here."""
+    """List the models that can be loaded by name, and whether they are here."""
     from spectr.models.catalog import CATALOG, locate
 
     if as_json:
@@ -63,28 +65,35 @@ def _run(model: str, prompts: Path | None) -> dict[str, Any]:
     from spectr.lm import load
     from spectr.tune.checkup import check_up
 
-    signs = check_up(load(model, progress=talk), texts_for(prompts, 6))
-    audit = f"whether the output has the target's law is for another command: spectr audit {model}"
+    lm = load(model, progress=talk)
+    talk(f"running {lm!r}")
+    signs = check_up(lm, texts_for(prompts, 6))
     for sign in signs:
         if sign.bad:
             talk(f"{sign.says}: {sign.advice}")
-    talk(audit)
+    talk(f"to check that the output has the target's distribution: spectr audit {model}")
     return {"signs": [sign.as_data() for sign in signs], "audit": f"spectr audit {model}"}
 
 
 def doctor(
     model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="Also what this model needs in memory.")
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="Also say what this model needs and what is chosen for it: a catalog name, hub id or folder.",
+        ),
     ] = None,
     run: Annotated[
-        bool, typer.Option("--run", help="Also run it, and say what is wrong with speculation, if anything is.")
+        bool, typer.Option("--run", help="Also run the model, and say what is wrong with speculation, if anything is.")
     ] = False,
     prompts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --run: text, one prompt a line; else built-in ones.")
+        Path | None,
+        typer.Option(metavar="FILE", help="With --run: text with one prompt a line; otherwise built-in prompts."),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Say what is installed, what is missing, what there is to run on, what a model needs, and how speculation does."""
+    """Check the installation, the machine and a model. Exit code 1 if something must be done before models can run."""
     from spectr.models.doctor import examine
 
     found = examine(model)

@@ -1,41 +1,65 @@
-"""`spectr rules`: every rule by its card, and what they accept side by side."""
+"""`spectr rules`: every rule by its card, one in words, and what they accept side by side."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from spectr.cli.output import JsonFlag, console, numbers, print_json, progress_bar, talk
-from spectr.cli.tables import comparison_heading, comparison_reading, comparison_table, rules_table, summaries_table
 from spectr.errors import ArgumentError, UnknownNameError
 from spectr.registry import nearest
-from spectr.theory import COLUMNS, Comparison, Family, bernoulli, compare, from_files, uniform, zipf
-from spectr.theory.compare import RACE_TOKENS
-from spectr.theory.figure import check_figure, save_figure
-from spectr.threads import one_thread
-from spectr.verify import RULES, rule
+
+if TYPE_CHECKING:
+    from spectr.theory import Comparison, Family
 
 __all__ = ["app"]
 
-app = typer.Typer(help="List the rules; `compare` sets them side by side.", rich_markup_mode=None)
+app = typer.Typer(help="List, explain and compare the rules that accept drafts.", rich_markup_mode=None)
 
 
 @app.callback(invoke_without_command=True)
 def list_rules(context: typer.Context, as_json: JsonFlag = False) -> None:
-    """List every rule with what it holds for: sibling laws, trees or chains, lossless or not."""
+    """List, explain and compare the rules that accept drafts. Without a command, list them."""
     if context.invoked_subcommand is not None:
         return
+    from spectr.cli.tables import rules_table, summaries_table
+    from spectr.verify import RULES, rule
+
     cards = [rule(name).card for name in RULES]
     if as_json:
         print_json({"rules": [asdict(card) for card in cards]})
     else:
         console().print(rules_table(cards), "", summaries_table(cards), sep="\n")
+        talk("spectr rules show RULE explains one of them")
 
 
-_BUILDERS: Mapping[str, Callable[..., Family]] = {"bernoulli": bernoulli, "uniform": uniform, "zipf": zipf}
-_FAMILIES = [*_BUILDERS, "all"]
+def _wants_json(context: typer.Context, as_json: bool) -> bool:
+    """`--json` may stand before or after the command's name."""
+    return as_json or (context.parent is not None and bool(context.parent.params["as_json"]))
+
+
+@app.command("show")
+def show_rule(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="RULE", help="A rule of `spectr rules`.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Explain one rule: what it does, what it needs, what it costs, and how to use it."""
+    from spectr.cli.explained import EXPLAINED
+    from spectr.cli.tables import rule_page
+    from spectr.verify import rule
+
+    made = rule(name)
+    told = EXPLAINED.get(name)  # a rule of another package has its card alone
+    if _wants_json(context, as_json):
+        print_json({**asdict(made.card), "bias_bound": made.bias_bound, **({} if told is None else asdict(told))})
+    else:
+        console().print(rule_page(made, told))
+
+
+_FAMILIES = ["bernoulli", "uniform", "zipf", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,38 +69,46 @@ class Choice:
     family: str | None
     target: Path | None
     draft: Path | None
-    temperature: str | None
+    temperatures: str | None
     zipf: Mapping[str, Any]
 
-    def families(self) -> list[Family]:
+    def families(self) -> list["Family"]:
         """The laws themselves."""
+        from spectr.theory import from_files
+
         if self.target is None and self.draft is None:
             return self._drawn(self.family or "all")
         if self.target is None or self.draft is None:
-            raise ArgumentError("--target and --draft belong together: give both, or none of them")
+            raise ArgumentError("--target-law and --draft-law belong together: give both, or none of them")
         if self.family is not None:
-            raise ArgumentError("--family and --target are two ways to choose the laws: give one of them")
+            raise ArgumentError("--family and --target-law are two ways to choose the laws: give one of them")
         self._refuse_zipf_flags("laws from files")
         return [from_files(self.target, self.draft)]
 
-    def _drawn(self, family: str) -> list[Family]:
+    def _drawn(self, family: str) -> list["Family"]:
+        from spectr import theory
+
         if family not in _FAMILIES:
             raise UnknownNameError(f"no family is called {family!r}; {nearest(family, _FAMILIES)}")
-        names = list(_BUILDERS) if family == "all" else [family]
+        names = _FAMILIES[:-1] if family == "all" else [family]
         if "zipf" not in names:
             self._refuse_zipf_flags(f"--family {family}")
-        temperatures = numbers("--temperature", self.temperature or "1,0.5", float, 0.0)
-        found = [_BUILDERS[name]() for name in names if name != "zipf"]
-        return found + [zipf(temperature=t, **self.zipf) for t in temperatures if "zipf" in names]
+        temperatures = numbers("--temperatures", self.temperatures or "1,0.5", float, 0.0)
+        found = [getattr(theory, name)() for name in names if name != "zipf"]
+        return found + [theory.zipf(temperature=t, **self.zipf) for t in temperatures if "zipf" in names]
 
     def _refuse_zipf_flags(self, what: str) -> None:
-        given = [*self.zipf, *(["temperature"] if self.temperature is not None else [])]
+        given = [*self.zipf, *(["temperatures"] if self.temperatures is not None else [])]
         if given:
             flags = ", ".join(f"--{name}" for name in given)
             raise ArgumentError(f"{flags} belongs to the zipf family, not to {what}; use --family zipf or leave it out")
 
 
-def _compared(families: Sequence[Family], ks: Sequence[int]) -> list[Comparison]:
+def _compared(families: Sequence["Family"], ks: Sequence[int]) -> list["Comparison"]:
+    from spectr.theory import COLUMNS, compare
+    from spectr.theory.compare import RACE_TOKENS
+    from spectr.threads import one_thread
+
     with one_thread(), progress_bar("comparing", len(families) * len(COLUMNS) * len(ks)) as advance:
         found = [compare(family, ks, advance) for family in families]
     for one in found:
@@ -85,7 +117,9 @@ def _compared(families: Sequence[Family], ks: Sequence[int]) -> list[Comparison]
     return found
 
 
-def _print_tables(found: Sequence[Comparison]) -> None:
+def _print_tables(found: Sequence["Comparison"]) -> None:
+    from spectr.cli.tables import comparison_heading, comparison_reading, comparison_table
+
     out = console()
     for number, one in enumerate(found):
         parts = (comparison_heading(one), comparison_table(one), comparison_reading(one))
@@ -96,16 +130,24 @@ FamilyFlag = Annotated[
     str | None,
     typer.Option(
         metavar="|".join(_FAMILIES),
-        help="Laws to compare on: the papers' two, a model-like one, or all. [default: all]",
+        help="Distributions to compare on: the papers' two, one like a model's, or all. [default: all]",
     ),
 ]
 TargetFlag = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Your target law: a JSON list, .npy, or numbers in a text file.")
+    Path | None,
+    typer.Option(
+        "--target-law",
+        metavar="FILE",
+        help="Your target's distribution over tokens: a JSON list, .npy, or numbers in a text file.",
+    ),
 ]
-DraftFlag = Annotated[Path | None, typer.Option(metavar="FILE", help="Your draft law, beside --target.")]
+DraftFlag = Annotated[
+    Path | None, typer.Option("--draft-law", metavar="FILE", help="Your drafter's distribution, beside --target-law.")
+]
 KFlag = Annotated[str, typer.Option("--k", metavar="K,K,...", help="Numbers of drafts.")]
-TemperatureFlag = Annotated[
-    str | None, typer.Option(metavar="T,T,...", help="zipf: temperatures, 0 for greedy. [default: 1,0.5]")
+TemperaturesFlag = Annotated[
+    str | None,
+    typer.Option("--temperatures", metavar="T,T,...", help="zipf: temperatures, 0 for greedy. [default: 1,0.5]"),
 ]
 SizeFlag = Annotated[int | None, typer.Option(metavar="TOKENS", help="zipf: size of the vocabulary. [default: 200]")]
 ExponentFlag = Annotated[float | None, typer.Option(metavar="S", help="zipf: how fast it falls. [default: 1.3]")]
@@ -121,7 +163,7 @@ def compare_rules(
     target: TargetFlag = None,
     draft: DraftFlag = None,
     k: KFlag = "1,2,4,8,16",
-    temperature: TemperatureFlag = None,
+    temperatures: TemperaturesFlag = None,
     size: SizeFlag = None,
     exponent: ExponentFlag = None,
     noise: NoiseFlag = None,
@@ -129,15 +171,17 @@ def compare_rules(
     plot: PlotFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compare what the rules accept with K drafts. Acceptance is the chance that the next token is one of the K drafted
-    ones; it is computed in closed form, not sampled, and stands beside the optimum."""
+    """Compare how often the rules accept one of K drafts, in closed form. Acceptance is the chance that the next token
+    is one of the K drafted ones; it is computed, not sampled, and stands beside the optimum."""
     ks = numbers("--k", k, int, 1)
     shape = {"size": size, "exponent": exponent, "noise": noise, "seed": seed}
-    choice = Choice(family, target, draft, temperature, {n: v for n, v in shape.items() if v is not None})
+    choice = Choice(family, target, draft, temperatures, {n: v for n, v in shape.items() if v is not None})
+    from spectr.theory.figure import check_figure, save_figure
+
     if plot is not None:
         check_figure(plot)
     found = _compared(choice.families(), ks)
-    if as_json or (context.parent is not None and context.parent.params["as_json"]):
+    if _wants_json(context, as_json):
         print_json({"comparisons": [one.to_json() for one in found]})
     else:
         _print_tables(found)

@@ -7,10 +7,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from spectr.cli.explained import Explained
 from spectr.papers import PAPERS
 from spectr.theory import COLUMNS, Comparison
 from spectr.types import SIBLINGS
-from spectr.verify import Card
+from spectr.verify import Card, Rule
 
 __all__ = [
     "acceptance_table",
@@ -18,6 +19,7 @@ __all__ = [
     "comparison_heading",
     "comparison_reading",
     "comparison_table",
+    "rule_page",
     "rules_table",
     "step_table",
     "summaries_table",
@@ -51,13 +53,48 @@ def rules_table(cards: Iterable[Card]) -> Table:
     return table
 
 
+def _papers(card: Card) -> str:
+    return "; ".join(PAPERS[key].short if key in PAPERS else key for key in card.papers)
+
+
 def summaries_table(cards: Iterable[Card]) -> Table:
     """What each rule does, and where it comes from."""
     table = _table("rule", "what it does", "papers")
     table.columns[0].no_wrap = True
     for card in cards:
-        papers = "; ".join(PAPERS[key].short if key in PAPERS else key for key in card.papers)
-        table.add_row(Text(card.name, "bold"), card.summary, Text(papers, "dim"))
+        table.add_row(Text(card.name, "bold"), card.summary, Text(_papers(card), "dim"))
+    return table
+
+
+_DRAWN = {
+    "iid": "independent draws from the draft distribution",
+    "hybrid": "its likeliest few tokens, and independent draws from the rest",
+    "without_replacement": "draws that never repeat a token",
+    "fixed": "tokens chosen without chance, such as the top k",
+    "race": "the best by noise that drafter and target share",
+}
+
+
+def rule_page(rule: Rule, told: Explained | None) -> Table:
+    """Everything about one rule, a line for each question."""
+    card = rule.card
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column()
+    lossless = "yes: the text has exactly the target's distribution"
+    lossy = f"NO: each token may be off by up to {rule.bias_bound:g} in total variation"
+    table.add_row("rule", card.name)
+    table.add_row("what it does", card.summary if told is None else told.words)
+    table.add_row("lossless", lossless if card.lossless else Text(lossy, "bold red"))
+    table.add_row("drafts", "trees of drafts" if card.tree else "one chain of drafts; no trees")
+    table.add_row("children", "\n".join(f"{name}: {_DRAWN[name]}" for name in card.siblings))
+    table.add_row("draft law", "needed: the drafter must give its probabilities" if card.needs_laws else "not needed")
+    table.add_row("CUDA graphs", "its steps can be captured" if card.capturable else "its steps cannot be captured")
+    if told is not None:
+        table.add_row("cost per node", told.cost)
+    table.add_row("papers", f"{_papers(card)} (BibTeX: spectr cite {card.name})")
+    if told is not None:
+        table.add_row("example", f'spectr generate "Why is the sky blue?" --rule {card.name} {told.flags}')
     return table
 
 

@@ -1,20 +1,22 @@
-"""`spectr theory`: what speculation should give, drawn, predicted, and measured on real text."""
+"""`spectr theory`: what speculation should give, predicted and measured on real text."""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from spectr.cli.generate import DrafterFlag
-from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, progress_bar, talk, write_text
+from spectr.cli.flags import DrafterFlag
+from spectr.cli.moved import add_moved
+from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, talk, write_text
 from spectr.errors import ArgumentError
-from spectr.theory import Prediction, operations, predict, predict_by_depth
-from spectr.theory.leviathan import LONGEST
+
+if TYPE_CHECKING:
+    from spectr.theory import Prediction
 
 __all__ = ["app"]
 
@@ -23,7 +25,7 @@ app = typer.Typer(help="What speculation should give.", no_args_is_help=True, ri
 
 @app.callback()
 def _theory() -> None:
-    """What speculation should give: drawn, predicted, and measured on real text."""
+    """What speculation should give: predicted, and measured on real text."""
 
 
 def _table(*columns: str) -> Table:
@@ -33,7 +35,9 @@ def _table(*columns: str) -> Table:
     return made
 
 
-def _predicted(alpha: float | None, depths: str | None, cost: float, longest: int) -> Prediction:
+def _predicted(alpha: float | None, depths: str | None, cost: float, longest: int) -> "Prediction":
+    from spectr.theory import predict, predict_by_depth
+
     if (alpha is None) == (depths is None):
         raise ArgumentError("give --alpha for one acceptance everywhere, or --by-depth for one at each depth")
     if depths is not None:
@@ -50,12 +54,13 @@ def _fractions(text: str) -> list[float]:
         raise ArgumentError(f"--by-depth takes numbers with commas between them, got {text!r}") from None
 
 
-def _sentence(found: Prediction, what: str, cost: float, longest: int) -> str:
+def _sentence(found: "Prediction", what: str, cost: float, longest: int) -> str:
     if found.gamma == 0:
         return f"do not speculate: {what} does not pay for drafts that cost {cost:g} of a target call"
     bound = ", the longest looked at" if found.gamma == longest else ""
     return (
-        f"gamma = {found.gamma}{bound}: {found.speedup:.2f} times as fast as plain decoding, "
+        f"draft {found.gamma} token{'s' * (found.gamma > 1)} at a time (gamma = {found.gamma}{bound}): "
+        f"{found.speedup:.2f} times as fast as plain decoding, "
         f"{found.expected_tokens:.2f} tokens per target call ({what}, a draft costs {cost:g} of a target call)"
     )
 
@@ -70,10 +75,12 @@ def predict_length(
     operation_cost: Annotated[
         float | None, typer.Option(metavar="C", help="The drafter's operations for a token over the target's.")
     ] = None,
-    longest: Annotated[int, typer.Option(min=0, metavar="N", help="Longest draft looked at.")] = LONGEST,
+    longest: Annotated[int, typer.Option(min=0, metavar="N", help="Longest draft looked at.")] = 1000,
     as_json: JsonFlag = False,
 ) -> None:
     """Say how long drafts should be, and what they give."""
+    from spectr.theory import operations
+
     found = _predicted(alpha, by_depth, cost, longest)
     more: dict[str, float] = {}
     if operation_cost is not None:
@@ -88,28 +95,7 @@ def predict_length(
     typer.echo(_sentence(found, what, cost, longest if alpha is not None else -1) + extra)
 
 
-@app.command("figures")
-def figures(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the figures, the page and the numbers.")],
-    as_json: JsonFlag = False,
-) -> None:
-    """Draw the theory with simulation beside it: PNG and SVG, one page with all of it, and the numbers as JSON."""
-    from spectr.theory.figures import SHEETS, make_atlas
-    from spectr.theory.figures.folder import check_out, write_atlas
-
-    check_out(out)
-    with progress_bar("theory", 2 * len(SHEETS)) as advance:
-        atlas = make_atlas(advance)
-        files = write_atlas(atlas, out, advance)
-    if as_json:
-        print_json({"agreement": atlas.agreement, "files": [file.name for file in files]})
-        return
-    table = _table("sheet", "compared with theory", "furthest off, in errors", "figure")
-    for sheet in atlas.sheets:
-        off = sheet.deviations()
-        table.add_row(sheet.name, str(len(off)), f"{max(map(abs, off), default=0.0):.2f}", f"{sheet.name}.png")
-    console().print(table)
-    typer.echo(f"{out / 'index.html'}")
+add_moved(app, "theory figures", "benchmarks.figures")
 
 
 def _shown(one: Mapping[str, Any], digits: int = 3) -> str:
@@ -224,13 +210,13 @@ def measure_laws(
     as_json: JsonFlag = False,
 ) -> None:
     """Measure a target and a drafter on real text: laws, and what theory makes of them, per domain."""
+    from spectr.prompts import built_in, read_prompts
     from spectr.theory.measure import Study, measure
-    from spectr.theory.prompts import BUILT_IN, read_prompts
 
     if out is not None:
         check_folder(out)
     study = Study(
-        target, drafter, BUILT_IN if prompts is None else read_prompts(prompts),
+        target, drafter, built_in() if prompts is None else read_prompts(prompts),
         "built in" if prompts is None else prompts.name, layers, length, tokens, temperature, contexts,
         _listed("--nodes", nodes, int, 2), _listed("--epsilons", epsilons, float, 0.0), seed, device,
     )  # fmt: skip

@@ -1,70 +1,143 @@
 """`spectr train`: a drafter for any target, distilled from the target's own samples."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spectr.cli.output import JsonFlag, numbers, print_json, talk
+from spectr.cli.flags import DeviceFlag, DtypeFlag
+from spectr.cli.group import INTERRUPTED, command_line
+from spectr.cli.output import JsonFlag, check_new_folder, numbers, print_json, progress_bar, talk
 from spectr.errors import ArgumentError
 from spectr.registry import nearest
 
+if TYPE_CHECKING:
+    from spectr.models.trained import Trained
+    from spectr.train.distil import Distilling
+
 __all__ = ["train"]
+
+_TEXTS, _DRAFTER, _TRAINING = "Texts", "Drafter", "Training"
+
+
+def _one_of(flag: str, name: str, known: list[str]) -> None:
+    if name not in known:
+        raise ArgumentError(f"{flag} must be one of {', '.join(known)}, got {name!r}; {nearest(name, known)}")
+
+
+def _bar(title: str, total: float) -> AbstractContextManager[Any]:
+    """A bar, and a line about the stage for a log."""
+    talk(f"{title} …")
+    return progress_bar(title, total, counts=total > 1)
+
+
+def _distilled(how: "Distilling", context: typer.Context) -> "Trained":
+    """Run it; after Ctrl-C say what is kept and how to go on."""
+    from spectr.train.distil import FILES, distil
+
+    try:
+        return distil(how, talk, _bar)
+    except KeyboardInterrupt:
+        kept = [what for name, what in FILES.items() if (how.out / name).exists()]
+        lost = "" if FILES["samples.safetensors"] in kept else "; answers are kept once all of them are sampled"
+        talk(f"\ninterrupted; kept in {how.out}: {', '.join(kept) or 'nothing yet'}{lost}")
+        talk(f"the same command goes on from there: {command_line(context)}")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def train(
+    context: typer.Context,
     target: Annotated[str, typer.Option("--target", metavar="NAME", help="Catalog name, hub id or folder.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the drafter; an interrupted run goes on there.")],
-    data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Prompts, one a line, or .jsonl; otherwise built-in ones.")
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the drafter; an interrupted run goes on there.")],
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text with one prompt a line, or .jsonl; otherwise built-in prompts.",
+            rich_help_panel=_TEXTS,
+        ),
     ] = None,
-    prompts: Annotated[int, typer.Option(min=2, metavar="N", help="How many prompts the target answers.")] = 4000,
-    longest: Annotated[int, typer.Option(min=8, metavar="N", help="Most tokens of an answer.")] = 256,
-    minutes: Annotated[float, typer.Option(min=0.01, metavar="M", help="Time for training, without sampling.")] = 10.0,
-    kind: Annotated[
-        str, typer.Option("--kind", metavar="KIND", help="feature, or blockwise: parallel heads.")
-    ] = "feature",
-    layers: Annotated[int, typer.Option(min=1, max=4, metavar="N", help="Layers of a feature head.")] = 2,
-    depths: Annotated[int, typer.Option(min=1, max=8, metavar="D", help="Depths it is trained down to.")] = 4,
-    objective: Annotated[
-        str, typer.Option("--objective", metavar="NAME", help="overlap, race or cross_entropy.")
-    ] = "overlap",
+    texts: Annotated[
+        int,
+        typer.Option(min=2, metavar="N", help="How many prompts the target answers.", rich_help_panel=_TEXTS),
+    ] = 4000,
+    tokens: Annotated[
+        int, typer.Option(min=8, metavar="N", help="Most tokens of an answer.", rich_help_panel=_TEXTS)
+    ] = 256,
+    rows: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Texts sampled at a time.", rich_help_panel=_TEXTS)
+    ] = 64,
     temperatures: Annotated[
-        str, typer.Option(metavar="T,T,...", help="Of samples and of training, in turn.")
+        str,
+        typer.Option(
+            metavar="T,T,...", help="Temperatures of the samples, and of training, in turn.", rich_help_panel=_TEXTS
+        ),
     ] = "1.0,0.7",
+    kind: Annotated[
+        str,
+        typer.Option("--kind", metavar="KIND", help="feature, or blockwise: parallel heads.", rich_help_panel=_DRAFTER),
+    ] = "feature",
+    layers: Annotated[
+        int, typer.Option(min=1, max=4, metavar="N", help="Layers of a feature head.", rich_help_panel=_DRAFTER)
+    ] = 2,
+    depths: Annotated[
+        int,
+        typer.Option(min=1, max=8, metavar="D", help="Tokens ahead that it is trained for.", rich_help_panel=_DRAFTER),
+    ] = 4,
     vocabulary: Annotated[
-        int | None, typer.Option(min=64, metavar="N", help="Tokens it drafts on a CPU, the most frequent.")
+        int | None,
+        typer.Option(
+            min=64, metavar="N", help="On a CPU it drafts only the N most frequent tokens.", rich_help_panel=_DRAFTER
+        ),
     ] = None,
     begin_with: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Train this drafter further; its kind and layers are kept.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Train this drafter further; its kind and layers are kept.", rich_help_panel=_DRAFTER
+        ),
     ] = None,
-    rate: Annotated[float, typer.Option(min=1e-6, max=1.0, metavar="R", help="Learning rate, at its highest.")] = 4e-3,
-    rows: Annotated[int, typer.Option(min=1, metavar="N", help="Texts sampled at a time.")] = 64,
-    batch: Annotated[int, typer.Option(min=256, metavar="N", help="Tokens of a training step.")] = 8192,
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
-    dtype: Annotated[
-        str, typer.Option("--dtype", metavar="DTYPE", help="Of the target: float32, bfloat16.")
-    ] = "float32",
+    minutes: Annotated[
+        float,
+        typer.Option(min=0.01, metavar="M", help="Time for training, without sampling.", rich_help_panel=_TRAINING),
+    ] = 10.0,
+    objective: Annotated[
+        str,
+        typer.Option("--objective", metavar="NAME", help="overlap, race or cross_entropy.", rich_help_panel=_TRAINING),
+    ] = "overlap",
+    rate: Annotated[
+        float,
+        typer.Option(min=1e-6, max=1.0, metavar="R", help="Learning rate, at its highest.", rich_help_panel=_TRAINING),
+    ] = 4e-3,
+    batch: Annotated[
+        int, typer.Option(min=256, metavar="N", help="Tokens of a training step.", rich_help_panel=_TRAINING)
+    ] = 8192,
+    device: DeviceFlag = "auto",
+    dtype: DtypeFlag = "auto",
     as_json: JsonFlag = False,
 ) -> None:
-    """Distil a drafter from a target's own samples, for `spectr.load(target, drafter=DIR)`."""
-    from spectr.train.distil import Distilling, distil
+    """Train a drafter on a target's own samples, for `spectr.load(target, drafter=DIR)` and `--drafter DIR`.
+
+    Its stages: the target answers prompts, its features are read off, the drafter is trained on them. After Ctrl-C the
+    same command goes on where it was.
+    """
+    check_new_folder("--out", out)
+    _one_of("--kind", kind, ["feature", "blockwise"])
+    heats = numbers("--temperatures", temperatures, float, 0.05)
+    from spectr.train.distil import Distilling
     from spectr.train.loop import Course
     from spectr.train.objective import OBJECTIVES
 
-    if objective not in OBJECTIVES:
-        raise ArgumentError(f"no objective is called {objective!r}; {nearest(objective, list(OBJECTIVES))}")
-    if kind not in ("feature", "blockwise"):
-        raise ArgumentError(f"no kind of drafter is called {kind!r}; {nearest(kind, ['feature', 'blockwise'])}")
-    heats = numbers("--temperatures", temperatures, float, 0.05)
-    course = Course(60 * minutes, depths=depths, objective=objective, temperatures=heats, rate=rate, budget=batch)
+    _one_of("--objective", objective, list(OBJECTIVES))
+    course = Course(60 * minutes, depths=depths, objective=objective, temperatures=heats, rate=rate, budget=batch)  # type: ignore[arg-type]
     how = Distilling(
-        target, out, data, prompts, longest, heats, rows, kind, layers, vocabulary, begin_with, course,
+        target, out, prompts, texts, tokens, heats, rows, kind, layers, vocabulary, begin_with, course,
         {"device": device, "dtype": dtype},
     )  # fmt: skip
-    about = distil(how, talk)
+    about = _distilled(how, context)
     reached = about.training["curve"][-1]["acceptance"] if about.training["curve"] else []
     if as_json:
         print_json({"folder": str(out), "acceptance": reached, **about.training})
     else:
         typer.echo(out)
+        talk(f"use it with: spectr generate --model {target} --drafter {out} PROMPT")

@@ -2,23 +2,25 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.tree import Tree
 
 from spectr.cli.output import JsonFlag, console, print_json
 from spectr.errors import ArgumentError
-from spectr.trees.budget import Valued, best_shape
+
+if TYPE_CHECKING:
+    from spectr.trees.budget import Valued
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Token trees.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Draw token trees.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
 def _tree() -> None:
-    """Token trees."""
+    """Draw token trees."""
 
 
 def _chances(text: str) -> list[list[float]]:
@@ -45,7 +47,7 @@ def _measured(path: Path) -> list[list[float]]:
     return [[depth * share for share in shares] for depth in depths]
 
 
-def _drawn(found: Valued) -> Tree:
+def _drawn(found: "Valued") -> Tree:
     root = Tree("root  1.000")
     branches = {0: root}
     for node, parent in enumerate(found.shape.parents[1:], start=1):
@@ -65,7 +67,9 @@ def show(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Draw the static tree that is expected to keep most, with the chance that each node is kept."""
+    """Draw the static tree that keeps most tokens on average, with the chance that each node is kept."""
+    from spectr.trees.budget import best_shape
+
     found = best_shape(_chances(chances) if stats is None else _measured(stats), nodes)
     if as_json:
         print_json({"parents": found.shape.parents, "values": found.values, "tokens_per_call": found.expected})

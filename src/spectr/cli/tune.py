@@ -1,10 +1,5 @@
-"""`spectr tune`: which way to decode is fastest here, and a profile that says so."""
+"""`spectr tune`: which plan decodes fastest here, and a profile that says so."""
 
-import json
-import shlex
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,148 +7,124 @@ import typer
 from rich import box
 from rich.table import Table
 
-from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, progress_bar, talk, write_text
-from spectr.errors import ArgumentError
-from spectr.lm import load
-from spectr.tune.study import Study
-from spectr.tune.ways import Bench, reach_for
+from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, progress_bar, talk
 
 __all__ = ["texts_for", "tune"]
 
 
 def texts_for(prompts: Path | None, count: int) -> list[str]:
     """Distinct prompts of a file, or built-in ones; where there are more than `count`, from all of it."""
-    from spectr.theory.prompts import BUILT_IN, read_prompts
+    from spectr.prompts import built_in, read_prompts
 
-    found = list(dict.fromkeys(one.text for one in (BUILT_IN if prompts is None else read_prompts(prompts))))
+    found = list(dict.fromkeys(one.text for one in (built_in() if prompts is None else read_prompts(prompts))))
     return found if len(found) <= count else [found[at * len(found) // count] for at in range(count)]
 
 
-def _row(one: Mapping[str, Any], plain: float) -> tuple[str, ...]:
-    predicted, measured = one["predicted"], one["measured"]
-    return (
-        one["name"],
-        f"{predicted['block_efficiency']:.2f}",
-        f"{measured['block_efficiency']:.2f}",
-        f"{predicted['tokens_per_second']:.1f}",
-        f"{measured['tokens_per_second']:.1f}",
-        f"{measured['tokens_per_second'] / plain:.2f}",
-    )
-
-
-def _table(measured: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> Table:
-    """What was measured for one number of rows, plain decoding first."""
-    heads = ("way", "tokens per call", "observed", "tokens/s predicted", "measured", "times plain")
+def _table(tuner: Any, rows: int, chosen: int) -> Table:
+    """What was measured with one number of rows, the fastest first."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for at, head in enumerate(heads):
-        table.add_column(head, justify="right" if at else "left")
-    plain = measured[0]["measured"]["tokens_per_second"]
-    for one in measured:
-        table.add_row(*_row(one, plain), style="bold" if one["way"] == chosen["way"] else "")
+    table.add_column("plan")
+    for head in ("rounds", "tokens/s", "quartiles", "× plain", "interval", "chosen"):
+        table.add_column(head, justify="right")
+    for one in sorted(tuner.results()[rows], key=lambda one: -one.ratio):
+        is_chosen, (low, high) = one.plan == chosen, one.quartiles
+        table.add_row(
+            str(tuner.plans[one.plan]), str(one.rounds), f"{one.rate:.1f}", f"{low:.1f} – {high:.1f}",
+            f"{one.ratio:.2f}", f"{one.interval[0]:.2f} – {one.interval[1]:.2f}", "yes" if is_chosen else "",
+            style="bold" if is_chosen else "",
+        )  # fmt: skip
     return table
 
 
-def _show(data: Mapping[str, Any]) -> None:
-    for chosen in data["chosen"]:
-        rows = chosen["rows"]
-        console().print(_table([one for one in data["measured"] if one["rows"] == rows], chosen))
-        many = "" if len(data["chosen"]) == 1 else f"{rows} rows: "
-        typer.echo(f"{many}{chosen['name']}: {chosen['times_plain']:.2f} times plain decoding")
-    for case in data.get("auto", ()):
-        stretch = "" if case["worst_stretch"] is None else f", {case['worst_stretch']:+.1%} on its worst stretch"
-        typer.echo(f"plan=auto, {case['case']}: {case['longer_than_plain']:+.1%} against plain decoding{stretch}")
-    if grid := data.get("grid"):
-        typer.echo(f"{grid['ratio_to_best']:.3f} of {grid['best']}, the fastest of {grid['plans']} plans that were run")
+def _verdict(tuner: Any, rows: int, chosen: int) -> str:
+    """The choice for one number of rows in a sentence."""
+    from spectr.draft.profile import PLAIN
+    from spectr.tune.halving import ROUNDS
+    from spectr.tune.tuner import in_words
+
+    found = tuner.results()[rows]
+    if chosen == PLAIN and min(one.rounds for one in found) < ROUNDS:
+        return f"{in_words(rows)}: too little was measured to choose another plan than plain decoding"
+    if chosen == PLAIN:
+        return f"{in_words(rows)}: drafting does not pay here: no plan is surely faster than plain decoding"
+    one = next(one for one in found if one.plan == chosen)
+    low, high = one.interval
+    return f"{in_words(rows)}: {tuner.plans[chosen]}: {one.ratio:.2f} times plain decoding ({low:.2f} to {high:.2f})"
 
 
-def _pairs_in(path: Path) -> list[dict[str, Any]]:
-    """Comparisons that a file holds already."""
-    try:
-        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["pairs"] if path.is_file() else []
-    except (KeyError, TypeError, ValueError) as error:
-        raise ArgumentError(f"--grid must be a new file, or one that spectr tune wrote: {path}: {error}") from None
-    return found
-
-
-def _add_pair(path: Path, data: Mapping[str, Any]) -> None:
-    """Into a file of comparisons, in the place of an older one of the same pair."""
-    names = ", ".join(Path(name).name for name in data["drafters"])
-    entry = {"pair": f"{Path(data['target']).name} with {names}", "command": f"spectr {shlex.join(sys.argv[1:])}"}
-    left = ("what", "menu", "choices", "fingerprint", "chosen")
-    entry |= {name: value for name, value in data.items() if name not in left}
-    kept = [one for one in _pairs_in(path) if one["pair"] != entry["pair"]]
-    what = "the planner's choice against every plan of a grid; one entry for each pair of target and drafter"
-    write_text(path, json.dumps({"what": what, "pairs": [*kept, entry]}, indent=1, ensure_ascii=False) + "\n")
-
-
-def _bench(target: str, drafters: str, rules: str, temperature: float, loading: Mapping[str, Any]) -> Bench:
-    """Everything loaded that will be tried."""
-    lm = load(target, "none", progress=talk, **loading)
-    reach = reach_for(lm.opened.target.device)
-    if temperature == 0:  # no noise to weigh
-        reach = replace(reach, spreads=(1.0,))
-    names, made = (tuple(dict.fromkeys(text.split(","))) for text in (drafters, rules))
-    return Bench(lm, names, made, reach)
+def _rest(tuner: Any, *, interrupted: bool) -> str:
+    """What became of the run, and how to go on with it."""
+    where = "nothing was written; give --out FILE" if tuner.path is None else f"the profile is {tuner.path}"
+    if tuner.finished:
+        return f"everything is measured; {where}"
+    why = "interrupted" if interrupted else "the time is over"
+    again = f"{why}: {len(tuner.found)} measurements made, at most {tuner.missing} left; {where}"
+    return again if tuner.path is None else f"{again}, and the same command goes on with it"
 
 
 def tune(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="Catalog name, hub id or folder.")] = "smollm2-135m",
-    drafter: Annotated[
-        str, typer.Option("--drafter", metavar="NAME,NAME,...", help="What may draft, as for generate.")
-    ] = "auto",
+    drafters: Annotated[
+        str, typer.Option("--drafters", "--drafter", metavar="NAME,NAME,...", help="Drafters to try, as for generate.")
+    ] = "auto,lookup",
     rules: Annotated[
-        str, typer.Option(metavar="RULE,RULE,...", help="Lossless ones. With race alone, texts keep to their seeds.")
-    ] = "race,optimal,hybrid,path_block",
+        str, typer.Option(metavar="RULE,RULE,...", help="Lossless rules. Under race texts keep to their seeds.")
+    ] = "race",
     prompts: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Text, one prompt a line, or JSON with `prompts`; else built-in ones."),
     ] = None,
-    texts: Annotated[int, typer.Option(min=1, metavar="N", help="Most prompts to use.")] = 8,
+    texts: Annotated[int, typer.Option(min=1, metavar="N", help="Most prompts to use.")] = 16,
     tokens: Annotated[int, typer.Option(min=8, metavar="N", help="Most tokens of each text.")] = 48,
-    temperature: Annotated[float, typer.Option(min=0, metavar="T", help="Of all texts.")] = 1.0,
-    rows: Annotated[str, typer.Option(metavar="N,N,...", help="Texts at a time, each tuned for.")] = "1",
-    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Times each text is timed.")] = 2,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, metavar="T", help="Of all texts; by default the model's own.")
+    ] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,...", help="Texts at a time, each tuned for; by default 1, on a GPU 1,4,16."),
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.01, metavar="M", help="Begin no round later; the same command goes on.")
+    ] = None,
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
-    dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="float32, bfloat16, ... or auto.")] = "float32",
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", metavar="DTYPE", help="float32, bfloat16, ...; by default as generate's.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The profile, for load(..., plan=FILE) and --plan.")
     ] = None,
-    grid: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Also run every plan of a grid, and add to this file how the choice fares."),
-    ] = None,
-    auto: Annotated[
-        bool, typer.Option("--auto", help="Also run plan=auto where drafts are worth little, against plain decoding.")
-    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Find the fastest way to decode on this machine: costs, acceptance, then measured speeds; plain decoding too."""
-    for path in (out, grid):
-        if path is not None:
-            check_folder(path)
-    if grid is not None:
-        _pairs_in(grid)  # refused now, not after the work
-    from spectr.tune.grid import against_grid
-    from spectr.tune.live import live
-    from spectr.tune.planner import tune as run
-    from spectr.tune.progress import Progress
-    from spectr.tune.report import as_data
-
-    many, wanted = numbers("--rows", rows, int, 1), texts_for(prompts, texts)
-    bench = _bench(target, drafter, rules, temperature, {"device": device, "dtype": dtype})
-    lm, progress = bench.lm, Progress(talk, progress_bar)
-    encoded = tuple(dict.fromkeys(tuple(lm.encode(text)) for text in wanted))
-    study = Study(encoded, tokens, temperature, many, repeats, lm.opened.start)
-    found = run(bench, study, progress)
-    data = as_data(bench, study, found, target)
+    """Find the fastest plan on this machine, plain decoding included, by measuring; a stopped run can go on."""
+    many = None if rows is None else numbers("--rows", rows, int, 1)
     if out is not None:
-        write_text(out, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
-    if auto:
-        data["auto"] = live(lm, bench.drafters[0], 4 * tokens, progress)
-    if grid is not None:
-        data["grid"] = against_grid(bench, study, found[0], progress).as_data()
-        _add_pair(grid, data)
+        check_folder(out)
+    from spectr.lm import load
+    from spectr.tune.tuner import Tuner, Workload, plans_for
+
+    wanted = texts_for(prompts, texts)
+    loading = {"device": device, **({} if dtype is None else {"dtype": dtype})}
+    lm = load(target, "none", progress=talk, **loading)
+    plans = plans_for(lm, list(dict.fromkeys(drafters.split(","))), list(dict.fromkeys(rules.split(","))), talk)
+    if many is None:
+        many = (1,) if lm.opened.target.device.type == "cpu" else (1, 4, 16)
+    settings = {} if temperature is None else {"temperature": temperature}
+    tuner = Tuner(lm, plans, Workload(tuple(wanted), tokens, settings), many, out)
+    tuner.resume()
+    interrupted = False
+    try:
+        with progress_bar("tune", tuner.missing) as tick:
+            tuner.run(minutes, talk, tick)
+    except KeyboardInterrupt:
+        interrupted = True
+    profile = tuner.profile()
     if as_json:
-        print_json(data)
-    else:
-        _show(data)
+        print_json(tuner.as_data())
+    elif profile is not None:
+        for choice in profile.choices:
+            console().print(_table(tuner, choice.rows, choice.plan))
+        for choice in profile.choices:
+            typer.echo(_verdict(tuner, choice.rows, choice.plan))
+    talk(_rest(tuner, interrupted=interrupted))
+    if interrupted:
+        raise typer.Exit(130)

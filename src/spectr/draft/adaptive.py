@@ -1,9 +1,7 @@
-"""Several ways to draft, and somebody who picks one at each step: another tree, another drafter, or nothing at all.
+"""Several drafters in one, of which one drafts each step: chosen by the number of rows, as a profile says, or while
+running, from the tokens and seconds of earlier steps.
 
-With the race a pick may use anything, since the text never depends on drafts. With coupling rules it may use draft-side
-or past information alone: a tree is settled before any of its tokens is drawn. What earlier steps accepted, and how
-long they took, is past: the coins of a step are its own, so whatever was picked, the step emits the target's law given
-the text so far. What is no longer fixed by the seed is the text itself, since seconds decide which tree is drawn.
+For the race alone, whose text does not depend on drafts. Under other rules the text would depend on the choice.
 """
 
 import copy
@@ -12,18 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from spectr.draft.chooser import PLAIN, Chooses
 from spectr.draft.mixed import Mixed
-from spectr.draft.none import NoDrafter
 from spectr.draft.plan import Plan
-from spectr.draft.stateless import Stateless
-from spectr.errors import ArgumentError
+from spectr.draft.selector import PlanSelector
 from spectr.types import Draft, Drafter, Drafting, Layers, Opening, Scene, Siblings
 
-__all__ = ["AdaptiveDrafter", "ByRows", "Option", "Timing", "replanned"]
+__all__ = ["SwitchingDrafter", "adaptive", "replanned"]
+
+Observe = Callable[[int, int, float, float], None]
+"""The rows of a step, which drafter it used, the tokens that a row got on average, and the seconds it took."""
 
 
 def replanned(drafter: Any, plan: Plan) -> Drafter:
@@ -41,200 +38,168 @@ def replanned(drafter: Any, plan: Plan) -> Drafter:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
-    """A way to draft."""
+class SwitchingDrafter:
+    """Drafts each step with one of `drafters`; all rows of a batch share it. Steps can be captured if nobody observes
+    them, since then the choice depends on the number of rows alone, and if every drafter's can."""
 
-    drafter: Drafter
-    spread: float = 1.0  # how far apart drafter and target are taken to be, in pruning; 1: as the plan has it
-
-    def __post_init__(self) -> None:
-        if not 0 < self.spread < float("inf"):
-            raise ArgumentError(f"spread must be a number above 0, got {self.spread!r}")
-
-    def sees(self, scene: Scene) -> Scene:
-        """Heat is what scores of a pruned tree are multiplied by: less of it is more spread."""
-        return scene if self.spread == 1 else replace(scene, heat=scene.heat / self.spread)
-
-
-class ByRows:
-    """A chooser for each size of a batch, by powers of two: a step of many rows has other costs."""
-
-    def __init__(self, make: Callable[[int], Chooses]) -> None:
-        self._make, self._made = make, dict[int, Chooses]()
-
-    def __call__(self, rows: int) -> Chooses:
-        """The one for so many rows, made when first asked for, with the most rows of its size."""
-        size = (rows - 1).bit_length()
-        if size not in self._made:
-            self._made[size] = self._make(1 << size)
-        return self._made[size]
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """One step, as seconds."""
-
-    index: int  # which way
-    nodes: int  # of its trees, the root included
-    tokens: float  # that a row got, on average
-    drafting: float
-    verifying: float  # the target's call, the verdict, and keeping the path
-    rest: float  # until the next step began
-
-    @property
-    def seconds(self) -> float:
-        """All of them."""
-        return self.drafting + self.verifying + self.rest
-
-
-def _unwatched(_: Timing) -> None:
-    """Nobody looks."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdaptiveDrafter:
-    """A menu, of which the first option drafts nothing, and what picks from it for so many rows. Rows of a batch share
-    one choice. What the choosers learn they keep for the next request."""
-
-    menu: tuple[Option, ...]
-    choosers: Callable[[int], Chooses]
-    watch: Callable[[Timing], None] = _unwatched  # told of every step but the last
+    drafters: tuple[Drafter, ...]
+    select: Callable[[int], int]  # rows of the batch → place of the drafter
+    observe: Observe | None = None
     clock: Callable[[], float] = time.perf_counter
-    name: ClassVar[str] = "adaptive"
-
-    def __post_init__(self) -> None:
-        if not self.menu or not isinstance(self.menu[PLAIN].drafter, NoDrafter):
-            raise ArgumentError("the first way of a menu must draft nothing: plain decoding")
+    name: ClassVar[str] = "switching"
+    siblings: ClassVar[Siblings] = "race"
+    gives_laws: ClassVar[bool] = False
 
     @property
-    def drafting(self) -> list[Drafter]:
-        """Those that draft."""
-        return [option.drafter for option in self.menu[1:]] or [self.menu[PLAIN].drafter]
-
-    @property
-    def siblings(self) -> Siblings:
-        """As all of them draw; ways that draw differently only suit rules that take anything."""
-        kinds = {drafter.siblings for drafter in self.drafting}
-        return kinds.pop() if len(kinds) == 1 else "race"
+    def capturable(self) -> bool:
+        """Whether no step needs the host."""
+        return self.observe is None and all(getattr(drafter, "capturable", False) for drafter in self.drafters)
 
     @property
     def nodes(self) -> int:
-        """Of the largest."""
-        return max(drafter.nodes for drafter in self.drafting)
-
-    @property
-    def gives_laws(self) -> bool:
-        """If all do."""
-        return all(drafter.gives_laws for drafter in self.drafting)
+        """The room that the largest tree needs."""
+        return max(drafter.nodes for drafter in self.drafters)
 
     @property
     def wants_features(self) -> Layers | None:
-        """As a mix of them would."""
-        return Mixed(self.drafting).wants_features
+        """The features that any of the drafters reads."""
+        return Mixed(list(self.drafters)).wants_features
+
+    @property
+    def head(self) -> Any:
+        """The first trained head among the drafters, for those who compile it or ask where it lies."""
+        return next((drafter.head for drafter in self.drafters if hasattr(drafter, "head")), None)
+
+    @property
+    def model(self) -> Any:
+        """The first draft model, likewise."""
+        return next((drafter.model for drafter in self.drafters if hasattr(drafter, "model")), None)
 
     def open(self, opening: Opening) -> Drafting:
-        """Drafters that differ in their plan alone share what they remember of the rows."""
-        return _AdaptiveDrafting(self, opening)
+        """Open the drafter for this number of rows; the others are opened when they are first used."""
+        return _SwitchingDrafting(self, opening)
 
 
-def _nothing(drafter: AdaptiveDrafter, vocabulary: int) -> Drafting:
-    """Roots alone, as the rule takes them: drawn like the others, with a law that nobody reads."""
+def adaptive(drafters: Sequence[Drafter], start: Callable[[int], int]) -> SwitchingDrafter:
+    """A drafter that selects while running, beginning with the one at place `start` of the number of rows. It learns
+    for each size of a batch, by powers of two, and keeps what it learnt for later requests."""
+    selectors = dict[int, PlanSelector]()
 
-    def propose(scene: Scene) -> Draft:
-        draft = replace(NoDrafter().propose(scene), siblings=drafter.siblings)
-        if not drafter.gives_laws and not scene.wants_laws:
-            return draft
-        return replace(draft, laws=torch.zeros(*draft.tokens.shape, vocabulary, device=scene.root.device))
+    def selector(rows: int) -> PlanSelector:
+        size = (rows - 1).bit_length()
+        if size not in selectors:
+            selectors[size] = PlanSelector(len(drafters), start(rows))
+        return selectors[size]
 
-    return Stateless(propose)
+    def observe(rows: int, plan: int, tokens: float, seconds: float) -> None:
+        selector(rows).observe(plan, tokens, seconds)
 
-
-def _family(drafter: Any) -> tuple[Any, ...]:
-    """Everything about a drafter but its plan."""
-    if not hasattr(drafter, "plan"):
-        return (id(drafter),)
-    names = [field.name for field in fields(drafter)] if is_dataclass(drafter) else list(vars(drafter))
-    return (type(drafter), *(id(getattr(drafter, name)) for name in names if name != "plan"))
+    return SwitchingDrafter(tuple(drafters), lambda rows: selector(rows).choose(), observe)
 
 
-def _widest(drafter: Any, menu: Sequence[Option]) -> Drafter:
-    """The one of a drafter's family that scores most nodes."""
-    kin: list[Any] = [option.drafter for option in menu if _family(option.drafter) == _family(drafter)]
-    widest: Drafter = max(kin, key=lambda one: one.plan.scored) if hasattr(drafter, "plan") else drafter
-    return widest
+def _differ_in_plan_alone(one: Any, other: Any) -> bool:
+    if type(one) is not type(other) or not hasattr(one, "plan") or not is_dataclass(one):
+        return False
+    names = [field.name for field in fields(one) if field.name != "plan"]
+    return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
-def _opened(menu: Sequence[Option], opening: Opening) -> list[Drafting]:
-    """A drafting for each option. Those of a family share one, if it can change its plan, with room for the widest."""
-    shared, found = dict[tuple[Any, ...], Drafting](), list[Drafting]()
-    for drafter in (option.drafter for option in menu):
-        family = _family(drafter)
-        if family not in shared:
-            shared[family] = _widest(drafter, menu).open(opening)
-        alone = hasattr(drafter, "plan") and not hasattr(shared[family], "plan")
-        found.append(drafter.open(opening) if alone else shared[family])
-    return found
+def _with_most_room(drafters: Sequence[Any], index: int) -> int:
+    """Of the drafters that differ from this one in their plan alone, the place of the one that scores most nodes."""
+    kin = [place for place, other in enumerate(drafters) if _differ_in_plan_alone(drafters[index], other)]
+    return max(kin, key=lambda place: drafters[place].plan.scored, default=index)
 
 
 @dataclass(slots=True)
 class _Step:
-    """The step under way."""
+    """A step under way: who drafts it, how long the texts were before, when it began, and how long it took."""
 
-    chooser: Chooses
     index: int
-    nodes: int
-    drafting: float
-    verifying: float = 0.0
+    lengths: list[int]
+    began: float
+    seconds: float = 0.0
 
 
-class _AdaptiveDrafting:
-    """The draftings of a menu, and what is known of the step under way."""
+class _SwitchingDrafting:
+    """The draftings that were opened so far, by place; drafters that differ in their plan alone share one."""
 
-    def __init__(self, drafter: AdaptiveDrafter, opening: Opening) -> None:
-        self.drafter = drafter
-        self.draftings = [_nothing(drafter, opening.vocabulary), *_opened(drafter.menu[1:], opening)]
-        self.lengths = [len(prompt) for prompt in opening.prompts]
+    def __init__(self, drafter: SwitchingDrafter, opening: Opening) -> None:
+        self.drafter, self.opening = drafter, opening
+        self.opened: dict[int, Drafting] = {}
+        self._current = 0
         self._step: _Step | None = None
-        self._mark, self._rest = 0.0, float("inf")
+        self._open_for_rows()
 
     def propose(self, scene: Scene) -> Draft:
-        """Tell the chooser how the last step went, and draft as it says."""
+        """Report the step before, select a drafter, and draft with it."""
+        rows, began = len(scene.root), self.drafter.clock()
         self._report(scene)
-        chooser = self.drafter.choosers(len(scene.texts))
-        index = chooser.pick()
-        option, drafting = self.drafter.menu[index], self.draftings[index]
-        self._mark = self.drafter.clock()
-        if hasattr(option.drafter, "plan") and hasattr(drafting, "plan"):
-            drafting.plan = option.drafter.plan
-        draft = drafting.propose(option.sees(scene))
-        self._step = _Step(chooser, index, draft.tokens.shape[1], self._lap())
+        self._current = self.drafter.select(rows)
+        if self._current not in self.opened:
+            self.opening = replace(self.opening, prompts=[list(text) for text in scene.texts])
+        drafting: Any = self._drafting(self._current)
+        if hasattr(drafting, "plan"):
+            plan: Any = self.drafter.drafters[self._current]
+            drafting.plan = plan.plan
+        draft: Draft = drafting.propose(scene)
+        self._step = _Step(self._current, [len(text) for text in scene.texts], began)
         return draft
 
     def keep(self, path: Tensor) -> None:
-        """The step is over once the path is known here."""
-        assert self._step is not None
-        self.draftings[self._step.index].keep(path)
-        path.cpu()
-        self._step.verifying = self._lap()
+        """The others read what they missed when they are used again."""
+        self.opened[self._current].keep(path)
+        if self._step is not None:
+            self._step.seconds = self.drafter.clock() - self._step.began
 
     def take_rows(self, rows: Tensor) -> None:
-        """Of every drafting, once."""
-        for drafting in {id(one): one for one in self.draftings}.values():
+        """Take the same rows of every drafting."""
+        places = rows.tolist()
+        for drafting in self._distinct():
             drafting.take_rows(rows)
-        self.lengths = [self.lengths[row] for row in rows.tolist()]
+        sources = self.opening.sources
+        self.opening = replace(
+            self.opening,
+            prompts=[self.opening.prompts[row] for row in places],
+            sources=None if sources is None else [sources[row] for row in places],
+        )
+        if self._step is not None:
+            self._step.lengths = [self._step.lengths[row] for row in places]
+        self._open_for_rows()
 
-    def _lap(self) -> float:
-        now = self.drafter.clock()
-        past, self._mark = now - self._mark, now
-        return past
+    def assume(self, longest: int) -> None:
+        """Pass on how long rows are at most."""
+        for drafting in self._distinct():
+            drafting.assume(longest)
+
+    def begin(self, opening: Opening, kept: int) -> None:
+        """Begin again with other prompts in as many rows, so with the same drafter."""
+        self.opening = opening
+        drafting: Any = self._drafting(self.drafter.select(len(opening.prompts)))
+        drafting.begin(opening, kept)
+
+    def _distinct(self) -> list[Any]:
+        return list({id(one): one for one in self.opened.values()}.values())
+
+    def _open_for_rows(self) -> None:
+        """Open what the number of rows decides on now: a captured step cannot."""
+        if self.drafter.observe is None:
+            self._drafting(self.drafter.select(len(self.opening.prompts)))
+
+    def _drafting(self, index: int) -> Drafting:
+        """The drafting of the drafter at a place, with room for the largest plan of those that share it."""
+        if index not in self.opened:
+            drafters = self.drafter.drafters
+            owner = _with_most_room(drafters, index)
+            shared = self.opened.get(owner) or drafters[owner].open(self.opening)
+            if owner != index and hasattr(shared, "plan"):
+                self.opened[owner] = self.opened[index] = shared
+            else:
+                self.opened[index] = shared if owner == index else drafters[index].open(self.opening)
+        return self.opened[index]
 
     def _report(self, scene: Scene) -> None:
-        """Whoever reads a stream may take their time between steps: the shortest pause is what a step itself takes."""
-        lengths, step = [len(text) for text in scene.texts], self._step
-        if step is not None:
-            self._rest = min(self._rest, self._lap())
-            tokens = sum(now - then for now, then in zip(lengths, self.lengths, strict=True)) / len(lengths)
-            timing = Timing(step.index, step.nodes, tokens, step.drafting, step.verifying, self._rest)
-            step.chooser.heard(step.index, tokens, timing.seconds)
-            self.drafter.watch(timing)
-        self.lengths = lengths
+        """Tell the observer what the step before gave to the rows that are still there."""
+        step, rows = self._step, len(scene.root)
+        if step is not None and self.drafter.observe is not None:
+            grown = sum(len(text) - before for text, before in zip(scene.texts, step.lengths, strict=True))
+            self.drafter.observe(rows, step.index, grown / rows, step.seconds)

@@ -16,9 +16,9 @@ from spectr.rows import ladder
 from spectr.trees import Frontier
 from spectr.types import Draft, Drafting, Opening, Scene, Standing, TreeModel
 
-__all__ = ["Ahead", "ModelDrafter", "ModelDrafting", "fitted"]
+__all__ = ["LACKING", "Ahead", "ModelDrafter", "ModelDrafting", "fitted"]
 
-_LACKING = 100.0
+LACKING = 100.0
 """How far below its best logit a drafter ranks tokens that it lacks: hardly ever drafted, and yet a law is left where a
 policy leaves no others."""
 
@@ -29,7 +29,7 @@ def fitted(logits: Tensor, vocabulary: int) -> Tensor:
     missing = vocabulary - logits.shape[-1]
     if missing <= 0:
         return logits[..., :vocabulary]
-    last = logits.amax(-1, keepdim=True).float() - _LACKING
+    last = logits.amax(-1, keepdim=True).float() - LACKING
     return torch.cat([logits, last.to(logits.dtype).expand(*logits.shape[:-1], missing)], -1)
 
 

@@ -1,4 +1,4 @@
-"""What a user may say about a drafter, checked before anything is built. Knows not how drafters are made."""
+"""The options of a drafter that a user may set, checked before anything is built; not how drafters are made."""
 
 import os
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from spectr.checks import whole
-from spectr.draft.profile import Profile, check_plan, read_profile
+from spectr.draft.profile import Profile, read_profile
 from spectr.errors import ArgumentError
 from spectr.trees import Shape
 
@@ -20,7 +20,7 @@ PLANNED = ("drafts", "length", "nodes", "tree")
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """What may be said about a drafter; None leaves it to the drafter."""
+    """Options of a drafter; None leaves one to the drafter."""
 
     drafts: int | None = None  # K: chains, matches, or nodes expanded at each depth
     length: int | None = None  # L: tokens of each
@@ -30,8 +30,8 @@ class DraftOptions:
     order: int | None = None  # ngram: tokens looked at, the next one included
     text: str | None = None  # ngram: what it learns from before it begins
     vocabulary: int | None = None  # trained: only the most frequent tokens are drafted
-    plan: str | os.PathLike[str] | None = None  # "auto": chosen at every step; or a profile of spectr tune, as it says
-    profile: str | os.PathLike[str] | None = None  # with plan="auto": what it begins with
+    plan: str | os.PathLike[str] | None = None  # a profile of spectr tune, or "auto": chosen while running
+    profile: str | os.PathLike[str] | None = None  # with plan="auto": the profile that it starts from
 
     def __post_init__(self) -> None:
         for name in ("drafts", "length", "nodes", "layers", "order", "vocabulary"):
@@ -41,13 +41,18 @@ class DraftOptions:
             raise ArgumentError(f"tree must be a sequence of branching numbers, such as (4, 2, 1), got {self.tree!r}")
         if self.text is not None and not isinstance(self.text, str):
             raise ArgumentError(f"text must be a string that ngram learns from, got {self.text!r}")
-        check_plan(self.plan, self.profile)
+        for name in ("plan", "profile"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str | os.PathLike):
+                raise ArgumentError(f"{name} must be a file that spectr tune wrote, got {value!r}")
+        if self.profile is not None and self.plan != AUTO:
+            raise ArgumentError("profile is what plan='auto' starts from; to use a profile as it is, give it as plan")
         if self.plan is not None and (given := self.some(*PLANNED)):
             raise ArgumentError(f"plan decides {', '.join(PLANNED)}; got {', '.join(given)} besides: leave them out")
 
     @property
     def measured(self) -> Profile | None:
-        """The profile that was given, one way or the other."""
+        """The profile given as `plan` or as `profile`, if any."""
         path = self.profile if self.plan == AUTO else self.plan
         return None if path is None else read_profile(Path(path))
 
@@ -56,11 +61,11 @@ class DraftOptions:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def only(self, names: Iterable[str]) -> "DraftOptions":
-        """Without the others."""
+        """The options in `names`, without the others."""
         return DraftOptions(**self.some(*names))
 
     def check(self, drafter: str, taken: Iterable[str]) -> None:
-        """Refuse what the drafter would not listen to."""
+        """Refuse options that the drafter would ignore."""
         extra = [field.name for field in fields(self) if field.name not in taken and self.some(field.name)]
         if extra:
             raise ArgumentError(f"drafter {drafter!r} takes {', '.join(taken) or 'no options'}; got {', '.join(extra)}")

@@ -1,4 +1,4 @@
-"""How a drafter that has laws draws its tree: a plan, and drawing by it. Knows not where the logits come from."""
+"""How a drafter that has laws draws its tree: a plan, and drawing by it, wherever the logits come from."""
 
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,7 @@ from spectr.transport.laws import law_of, sound
 from spectr.trees import Budget, Frontier, Growth, LogitsOf, Shape, as_shape, grow, prune, static_frontier
 from spectr.types import Draft, Scene, Siblings
 
-__all__ = ["Drawn", "Plan", "Planned", "beam_for", "draw"]
+__all__ = ["Drawn", "Plan", "Planned", "beam_for", "chains_for", "draw"]
 
 _SPREAD = 0.75
 """How far apart drafter and target are taken to be, in raw logits: chances are a softmax of (logits + noise) / this."""
@@ -27,6 +27,18 @@ def beam_for(nodes: int) -> tuple[int, int]:
     (16, 8)
     """
     return next((beam for most, beam in _BEAMS.items() if nodes <= most), _BEAMS[256])
+
+
+def chains_for(nodes: int, longest: int = 8) -> tuple[int, int]:
+    """How many chains, and of how many tokens, fill a tree of so many nodes: about eight chains of at least four
+    tokens, and more of them where they would be longer than `longest`.
+
+    >>> chains_for(2), chains_for(16), chains_for(64), chains_for(128)
+    ((1, 1), (3, 5), (9, 7), (15, 8))
+    """
+    drafts = max(1, min(8, (nodes - 1) // 4))
+    length = min(longest, max(1, (nodes - 1) // drafts))
+    return max(1, (nodes - 1) // length), length
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +61,10 @@ class Plan:
         for count in () if self.tree is None or isinstance(self.tree, Shape) else self.tree:
             whole("a branching number of tree", count, 1)
         if self.nodes is not None and whole("nodes", self.nodes) < 2:
-            raise ArgumentError(f"nodes must be at least 2, the root and one draft, got {self.nodes}; or draft none")
+            raise ArgumentError(
+                f"nodes must be at least 2 (the root and one draft), got {self.nodes}; use drafter='none' to disable "
+                "drafting"
+            )
         if self.nodes is not None and not self.prunes and len(self.shape.parents) > self.nodes:
             raise ArgumentError(
                 f"the tree must fit into nodes={self.nodes}, it has {len(self.shape.parents)}; "

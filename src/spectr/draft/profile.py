@@ -1,130 +1,124 @@
-"""What `spectr tune` found, as a file that `spectr.load` takes: ways to decode by name and number, what each of them is
-expected to give and to cost for so many rows, and which is best. Knows not how a drafter is built."""
+"""Plans by name and number, and the profile that `spectr tune` writes: which of them is fastest for so many rows.
+
+A profile names drafters; it does not depend on how they are built.
+"""
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from spectr.draft.chooser import PLAIN, Prospect
 from spectr.errors import ArgumentError, MismatchError
 
-__all__ = ["Choice", "Profile", "Way", "check_plan", "read_profile"]
+__all__ = ["PLAIN", "Choice", "DecodingPlan", "Profile", "read_profile"]
+
+PLAIN = 0
+"""The place of plain decoding in every list of plans."""
+
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """A way to decode; the default drafts nothing."""
+class DecodingPlan:
+    """A drafter, a rule and the size of the tree. The default is plain decoding."""
 
     drafter: str = "none"
     rule: str = "race"
-    drafts: int | None = None  # as in a plan; None: as the drafter comes
+    drafts: int | None = None  # None leaves a size to the drafter
     length: int | None = None
     nodes: int | None = None
-    spread: float = 1.0  # times what pruning usually takes
-
-    @property
-    def plain(self) -> bool:
-        """Nothing is drafted."""
-        return self.drafter == "none"
 
     @property
     def options(self) -> dict[str, Any]:
-        """What is said to the drafter."""
+        """The sizes that are set, as options of a drafter."""
         given = {"drafts": self.drafts, "length": self.length, "nodes": self.nodes}
         return {name: value for name, value in given.items() if value is not None}
 
     def __str__(self) -> str:
-        """In words.
+        """The plan in words.
 
-        >>> print(Way("lookup", drafts=2, length=4, nodes=8), Way(), sep="; ")
-        lookup, race, drafts 2, length 4, nodes 8; plain decoding
+        >>> print(DecodingPlan("lookup", drafts=1, length=8, nodes=9), DecodingPlan(), sep="; ")
+        lookup, drafts 1, length 8, nodes 9; plain decoding
         """
-        if self.plain:
+        if self.drafter == "none":
             return "plain decoding"
-        spread = [f"spread ×{self.spread:g}"] if self.spread != 1 else []
-        drafter = Path(self.drafter).name
-        return ", ".join([drafter, self.rule, *(f"{name} {value}" for name, value in self.options.items()), *spread])
+        rule = [] if self.rule == "race" else [self.rule]
+        sizes = [f"{name} {value}" for name, value in self.options.items()]
+        return ", ".join([Path(self.drafter).name, *rule, *sizes])
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """For batches of so many rows: the best way, and what every way of the menu is expected to do."""
+    """The fastest plan for batches of so many rows, and tokens per second of every plan that was measured."""
 
     rows: int
-    index: int
-    prospects: tuple[Prospect, ...]
+    plan: int  # its place in the profile's plans
+    rates: tuple[float | None, ...]  # by plan; None where it was not measured
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A menu of ways, plain decoding first, and a choice for each number of rows that was measured."""
+    """Plans, plain decoding first, and a choice for each number of rows that was measured."""
 
     fingerprint: str  # of the target
     device: str
-    menu: tuple[Way, ...]
+    versions: Mapping[str, str | None]
+    plans: tuple[DecodingPlan, ...]
     choices: tuple[Choice, ...]
 
     def __post_init__(self) -> None:
-        counts = {len(self.menu), *(len(choice.prospects) for choice in self.choices)}
-        if not self.choices or not self.menu or not self.menu[PLAIN].plain or len(counts) > 1:
-            raise ArgumentError("a profile needs a menu that begins with plain decoding, and prospects for all of it")
-        if any(not 0 <= choice.index < len(self.menu) for choice in self.choices):
-            raise ArgumentError(f"a choice must lie in the menu of {len(self.menu)} ways")
-        if len({way.rule for way in self.menu if not way.plain}) > 1:
-            raise ArgumentError("the ways of a profile must have one rule, since the engine has one")
+        if not self.plans or self.plans[PLAIN] != DecodingPlan():
+            raise ArgumentError("the first plan of a profile must be plain decoding")
+        if not self.choices or any(not 0 <= choice.plan < len(self.plans) for choice in self.choices):
+            raise ArgumentError(f"a profile needs choices, each one of its {len(self.plans)} plans")
+        if any(len(choice.rates) != len(self.plans) for choice in self.choices):
+            raise ArgumentError("every choice of a profile needs a rate, or null, for each of its plans")
+        chosen = [self.plans[choice.plan] for choice in self.choices]
+        if len(set(chosen)) > 1 and any(plan.rule != "race" for plan in chosen):
+            raise ArgumentError("only rule race may have several plans; with another one the text would depend on rows")
 
     @property
     def rule(self) -> str:
-        """Of all ways that draft."""
-        return next((way.rule for way in self.menu if not way.plain), "race")
-
-    @property
-    def drafters(self) -> list[str]:
-        """Each once."""
-        return list(dict.fromkeys(way.drafter for way in self.menu if not way.plain))
+        """The rule of the chosen plans."""
+        return self.plans[self.choices[0].plan].rule
 
     def at(self, rows: int) -> Choice:
-        """The choice for the nearest number of rows."""
+        """The choice for the nearest number of rows that was measured."""
         return min(self.choices, key=lambda choice: abs(choice.rows - rows))
 
+    def menu(self, most: int) -> tuple[DecodingPlan, ...]:
+        """At most `most` plans to choose from while running: plain decoding, the chosen ones, then the fastest of the
+        other plans with the same rule."""
+        chosen = [self.plans[choice.plan] for choice in self.choices]
+        rates = {plan: self.choices[0].rates[place] or 0.0 for place, plan in enumerate(self.plans)}
+        others = sorted((plan for plan in self.plans if plan.rule == self.rule), key=lambda plan: -rates[plan])
+        return tuple(dict.fromkeys([self.plans[PLAIN], *chosen, *others]))[:most]
+
     def check(self, fingerprint: str, device: str, drafter: Any) -> None:
-        """Refuse to serve another target, another kind of device, or another drafter than was measured."""
+        """Refuse another target, another kind of device, or another drafter than the measured ones."""
         if self.fingerprint != fingerprint:
             raise MismatchError("the profile was made for another target; tune this one: spectr tune TARGET --out FILE")
         if self.device != device:
             raise MismatchError(f"the profile was measured on {self.device}, this model is on {device}; tune it there")
+        measured = list(dict.fromkeys(plan.drafter for plan in self.plans[1:]))
         named = os.fspath(drafter) if isinstance(drafter, os.PathLike) else drafter
-        if named != "auto" and [named] != self.drafters:
-            found = ", ".join(self.drafters) or "none"
+        if named != "auto" and [named] != measured:
             raise MismatchError(
-                f"the profile was made for drafter {found}, got {named!r}; leave it out, or tune with it"
+                f"the profile was made for drafter {', '.join(measured) or 'none'}, got {named!r}; leave the drafter "
+                "out, or tune with it: spectr tune --drafters …"
             )
 
     def as_data(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
+        """The profile for JSON."""
+        return {"format": FORMAT, **asdict(self)}
 
 
-def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a dataclass; a profile may say more."""
-    return {field.name: data[field.name] for field in fields(kind) if field.name in data}
-
-
-def _choice(data: Mapping[str, Any]) -> Choice:
-    prospects: Sequence[Mapping[str, Any]] = data["prospects"]
-    return Choice(int(data["rows"]), int(data["index"]), tuple(Prospect(p["tokens"], p["cost"]) for p in prospects))
-
-
-def check_plan(plan: Any, profile: Any) -> None:
-    """What `load` is told: a profile, "auto", or "auto" and a profile to begin with."""
-    for name, value in (("plan", plan), ("profile", profile)):
-        if value is not None and not isinstance(value, str | os.PathLike):
-            raise ArgumentError(f"{name} must be a file that spectr tune wrote, got {value!r}")
-    if profile is not None and plan != "auto":
-        raise ArgumentError("profile is what plan='auto' begins with; to use a profile as it is, give it as plan")
+def _from(kind: type, data: Mapping[str, Any]) -> Any:
+    """A dataclass from JSON; lists become tuples."""
+    given = {field.name: data[field.name] for field in fields(kind)}
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 
 def read_profile(path: Path) -> Profile:
@@ -133,7 +127,11 @@ def read_profile(path: Path) -> Profile:
         raise ArgumentError(f"plan must be auto, or a profile that spectr tune wrote; there is no file {path}")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        menu = tuple(Way(**_known(Way, way)) for way in data["menu"])
-        return Profile(data["fingerprint"], data["device"], menu, tuple(map(_choice, data["choices"])))
-    except (KeyError, TypeError, ValueError) as error:
+        if data.get("format") != FORMAT:
+            raise ValueError(f"format {FORMAT} is needed, it has {data.get('format')}")
+        plans = [_from(DecodingPlan, plan) for plan in data["plans"]]
+        choices = [_from(Choice, choice) for choice in data["choices"]]
+        profile: Profile = _from(Profile, {**data, "plans": plans, "choices": choices})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ArgumentError(f"{path} is not a profile that spectr tune wrote: {error}; tune again") from None
+    return profile

@@ -18,6 +18,7 @@ class RandomDrafter(Planned):
 
     plan: Plan
     name: ClassVar[str] = "random"
+    capturable: ClassVar[bool] = True
 
     def open(self, opening: Opening) -> Drafting:
         """Nothing to prepare but the size of the vocabulary."""

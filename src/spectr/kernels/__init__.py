@@ -11,6 +11,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from spectr.notices import notice
+
 __all__ = ["placed", "present", "usable"]
 
 P = ParamSpec("P")
@@ -19,7 +21,10 @@ T = TypeVar("T")
 
 @cache
 def _has_triton() -> bool:
-    return find_spec("triton") is not None
+    found = find_spec("triton") is not None
+    if not found and torch.cuda.is_available():
+        notice("triton is not installed, so steps on the GPU run without spectr's kernels, slower: pip install triton")
+    return found
 
 
 def present() -> bool:

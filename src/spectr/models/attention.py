@@ -63,10 +63,12 @@ def _always(*args: Any, **kwargs: Any) -> Tensor | None:
 
 
 def group_heads(model: PreTrainedModel) -> None:
-    """Let a model whose attention is plain `sdpa`, and whose heads are grouped, use it."""
+    """Let a model whose attention is plain `sdpa` use it, where that saves something: its heads are grouped, or the
+    kernel for trees can run."""
     config = model.config.get_text_config(decoder=True)
     kv = getattr(config, "num_key_value_heads", None)
-    if config._attn_implementation != "sdpa" or not kv or kv == getattr(config, "num_attention_heads", kv):
+    grouped = kv is not None and kv != getattr(config, "num_attention_heads", kv)
+    if config._attn_implementation != "sdpa" or not (grouped or (_HAS_KERNEL and model.device.type == "cuda")):
         return
     if _HAS_KERNEL:
         import spectr.kernels.attention  # noqa: F401  registers it

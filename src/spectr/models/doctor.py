@@ -1,17 +1,21 @@
-"""What is installed, what there is to run on, and what a model needs: facts, and advice where something is amiss."""
+"""What is installed, what there is to run on, and what a model needs: facts, and advice where something is missing."""
 
 import os
 import platform
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig
 
-from spectr.errors import ArgumentError, SpectrError
-from spectr.models.catalog import CATALOG, home, locate
+from spectr.models.catalog import CATALOG, FetchError, home, locate
+from spectr.models.hf import chosen_dtype
+from spectr.models.hub import why_not_on_hub
 from spectr.models.memory import available, in_words, need, weights_on_disk
+from spectr.models.trained import shipped_targets
 from spectr.version import __version__, installed
 
 __all__ = ["examine"]
@@ -22,7 +26,7 @@ _OPTIONAL = {
     "accelerate": "convert catalog models, device_map: pip install 'spectr-lm[models]'",
     "triton": "kernels on CUDA",
     "matplotlib": "figures: pip install 'spectr-lm[plot]'",
-    "scipy": "the linear program: pip install 'spectr-lm[lp]'",
+    "httpx2": "ask servers: pip install 'spectr-lm[endpoint]'",
 }
 
 
@@ -37,59 +41,107 @@ def _in_words(size: int | None) -> str:
     return "unknown" if size is None else in_words(size)
 
 
+def _place() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def _device() -> dict[str, Any]:
-    if torch.cuda.is_available():
-        name, where = torch.cuda.get_device_name(), torch.device("cuda")
-    else:
-        name, where = platform.processor() or platform.machine(), torch.device("cpu")
+    where = _place()
+    cuda = where.type == "cuda"
     return {
         "kind": where.type,
-        "name": name,
+        "name": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
         "free memory": _in_words(available(where)),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "default dtype": "that of the checkpoint, or bfloat16 if it names none" if cuda else _dtype(None),
     }
+
+
+def _dtype(config: Any) -> str:
+    """The dtype that a model gets if the user names none, and why."""
+    dtype, reason = chosen_dtype(config, _place())
+    return f"{str(dtype).removeprefix('torch.')}: {reason}"
 
 
 def _cache() -> dict[str, Any]:
     folder = home()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
+    offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
     return {
         "folder": str(folder),
         "free": in_words(shutil.disk_usage(existing).free),
         "models": ", ".join(name for name in CATALOG if locate(name)) or "none yet",
-        "hub": "offline by HF_HUB_OFFLINE" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else "as reached",
+        "hub": "not asked, since HF_HUB_OFFLINE is set" if offline else "asked for models that are not here",
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a model's files are."""
+
+    source: str  # in words
+    config: str  # what transformers loads the config from
+    folder: Path | None  # with the weights, where they are on this machine
+
+
+def _find(model: str) -> _Place | None:
+    """The files of a catalog name, a folder or a hub id; None for a catalog model that is not here yet."""
+    if model in CATALOG:
+        there = locate(model)
+        return None if there is None else _Place("catalog", str(there), there)
+    if Path(model).exists():
+        if not (Path(model) / "config.json").is_file():
+            raise FetchError(f"{model!r} is no folder of a model: it has no config.json")
+        return _Place("folder", model, Path(model))
+    if (why := why_not_on_hub(model)) is not None:
+        raise FetchError(f"{model!r} is not known: {why}. Catalog models: {', '.join(CATALOG)}")
+    cached = try_to_load_from_cache(model, "config.json")
+    if isinstance(cached, str):
+        return _Place("hub, in the cache", model, Path(cached).parent)
+    return _Place("hub", model, None)
+
+
+def _drafter(model: str) -> str:
+    """What drafter="auto" means. Only the names of drafters are compared here; loading compares the weights."""
+    if model in shipped_targets():
+        return "the one trained for this model, which comes with spectr"
+    return "none: no trained drafter for this model comes with spectr; train one with `spectr train`, or name another"
+
+
 def _needs(model: str) -> dict[str, Any]:
-    """Weights and cache of a model, from its config and files alone."""
-    folder = locate(model) if model in CATALOG else Path(model)
-    if folder is None:
-        return {"weights": f"not here yet: spectr pull {model}"}
-    if not (folder / "config.json").exists():
-        raise ArgumentError(
-            f"{model!r} must be a catalog name or a folder with a config.json; models: {', '.join(CATALOG)}"
-        )
-    config = AutoConfig.from_pretrained(folder)
+    """Weights and cache of a model, from its config and files alone, and what is chosen for it."""
+    place = _find(model)
+    if place is None:
+        return {"weights": f"not here yet: spectr pull {model}", "drafter, auto": _drafter(model)}
+    try:
+        config = AutoConfig.from_pretrained(place.config)
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or ["transformers gives no reason"])[0]
+        raise FetchError(f"{model!r} has a config that cannot be read: {reason}") from None
+    if model in CATALOG:
+        config.dtype = getattr(torch, CATALOG[model].dtype)  # of the weights before they were quantised
     text = config if config.is_encoder_decoder else config.get_text_config(decoder=True)
     slots = min(int(getattr(text, "max_position_embeddings", 0) or 4096), 4096)
-    found = {}
+    found = {"source": place.source, "dtype, auto": _dtype(config), "drafter, auto": _drafter(model)}
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
-        found[f"weights, {name}"] = in_words(weights_on_disk(folder, dtype))
+        size = 0 if place.folder is None else weights_on_disk(place.folder, dtype)
+        found[f"weights, {name}"] = in_words(size) if size else "unknown until they are fetched"
         found[f"cache of {slots} tokens, {name}"] = in_words(need(text, 1, slots, dtype))
     return found
 
 
 def examine(model: str | None = None) -> dict[str, Any]:
-    """Everything, as plain data; `advice` lists what must be done before models can run."""
+    """Everything, as plain data; `advice` lists what must be done before models can run. A model that is not known, or
+    cannot be fetched, is an error."""
     found: dict[str, Any] = {
         "spectr": __version__,
         "python": platform.python_version(),
         "packages": {name: installed(name) for name in (*_NEEDED, *_OPTIONAL)},
         "device": _device(),
         "cache": _cache(),
+        "trained drafters": ", ".join(sorted(shipped_targets())),
     }
     advice = []
     for name, least in _NEEDED.items():
@@ -100,8 +152,5 @@ def examine(model: str | None = None) -> dict[str, Any]:
     if missing and not any(locate(name) for name in CATALOG):
         advice.append(f"{', '.join(missing)} missing, needed to {_OPTIONAL['gguf']}")
     if model is not None:
-        try:
-            found["model"] = {"name": model, **_needs(model)}
-        except SpectrError as error:
-            advice.append(str(error))
+        found["model"] = {"name": model, **_needs(model)}
     return {**found, "advice": advice}

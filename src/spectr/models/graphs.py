@@ -27,6 +27,11 @@ class _Graph:
     graph: torch.cuda.CUDAGraph
 
 
+def _is_refused_capture(error: RuntimeError) -> bool:
+    """Whether CUDA refused to record, or had no memory for a graph's own pool; other errors are the function's own."""
+    return isinstance(error, torch.OutOfMemoryError) or "captur" in str(error).lower()
+
+
 @dataclass(slots=True)
 class Captured:
     """Calls functions of one tensor, on a CPU plainly. A key stands for one function."""
@@ -49,8 +54,11 @@ class Captured:
             try:
                 self._add(key, self._capture(make, given))
             except RuntimeError as error:  # nothing was computed
+                if not _is_refused_capture(error):
+                    raise
                 self.plain.add(key)
-                warnings.warn(f"this cannot be captured as a graph and runs as it is: {error}", stacklevel=2)
+                reason = str(error).splitlines()[0]
+                warnings.warn(f"this step cannot be captured as a graph and runs uncaptured: {reason}", stacklevel=2)
                 return self._aside(make, given)
         graph = self.graphs[key]
         graph.given.copy_(given)

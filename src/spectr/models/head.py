@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from spectr.draft.model import LACKING
 from spectr.models.int8 import rounded
 from spectr.models.products import narrow_products
 from spectr.types import Layers
 
 __all__ = ["Borrowing", "FeatureHead", "HeadShape", "finished", "head_of"]
-
-_LACKING = 100.0  # how far below its best logit a head ranks tokens that it was not given
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +131,7 @@ class Borrowing:
         made = finished(output(features.to(own)), self._borrowed["config"])
         if rows is None:
             return made
-        last = made.amax(-1, keepdim=True) - _LACKING
+        last = made.amax(-1, keepdim=True) - LACKING
         return last.repeat(*(1,) * (made.dim() - 1), self._borrowed["size"]).index_copy_(-1, rows, made)
 
 

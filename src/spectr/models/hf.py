@@ -1,32 +1,30 @@
 """From a name to a model: catalog, hub or folder, through transformers' own loading; or a model already loaded."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
+from transformers.utils.hub import has_file
 
 from spectr.errors import ArgumentError, MismatchError
 from spectr.models.catalog import CATALOG, FetchError, Progress, pull
+from spectr.models.generation_config import default_settings
+from spectr.models.hub import why_not_on_hub
 from spectr.models.memory import afford, need, weights_on_disk
 from spectr.models.support import UNBOUNDED
 from spectr.models.target import Target
 from spectr.models.tuned import tune
+from spectr.notices import notice
 from spectr.registry import nearest
 
-__all__ = ["Loading", "OpenedModel", "open_loaded", "open_model", "unheeded", "weigh"]
+__all__ = ["Loading", "OpenedModel", "chosen_dtype", "open_loaded", "open_model", "weigh"]
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
-_LAWFUL = (
-    "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty",
-    "no_repeat_ngram_size", "encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "bad_words_ids",
-    "sequence_bias", "suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id", "min_length", "min_new_tokens",
-    "exponential_decay_length_penalty", "guidance_scale", "num_beams",
-)  # fmt: skip
-"""What a generation config may say about the law of a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +35,14 @@ class OpenedModel:
     tokenizer: Any
     stops: frozenset[int]  # tokens that end a text
     start: tuple[int, ...] | None  # the tokens an encoder-decoder model's answers begin with
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the policy, from the model's generation_config
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
     """How weights are loaded."""
 
-    dtype: str | torch.dtype = "float32"  # "auto": as they are stored
+    dtype: str | torch.dtype = "auto"  # of the arithmetic; "auto": see `chosen_dtype`
     device: str | torch.device = "auto"  # cuda where there is one
     device_map: Any = None  # for accelerate, instead of `device`
     quantization_config: Any = None
@@ -59,6 +58,11 @@ class Loading:
             raise ArgumentError(f"device must be cpu, cuda, cuda:1, … or auto, got {self.device!r}") from None
         if found.type == "cuda" and not torch.cuda.is_available():
             raise ArgumentError(f"device is {self.device!r} and no CUDA device is found; use device='cpu' or 'auto'")
+        if found.type not in ("cpu", "cuda"):
+            raise ArgumentError(
+                f"device must be cpu or cuda, got {self.device!r}: the noise of the race needs float64, which is not "
+                f"tested on {found.type}; use device='cpu'"
+            )
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "Loading":
@@ -79,13 +83,11 @@ class Loading:
         found = "cuda" if torch.cuda.is_available() else "cpu"
         return torch.device(found if self.device == "auto" else self.device)
 
-    @property
-    def kind(self) -> torch.dtype | None:
-        """The dtype meant, None for that of the file."""
-        return None if self._dtype == "auto" else getattr(torch, self._dtype)
+    def kind(self, config: Any) -> torch.dtype:
+        """The dtype to load a model of this config in."""
+        return chosen_dtype(config, self.place)[0] if self._dtype == "auto" else getattr(torch, self._dtype)
 
-    @property
-    def keywords(self) -> dict[str, Any]:
+    def keywords(self, config: Any) -> dict[str, Any]:
         """For `from_pretrained`."""
         given = {
             "device_map": self.device_map,
@@ -93,7 +95,8 @@ class Loading:
             "attn_implementation": self.attn_implementation,
         }
         given = {name: value for name, value in given.items() if value is not None}
-        return {"dtype": self.kind or "auto", "trust_remote_code": self.trust_remote_code, **given}
+        stored = self.is_placed and self._dtype == "auto"  # whoever places the weights also knows their dtype
+        return {"dtype": "auto" if stored else self.kind(config), "trust_remote_code": self.trust_remote_code, **given}
 
     @property
     def is_placed(self) -> bool:
@@ -101,19 +104,34 @@ class Loading:
         return self.device_map is not None or self.quantization_config is not None
 
 
+def chosen_dtype(config: Any, device: torch.device) -> tuple[torch.dtype, str]:
+    """The dtype that a model runs in unless the user says another, and why: float32 on a CPU, the checkpoint's own on
+    CUDA, and bfloat16 where its config names none."""
+    if device.type == "cpu":
+        return torch.float32, "float32 is the fastest exact arithmetic on a CPU"
+    stored = getattr(config, "dtype", None) or getattr(config.get_text_config(decoder=True), "dtype", None)
+    if isinstance(stored, torch.dtype):
+        return stored, "the checkpoint's own dtype"
+    return torch.bfloat16, "the checkpoint names no dtype"
+
+
 def open_model(model: str, progress: Progress = lambda _: None, tokenizer: Any = None, **options: Any) -> OpenedModel:
     """A catalog name, a hub id or a local folder, with its tokenizer or another; `options` are those of `Loading`."""
     loading = Loading.of(options)
     folder = str(pull(model, progress)) if model in CATALOG else model
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    auto = _auto_of(model, _config(model, folder, loading.trust_remote_code))
+    config = _config(model, folder, loading.trust_remote_code)
+    if model in CATALOG:
+        config.dtype = getattr(torch, CATALOG[model].dtype)  # of the weights before they were quantised
+    auto, dtype = _auto_of(model, config), loading.kind(config)
     if Path(folder).is_dir() and not loading.is_placed:
-        size = weights_on_disk(Path(folder), loading.kind)
-        afford(size, loading.place, f"{model!r} in {loading.dtype}", "use a smaller dtype or another device")
+        name = str(dtype).removeprefix("torch.")
+        size = weights_on_disk(Path(folder), dtype)
+        afford(size, loading.place, f"{model!r} in {name}", "use a smaller dtype or another device")
     try:
-        net: PreTrainedModel = auto.from_pretrained(folder, **loading.keywords)
+        net: PreTrainedModel = auto.from_pretrained(folder, **loading.keywords(config))
     except (OSError, ValueError) as error:
-        raise _unloadable(model, folder) from error
+        raise _unloadable(model, error) from error
     if tokenizer is None:
         tokenizer = _tokenizer(model, folder, loading.trust_remote_code)
     if not loading.is_placed:
@@ -129,17 +147,14 @@ def open_loaded(net: PreTrainedModel, tokenizer: Any = None) -> OpenedModel:
         raise ArgumentError(f"a model must be a name, a folder, or a loaded model of transformers, got {net!r}")
     if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "decode")):
         raise ArgumentError(f"tokenizer must be a loaded tokenizer of transformers, got {tokenizer!r}")
-    return OpenedModel(Target(net), tokenizer, _stops(net, tokenizer), _start(net))
-
-
-def unheeded(net: PreTrainedModel) -> str | None:
-    """What a model's generation config says about the law of texts and nobody here listens to, as a sentence."""
-    config = net.generation_config
-    said = {} if config is None else config.to_diff_dict()
-    names = [name for name in _LAWFUL if said.get(name) is not None]
-    if not names:
-        return None
-    return f"the model's generation config sets {', '.join(names)}, which are not taken over: say what you want"
+    if net.device.type == "cuda" and net.config.get_text_config(decoder=True)._attn_implementation == "sdpa":
+        notice(
+            "this model keeps its own attention, so trees are scored without spectr's kernel, slower; let spectr.load "
+            "open its folder to have it"
+        )
+    target = Target(net)
+    settings = default_settings(net, target.vocabulary)
+    return OpenedModel(target, tokenizer, _stops(net, tokenizer), _start(net), settings)
 
 
 def weigh(folder: str) -> tuple[int, int, int]:
@@ -153,23 +168,40 @@ def weigh(folder: str) -> tuple[int, int, int]:
 
 
 def _config(model: str, folder: str, trust_remote_code: bool) -> Any:
+    if not Path(folder).exists() and (why := why_not_on_hub(model)) is not None:
+        raise FetchError(f"{model!r} could not be loaded: {why}. Catalog models: {', '.join(CATALOG)}")
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise _unloadable(model, folder) from error
+        raise _unloadable(model, error) from error
 
 
-def _unloadable(model: str, folder: str) -> FetchError:
-    why = "the folder lacks something" if Path(folder).exists() else "no such folder, and no hub has it or is reached"
-    return FetchError(f"{model!r} could not be loaded: {why}. Catalog models: {', '.join(CATALOG)}")
+def _unloadable(model: str, error: Exception) -> FetchError:
+    """The first line of what transformers says."""
+    reason = (str(error).strip().splitlines() or ["transformers gives no reason"])[0].rstrip(".")
+    return FetchError(f"{model!r} could not be loaded: {reason}. Catalog models: {', '.join(CATALOG)}")
 
 
 def _tokenizer(model: str, folder: str, trust_remote_code: bool) -> Any:
     """The tokenizer that lies beside the weights."""
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise FetchError(f"{model!r} has no tokenizer that can be loaded; give one: tokenizer=…") from error
+    except (ImportError, OSError, ValueError) as error:
+        if find_spec("sentencepiece") is None and _has_sentencepiece_model(folder):
+            raise FetchError(
+                f"the tokenizer of {model!r} needs the package sentencepiece, which is not installed; install it with "
+                "pip install sentencepiece, or give a tokenizer: tokenizer=…"
+            ) from error
+        said = str(error).strip().partition("\n")[0]
+        why = f" ({said})" if isinstance(error, ImportError) or "pip install" in said else ""
+        raise FetchError(f"{model!r} has no tokenizer that can be loaded; give one: tokenizer=…{why}") from error
+
+
+def _has_sentencepiece_model(folder: str) -> bool:
+    """Whether a folder or repository has its tokenizer in this form alone. Without the package, transformers may say
+    that it does not know the architecture."""
+    names = ("source.spm", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "sentencepiece.model")
+    return not has_file(folder, "tokenizer.json") and any(has_file(folder, name) for name in names)
 
 
 def _auto_of(model: str, config: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from spectr.kernels import present, usable
+from spectr.notices import notice
 
 if present():
     import spectr.kernels.int8  # noqa: F401  registers the product
@@ -72,7 +73,12 @@ def _has_room(weight: Tensor) -> bool:
 
 def rounded(layer: Any) -> Any:
     """The same layer with int8 weights of its own, if it is in half precision on a CUDA device that has room."""
-    return Int8Linear(layer.weight.detach()) if _fits(layer) and _has_room(layer.weight) else layer
+    if not _fits(layer):
+        return layer
+    if not _has_room(layer.weight):
+        notice("the GPU has no room for the drafter's int8 weights, so it drafts with its half-precision ones, slower")
+        return layer
+    return Int8Linear(layer.weight.detach())
 
 
 def int8_products(model: nn.Module) -> None:

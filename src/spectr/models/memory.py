@@ -1,6 +1,7 @@
 """How many bytes there are, and how many a cache or a folder of weights will take: refused before, not while."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 
 from spectr.errors import ArgumentError
 
-__all__ = ["afford", "available", "in_words", "need", "weights_on_disk"]
+__all__ = ["afford", "available", "in_words", "memory_of_the_machine", "need", "weights_on_disk"]
 
 _MEMINFO = Path("/proc/meminfo")
 _BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16}
@@ -18,12 +19,15 @@ def available(device: torch.device) -> int | None:
     """Free bytes of a device, or None where nobody says."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0]) + _held(device)
-    if device.type != "cpu" or not _MEMINFO.exists():
+    return memory_of_the_machine("MemAvailable") if device.type == "cpu" else None
+
+
+def memory_of_the_machine(name: str) -> int | None:
+    """Bytes that the kernel states under this name, such as MemTotal; None where it states nothing."""
+    if not _MEMINFO.exists():
         return None
-    for line in _MEMINFO.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+    found = re.search(rf"^{name}:\s*(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
+    return 1024 * int(found[1]) if found else None
 
 
 def _held(device: torch.device) -> int:

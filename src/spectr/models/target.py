@@ -21,6 +21,7 @@ from spectr.models.drivers.call import Call
 from spectr.models.encoder import check_sources, encode
 from spectr.models.layers import beside_layers, layers_of
 from spectr.models.memory import afford, need
+from spectr.models.modes import evaluation_mode
 from spectr.models.session import Session, Store, even
 from spectr.models.support import driver_of, needs_of
 from spectr.models.tap import last_state, tap
@@ -48,7 +49,7 @@ class Target:
 
     def __init__(self, model: PreTrainedModel, chunk: int = 512) -> None:
         self.model = model
-        model.eval()  # type: ignore[no-untyped-call]
+        self._modules = tuple(model.modules())  # as found; a user's model stays in the mode it is in between calls
         self.needs = needs_of(model)
         self.driver = driver_of(model, self.needs)
         self.chunk = chunk  # prompt tokens per call
@@ -117,7 +118,8 @@ class Target:
         check_sources(sources, session.rows, self.needs.source)
         size = self.memory(len(sources), max(map(len, sources)))
         afford(size, self.device, f"{len(sources)} encoded sources", "use fewer rows or shorter sources")
-        session.store.memory = encode(self.model, sources, session.cache)
+        with evaluation_mode(self._modules):
+            session.store.memory = encode(self.model, sources, session.cache)
 
     @torch.no_grad()
     def read(self, session: Session, texts: list[list[int]]) -> None:
@@ -250,7 +252,7 @@ class Target:
         wanted = choose is not None or session.wants_features
         beside = [self.layers[at] for at in session.beside]
         looking = tap(self.head, choose, beside) if wanted else nullcontext(list[Tensor]())
-        with looking as entered:
+        with looking as entered, evaluation_mode(self._modules):
             logits = self.driver(call)
         session.features = entered[0] if session.wants_features else None
         if store.features is not None and session.features is not None and not session.is_view:

@@ -19,7 +19,16 @@ from spectr.models.int8 import Int8Linear
 from spectr.models.products import narrow_products
 from spectr.models.tuned import tune_head
 
-__all__ = ["Trained", "fingerprint", "is_drafter", "load_drafter", "pupil", "save_drafter", "shipped"]
+__all__ = [
+    "Trained",
+    "fingerprint",
+    "is_drafter",
+    "load_drafter",
+    "pupil",
+    "save_drafter",
+    "shipped",
+    "shipped_targets",
+]
 
 _ABOUT, _WEIGHTS, _ORDER = "drafter.json", "drafter.safetensors", "tokens"
 
@@ -81,11 +90,19 @@ def _empty(about: Trained) -> FeatureHead | BlockwiseHead:
     return FeatureHead(HeadShape(**{**about.shape, "taps": tuple(about.shape["taps"])}))
 
 
+def _all_shipped() -> list[Path]:
+    return [path.parent for path in sorted((Path(__file__).parents[1] / "drafters").glob(f"*/{_ABOUT}"))]
+
+
 def shipped(model: PreTrainedModel) -> Path | None:
     """The folder of the drafter that comes with spectr for this very model, if one does."""
     mark = fingerprint(model)
-    every = sorted((Path(__file__).parents[1] / "drafters").glob(f"*/{_ABOUT}"))
-    return next((path.parent for path in every if _about(path.parent).fingerprint == mark), None)
+    return next((folder for folder in _all_shipped() if _about(folder).fingerprint == mark), None)
+
+
+def shipped_targets() -> set[str]:
+    """The names of the models that a drafter comes with spectr for."""
+    return {_about(folder).target for folder in _all_shipped()}
 
 
 def _stored(folder: Path, target: PreTrainedModel) -> tuple[Any, Trained, Tensor]:

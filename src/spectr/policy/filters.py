@@ -3,10 +3,22 @@
 Names, order and meanings are those of transformers; where equal logits meet a border, all of them stay.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
-__all__ = ["cool", "exclude", "keep_likely", "keep_nucleus", "keep_ranks", "keep_typical", "point_mass"]
+__all__ = [
+    "cool",
+    "exclude",
+    "keep_above",
+    "keep_above_entropy",
+    "keep_likely",
+    "keep_nucleus",
+    "keep_ranks",
+    "keep_typical",
+    "point_mass",
+]
 
 
 def exclude(logits: Tensor, gone: Tensor) -> Tensor:
@@ -61,3 +73,20 @@ def keep_typical(logits: Tensor, mass: float) -> Tensor:
     last = (law.gather(-1, order).cumsum(-1) < mass).sum(-1, keepdim=True)
     border = ordered.gather(-1, last.clamp(max=logits.shape[-1] - 1))
     return exclude(logits, distance > border)
+
+
+def keep_above(logits: Tensor, chance: float | Tensor) -> Tensor:
+    """Tokens of probability `chance` at least; where there are none, the likeliest."""
+    unlikely = logits.softmax(-1) < chance
+    return exclude(logits, unlikely & (logits < logits.amax(-1, keepdim=True)))
+
+
+def keep_above_entropy(logits: Tensor, epsilon: float) -> Tensor:
+    """Tokens of probability η = min(ε, √ε · exp(−entropy)) at least; where there are none, the likeliest.
+
+    Hewitt et al., Truncation Sampling as Language Model Desmoothing (arXiv 2210.15191).
+    """
+    surprise = -logits.log_softmax(-1)
+    law = surprise.neg().exp()
+    entropy = torch.where(law > 0, law * surprise, 0.0).sum(-1, keepdim=True)
+    return keep_above(logits, (math.sqrt(epsilon) * entropy.neg().exp()).clamp(max=epsilon))

@@ -20,6 +20,7 @@ class History:
     """The committed texts of a batch of rows.
 
     `padding` is what stood before a prompt as left padding: only custom processors see it, as transformers' count it.
+    `limits` are the most tokens that each row may generate, where that is known.
 
     >>> history = History([[1, 2], [3]], 5)
     >>> history.commit([[4], [4, 4]])
@@ -27,7 +28,7 @@ class History:
     ([[1, 2, 4], [3, 4, 4]], [1, 2], [0, 0, 0, 0, 2])
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what a law may depend on besides the text
         self,
         prompts: list[list[int]],
         vocabulary: int,
@@ -35,11 +36,14 @@ class History:
         device: torch.device | str = "cpu",
         stops: frozenset[int] = frozenset(),
         padding: list[list[int]] | None = None,
+        limits: list[int] | None = None,
     ) -> None:
-        if padding is not None and len(padding) != len(prompts):
-            raise ArgumentError(f"padding must have a row per prompt, got {len(padding)} for {len(prompts)} prompts")
+        for name, rows in (("padding", padding), ("limits", limits)):
+            if rows is not None and len(rows) != len(prompts):
+                raise ArgumentError(f"{name} must have a row per prompt, got {len(rows)} for {len(prompts)} prompts")
         self.texts = [list(prompt) for prompt in prompts]
         self.padding = [list(row) for row in padding] if padding is not None else [[] for _ in prompts]
+        self.limits = None if limits is None else list(limits)
         self.vocabulary, self.device, self.stops = vocabulary, torch.device(device), stops
         self.ids = list(range(len(prompts)))  # which row of the whole batch each row is
         self.answers: dict[int, tuple[Any, dict[Any, Tensor]]] = {}  # what a mask hook said since the last commit
@@ -48,6 +52,9 @@ class History:
         self._seen: Tensor | None = None
         self._counts: Tensor | None = None
         self._generated: Tensor | None = None
+        self._length: Tensor | None = None
+        self._left: Tensor | None = None
+        self._text_ids: Tensor | None = None
         self._stop_ids: Tensor | None = None
         self._tails: dict[int, Tensor] = {}
 
@@ -75,8 +82,32 @@ class History:
     def generated(self) -> Tensor:
         """(B,) int64: how many tokens were generated."""
         if self._generated is None:
-            self._generated = self._tensor(self._lengths())
+            self._generated = self._tensor(self._answer_lengths())
         return self._generated
+
+    @property
+    def length(self) -> Tensor:
+        """(B,) int64: how many tokens prompt and text have."""
+        if self._length is None:
+            self._length = self._tensor([len(text) for text in self.texts])
+        return self._length
+
+    @property
+    def left(self) -> Tensor:
+        """(B,) int64: how many tokens may still be generated."""
+        if self._left is None:
+            self._left = self._tensor(self._tokens_left())
+        return self._left
+
+    @property
+    def text_ids(self) -> Tensor:
+        """(B, C) int64: prompt and text, padded with -1 at the end; C grows with the longest text."""
+        if self._text_ids is None:
+            room = 2 * max(map(len, self.texts), default=0) + 1
+            self._text_ids = self._tensor([text + [-1] * (room - len(text)) for text in self.texts]).view(
+                len(self), room
+            )
+        return self._text_ids
 
     @property
     def stop_ids(self) -> Tensor:
@@ -103,14 +134,19 @@ class History:
         if len(tokens) != len(self):
             raise ArgumentError(f"commit takes a list of tokens per row, got {len(tokens)} for {len(self)} rows")
         self._settle_doubts(tokens)
+        self._write(tokens)
         for text, fresh in zip(self.texts, tokens, strict=True):
             text += fresh
         self.answers.clear()
         for table in (self._seen, self._counts):
             if table is not None:
                 self._mark(table, tokens)
-        if self._generated is not None:
-            self._generated.copy_(self._tensor(self._lengths()))
+        fresh_counts = self._tensor([len(fresh) for fresh in tokens])
+        for count in (self._generated, self._length):
+            if count is not None:
+                count += fresh_counts
+        if self._left is not None:
+            self._left -= fresh_counts
         for length, tail in self._tails.items():
             tail.copy_(self._tensor(self._ends(length)))
 
@@ -122,13 +158,14 @@ class History:
         self.texts = [list(self.texts[row]) for row in rows]
         self.padding = [self.padding[row] for row in rows]
         self._prompts = [self._prompts[row] for row in rows]
+        self.limits = None if self.limits is None else [self.limits[row] for row in rows]
         self.ids = [self.ids[row] for row in rows]
         self.answers.clear()
         self._doubts.clear()
         index = self._tensor(rows)
         self._seen = self._seen[index] if self._seen is not None else None
         self._counts = self._counts[index] if self._counts is not None else None
-        self._generated = None
+        self._generated = self._length = self._left = self._text_ids = None
         self._tails.clear()
 
     def _settle_doubts(self, tokens: list[list[int]]) -> None:
@@ -141,8 +178,15 @@ class History:
     def _answered(self) -> list[list[int]]:
         return [text[prompt:] for text, prompt in zip(self.texts, self._prompts, strict=True)]
 
-    def _lengths(self) -> list[int]:
+    def _answer_lengths(self) -> list[int]:
         return [len(text) - prompt for text, prompt in zip(self.texts, self._prompts, strict=True)]
+
+    def _tokens_left(self) -> list[int]:
+        if self.limits is None:
+            raise ArgumentError(
+                "this policy changes the last token of a text, so it must know where texts end: History(…, limits=…)"
+            )
+        return [limit - count for limit, count in zip(self.limits, self._answer_lengths(), strict=True)]
 
     def _ends(self, length: int) -> list[list[int]]:
         ends = [text[max(0, len(text) - length) :] for text in self.texts]
@@ -155,6 +199,24 @@ class History:
     @torch.inference_mode(False)
     def _blank(self, dtype: torch.dtype) -> Tensor:
         return torch.zeros(len(self), self.vocabulary, dtype=dtype, device=self.device)
+
+    def _write(self, tokens: list[list[int]]) -> None:
+        """Add tokens to `text_ids`, before the texts have them; what is full is made anew when it is asked for."""
+        if self._text_ids is None:
+            return
+        if any(
+            len(text) + len(fresh) > self._text_ids.shape[1] for text, fresh in zip(self.texts, tokens, strict=True)
+        ):
+            self._text_ids = None
+            return
+        places = [
+            (row, len(self.texts[row]) + at, token)
+            for row, fresh in enumerate(tokens)
+            for at, token in enumerate(fresh)
+        ]
+        if places:
+            rows, columns, ids = self._tensor(places).unbind(-1)
+            self._text_ids[rows, columns] = ids
 
     def _mark(self, table: Tensor, tokens: Iterable[list[int]]) -> None:
         """Add tokens to a table of rows; ids beyond the vocabulary have no logit to change."""

@@ -10,9 +10,20 @@ import torch
 from torch import Tensor
 
 from spectr.policy.history import Past
-from spectr.policy.tokens import Bias, Words
+from spectr.policy.tokens import Bias, Tokens, Words
 
-__all__ = ["Penalties", "add_bias", "penalise", "strike_single_words", "strike_stops", "strike_words"]
+__all__ = [
+    "Penalties",
+    "add_bias",
+    "force_last",
+    "penalise",
+    "strike_first",
+    "strike_repeats",
+    "strike_single_words",
+    "strike_stops",
+    "strike_tokens",
+    "strike_words",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +74,19 @@ def penalise(logits: Tensor, past: Past, penalties: Penalties) -> Tensor:
 
 
 def _strike(logits: Tensor, tokens: Tensor, hit: Tensor) -> Tensor:
-    """Exclude `tokens` (W,), which may repeat, at the nodes where `hit` (B, M, W)."""
+    """Exclude `tokens`, (W,) or (B, M, W), which may repeat, at the nodes where `hit` (B, M, W)."""
     lid = torch.zeros_like(hit, dtype=logits.dtype).masked_fill(hit, -torch.inf).masked_fill(~hit, torch.inf)
     return logits.scatter_reduce(-1, tokens.expand(hit.shape), lid, "amin")
+
+
+def _strike_where(logits: Tensor, tokens: Tensor, nodes: Tensor) -> Tensor:
+    """Exclude `tokens` (W,) at `nodes` (B, M) bool."""
+    return _strike(logits, tokens, nodes[..., None].expand(*nodes.shape, tokens.shape[0]))
+
+
+def strike_tokens(logits: Tensor, tokens: Tokens) -> Tensor:
+    """Logits (…, V) without `tokens`, wherever they stand."""
+    return logits.index_fill(-1, tokens.on(logits.device, logits.shape[-1]), -torch.inf)
 
 
 def strike_single_words(logits: Tensor, words: Words) -> Tensor:
@@ -81,8 +102,46 @@ def strike_words(logits: Tensor, past: Past, words: Words) -> Tensor:
     return _strike(logits, last, ((window == before) | (before < 0)).all(-1))
 
 
-def strike_stops(logits: Tensor, past: Past, least: int) -> Tensor:
-    """Logits (B, M, V) without stop tokens where fewer than `least` tokens were generated."""
-    stops = past.history.stop_ids
-    early = past.history.generated[:, None] + past.lengths < least
-    return _strike(logits, stops, early[..., None].expand(*early.shape, stops.shape[0]))
+def strike_stops(logits: Tensor, past: Past, least_new: int, least: int) -> Tensor:
+    """Logits (B, M, V) without stop tokens where fewer than `least_new` tokens were generated, or where prompt and text
+    have fewer than `least`."""
+    early = past.history.generated[:, None] + past.lengths < least_new
+    if least:
+        early = early | (past.history.length[:, None] + past.lengths < least)
+    return _strike_where(logits, past.history.stop_ids, early)
+
+
+def strike_first(logits: Tensor, past: Past, tokens: Tokens) -> Tensor:
+    """Logits (B, M, V) without `tokens` where nothing was generated yet."""
+    first = past.history.generated[:, None] + past.lengths == 0
+    return _strike_where(logits, tokens.on(logits.device, logits.shape[-1]), first)
+
+
+def force_last(logits: Tensor, past: Past, tokens: Tokens) -> Tensor:
+    """Logits (B, M, V) that leave `tokens` alone, equally likely, where one more token may be generated."""
+    last = past.history.left[:, None] - past.lengths == 1
+    ids = tokens.on(logits.device, logits.shape[-1])
+    forced = logits.new_full(logits.shape[-1:], -torch.inf).index_fill(0, ids, 0.0)
+    return torch.where(last[..., None], forced, logits)
+
+
+def strike_repeats(logits: Tensor, past: Past, size: int) -> Tensor:
+    """Logits (B, M, V) without the tokens that would make a sequence of `size` tokens stand in a node's text twice."""
+    B, M, D = past.paths.shape
+    before = past.window(size - 1)  # (B, M, size - 1)
+    committed = torch.nn.functional.pad(past.history.text_ids, (0, size - 1), value=-1)
+    logits = _strike_completions(logits, committed.unfold(-1, size, 1)[:, None], before)
+    if not D:
+        return logits
+    tail = past.history.tail(size - 1)[:, None].expand(B, M, size - 1)
+    on_path = torch.cat([tail, past.paths], -1).unfold(-1, size, 1)  # (B, M, D, size): those that end on the path
+    return _strike_completions(logits, on_path, before)
+
+
+def _strike_completions(logits: Tensor, sequences: Tensor, before: Tensor) -> Tensor:
+    """Exclude the last token of `sequences` (B, 1 or M, S, size) where its others are `before` (B, M, size - 1)."""
+    last = sequences[..., -1]
+    hit = ((last >= 0) & (last < logits.shape[-1])).expand(-1, logits.shape[1], -1)  # padding is -1 and completes none
+    for place in range(before.shape[-1]):
+        hit = hit & (sequences[..., place] == before[..., place, None])
+    return _strike(logits, last.clamp(0, logits.shape[-1] - 1), hit)

@@ -1,4 +1,4 @@
-"""Settings that name tokens: a bias per token, and bad words. Checked once; their tensors are kept per device."""
+"""Settings that name tokens: a bias per token, bad words, and sets. Checked once; their tensors are kept per device."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spectr.errors import ArgumentError
 
-__all__ = ["Bias", "Words"]
+__all__ = ["Bias", "Tokens", "Words"]
 
 
 def _token(value: Any, setting: str) -> int:
@@ -74,6 +74,50 @@ class Bias(Mapping[int, float]):
                 torch.tensor(ids, dtype=torch.int64, device=device),
                 torch.tensor(values, dtype=torch.float64, device=device),
             )
+        return self._tensors[device]
+
+
+class Tokens(Sequence[int]):
+    """The tokens that a setting names: one id, several, or None for no token. Immutable.
+
+    >>> Tokens([7, 3, 7], "suppress_tokens"), Tokens(2, "forced_eos_token_id")
+    ((3, 7), (2,))
+    """
+
+    __slots__ = ("_ids", "_setting", "_tensors")
+
+    def __init__(self, ids: Iterable[int] | int | None, setting: str) -> None:
+        given: Any = () if ids is None else (ids,) if isinstance(ids, Integral) else ids
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise ArgumentError(f"{setting} must be token ids, such as [5, 6], got {given!r}")
+        self._ids = tuple(sorted({_token(token, setting) for token in given}))
+        self._setting = setting
+        self._tensors: dict[torch.device, Tensor] = {}
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._ids[place]
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._ids == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._ids)
+
+    def __repr__(self) -> str:
+        return repr(self._ids)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tokens, (self._ids, self._setting)
+
+    @torch.inference_mode(False)
+    def on(self, device: torch.device, vocabulary: int) -> Tensor:
+        """The ids (K,) int64, in order."""
+        _within(max(self._ids, default=0), vocabulary, self._setting)
+        if device not in self._tensors:
+            self._tensors[device] = torch.tensor(self._ids, dtype=torch.int64, device=device)
         return self._tensors[device]
 
 

@@ -1,5 +1,5 @@
 """A target and a drafter as two Markov chains over one vocabulary: small enough to compute with, and no two contexts
-alike. A context is the token before, or the beginning of the text. Knows no rule."""
+alike. A context is the token before, or the beginning of the text. Does not depend on rules."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

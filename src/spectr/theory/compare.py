@@ -63,7 +63,7 @@ COLUMNS: Mapping[str, Column] = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Acceptance of every column of `COLUMNS` at every K; None where it was too dear to compute."""
+    """Acceptance of every column of `COLUMNS` at every K; None where it was too expensive to compute."""
 
     family: Family
     ks: tuple[int, ...]
@@ -109,8 +109,8 @@ def compare(family: Family, ks: Sequence[int] = KS, progress: Callable[[], None]
     ks = sorted(set(ks))
 
     def value(name: str, k: int) -> float | None:
-        dear = name == "race" and len(family.target) > RACE_TOKENS
-        found = None if dear else float(COLUMNS[name].acceptance(family.target, family.draft, k))
+        expensive = name == "race" and len(family.target) > RACE_TOKENS
+        found = None if expensive else float(COLUMNS[name].acceptance(family.target, family.draft, k))
         progress()
         return found
 

@@ -1,13 +1,13 @@
-"""A number from a sample, and how far off it may be. Knows not what was sampled."""
+"""A number from a sample with its standard error. Does not depend on what was sampled."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "Estimate", "Mask", "deviation_of", "jackknife", "mean_of", "proportion", "running_means"]
+__all__ = ["Array", "Estimate", "Mask", "jackknife"]
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -31,36 +31,6 @@ class Estimate:
     def to_json(self) -> dict[str, float | None]:
         """Plain data; an error that is not known is null."""
         return {"value": self.value, "error": None if math.isnan(self.error) else self.error}
-
-
-def mean_of(sample: Sequence[float] | Array) -> Estimate:
-    """The mean of independent values.
-
-    >>> mean_of([1.0, 2.0, 3.0])
-    Estimate(value=2.0, error=0.5773502691896258)
-    """
-    values = np.asarray(sample, dtype=np.float64)
-    error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return Estimate(float(values.mean()), error)
-
-
-def deviation_of(sample: Sequence[float] | Array) -> Estimate:
-    """The standard deviation of independent values, with its error from their fourth moment."""
-    values = np.asarray(sample, dtype=np.float64)
-    around, spread = values - values.mean(), float(values.std(ddof=1))
-    doubt = max(0.0, float((around**4).mean()) - spread**4) / len(values)
-    return Estimate(spread, math.sqrt(doubt) / (2 * spread) if spread > 0 else 0.0)
-
-
-def proportion(hits: Array | Mask, exact: float) -> Estimate:
-    """The share of hits, with the error it has if `exact` is the chance: a sample of nothing but hits knows no error of
-    its own."""
-    return Estimate(float(np.mean(hits)), math.sqrt(max(0.0, exact * (1 - exact)) / len(hits)))
-
-
-def running_means(sample: Sequence[float] | Array, at: Sequence[int]) -> list[Estimate]:
-    """The means of the first n values, for every n of `at`."""
-    return [mean_of(np.asarray(sample)[:count]) for count in at]
 
 
 def jackknife(rows: Array, statistic: Callable[[Array], float]) -> Estimate:

@@ -1,5 +1,5 @@
 """Pairs of a target law and a draft law worth comparing rules on: the papers' textbook laws, a model-like one, and
-laws from files. Knows no rule."""
+laws from files. Does not depend on rules."""
 
 import json
 import math

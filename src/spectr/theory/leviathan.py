@@ -1,7 +1,7 @@
 """What one chain of drafts gives when every draft is accepted alike, or with its own chance at each depth.
 
 Everything here is exact. Times are in target calls: `cost` is what one more drafted token adds to a call, drafting and
-scoring together, so that a call with γ drafts takes 1 + γ·cost. Knows no laws: acceptance is a number.
+scoring together, so that a call with γ drafts takes 1 + γ·cost. Acceptance is a number here, not a law.
 """
 
 import math

@@ -6,10 +6,8 @@ over-acceptance does. Closed forms are taken at every node, so what is left to c
 are by leaving out one text after the other.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +16,19 @@ import torch
 from torch import Tensor
 
 from spectr.checks import whole
+from spectr.draft.adaptive import replanned
 from spectr.draft.options import DraftOptions
-from spectr.draft.plan import Plan
+from spectr.draft.plan import Plan, beam_for
 from spectr.engine import Engine, Job, Request
 from spectr.errors import ArgumentError
 from spectr.lm import LM, load
 from spectr.pairing import pair
 from spectr.policy import Policy
+from spectr.prompts import Prompt, built_in
 from spectr.theory.eased import eased_rule
 from spectr.theory.estimate import Array
 from spectr.theory.excess import CURVES, acceptance_curves
 from spectr.theory.front import AFTER, eased_test
-from spectr.theory.prompts import BUILT_IN, Prompt
 from spectr.theory.race import one_child
 from spectr.theory.report import Counts, Eased, Findings
 from spectr.theory.watch import Look, Nodes, Seen, joined, watch
@@ -42,8 +41,6 @@ __all__ = ["MOST_DRAFTS", "Study", "measure"]
 
 MOST_DRAFTS = 16
 _ROWS = 16  # texts generated at a time
-_BEAMS = {16: (6, 5), 32: (8, 6), 64: (16, 8), 128: (16, 8), 256: (24, 9)}
-"""Nodes of a pruned tree → nodes expanded at each depth, and depths."""
 _LAWLESS = ("none", "lookup")
 
 
@@ -53,7 +50,7 @@ class Study:
 
     target: str
     drafter: str = "early_exit"
-    prompts: Sequence[Prompt] = BUILT_IN
+    prompts: Sequence[Prompt] = field(default_factory=built_in)
     source: str = "built in"  # where the prompts come from, for the record
     layers: int | None = None  # of early_exit
     length: int = 4  # of a draft
@@ -96,15 +93,6 @@ def _lawless(name: str) -> str:
     )
 
 
-def _replanned(drafter: Any, plan: Plan) -> Any:
-    """The same drafter with another plan."""
-    if dataclasses.is_dataclass(drafter):
-        return dataclasses.replace(drafter, plan=plan)  # type: ignore[type-var]
-    other = copy(drafter)
-    other.plan = plan
-    return other
-
-
 @dataclass(frozen=True, slots=True)
 class _Bench:
     """A target and a drafter that are ready, and what they are asked."""
@@ -133,7 +121,7 @@ class _Bench:
         return found
 
     def engine(self, rule: Rule, plan: Plan) -> Engine:
-        return Engine(self.lm.opened.target, _replanned(self.drafter, plan), rule, self.lm.opened.stops)
+        return Engine(self.lm.opened.target, replanned(self.drafter, plan), rule, self.lm.opened.stops)
 
     def jobs(self, shift: int) -> list[Job]:
         requests, policy = self.requests(shift), Policy(self.study.temperature)
@@ -147,7 +135,7 @@ class _Bench:
 
     def counted(self, nodes: int, shift: int) -> Counts:
         """A run of the race on pruned trees: nothing but counts."""
-        beam, depth = next((shape for most, shape in _BEAMS.items() if nodes <= most), _BEAMS[256])
+        beam, depth = beam_for(nodes)
         reach = getattr(getattr(self.drafter, "heads", None), "deepest", None) or depth  # parallel heads end somewhere
         engine = self.engine(named_rule("race"), Plan("race", beam, min(depth, reach), nodes))
         stats = [result.stats for job in self.jobs(shift) for result in engine.generate(job)]

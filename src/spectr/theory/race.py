@@ -1,7 +1,7 @@
 """The race on paper: one child in closed form, the rank of the accepted child, and what a tree of k nodes can give.
 
 Exact, but for a quadrature that is good to 1e-12. A node's children are ordered by the drafter's race, and the rank of
-the accepted child is its place in that order. Knows no trees but the best static one; docs/theory.md has the proofs.
+the accepted child is its place in that order. The proofs are in docs/theory.md.
 """
 
 import math
@@ -12,11 +12,10 @@ from torch import Tensor
 from spectr.checks import whole
 from spectr.errors import LawError
 from spectr.transport.laws import check_law, check_pair, ratio
+from spectr.transport.race import rank_chances
 from spectr.trees.budget import best_shape
 
 __all__ = ["best_static_tokens", "entropy", "entropy_bound", "one_child", "rank_bound", "rank_law", "worth_of_a_nat"]
-
-_STEP, _FROM, _TO = 0.125, -36.0, 4.2  # trapezoid in log τ, where the integrand dies doubly exponentially
 
 
 def one_child(target: Tensor, draft: Tensor) -> Tensor:
@@ -53,17 +52,7 @@ def rank_law(target: Tensor, draft: Tensor) -> Tensor:
     check_pair(target, draft)
     if target.dim() != 1 or draft.dim() != 1:
         raise LawError(f"rank_law takes one pair of laws (V,), got {tuple(target.shape)} and {tuple(draft.shape)}")
-    target, draft = target.double(), draft.double()
-    winners = (target > 0) & (draft > 0)
-    tau = torch.arange(_FROM, _TO, _STEP, dtype=torch.float64).exp()  # (T,) when the winner comes in
-    ahead = torch.zeros(len(target), int(winners.sum()), len(tau), dtype=torch.float64)  # P(so many rivals before it)
-    ahead[0] = 1.0
-    for owed, given in zip(target[draft > 0], draft[draft > 0], strict=True):
-        rate = (given * (target / draft)[winners] - owed).clamp_min(0)
-        passed = -torch.expm1(-tau * rate[:, None])  # (winners, T)
-        ahead[1:] += (ahead[:-1] - ahead[1:]) * passed
-        ahead[0] *= 1 - passed
-    return (ahead * (_STEP * tau * torch.exp(-tau))).sum(-1) @ target[winners]
+    return rank_chances(target.double(), draft.double(), len(target))
 
 
 def _ranks(ranks: Tensor) -> list[float]:

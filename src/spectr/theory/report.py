@@ -1,4 +1,4 @@
-"""From nodes that were looked at to numbers with errors. Knows no model: what was seen are arrays."""
+"""From nodes that were looked at to numbers with errors. Does not depend on models: what was seen are arrays."""
 
 import math
 from collections.abc import Mapping, Sequence

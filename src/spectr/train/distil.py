@@ -1,6 +1,7 @@
 """From a target to a drafter of its own: samples, features, training, a folder. A killed run goes on where it was."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,31 @@ from spectr.errors import ArgumentError
 from spectr.lm import LM, load
 from spectr.models.blockwise import BlockwiseHead, blockwise_of
 from spectr.models.head import FeatureHead, head_of
-from spectr.models.trained import Trained, fingerprint, pupil, save_drafter
+from spectr.models.trained import Trained, fingerprint, is_drafter, pupil, save_drafter
+from spectr.prompts import read_prompts, split, training
 from spectr.train.card import write_card
 from spectr.train.corpus import Corpus
 from spectr.train.loop import Course, Report, Trainer
-from spectr.train.prompts import built_in, from_file, split
 from spectr.train.samples import Sampling, Text, sample
 
-__all__ = ["Distilling", "distil"]
+__all__ = ["FILES", "Distilling", "distil"]
 
 Say = Callable[[str], None]
+Bar = Callable[[str, float], AbstractContextManager[Callable[[float], None]]]
+"""A title and how much there is to do → what is called with how much more was done."""
+
+FILES = {
+    "held_out.safetensors": "held-out answers",
+    "samples.safetensors": "answers to train on",
+    "checkpoint.pt": "a checkpoint of the training",
+    "drafter.json": "a drafter",
+}
+"""What a run leaves in its folder, in this order. An interrupted run does not do again what is there."""
+
+
+@contextmanager
+def _no_bar(_title: str, _total: float) -> Iterator[Callable[[float], None]]:
+    yield lambda _: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +62,11 @@ class Distilling:
 
 def _prompts(how: Distilling, lm: LM) -> tuple[list[list[int]], list[list[int]]]:
     """Token ids to train on and held out, none longer than half the room."""
-    found = from_file(how.data) if how.data is not None else built_in(how.prompts)
-    if how.data is not None:
-        found = [found[at % len(found)] for at in range(how.prompts)]
+    if how.data is None:
+        found = training(how.prompts)
+    else:
+        given = read_prompts(how.data, "--data")
+        found = [given[at % len(given)].text for at in range(how.prompts)]
     room = min(lm.opened.target.context - how.longest, 512)
     parts = [[ids for ids in map(lm.encode, part) if len(ids) <= room] for part in split(found)]
     if not parts[0] or not parts[1]:
@@ -77,21 +95,22 @@ def _texts(path: Path, make: Callable[[], list[Text]]) -> list[Text]:
     return _unpacked(load_file(path))
 
 
-def _sampled(how: Distilling, lm: LM, say: Say) -> tuple[list[Text], list[Text]]:
+def _sampled(how: Distilling, lm: LM, say: Say, bar: Bar) -> tuple[list[Text], list[Text]]:
     """The target's own answers, written once to `samples` and `held_out`."""
     sampling = Sampling(how.temperatures, how.longest, how.rows, lm.opened.stops)
-    written = 0
 
-    def heard(count: int) -> None:
-        nonlocal written
-        written += count
-        say(f"sampled {written:,} tokens")
+    def answers(which: int, title: str) -> list[Text]:
+        prompts = _prompts(how, lm)[which]
+        with bar(f"sampling {title}", len(prompts)) as advance:
+            found = list[Text]()
+            for text in sample(lm.opened.target, prompts, sampling):
+                found.append(text)
+                advance(1)
+        say(f"sampled {sum(len(text.tokens) - text.start for text in found):,} tokens of {title}")
+        return found
 
-    def answers(which: int) -> list[Text]:
-        return list(sample(lm.opened.target, _prompts(how, lm)[which], sampling, heard))
-
-    held = _texts(how.out / "held_out.safetensors", lambda: answers(1))
-    return _texts(how.out / "samples.safetensors", lambda: answers(0)), held
+    held = _texts(how.out / "held_out.safetensors", lambda: answers(1, "held-out answers"))
+    return _texts(how.out / "samples.safetensors", lambda: answers(0, "answers to train on")), held
 
 
 def _by_frequency(texts: Sequence[Text], size: int) -> Tensor:
@@ -108,34 +127,53 @@ def _sentence(report: Report) -> str:
     )
 
 
-def distil(how: Distilling, say: Say) -> Trained:
-    """Make a drafter in `how.out`; what was done before a kill is not done again. The course's seed is that of samples
-    and weights, and the caller's generators are left as they were."""
+def distil(how: Distilling, say: Say, bar: Bar = _no_bar) -> Trained:
+    """Make a drafter in `how.out`; what was done before an interrupt is not done again. The course's seed is that of
+    samples and weights, and the caller's generators are left as they were."""
+    if how.begin_with is not None and not is_drafter(how.begin_with):
+        raise ArgumentError(f"a drafter to begin with must be a folder that spectr train wrote, got {how.begin_with}")
+    try:
+        how.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArgumentError(f"cannot make the folder {how.out}: {error.strerror or error}") from None
     with torch.random.fork_rng():
         torch.manual_seed(how.course.seed)
-        return _distil(how, say)
+        return _distil(how, say, bar)
 
 
-def _distil(how: Distilling, say: Say) -> Trained:
-    how.out.mkdir(parents=True, exist_ok=True)
+def _distil(how: Distilling, say: Say, bar: Bar) -> Trained:
     lm = load(how.target, "none", progress=say, **how.loading)
     target = lm.opened.target
     target.model.requires_grad_(False)
     begun = None if how.begin_with is None else pupil(how.begin_with, target.model)  # refused before hours of work
-    texts, held = _sampled(how, lm, say)
+    texts, held = _sampled(how, lm, say, bar)
     head = begun or _fresh(how, target.model)
     corpora = [Corpus(part, target.device, getattr(head.shape, "taps", ())) for part in (texts, held)]
-    for corpus in corpora:
-        corpus.describe(target, 4 * how.course.budget)
+    with bar("reading the target's features", sum(corpus.tokens for corpus in corpora)) as advance:
+        for corpus in corpora:
+            corpus.describe(target, 4 * how.course.budget, advance)
     say(f"{corpora[0].tokens:,} tokens in {len(texts):,} texts")
     trainer = Trainer(head, target, how.course)
     checkpoint = how.out / "checkpoint.pt"
     if checkpoint.exists():
         trainer.load(checkpoint)
         say(f"going on at step {trainer.progress.step}")
-    for report in trainer.run(corpora[0], corpora[1], lambda: trainer.save(checkpoint)):
-        say(_sentence(report))
+    _train(trainer, corpora, checkpoint, say, bar)
     return _written(how, trainer, texts)
+
+
+def _train(trainer: Trainer, corpora: Sequence[Corpus], checkpoint: Path, say: Say, bar: Bar) -> None:
+    """Run the course to its end, and say how far it has come."""
+    behind = 0.0
+    with bar("training", 1.0) as advance:
+
+        def done(share: float) -> None:
+            nonlocal behind
+            advance(share - behind)
+            behind = share
+
+        for report in trainer.run(corpora[0], corpora[1], lambda: trainer.save(checkpoint), done=done):
+            say(_sentence(report))
 
 
 def _fresh(how: Distilling, model: Any) -> FeatureHead | BlockwiseHead:

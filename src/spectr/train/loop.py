@@ -104,8 +104,16 @@ class Trainer:
         fades = torch.tensor([course.fade**depth for depth in range(course.depths)], device=target.device)
         self._fades = fades / fades.sum()
 
-    def run(self, corpus: Corpus, held: Corpus, save: Callable[[], None], every: float = 30.0) -> Iterator[Report]:
-        """Train until the time is over; a report and a checkpoint every so many seconds, and at the end."""
+    def run(
+        self,
+        corpus: Corpus,
+        held: Corpus,
+        save: Callable[[], None],
+        every: float = 30.0,
+        done: Callable[[float], None] = lambda _: None,
+    ) -> Iterator[Report]:
+        """Train until the time is over; a report and a checkpoint every so many seconds, and at the end. `done` is
+        called after every step with the share of the course that is behind, from 0 to 1."""
         state, order = self.progress, random.Random(self.course.seed + self.progress.step)
         began, spent, last, losses = time.perf_counter(), state.seconds, 0.0, list[float]()
         while self._done < 1:
@@ -114,6 +122,7 @@ class Trainer:
                 state.step, state.tokens = state.step + 1, state.tokens + sum(corpus.lengths[at] for at in group)
                 state.seconds = spent + time.perf_counter() - began
                 over = self._done >= 1
+                done(self._done)
                 if over or state.seconds - last >= every:
                     last = state.seconds
                     yield self._report(held, losses)

@@ -5,9 +5,9 @@ from torch import Tensor
 
 from spectr.transport.laws import check_count, check_pair
 
-__all__ = ["race_acceptance"]
+__all__ = ["race_acceptance", "rank_chances"]
 
-_STEP, _FROM, _TO = 0.15, -36.0, 4.1  # trapezoid in log τ; doubly exponential decay above, e^−36 of mass below
+_STEP, _FROM, _TO = 0.125, -36.0, 4.2  # trapezoid in log τ; doubly exponential decay above, e^−36 of mass below
 
 
 def race_acceptance(target: Tensor, draft: Tensor, k: int) -> Tensor:
@@ -18,7 +18,7 @@ def race_acceptance(target: Tensor, draft: Tensor, k: int) -> Tensor:
 
         acceptance = Σ_v target(v) ∫ e^−τ P(PoissonBinomial(s) < k) dτ,
 
-    which for k = 1 is Σ_v 1 / Σ_w max(target(w)/target(v), draft(w)/draft(v)). Costs V² · k · 270 operations.
+    which for k = 1 is Σ_v 1 / Σ_w max(target(w)/target(v), draft(w)/draft(v)). Costs V² · k · 320 operations.
 
     >>> target, draft = torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=torch.float64)
     >>> [round(float(race_acceptance(target, draft, k)), 6) for k in (1, 2)]
@@ -28,20 +28,21 @@ def race_acceptance(target: Tensor, draft: Tensor, k: int) -> Tensor:
     check_count("k", k)
     target, draft = torch.broadcast_tensors(target.double(), draft.double())
     size = target.shape[-1]
-    rows = [_one_row(*row, k) for row in zip(target.reshape(-1, size), draft.reshape(-1, size), strict=True)]
+    rows = [rank_chances(*row, k).sum() for row in zip(target.reshape(-1, size), draft.reshape(-1, size), strict=True)]
     return torch.stack(rows).reshape(target.shape[:-1])
 
 
-def _one_row(target: Tensor, draft: Tensor, k: int) -> Tensor:
-    """The formula for one pair of laws, all winners and all times at once; a loop over the rivals."""
+def rank_chances(target: Tensor, draft: Tensor, k: int) -> Tensor:
+    """P(the winner by target is r-th by draft), r = 0 … k − 1, for one pair of float64 laws (V,): the terms of the sum
+    above, all winners and all times at once, with a loop over the rivals."""
     winners = (target > 0) & (draft > 0)
     odds = (target / draft)[winners]
     tau = torch.arange(_FROM, _TO, _STEP, dtype=torch.float64, device=target.device).exp()  # (T,)
-    count = torch.zeros(k, len(odds), len(tau), dtype=torch.float64, device=target.device)  # P(c rivals ahead), c < k
+    count = torch.zeros(k, len(odds), len(tau), dtype=torch.float64, device=target.device)  # P(r rivals ahead), r < k
     count[0] = 1.0
     for owed, given in zip(target[draft > 0], draft[draft > 0], strict=True):
         ahead = -torch.expm1(-tau * (given * odds - owed).clamp_min(0)[:, None])  # (winners, T)
         moved = count * ahead
         count = count - moved
         count[1:] += moved[:-1]
-    return target[winners] @ (count.sum(0) * (_STEP * tau * torch.exp(-tau))).sum(-1)
+    return (count * (_STEP * tau * torch.exp(-tau))).sum(-1) @ target[winners]

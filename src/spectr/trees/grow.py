@@ -1,4 +1,4 @@
-"""Growing a token tree from draft laws, one depth at a time, with coins. Knows not where the laws come from.
+"""Growing a token tree from draft laws, one depth at a time, with coins; where the laws come from does not matter.
 
 What is drawn stays: no child is ever dropped after it was drawn, and how many children a node has is decided from its
 draft law before any of them is. That is what keeps the coupling rules lossless on trees whose shape is data.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from spectr.errors import ArgumentError
 from spectr.kernels import usable
+from spectr.notices import notice
 from spectr.rows import ladder
 from spectr.trees.frontier import Frontier, first_frontier, next_frontier
 from spectr.types import Draft
@@ -106,6 +107,7 @@ def _expand_by_kernel(
     from spectr.kernels.beam import Above, can_expand, expanded
 
     if not can_expand(tokens.shape[1], tokens.shape[2], count):
+        notice(f"a beam of {count} nodes is too wide for the tree kernel, so trees are pruned without it, slower")
         return None
     old = beam.frontier
     made = expanded(Above(beam.scores, beam.places, old.ancestors, old.paths), chances, tokens, count, before)

@@ -1,1 +1,1 @@
-"""The planner: what a step costs here, what it gives on these prompts, and the way to decode that follows from it."""
+"""Which plan decodes fastest on this machine, plain decoding included, and what is wrong where drafting is slow."""

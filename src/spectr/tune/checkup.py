@@ -1,16 +1,14 @@
-"""Signs, in a real run, that speculation does not do well, and what to do about each: in plain words."""
+"""Signs, in a real run, that speculation does not do well, and what to do about each."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from spectr.draft import Plan
 from spectr.draft import drafter as named_drafter
 from spectr.lm import LM
 from spectr.metrics import Stats
-from spectr.tune.costs import Trio, time_steps
-from spectr.tune.study import Study
-from spectr.verify import rule as named_rule
+from spectr.tune.tuner import with_drafter
 
 __all__ = ["Sign", "check_up", "signs_of"]
 
@@ -18,6 +16,7 @@ LEAST_EFFICIENCY = 1.5  # tokens per call
 MOST_CORRECTIONS = 0.3  # of steps
 MOST_GROWTH = 1.3  # of a call's time, from one node to `WIDE`
 WIDE = 16  # nodes
+_TURNS = 3  # times that each tree is timed, of which the fastest counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,63 +31,53 @@ class Sign:
     advice: str
 
     def as_data(self) -> dict[str, Any]:
-        """For JSON; no advice where none is needed."""
-        advice = {"advice": self.advice} if self.bad else {}
-        return {
-            "name": self.name,
-            "value": self.value,
-            "limit": self.limit,
-            "bad": self.bad,
-            "says": self.says,
-        } | advice
-
-
-def _efficiency(stats: Sequence[Stats]) -> Sign:
-    value = sum(one.emitted for one in stats) / max(1, sum(one.steps for one in stats))
-    return Sign(
-        "block efficiency", value, LEAST_EFFICIENCY, value < LEAST_EFFICIENCY,
-        f"{value:.2f} tokens per target call",
-        "drafts are hardly accepted: take a drafter of the target's family, or train one (spectr train); where texts "
-        "repeat their prompt, lookup; a lower temperature helps any of them; load(…, plan='auto') drafts only while it "
-        "pays",
-    )  # fmt: skip
-
-
-def _corrections(stats: Sequence[Stats]) -> Sign:
-    value = sum(one.corrections for one in stats) / max(1, sum(one.steps for one in stats))
-    return Sign(
-        "correction share", value, MOST_CORRECTIONS, value > MOST_CORRECTIONS,
-        f"{value:.0%} of steps end because no child was right",
-        "drafts go deeper than they are good for: shorten them (length), or put the nodes beside each other (more "
-        "drafts); spectr tune finds which",
-    )  # fmt: skip
-
-
-def _growth(seconds: Sequence[float]) -> Sign:
-    value = seconds[-1] / seconds[0]
-    return Sign(
-        "latency by nodes", value, MOST_GROWTH, value > MOST_GROWTH,
-        f"a call on {WIDE} nodes takes {value:.2f} times a call on one",
-        "latency grows with K: this machine computes where it should wait for memory. Keep trees small (nodes=4), use "
-        "fewer rows at a time, and let spectr tune choose; on a CPU, speculate in float32",
-    )  # fmt: skip
+        """The sign for JSON, with advice only where it is needed."""
+        return {name: value for name, value in asdict(self).items() if name != "advice" or self.bad}
 
 
 def signs_of(stats: Sequence[Stats], seconds: Sequence[float]) -> list[Sign]:
-    """From what steps did, and from the seconds of calls on few and on many nodes."""
-    return [_efficiency(stats), _corrections(stats), _growth(seconds)]
+    """The signs, from statistics of texts and from the seconds of a call on one node and on `WIDE` nodes."""
+    steps = max(1, sum(one.steps for one in stats))
+    efficiency = sum(one.emitted for one in stats) / steps
+    corrections = sum(one.corrections for one in stats) / steps
+    growth = seconds[-1] / seconds[0]
+    return [
+        Sign(
+            "block efficiency", efficiency, LEAST_EFFICIENCY, efficiency < LEAST_EFFICIENCY,
+            f"{efficiency:.2f} tokens per target call",
+            "few drafts are accepted: take a drafter of the target's family, or train one (spectr train); lookup "
+            "where texts repeat their prompt; a lower temperature helps every drafter; spectr tune measures it",
+        ),
+        Sign(
+            "correction share", corrections, MOST_CORRECTIONS, corrections > MOST_CORRECTIONS,
+            f"{corrections:.0%} of steps end because no child was right",
+            "drafts are longer than they are good for: make them shorter (length), or wider (more drafts); spectr tune "
+            "finds which",
+        ),
+        Sign(
+            "latency by nodes", growth, MOST_GROWTH, growth > MOST_GROWTH,
+            f"a call on {WIDE} nodes takes {growth:.2f} times a call on one",
+            "every node costs time, since this machine computes where it should wait for memory: keep trees small "
+            "(nodes=4), use fewer rows at a time, and let spectr tune choose; on a CPU, speculate in float32",
+        ),
+    ]  # fmt: skip
 
 
-def _call_seconds(lm: LM, prompt: Sequence[int]) -> list[float]:
-    """Of the target, on one node and on many; drafts are drawn at random, since only their number counts."""
-    target, plan = lm.opened.target, Plan("race", 1, 1, WIDE)
-    trio = Trio(target, named_drafter("random", plan=plan), named_rule("race"))
-    timed = time_steps(trio, [plan], Study((tuple(prompt),)).long(1, 64, target.context), 8)
-    return [one.verifying for one in timed]
+def _call_seconds(lm: LM, prompt: str) -> list[float]:
+    """Seconds of the target's call on one node and on `WIDE`. Drafts are random, since only their number counts."""
+    wide = named_drafter("random", plan=Plan("race", 1, 1, WIDE))
+    lms, found = (
+        [with_drafter(lm, drafter) for drafter in (named_drafter("none"), wide)],
+        [list[float](), list[float]()],
+    )
+    for turn in range(_TURNS + 1):
+        for one, seconds in zip(lms, found, strict=True):
+            stats = one.generate(prompt, 16, seed=turn).stats
+            seconds.append(stats.seconds["target"] / stats.steps)
+    return [min(seconds[1:]) for seconds in found]  # the first turn warms up
 
 
-def check_up(lm: LM, prompts: Sequence[str], tokens: int = 48, temperature: float = 1.0) -> list[Sign]:
-    """Run a loaded model with its drafter on prompts, and look for signs."""
-    study = Study(tuple(dict.fromkeys(tuple(lm.encode(prompt)) for prompt in prompts)), tokens, temperature)
-    results = [lm.engine.generate(job)[0] for job in study.batches(1, 0)]
-    return signs_of([result.stats for result in results], _call_seconds(lm, study.prompts[0]))
+def check_up(lm: LM, prompts: Sequence[str], tokens: int = 48, **settings: Any) -> list[Sign]:
+    """Run a loaded model with its drafter on prompts, and look for signs. `settings` are those of `generate`."""
+    stats = [lm.generate(prompt, tokens, seed=seed, **settings).stats for seed, prompt in enumerate(prompts)]
+    return signs_of(stats, _call_seconds(lm, prompts[0]))

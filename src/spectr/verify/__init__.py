@@ -9,24 +9,24 @@ __all__ = ["RULES", "Card", "Rule", "rule"]
 
 _WALK = "spectr.verify.walk:Walk"
 
+
+def _walk(name: str, coupling: str, summary: str) -> Entry:
+    return Entry(_WALK, {"coupling": coupling, "name": name, "summary": summary})
+
+
 RULES = Registry(
     "rule",
     {
         "race": Entry("spectr.verify.race:Race"),
         "path_block": Entry("spectr.verify.path_block:PathBlock"),
-        "optimal": Entry(_WALK, {"coupling": "optimal", "name": "optimal"}),
-        "hybrid": Entry(_WALK, {"coupling": "hybrid", "name": "hybrid"}),
-        "kseq_plus": Entry(_WALK, {"coupling": "kseq_plus", "name": "kseq_plus"}),
-        "kseq": Entry(_WALK, {"coupling": "kseq", "name": "kseq"}),
-        "spectr": Entry(
-            _WALK, {"coupling": "kseq", "name": "spectr", "summary": "SpecTr as published: the walk with K-SEQ"}
-        ),
-        "recursive": Entry(_WALK, {"coupling": "recursive", "name": "recursive"}),
-        "recursive_wor": Entry(_WALK, {"coupling": "recursive_wor", "name": "recursive_wor"}),
-        "speculative": Entry(
-            _WALK,
-            {"coupling": "maximal", "name": "speculative", "summary": "speculative sampling as published: one draft"},
-        ),
+        "optimal": _walk("optimal", "optimal", "accepts as often as independent drafts allow, at every node"),
+        "hybrid": _walk("hybrid", "hybrid", "fixes the likeliest drafts and couples the sampled ones optimally"),
+        "kseq_plus": _walk("kseq_plus", "kseq_plus", "K-SEQ with one more test for the first draft if none passes"),
+        "kseq": _walk("kseq", "kseq", "tests the drafts in turn with p / (rho q); the first that passes is kept"),
+        "spectr": _walk("spectr", "kseq", "the algorithm of the SpecTr paper; another name for kseq"),
+        "recursive": _walk("recursive", "recursive", "tests each draft against what earlier ones left of the target"),
+        "recursive_wor": _walk("recursive_wor", "recursive_wor", "the same for drafts drawn without replacement"),
+        "speculative": _walk("speculative", "maximal", "speculative sampling as first published: one draft"),
         "block": Entry("spectr.verify.block:Block"),
         "traversal": Entry("spectr.verify.traversal:Traversal"),
         "match": Entry("spectr.verify.match:Match"),

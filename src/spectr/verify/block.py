@@ -100,7 +100,7 @@ def keep_longest(path: ProposedPath, coins: Coins, *, lazily: bool) -> tuple[Ten
 class Block(Rule):
     """One chain, judged as a whole; never keeps less than testing token by token."""
 
-    card = Card("block", "one chain judged as a whole", ("iid", "without_replacement"), ("sun2024block",), tree=False)
+    card = Card("block", "judges one chain as a whole", ("iid", "without_replacement"), ("sun2024block",), tree=False)
 
     def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
         """Every row of the chain: one after the other, or all at once."""

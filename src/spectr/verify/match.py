@@ -17,7 +17,7 @@ class Match(Rule):
 
     card = Card(
         "match",
-        "draw from the target, go on while it was drafted",
+        "draws from the target and goes on while the token was drafted",
         SIBLINGS,
         ("miao2024specinfer",),
         needs_laws=False,

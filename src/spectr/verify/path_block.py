@@ -39,7 +39,7 @@ class PathBlock(Rule):
         self.coupling = made
         self.card = Card(
             "path_block",
-            "optimal selection down the tree, block verification back up",
+            "picks a path with the optimal coupling and judges it as a whole",
             made.siblings,
             ("spectr", "sun2024block", "sun2023spectr"),
         )

@@ -21,7 +21,7 @@ class Race(Rule):
 
     card = Card(
         "race",
-        "shared noise: the same seed gives the same text with any drafter or none",
+        "shares noise with the drafter: a seed gives the same text with any drafter or none",
         SIBLINGS,
         ("spectr", "daliri2024", "kobus2025", "rowan2025"),
         needs_laws=False,

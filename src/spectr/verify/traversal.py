@@ -78,7 +78,7 @@ class Traversal(Rule):
 
     card = Card(
         "traversal",
-        "leaves first, rejected mass handed upwards",
+        "starts at the leaves and hands rejected mass to the parent",
         ("iid", "without_replacement"),
         ("weng2025traversal",),
     )

@@ -26,7 +26,7 @@ class Walk(Rule):
     ) -> None:
         self.coupling = named_coupling(coupling, **options) if isinstance(coupling, str) else coupling
         held = self.coupling
-        text = summary or f"token by token down the tree with the coupling {held.name!r}"
+        text = summary or f"walks down the tree with any coupling, here {held.name!r}"
         self.card = Card(name, text, held.siblings, held.papers, held.lossless)
 
     def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:

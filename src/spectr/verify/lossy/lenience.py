@@ -37,6 +37,6 @@ class Lenience(Walk):
     def __init__(self, lenience: float = 0.9, coupling: str = "optimal") -> None:
         if not 0 < lenience <= 1:
             raise ArgumentError(f"lenience must lie in (0, 1], got {lenience}; 1 is lossless")
-        summary = "LOSSY: acceptance eased by a constant factor"
+        summary = "LOSSY: makes the test easier by a constant factor"
         super().__init__(LenientCoupling(selecting(coupling), lenience), "lenience", summary)
         self.bias_bound = 1 - lenience

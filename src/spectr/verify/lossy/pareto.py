@@ -39,6 +39,6 @@ class Pareto(Walk):
     def __init__(self, budget: float = 0.01, coupling: str = "optimal") -> None:
         if not 0 <= budget <= 1:
             raise ArgumentError(f"budget is a total variation per token and must lie in [0, 1], got {budget}")
-        summary = "LOSSY: fewest rejections within a total-variation budget per token"
+        summary = "LOSSY: rejects as seldom as a total-variation budget per token allows"
         super().__init__(ParetoCoupling(selecting(coupling), budget), "pareto", summary)
         self.bias_bound = budget

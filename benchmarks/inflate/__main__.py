@@ -1,0 +1,109 @@
+"""`python -m benchmarks.inflate`: the texts of a small model at the cost of a large one."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from benchmarks.command import command_line, run_command
+from benchmarks.inflate import Grid, Order, run, tables
+from benchmarks.inflate.model import Size
+from spectr.cli.flags import ModelFlag
+from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, talk
+
+__all__ = ["inflate"]
+
+_MODULE = "benchmarks.inflate"
+
+
+def _show(found: dict[str, Any]) -> None:
+    """Print a table for each part."""
+    about, where = found["about"], console()
+    size = ", ".join(f"{name} {value}" for name, value in about["costs_of"].items())
+    where.print(f"texts of {about['texts_of']}, costs of {size}; {about['dtype']} on {about['device']}", markup=False)
+    for title, (heads, rows) in tables(found):
+        table = Table(*heads, title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        for row in rows:
+            table.add_row(*row)
+        for column in table.columns[:1]:
+            column.no_wrap = True
+        where.print()
+        where.print(table if heads else title, markup=False)
+
+
+def inflate(
+    prompts: Annotated[
+        Path, typer.Option(metavar="FILE", help="Text, one prompt a line, or JSON with `prompts`.")
+    ] = Path("benchmarks/heldout.json"),
+    model: ModelFlag = "smollm2-135m",
+    drafter: Annotated[
+        str, typer.Option("--drafter", metavar="FOLDER", help="A trained head; auto is the one that comes with spectr.")
+    ] = "auto",
+    only: Annotated[
+        str, typer.Option(metavar="PART,PART,...", help="Of bandwidth, calls, step, speed, rows, memory, peers.")
+    ] = "",
+    again: Annotated[bool, typer.Option("--again", help="Measure once more what is in the file.")] = False,
+    width: Annotated[int, typer.Option(min=1, metavar="N", help="Of the large model: heads times a head's.")] = 4096,
+    layers: Annotated[int, typer.Option(min=1, metavar="N", help="Decoder layers.")] = 32,
+    heads: Annotated[int, typer.Option(min=1, metavar="N", help="Query heads.")] = 64,
+    kv_heads: Annotated[int, typer.Option(min=1, metavar="N", help="Key and value heads.")] = 16,
+    inner: Annotated[int, typer.Option(min=1, metavar="N", help="Width inside a layer.")] = 14336,
+    nodes: Annotated[str, typer.Option(metavar="N,N,...", help="calls: nodes.")] = "1,16,32,64,128,256",
+    contexts: Annotated[
+        str, typer.Option(metavar="N,N,...", help="calls: tokens before them.")
+    ] = "512,1024,2048,4096,7935",
+    tree_nodes: Annotated[int, typer.Option(min=2, metavar="N", help="step, and trees to compare with: nodes.")] = 64,
+    depth: Annotated[int, typer.Option(min=1, metavar="N", help="step: depth of its tree.")] = 8,
+    race_nodes: Annotated[str, typer.Option(metavar="N,N,...", help="speed: nodes of the race.")] = "16,32,64,128",
+    depths: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="speed: depths of the race; else what goes with the nodes.")
+    ] = None,
+    chains: Annotated[str, typer.Option(metavar="L,L,...", help="speed: tokens of one draft.")] = "2,3,4,6",
+    texts: Annotated[int, typer.Option(min=1, metavar="N", help="speed: texts of each way that count.")] = 8,
+    tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Most tokens of a text.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, metavar="T", help="0 is greedy.")] = 1.0,
+    rows: Annotated[str, typer.Option(metavar="N,N,...", help="rows: texts at once.")] = "1,4,16,64",
+    row_nodes: Annotated[str, typer.Option(metavar="N,N,...", help="rows: nodes of the race.")] = "2,4,8,16,64",
+    peer_tokens: Annotated[int, typer.Option(min=4, metavar="N", help="peers: tokens; half where eager.")] = 48,
+    assistant: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="peers: assistant_model; otherwise the small model.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Timings of which the median is taken.")] = 20,
+    minutes: Annotated[float, typer.Option(min=0.01, metavar="M", help="For each part.")] = 8.0,
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile the large model and its head.")] = False,
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="DTYPE", help="auto: bfloat16 on a GPU, float32 on a CPU.")
+    ] = "auto",
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The result; parts that are there are kept.")] = Path(
+        "spectr-inflate.json"
+    ),
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure real texts at a large model's cost, without its checkpoint: a small Llama and its head, inflated."""
+    check_folder(out)
+    grid = Grid(
+        nodes=numbers("--nodes", nodes, int, 1), contexts=numbers("--contexts", contexts, int, 1), tree=tree_nodes,
+        depth=depth, race=numbers("--race-nodes", race_nodes, int, 2), texts=texts, tokens=tokens,
+        depths=() if depths is None else numbers("--depths", depths, int, 1), temperature=temperature,
+        chains=numbers("--chains", chains, int, 1), rows=numbers("--rows", rows, int, 1),
+        row_nodes=numbers("--row-nodes", row_nodes, int, 2), peer_tokens=peer_tokens, repeats=repeats,
+    )  # fmt: skip
+    order = Order(
+        out, prompts, model, drafter, assistant, Size(width, layers, heads, kv_heads, inner), device, dtype,
+        tuple(dict.fromkeys(word.strip() for word in only.split(",") if word.strip())), again, compiled, minutes,
+        command_line(_MODULE), grid,
+    )  # fmt: skip
+    found = run(order, talk)
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
+    if any("error" in part for part in found["parts"].values()):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    run_command(_MODULE, inflate)

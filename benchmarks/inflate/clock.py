@@ -1,0 +1,131 @@
+"""Clocks: how long a function takes on a device, and at what pace texts come. Does not depend on models."""
+
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spectr.engine import Engine, Job
+from spectr.metrics import Stats
+from spectr.models.graphs import Captured
+
+__all__ = ["WARM", "Pace", "bounded", "durations", "joined", "paced", "timed"]
+
+WARM = 4  # runs before any counts: plainly, captured, and replayed
+
+
+def durations(run: Callable[[], Any], device: torch.device, repeats: int) -> list[float]:
+    """Milliseconds of each of `repeats` runs, after some that do not count; on a GPU they follow without a pause."""
+    for _ in range(WARM):
+        run()
+    if device.type != "cuda":
+        return [_by_the_host(run) for _ in range(repeats)]
+    marks = [(_event(), _event()) for _ in range(repeats)]
+    for before, after in marks:
+        before.record()
+        run()
+        after.record()
+    torch.cuda.synchronize(device)
+    return [float(before.elapsed_time(after)) for before, after in marks]
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)
+
+
+def _by_the_host(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return 1e3 * (time.perf_counter() - start)
+
+
+def timed(make: Callable[[Tensor], Tensor], given: Tensor, repeats: int) -> float:
+    """Milliseconds of `make`, the median; on a GPU of a graph that is replayed."""
+    held = Captured()  # of its own, with memory of its own: nobody else's graph writes there
+    return statistics.median(durations(lambda: held("it", make, given), given.device, repeats))
+
+
+@dataclass(slots=True)
+class Pace:
+    """Rounds of steps, one step of every row: when each was told, and the tokens that came with it."""
+
+    times: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)  # that had not ended
+
+    @property
+    def seconds(self) -> float:
+        """From the first step to the last, so without the reading of the prompt."""
+        return self.times[-1] - self.times[0]
+
+    @property
+    def emitted(self) -> int:
+        """Tokens that came in that time."""
+        return sum(self.tokens[1:])
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds of each step after the first."""
+        return [later - sooner for sooner, later in zip(self.times, self.times[1:], strict=False)]
+
+
+def paced(engine: Engine, job: Job) -> Pace:
+    """Run a job until more than a quarter of its rows have ended: what counts are batches that are about full."""
+    pace, last, ended = Pace(), len(job.requests), 0
+    for step in engine.stream(job, [Stats() for _ in job.requests]):
+        if step.row <= last:
+            if ended > len(job.requests) // 4:
+                break
+            pace.times.append(time.perf_counter())
+            pace.tokens.append(0)
+            pace.rows.append(0)
+        pace.tokens[-1] += len(step.tokens)
+        pace.rows[-1] += 1
+        last, ended = step.row, ended + (step.finish_reason is not None)
+    return pace
+
+
+def joined(paces: Sequence[Pace]) -> dict[str, Any]:
+    """Several texts as numbers. `steady` takes a step at its median, whatever came in between."""
+    gaps = [gap for pace in paces for gap in pace.gaps]
+    if not gaps or not all(gaps):
+        return {"tokens": 0, "steps": 0, "seconds": 0.0}
+    seconds, tokens = sum(pace.seconds for pace in paces), sum(pace.emitted for pace in paces)
+    step = statistics.median(gaps)
+    return {
+        "tokens": tokens,
+        "steps": len(gaps),
+        "seconds": seconds,
+        "tokens_per_call": tokens / len(gaps),
+        "rows_going": sum(sum(pace.rows[1:]) for pace in paces) / len(gaps),
+        "tokens_per_second": tokens / seconds,
+        "ms_per_step": 1e3 * seconds / len(gaps),
+        "steady_tokens_per_second": tokens / len(gaps) / step,
+        "steady_ms_per_step": 1e3 * step,
+    }
+
+
+@contextmanager
+def bounded(seconds: float) -> Iterator[None]:
+    """Break off what takes longer, with a TimeoutError, where the system can."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(*_: Any) -> None:
+        raise TimeoutError(f"broken off after {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,92 @@
+"""A small target with its head, and both inflated: what all parts measure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.inflate.model import inflated, inflated_head
+from benchmarks.inflate.order import Order
+from spectr.bench.methods import planned
+from spectr.draft import Plan
+from spectr.draft import drafter as named_drafter
+from spectr.engine import Job, Request
+from spectr.errors import MismatchError
+from spectr.lm import LM, load
+from spectr.models.target import Target
+from spectr.models.tuned import tune, tune_head
+from spectr.policy import Policy
+from spectr.prompts import read_prompts
+from spectr.types import Drafter, Layers
+
+__all__ = ["Pair", "Side", "build"]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A target and the head that drafts for it."""
+
+    target: Target
+    head: Target
+    taps: Layers
+
+    def drafter(self, plan: Plan | None) -> Drafter:
+        """The head with a plan, or none."""
+        if plan is None:
+            return named_drafter("none")
+        return named_drafter("feature", head=self.head, target=self.target, plan=plan, wants_features=self.taps)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The small side and the large one, which write the same texts, and what they write about."""
+
+    small: Side
+    large: Side
+    stops: frozenset[int]
+    prompts: list[list[int]]
+
+    def requests(self, count: int, tokens: int) -> list[Request]:
+        """Prompts from all over the file, each with a seed of its own; where they are too few, again with others."""
+        stride = max(1, len(self.prompts) // count)
+        some = [self.prompts[(at * stride) % len(self.prompts)] for at in range(count)]
+        return [Request(prompt, seed, tokens) for seed, prompt in enumerate(some)]
+
+    def jobs(self, count: int, order: Order) -> list[Job]:
+        """As many texts, each a job."""
+        policy = Policy(order.grid.temperature)
+        return [Job([request], policy) for request in self.requests(count, order.grid.tokens)]
+
+
+def _head(lm: LM) -> Any:
+    """The trained drafter, if it is one that can be inflated."""
+    found = planned(lm.engine.drafter)
+    if found is None or found.name != "feature":
+        raise MismatchError(
+            f"only a trained feature head can be inflated with its target, and the drafter is "
+            f"{lm.engine.drafter.name!r}; give --drafter the folder of one, or make it: spectr train"
+        )
+    return found
+
+
+def _large(lm: LM, small: Side, order: Order) -> Side:
+    source = lm.opened.target.model
+    net = inflated(source, order.size, source.device, source.dtype)
+    tune(net)
+    head = inflated_head(small.head.model, net)  # type: ignore[arg-type]
+    tune_head(head)
+    side = Side(Target(net), Target(head), small.taps)
+    for made in (side.target, side.head, small.head) if order.compile else ():
+        made.compile()
+    return side
+
+
+def build(order: Order, told: Callable[[str], None]) -> Pair:
+    """Load the small side, and make the large one of it."""
+    prompts = read_prompts(order.prompts)
+    lm = load(order.model, order.drafter, progress=told, **order.loading)
+    found = _head(lm)
+    small = Side(lm.opened.target, found.head, found.wants_features)
+    large = _large(lm, small, order)
+    weights = sum(weight.numel() for weight in large.target.model.parameters())
+    told(f"inflated to {weights / 1e9:.2f} G weights")
+    return Pair(small, large, lm.opened.stops, [lm.encode(one.text) for one in prompts])

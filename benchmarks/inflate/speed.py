@@ -1,0 +1,187 @@
+"""Real generation on the large side: tokens per second of one text and of many, and the memory it takes."""
+
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from benchmarks.inflate.clock import Pace, joined, paced
+from benchmarks.inflate.order import Found, Order
+from benchmarks.inflate.pair import Pair
+from benchmarks.inflate.record import said
+from benchmarks.inflate.ways import Way, batched, compared, race
+from spectr.engine import Engine, Job
+from spectr.policy import Policy
+
+__all__ = ["let_go", "memory", "rows", "speed"]
+
+_TRIES = 4  # times that a text is written at most, until all its graphs are there
+_STEADY = "steady_tokens_per_second"
+_AGAINST = ("plain", "speculative", "topk", "kseq")
+
+
+def _graphs(engine: Engine) -> int:
+    """Steps that were run plainly or captured so far, for every shape once; on a CPU none."""
+    kept = engine.stages.kept.values()
+    return sum(len(stage.graphs.seen) + len(stage.graphs.graphs) for stage in kept)
+
+
+@dataclass(slots=True)
+class _Entrant:
+    """A way at work: the paces of its texts, or why it has none."""
+
+    way: Way
+    engine: Engine
+    paces: list[Pace] = field(default_factory=list)
+    error: str | None = None
+
+    def write(self, job: Job, *, counts: bool) -> None:
+        """One text; who fails once is asked no more, and the others go on."""
+        if self.error is not None:
+            return
+        try:
+            pace = self._settled(job)
+        except Exception as error:  # of any kind: it is one way's, not the run's
+            self.error = said(error)
+            return
+        if counts:
+            self.paces.append(pace)
+
+    def _settled(self, job: Job) -> Pace:
+        """A text during which graphs were made is written again."""
+        for _ in range(_TRIES):
+            before = _graphs(self.engine)
+            pace = paced(self.engine, job)
+            if _graphs(self.engine) == before:
+                break
+        return pace
+
+    def row(self) -> Found:
+        plan = self.way.plan
+        about = {"way": self.way.key, "method": self.way.method, "nodes": self.way.nodes}
+        more = {} if plan is None else {"drafts": plan.drafts, "depth": plan.length, "siblings": plan.siblings}
+        failed = {} if self.error is None else {"error": self.error}
+        return {**about, **more, **failed, "texts": len(self.paces), **joined(self.paces)}
+
+
+def _best(found: Sequence[Found], method: str, key: str) -> float | None:
+    """The most tokens per second of a method, over its shapes."""
+    return max((row[key] for row in found if row["method"] == method and key in row), default=None)
+
+
+def _ratios(found: Sequence[Found], row: Mapping[str, Any], key: str) -> dict[str, float]:
+    if key not in row:
+        return {}
+    best = {method: _best(found, method, key) for method in _AGAINST}
+    return {method: row[key] / value for method, value in best.items() if value}
+
+
+def _compared(entrants: Sequence[_Entrant]) -> list[Found]:
+    found = [entrant.row() for entrant in entrants]
+    for row in found:
+        row["ratios"] = _ratios(found, row, "tokens_per_second")
+        row["steady_ratios"] = _ratios(found, row, _STEADY)
+    return found
+
+
+def speed(pair: Pair, order: Order) -> Iterator[Found]:
+    """Text after text, every way in turn, batch 1; the first of each is not counted."""
+    entrants = [_Entrant(way, way.engine(pair)) for way in compared(order.grid)]
+    jobs = pair.jobs(order.grid.texts + 1, order)
+    for at, job in enumerate(jobs):
+        turned = entrants[at % len(entrants) :] + entrants[: at % len(entrants)]  # nobody is always first
+        for entrant in turned:
+            entrant.write(job, counts=at > 0)
+        yield {"rows": _compared(entrants), "left": len(jobs) - 1 - at}
+
+
+def _batches(pair: Pair, order: Order, count: int) -> list[Job]:
+    """Batches of `count` texts, as many as it takes to write all texts."""
+    number = -(-order.grid.texts // count)
+    every, policy = pair.requests(number * count, order.grid.tokens), Policy(order.grid.temperature)
+    return [Job(every[start : start + count], policy) for start in range(0, len(every), count)]
+
+
+def _batched(count: int, entrant: _Entrant) -> Found:
+    """What batches of `count` rows came to. Rows end one after the other, and others with every way: the pace is that
+    of a batch in which all go on."""
+    row = {"rows": count, **entrant.row()}
+    row["texts"] *= count
+    if "rows_going" in row:
+        share = row["rows_going"] / count
+        row["tokens_per_call"] /= row["rows_going"]  # of one row
+        for key in ("tokens_per_second", _STEADY):
+            row[key] /= share
+    return row
+
+
+def _best_nodes(found: Sequence[Found]) -> list[Found]:
+    """For each number of rows the nodes that gave most tokens per second, plain decoding being one node."""
+    best: dict[int, Found] = {}
+    whole = [row for row in found if _STEADY in row and "error" not in row]
+    for row in whole:
+        if row[_STEADY] > best.get(row["rows"], {}).get(_STEADY, 0.0):
+            best[row["rows"]] = row
+    plain = {row["rows"]: row[_STEADY] for row in whole if row["nodes"] == 1}
+    return [
+        {"rows": count, "nodes": row["nodes"], _STEADY: row[_STEADY], "over_plain": row[_STEADY] / plain[count]}
+        for count, row in best.items()
+        if count in plain
+    ]
+
+
+def rows(pair: Pair, order: Order) -> Iterator[Found]:
+    """Batches of different prompts: all rows together, plain and with trees of several sizes."""
+    grid, found = order.grid, list[Found]()
+    cases = [(count, way) for count in grid.rows for way in batched(grid)]
+    for at, (count, way) in enumerate(cases, start=1):
+        entrant = _Entrant(way, way.engine(pair))
+        for job in _batches(pair, order, count):
+            entrant.write(job, counts=True)
+        found.append(_batched(count, entrant))
+        let_go()
+        yield {"results": found, "best": _best_nodes(found), "left": len(cases) - at}
+
+
+def let_go() -> None:
+    """Caches and graphs of a batch that is over."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _held(session: Any) -> int:
+    """Bytes of keys, values and features."""
+    layers = [buffer for layer in session.cache.layers for buffer in (layer.keys, layer.values)]
+    return sum(buffer.nbytes for buffer in [*layers, session.store.features] if buffer is not None)
+
+
+def _weights(net: torch.nn.Module, own: Any = None) -> int:
+    """Bytes of a model, and of a layer of its own beside it."""
+    layers = [net] if own is None else [net, own]
+    return sum(weights.nbytes for layer in layers for weights in (*layer.parameters(), *layer.buffers()))
+
+
+def _caches(engine: Engine) -> int:
+    """Bytes of all caches that an engine keeps for its captured steps."""
+    batches: list[Any] = [stage.batch for stage in engine.stages.kept.values()]
+    return sum(_held(batch.session) + _held(batch.drafting.session) for batch in batches)
+
+
+def memory(pair: Pair, order: Order) -> Iterator[Found]:
+    """The most that a text needs beside weights and caches."""
+    way, job, device = race(order.grid.tree), pair.jobs(1, order)[0], pair.large.target.device
+    engine, is_gpu = way.engine(pair), device.type == "cuda"
+    let_go()
+    before = torch.cuda.memory_allocated(device) if is_gpu else 0
+    if is_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    engine.generate(job)
+    cache = _caches(engine)
+    beside = torch.cuda.max_memory_allocated(device) - before - cache if is_gpu else None
+    output = pair.large.head.head
+    own = output if output is not pair.large.target.head else None
+    weights = {"target": _weights(pair.large.target.model), "head": _weights(pair.large.head.model, own)}
+    yield {"way": way.key, "weight_bytes": weights, "cache_bytes": cache, "beside_bytes": beside, "left": 0}

@@ -1,0 +1,85 @@
+"""The methods that are compared, each with the tree that it draws."""
+
+from dataclasses import dataclass
+
+from benchmarks.inflate.order import Grid
+from benchmarks.inflate.pair import Pair
+from spectr.bench.methods import METHODS
+from spectr.draft import Plan
+from spectr.draft.plan import beam_for
+from spectr.engine import Engine
+from spectr.verify import rule as named_rule
+
+__all__ = ["PLAIN", "Way", "batched", "compared", "race"]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A method of `spectr bench run`, and its plan."""
+
+    method: str
+    plan: Plan | None = None
+
+    @property
+    def key(self) -> str:
+        """The way's unique name.
+
+        >>> race(64, 6).key
+        'race N=64 D=6'
+        """
+        return self.method if self.plan is None else f"{self.method} N={self.nodes} D={self.plan.length}"
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of a tree, the root included."""
+        return 1 if self.plan is None else self.plan.capacity
+
+    def engine(self, pair: Pair) -> Engine:
+        """On the large side, with its steps captured."""
+        rule = named_rule(METHODS[self.method].rule or "race")
+        made = Engine(pair.large.target, pair.large.drafter(self.plan), rule, pair.stops)
+        made.capture = True
+        return made
+
+
+PLAIN = Way("plain")
+
+
+def _way(method: str, drafts: int, length: int, nodes: int | None = None) -> Way:
+    card = named_rule(METHODS[method].rule).card
+    return Way(method, Plan(METHODS[method].siblings or card.draws or card.siblings[0], drafts, length, nodes))
+
+
+def _pruned(method: str, nodes: int, depth: int | None = None) -> Way:
+    beam, usual = beam_for(nodes)
+    return _way(method, beam, depth or usual, nodes)
+
+
+def race(nodes: int, depth: int | None = None) -> Way:
+    """The race with a pruned tree."""
+    return _pruned("race", nodes, depth)
+
+
+def _chains(method: str, nodes: int, depth: int | None) -> list[Way]:
+    """Drafts side by side: eight, and if a depth is said also as many as the nodes allow."""
+    deep = min(depth or max(1, (nodes - 1) // 8), nodes - 1)
+    most = (nodes - 1) // deep
+    return [_way(method, drafts, deep) for drafts in sorted({min(8, most), most if depth else min(8, most)})]
+
+
+def compared(grid: Grid) -> list[Way]:
+    """All ways, plain decoding first; those with trees have the same depths to choose from."""
+    depths = grid.depths or (None,)
+    return [
+        PLAIN,
+        *(_way("speculative", 1, length) for length in grid.chains),
+        *(_pruned("topk", grid.tree, depth) for depth in depths),
+        *(way for method in ("kseq", "path_block") for depth in depths for way in _chains(method, grid.tree, depth)),
+        *(race(nodes, depth) for nodes in grid.race for depth in depths),
+    ]
+
+
+def batched(grid: Grid) -> list[Way]:
+    """Plain decoding and trees of several sizes, no deeper than the shallowest that was asked for."""
+    least = min(grid.depths, default=None)
+    return [PLAIN, *(race(nodes, least and min(least, beam_for(nodes)[1])) for nodes in grid.row_nodes)]

@@ -1,0 +1,91 @@
+"""Flags that several commands share: one name, one meaning, one help text."""
+
+from typing import Annotated, Any
+
+import typer
+
+__all__ = [
+    "DeviceFlag",
+    "DrafterFlag",
+    "DtypeFlag",
+    "MaxTokensFlag",
+    "ModelFlag",
+    "RuleFlag",
+    "SeedFlag",
+    "TemperatureFlag",
+    "TopPFlag",
+    "given",
+]
+
+LOADING, SPECULATION, SAMPLING, OUTPUT = "Model", "Speculation", "Sampling", "Output"
+"""Headings under which long help texts list their flags."""
+
+ModelFlag = Annotated[
+    str,
+    typer.Option("--model", metavar="NAME", help="Catalog name, hub id or folder.", rich_help_panel=LOADING),
+]
+DeviceFlag = Annotated[
+    str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.", rich_help_panel=LOADING)
+]
+DtypeFlag = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        metavar="DTYPE",
+        help="float32, bfloat16, ..., or auto: as stored on a GPU, float32 on a CPU.",
+        rich_help_panel=LOADING,
+    ),
+]
+DrafterFlag = Annotated[
+    str,
+    typer.Option(
+        "--drafter",
+        metavar="NAME",
+        help="What drafts: auto, lookup, ngram, early_exit, random, none, a folder, a model's name, or several with +.",
+        rich_help_panel=SPECULATION,
+    ),
+]
+RuleFlag = Annotated[
+    str,
+    typer.Option(
+        "--rule", metavar="RULE", help="What accepts drafts: a rule of `spectr rules`.", rich_help_panel=SPECULATION
+    ),
+]
+MaxTokensFlag = Annotated[
+    int,
+    typer.Option(
+        "--max-new-tokens",
+        "--max-tokens",
+        min=1,
+        metavar="N",
+        help="Most tokens to generate.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+TemperatureFlag = Annotated[
+    float | None,
+    typer.Option(
+        min=0, metavar="T", help="0 is greedy. [default: what the model's files say, else 1]", rich_help_panel=SAMPLING
+    ),
+]
+TopPFlag = Annotated[
+    float | None,
+    typer.Option(
+        metavar="P",
+        help="Sample from the likeliest tokens that together have probability P.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+SeedFlag = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Makes a text repeatable. [default: a random one, which is reported]",
+        rich_help_panel=SAMPLING,
+    ),
+]
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were given. What is None was not, and is left to the model's own defaults."""
+    return {name: value for name, value in options.items() if value is not None}

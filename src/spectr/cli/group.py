@@ -1,0 +1,147 @@
+"""Groups of commands: modules are imported when a command is used, lists of commands show whole sentences, and an
+interrupt or a closed pipe ends a command without a traceback."""
+
+import errno
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, ClassVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from spectr.errors import ArgumentError
+
+__all__ = ["INTERRUPTED", "PIPE_CLOSED", "Command", "Group", "LazyCommand", "LazyGroup", "command_line"]
+
+INTERRUPTED, PIPE_CLOSED = 130, 141  # what shells report for SIGINT and SIGPIPE
+_WHOLE = 10_000  # characters: more than any sentence has
+
+
+class Command(TyperCommand):
+    """A command whose help lists its flags under the headings that they name (`rich_help_panel`), in plain text."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments, then flags heading by heading, in the order in which headings first appear."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
+        sections["Options"] = sections.pop("Options")  # what has no heading comes last: mostly --help
+        for heading, records in sections.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
+
+class Group(TyperGroup):
+    """A group that lists each command with the whole first sentence of its help."""
+
+    def sentence(self, context: Any, name: str) -> str | None:
+        """What the list says about a command; None for one that is hidden."""
+        found: Any = self.get_command(context, name)
+        return None if found.hidden else str(found.get_short_help_str(_WHOLE))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list. click would cut sentences off at the width of the terminal; these are wrapped."""
+        rows = [(name, said) for name in self.list_commands(ctx) if (said := self.sentence(ctx, name)) is not None]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Answer a group without a command with its help."""
+        if not args and self.no_args_is_help and not ctx.resilient_parsing:
+            typer.echo(ctx.get_help(), err=True)
+            ctx.exit(2)
+        return super().parse_args(ctx, args)
+
+
+@dataclass(frozen=True, slots=True)
+class LazyCommand:
+    """Where a command or a group is defined, and the sentence that lists show for it."""
+
+    target: str  # "module:attribute": a function, or a typer.Typer
+    sentence: str
+
+    def load(self, name: str) -> Any:
+        """Import it, and make a command of it."""
+        module, _, attribute = self.target.partition(":")
+        found = getattr(import_module(module), attribute)
+        holder = typer.Typer(cls=Group, rich_markup_mode=None, add_completion=False)
+        holder.callback()(_nothing)  # one command alone would not be a group
+        if isinstance(found, typer.Typer):
+            holder.add_typer(found, name=name, cls=Group)
+        else:
+            holder.command(name, cls=Command)(found)
+        made: Any = typer.main.get_command(holder)
+        return made.commands[name]
+
+
+def _nothing() -> None:
+    pass
+
+
+_ARGUMENTS = "spectr.arguments"
+
+
+def command_line(context: typer.Context) -> str:
+    """The command as it was given, for a sentence that says how to go on."""
+    return shlex.join(["spectr", *context.meta[_ARGUMENTS]])
+
+
+class LazyGroup(Group):
+    """The root of the command line. A subclass fills `table`."""
+
+    table: ClassVar[Mapping[str, LazyCommand]] = {}
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        names: dict[str, Any] = dict.fromkeys(self.table)
+        self.commands = names
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Remember the arguments for `command_line`."""
+        given = list(args)
+        context = super().make_context(info_name, args, parent, **extra)
+        context.meta[_ARGUMENTS] = given
+        return context
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import a command the first time that it is asked for."""
+        if cmd_name in self.table and self.commands[cmd_name] is None:
+            self.commands[cmd_name] = self.table[cmd_name].load(cmd_name)
+        return self.commands.get(cmd_name)
+
+    def sentence(self, context: Any, name: str) -> str:
+        """From the table, so that the list needs no import."""
+        return self.table[name].sentence
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; Ctrl-C and a reader that has gone away end it quietly."""
+        try:
+            found = super().invoke(ctx)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except KeyboardInterrupt:
+            print("\nspectr: interrupted", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            _discard_stdout()
+            raise typer.Exit(PIPE_CLOSED) from None
+        except OSError as error:
+            if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO):
+                raise
+            _discard_stdout()
+            raise ArgumentError(f"cannot write to stdout: {error.strerror}") from None
+        return found
+
+
+def _discard_stdout() -> None:
+    """Send what is still buffered nowhere, so that the interpreter does not fail on it when it exits."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())

@@ -1,0 +1,104 @@
+"""Prompts: those that come with spectr, in `prompts.json` beside this module, and those of a user's file."""
+
+import gzip
+import hashlib
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from spectr.errors import ArgumentError
+
+__all__ = ["Prompt", "built_in", "read_prompts", "rows_in", "shipped_tasks", "split", "timing", "training"]
+
+_TEXT = ("text", "prompt", "instruction", "question")
+_FORMS = "a text file with one prompt a line, JSON with a list `prompts`, or .jsonl; any of them may be .gz"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A text to answer, and what kind of text it is."""
+
+    text: str
+    domain: str = "all"
+
+
+@cache
+def _shipped() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((files("spectr") / "prompts.json").read_text("utf-8"))
+    return found
+
+
+def built_in() -> tuple[Prompt, ...]:
+    """A few prompts of several domains, for measurements without a file."""
+    return tuple(Prompt(text, domain) for domain, texts in _shipped()["domains"].items() for text in texts)
+
+
+def timing() -> list[str]:
+    """Three requests, for timings."""
+    return list(_shipped()["timing"])
+
+
+def shipped_tasks(kind: str) -> list[dict[str, Any]]:
+    """The rows of a task of `spectr bench run`, with the fields that its kind needs."""
+    return list(_shipped()["tasks"][kind])
+
+
+def training(count: int, seed: int = 0) -> list[str]:
+    """`count` requests for training a drafter; every pair of template and topic comes once before any comes twice."""
+    parts = _shipped()["training"]
+    pairs = [template.format(topic) for template in parts["templates"] for topic in parts["topics"]]
+    pairs += [f"Write a {name} program that {task}." for name in parts["languages"] for task in parts["programs"]]
+    random.Random(seed).shuffle(pairs)
+    return [pairs[at % len(pairs)] for at in range(count)]
+
+
+def split(prompts: list[str], share: float = 0.02) -> tuple[list[str], list[str]]:
+    """Prompts to train on and prompts held out. A prompt is always on the same side, wherever it stands."""
+
+    def held_out(prompt: str) -> bool:
+        return int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:4], "big") < share * 2**32
+
+    train, held = [p for p in prompts if not held_out(p)], [p for p in prompts if held_out(p)]
+    return (train, held) if train and held else (prompts[1:] or prompts, prompts[:1])
+
+
+def rows_in(path: Path, flag: str) -> list[Any]:
+    """The rows of a prompts file as they stand in it: strings, or objects with fields. `flag` is for the message."""
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+        kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+        lines = [line for line in text.splitlines() if line.strip()]
+        if kind == ".json":
+            found = json.loads(text)
+            rows = list(found["prompts"] if isinstance(found, dict) else found)
+        else:
+            rows = [json.loads(line) for line in lines] if kind == ".jsonl" else lines
+    except (OSError, EOFError, TypeError, ValueError) as error:
+        raise ArgumentError(f"{flag} must be {_FORMS}; {path}: {error}") from None
+    except KeyError:
+        raise ArgumentError(f"{flag} must be {_FORMS}; {path} has no list `prompts`") from None
+    if not rows:
+        raise ArgumentError(f"{flag} must hold at least one prompt, {path} holds none")
+    return rows
+
+
+def _prompt(row: Any, where: str) -> Prompt:
+    fields = row if isinstance(row, Mapping) else {"text": row}
+    text = next((fields[name] for name in _TEXT if name in fields), None)
+    domain = fields.get("domain", fields.get("kind", "all"))
+    if not isinstance(text, str) or not text.strip() or not isinstance(domain, str):
+        raise ArgumentError(
+            f"{where} must be a text, or an object with {', '.join(_TEXT[:-1])} or {_TEXT[-1]}, and optionally domain"
+        )
+    return Prompt(text, domain)
+
+
+def read_prompts(path: Path, flag: str = "--prompts") -> list[Prompt]:
+    """The prompts of a text file, a JSON file or JSON lines, each with its domain where the file names one."""
+    return [_prompt(row, f"prompt {number} of {path}") for number, row in enumerate(rows_in(path, flag), start=1)]

@@ -1,0 +1,245 @@
+"""Measures plans on the loop that users run, round by round, and keeps every measurement in the profile's file."""
+
+import hashlib
+import json
+import math
+import platform
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, astuple, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spectr.draft import Plan
+from spectr.draft.adaptive import replanned
+from spectr.draft.candidate_plans import candidate_plans
+from spectr.draft.options import DraftOptions
+from spectr.draft.profile import PLAIN, Choice, DecodingPlan, Profile
+from spectr.engine import Engine
+from spectr.errors import ArgumentError, MismatchError, SpectrError
+from spectr.lm import LM
+from spectr.models.trained import fingerprint
+from spectr.pairing import drafters_for, pair
+from spectr.tune.halving import ROUNDS, Measurement, Result, choose, next_round, results, rungs
+from spectr.types import Drafter
+from spectr.verify import rule as named_rule
+from spectr.version import installed
+
+__all__ = ["Tuner", "Workload", "in_words", "plans_for", "with_drafter"]
+
+_WARM = 8  # tokens that a plan generates before it is timed, where no graphs have to be captured
+_SEED = 1_000_003  # from the seeds of one round to those of the next
+
+Say = Callable[[str], None]
+
+
+def with_drafter(lm: LM, drafter: Drafter, rule: str = "race") -> LM:
+    """The same loaded model with another drafter and rule. Steps are captured if those of `lm` are."""
+    engine = Engine(lm.opened.target, drafter, named_rule(rule), lm.opened.stops)
+    engine.capture = lm.engine.capture
+    return LM(engine, lm.opened)
+
+
+def plans_for(lm: LM, drafters: Sequence[str], rules: Sequence[str], say: Say) -> tuple[DecodingPlan, ...]:
+    """Plain decoding, then the candidate plans of every drafter under every rule that it fits; what is left out is
+    named with the reason."""
+    cards = [named_rule(rule).card for rule in rules]
+    for card in cards:
+        if not card.lossless:
+            raise ArgumentError(f"rules must be lossless, {card.name!r} is not; choose it by name, not by speed")
+    if "none" in drafters:
+        raise ArgumentError("plain decoding is always measured; give at least one drafter in place of none")
+    on_cpu, plans = lm.opened.target.device.type == "cpu", [DecodingPlan()]
+    for name in drafters:
+        base = pair(name, lm.opened, cards[0], DraftOptions())
+        known = "lookup" if base.name == "lookup" else name  # auto may stand for it
+        for card in cards:
+            siblings = card.draws or card.siblings[0]
+            made = replanned(base, Plan(siblings, 1, 1)) if hasattr(base, "plan") else base
+            try:
+                with_drafter(lm, made, card.name)  # refuses what does not fit
+            except MismatchError as error:
+                say(f"left out {name} with rule {card.name}: {error}")
+            else:
+                plans += candidate_plans(known, made, card, on_cpu=on_cpu)
+    if len(plans) == 1:
+        raise MismatchError(
+            f"no rule of {', '.join(rules)} fits a drafter of {', '.join(drafters)}; race fits every drafter"
+        )
+    return tuple(dict.fromkeys(plans))
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What every plan generates: texts of at most `tokens` tokens, from the same prompts with the same seeds."""
+
+    prompts: tuple[str, ...]
+    tokens: int = 48
+    settings: dict[str, Any] = field(default_factory=dict)  # of generate, such as the temperature
+
+    def generate(self, lm: LM, rows: int, number: int, tokens: int | None = None) -> tuple[int, float]:
+        """The batch of one round: how many tokens it has, and the seconds it took."""
+        prompts = [self.prompts[(number * rows + row) % len(self.prompts)] for row in range(rows)]
+        seeds = [number * _SEED + row for row in range(rows)]
+        start = time.perf_counter()
+        outputs = lm.generate(prompts, tokens or self.tokens, seeds=seeds, **self.settings)
+        return sum(len(output.tokens) for output in outputs), time.perf_counter() - start
+
+
+@dataclass(slots=True)
+class Tuner:
+    """Plans, what they generate, the numbers of rows to measure them with, and what was measured so far."""
+
+    lm: LM  # as `spectr.load` gives it
+    plans: tuple[DecodingPlan, ...]
+    workload: Workload
+    rows: tuple[int, ...]
+    path: Path | None = None  # the profile; a run that is there goes on
+    found: list[Measurement] = field(default_factory=list)
+    finished: bool = False
+
+    def resume(self) -> None:
+        """Take over the measurements in the file, if it is there and holds a run with the same settings."""
+        if self.path is None or not self.path.exists():
+            return
+        try:
+            run = json.loads(self.path.read_text(encoding="utf-8"))["run"]
+            known, rows = run["settings"], [Measurement(*one) for one in run["measurements"]]
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            why = f"{self.path}: {error!r}"
+            raise ArgumentError(f"--out must be a new file, or one that spectr tune wrote; {why}") from None
+        mine = json.loads(json.dumps(self._settings()))
+        if differing := [name for name in mine if known.get(name) != mine[name]]:
+            raise ArgumentError(
+                f"{self.path} holds a run with another {', '.join(differing)}; choose another --out, or delete it"
+            )
+        self.found = rows
+
+    @property
+    def missing(self) -> int:
+        """How many measurements are left, if no plan has to be left out."""
+        return len(self.rows) * sum(ROUNDS * (1 + plans) for plans in rungs(len(self.plans))) - len(self.found)
+
+    def run(self, minutes: float | None, say: Say, tick: Callable[[], None]) -> None:
+        """Measure until every number of rows is done or its share of the minutes is over. Every measurement is saved
+        at once."""
+        drafters = drafters_for(self.plans, self.lm.opened, DraftOptions())
+        begun, complete = time.monotonic(), 0
+        for number, rows in enumerate(self.rows, start=1):
+            until = math.inf if minutes is None else begun + 60 * minutes * number / len(self.rows)
+            complete += self._measure(rows, drafters, until, say, tick)
+        self.finished = complete == len(self.rows)
+        self.save()
+
+    def _measure(
+        self, rows: int, drafters: Sequence[Drafter], until: float, say: Say, tick: Callable[[], None]
+    ) -> bool:
+        """Whether all rounds with this number of rows were measured before the time `until`; the first always is."""
+        lms, left_out = dict[int, LM](), set[int]()
+        while (turn := next_round(self.of(rows), len(self.plans), left_out)) is not None:
+            number, missing = turn
+            if number % ROUNDS == 0:
+                say(f"{in_words(rows)}: plans in rounds {number + 1} to {number + ROUNDS}: {len(missing)}")
+            for plan in missing:
+                if number and time.monotonic() > until:
+                    return False
+                try:
+                    lms[plan] = lms.get(plan) or self._warmed_up(plan, drafters[plan], rows)
+                except (SpectrError, torch.OutOfMemoryError) as error:
+                    if plan == PLAIN:
+                        raise
+                    say(f"left out {self.plans[plan]} with {in_words(rows)}: {error}")
+                    left_out.add(plan)
+                    continue
+                self.found.append(Measurement(rows, number, plan, *self.workload.generate(lms[plan], rows, number)))
+                self.save()
+                tick()
+        return True
+
+    def _warmed_up(self, plan: int, drafter: Drafter, rows: int) -> LM:
+        """The loaded model with this plan, after a generation that is not measured and captures graphs."""
+        lm = with_drafter(self.lm, drafter, self.plans[plan].rule)
+        self.workload.generate(lm, rows, 0, None if lm.engine.capture else _WARM)
+        return lm
+
+    def of(self, rows: int) -> list[Measurement]:
+        """What was measured with this number of rows."""
+        return [one for one in self.found if one.rows == rows]
+
+    def results(self) -> dict[int, list[Result]]:
+        """By number of rows, what was measured of each plan; without rows of which plain decoding was not measured."""
+        found = {rows: results(self.of(rows)) for rows in self.rows}
+        return {rows: several for rows, several in found.items() if several}
+
+    def profile(self) -> Profile | None:
+        """What `spectr.load` needs of it; None if too little was measured to choose from."""
+        found = self.results()
+        if not found:
+            return None
+        rates = {rows: {one.plan: one.rate for one in several} for rows, several in found.items()}
+        choices = tuple(
+            Choice(rows, plan, tuple(rates[rows].get(place) for place in range(len(self.plans))))
+            for rows, plan in choose(found, self.plans).items()
+        )
+        net = self.lm.opened.target.model
+        return Profile(fingerprint(net), net.device.type, _versions(), self.plans, choices)
+
+    def as_data(self) -> dict[str, Any]:
+        """The profile, and the run that it follows from."""
+        profile = self.profile()
+        return {
+            "what": "the fastest plan for each number of rows, measured by spectr tune; spectr.load takes it as plan",
+            **({} if profile is None else profile.as_data()),
+            "run": {
+                "settings": self._settings(),
+                "finished": self.finished,
+                "results": [asdict(one) for several in self.results().values() for one in several],
+                "measurements": [astuple(one) for one in self.found],
+            },
+        }
+
+    def save(self) -> None:
+        """Write the file anew, aside and renamed, so that it is whole whenever the process ends."""
+        if self.path is None or not self.found:
+            return
+        text = json.dumps(self.as_data(), indent=1, ensure_ascii=False, allow_nan=False)
+        text = re.sub(r"\[\s+([^\[\]{}\"]+?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
+        aside = self.path.with_name(f"{self.path.name}.new")
+        try:
+            aside.write_text(text + "\n", encoding="utf-8")
+            aside.replace(self.path)
+        except OSError as error:
+            raise ArgumentError(f"cannot write {self.path}: {error.strerror or error}; choose another --out") from None
+
+    def _settings(self) -> dict[str, Any]:
+        """What a run must share with one that goes on with it."""
+        net, work = self.lm.opened.target.model, self.workload
+        return {
+            "target": fingerprint(net),
+            "device": str(net.device),
+            "dtype": str(net.dtype).removeprefix("torch."),
+            "threads": torch.get_num_threads(),
+            "versions": _versions(),
+            "plans": [asdict(plan) for plan in self.plans],
+            "rows": self.rows,
+            "prompts": hashlib.sha256(repr(work.prompts).encode()).hexdigest()[:16],
+            "tokens": work.tokens,
+            "settings": work.settings,
+        }
+
+
+def in_words(rows: int) -> str:
+    """A number of rows in words.
+
+    >>> in_words(4)
+    '4 rows at a time'
+    """
+    return f"{rows} row{'s' * (rows > 1)} at a time"
+
+
+def _versions() -> dict[str, str | None]:
+    packages = {name: installed(name) for name in ("spectr", "torch", "transformers")}
+    return {"python": platform.python_version(), **packages}

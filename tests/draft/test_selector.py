@@ -1,0 +1,86 @@
+"""Choosing plans while running, on planted speeds: a few hundred steps without a clock."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from spectr.draft.selector import GRACE, SHARE, PlanSelector
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The chance that each draft token of a chain is accepted, and the seconds of a step."""
+
+    chances: tuple[float, ...]
+    seconds: float
+
+    def draw(self, draws: random.Random) -> tuple[float, float]:
+        tokens = 1
+        for chance in self.chances:
+            if draws.random() >= chance:
+                break
+            tokens += 1
+        return tokens, self.seconds * draws.uniform(0.95, 1.05)
+
+
+PLAIN = Speed((), 1.0)
+USEFUL = (PLAIN, Speed((0.8,), 1.2), Speed((0.8, 0.8, 0.8), 1.5), Speed((0.3,), 1.6))  # the third is the fastest
+USELESS = (PLAIN, Speed((0.05,), 1.2), Speed((0.05, 0.05, 0.05), 1.5), Speed((0.05,), 2.5))
+
+
+def run(selector: PlanSelector, speeds: tuple[Speed, ...], steps: int, seed: int) -> tuple[list[int], float, float]:
+    """The plans chosen, the tokens and the seconds."""
+    draws, chosen, tokens, seconds = random.Random(seed), list[int](), 0.0, 0.0
+    for _ in range(steps):
+        plan = selector.choose()
+        gave, took = speeds[plan].draw(draws)
+        selector.observe(plan, gave, took)
+        chosen.append(plan)
+        tokens, seconds = tokens + gave, seconds + took
+    return chosen, tokens, seconds
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_fastest_plan_is_found(seed: int) -> None:
+    chosen, tokens, seconds = run(PlanSelector(4), USEFUL, 600, seed)
+    assert chosen[300:].count(2) > 0.8 * 300
+    assert tokens / seconds > 1.5  # it has 1.97, plain decoding 1
+    assert set(chosen) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("steps", [50, 200, 1000])
+def test_little_is_lost_where_drafts_are_worth_nothing(seed: int, steps: int) -> None:
+    """Seconds beyond those of plain decoding for the same tokens: a share of the time, the grace, and the one step that
+    exceeds the budget; times are right up to 5 %."""
+    chosen, tokens, seconds = run(PlanSelector(4), USELESS, steps, seed)
+    assert seconds - tokens < 1.05 * (SHARE * seconds + GRACE + 2.5) + 0.01 * seconds
+    assert chosen.count(0) > 0.7 * steps
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_change_is_noticed(seed: int) -> None:
+    selector = PlanSelector(4)
+    for speeds, best in ((USELESS, 0), (USEFUL, 2), (USELESS, 0)):
+        chosen, _, _ = run(selector, speeds, 600, seed)
+        assert chosen[400:].count(best) > 0.7 * 200
+
+
+def test_the_start_is_used_first() -> None:
+    assert PlanSelector(4, start=2).choose() == 2
+    assert PlanSelector(4).choose() == 0
+
+
+def test_one_slow_moment_condemns_no_plan() -> None:
+    selector = PlanSelector(2, start=1)
+    for step in range(40):
+        plan = selector.choose()
+        selector.observe(plan, 1.0 if plan == 0 else 2.0, 30.0 if step == 10 else 1.0)
+    assert selector.best == 1
+    assert selector.rate(1) == pytest.approx(2.0)
+
+
+def test_a_single_plan_is_always_chosen() -> None:
+    chosen, _, _ = run(PlanSelector(1), (PLAIN,), 20, 0)
+    assert set(chosen) == {0}
