@@ -36,6 +36,7 @@ CASES = [
     ("feature", "race", Plan(drafts=3, length=4, nodes=9)),
     ("feature", "optimal", Plan("iid", tree=(2, 1, 1))),
     ("blockwise", "match", Plan("fixed", drafts=2, length=3, nodes=6)),
+    ("random", "race", Plan(drafts=2, length=3, nodes=6)),
 ]
 POLICIES = [Policy(), Policy(0.7, top_k=5), Policy(0)]
 
@@ -249,6 +250,8 @@ def on_gpu(name: str, plan: Plan) -> tuple[Target, Any]:
             return target, drafter("early_exit", model=Target(truncated(net, 1)), plan=plan)
         case "blockwise":
             return target, drafter("blockwise", heads=blockwise_of(net, 3), target=target, plan=plan)
+        case "random":
+            return target, drafter("random", plan=plan)
     return target, drafter("none")
 
 

@@ -12,6 +12,8 @@ from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_js
 
 __all__ = ["texts_for", "tune"]
 
+_NOTABLE = 0.02  # a gain that is worth a word, though it is not sure
+
 
 def texts_for(prompts: Path | None, count: int) -> list[str]:
     """Distinct prompts of a file, or built-in ones; where there are more than `count`, from all of it."""
@@ -43,14 +45,17 @@ def _verdict(tuner: Any, rows: int, chosen: int) -> str:
     from spectr.tune.halving import ROUNDS
     from spectr.tune.tuner import in_words
 
-    found = tuner.results()[rows]
-    if chosen == PLAIN and min(one.rounds for one in found) < ROUNDS:
-        return f"{in_words(rows)}: too little was measured to choose another plan than plain decoding"
-    if chosen == PLAIN:
-        return f"{in_words(rows)}: drafting does not pay here: no plan is surely faster than plain decoding"
-    one = next(one for one in found if one.plan == chosen)
-    low, high = one.interval
-    return f"{in_words(rows)}: {tuner.plans[chosen]}: {one.ratio:.2f} times plain decoding ({low:.2f} to {high:.2f})"
+    found, which = tuner.results()[rows], in_words(rows)
+    best = max(found, key=lambda one: one.ratio) if chosen == PLAIN else next(o for o in found if o.plan == chosen)
+    low, high = best.interval
+    figures = f"{tuner.plans[best.plan]}: {best.ratio:.2f} times plain decoding ({low:.2f} to {high:.2f})"
+    if chosen != PLAIN:
+        return f"{which}: {figures}"
+    if min(one.rounds for one in found) < ROUNDS:
+        return f"{which}: too little was measured to choose another plan than plain decoding"
+    if best.ratio < 1 + _NOTABLE:
+        return f"{which}: drafting does not pay here; plain decoding is chosen"
+    return f"{which}: no plan is surely faster, so plain decoding is chosen; the best was {figures}"
 
 
 def _rest(tuner: Any, *, interrupted: bool) -> str:

@@ -142,7 +142,7 @@ class Tuner:
         while (turn := next_round(self.of(rows), len(self.plans), left_out)) is not None:
             number, missing = turn
             if number % ROUNDS == 0:
-                say(f"{in_words(rows)}: plans in rounds {number + 1} to {number + ROUNDS}: {len(missing)}")
+                say(f"{in_words(rows)}: rounds {number + 1} to {number + ROUNDS}, plans left: {len(missing)}")
             for plan in missing:
                 if number and time.monotonic() > until:
                     return False
