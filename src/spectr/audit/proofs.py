@@ -129,6 +129,8 @@ def enumerations(card: Card, siblings: Siblings) -> Iterator[Enumeration]:
     else:
         yield from (Enumeration((6,), 2), Enumeration((6,), 3), Enumeration((8,), 2))
         yield Enumeration((4,), 5, _FEW, one_fixed=False)
+    if siblings == "hybrid":  # copies of a drawn sibling that have the same fixed child
+        yield Enumeration((3, 2), 3, ("plain",))
     if card.needs_laws:
         yield (
             Enumeration((7,), 7, ("plain",)) if siblings == "without_replacement" else Enumeration((8,), 3, ("plain",))
