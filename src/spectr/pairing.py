@@ -271,6 +271,12 @@ def auto_drafter(target: "OpenedModel") -> tuple[str, str]:
     )
 
 
+def chooses_while_running(target: "OpenedModel", card: Card, options: DraftOptions) -> bool:
+    """Whether `auto` picks a tree or plain decoding at every step, by what earlier steps gave and took: where drafting
+    does not always pay, on a CPU, under the race, whose text does not depend on it, and if the user names no tree."""
+    return target.target.device.type == "cpu" and card.name == "race" and not options.some(*PLANNED)
+
+
 def _found(target: "OpenedModel") -> str:
     """The drafter that `auto` stands for; where it is none trained for the model, a notice says so."""
     name, reason = auto_drafter(target)
@@ -386,4 +392,6 @@ def pair(
     options.check("+".join(str(part) for part in parts), [name for part in parts for name in _taken(part)])
     how = _as_target(target) if loading is None else loading
     made = [_one(part, _Pairing(target, card, options.only(_taken(part)), how)) for part in parts]
+    if drafter == AUTO and chooses_while_running(target, card, options):
+        return _auto(made[0], _Pairing(target, card, options, how))
     return made[0] if len(made) == 1 else named_drafter("mixed", parts=made)

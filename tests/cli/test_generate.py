@@ -59,13 +59,18 @@ def test_flags_that_are_not_given_are_the_models_own(spectr: Spectr, tiny: str) 
 def test_it_streams_and_an_interrupt_keeps_what_came(endless: str) -> None:
     """The first text is there long before the last; Ctrl-C then ends it with a summary and exit code 130."""
     arguments = [*COMMAND, "generate", "one two", "--model", endless, "--max-new-tokens", "30000"]
-    running = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert running.stdout is not None
-    first = os.read(running.stdout.fileno(), 1 << 16)
-    assert first
-    assert running.poll() is None
-    running.send_signal(signal.SIGINT)
-    rest, said = running.communicate(timeout=60)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    listening = ["env", "--default-signal=INT", *arguments]  # a shell in the background has them ignored
+    with subprocess.Popen(listening, **pipes) as running:
+        assert running.stdout is not None
+        first = os.read(running.stdout.fileno(), 1 << 16)
+        assert first
+        assert running.poll() is None
+        running.send_signal(signal.SIGINT)
+        try:
+            rest, said = running.communicate(timeout=60)
+        finally:
+            running.kill()
     assert running.returncode == 130
     (told,) = re.findall(r"interrupted after (\d+) tokens", said.decode())
     assert 0 < int(told) < 30_000

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import spectr
+from spectr.draft.adaptive import SwitchingDrafter
 from spectr.errors import ArgumentError, UnknownNameError
 from spectr.models.catalog import CATALOG, FetchError, _check, home, locate, pull
 from spectr.models.trained import shipped
@@ -29,8 +30,12 @@ def test_text_is_the_same_with_and_without_drafts(folder: Path) -> None:
 
 
 def test_the_default_pair_is_a_trained_head(folder: Path) -> None:
-    """It comes with the package, fits into 16 MiB, and drafts what the target would say."""
-    lm = spectr.load(folder)
+    """It comes with the package, fits into 16 MiB, and drafts what the target would say. On a CPU, where drafting does
+    not always pay, every step chooses between plain decoding and a few of its trees."""
+    default = spectr.load(folder).engine.drafter
+    assert isinstance(default, SwitchingDrafter)
+    assert [drafter.name for drafter in default.drafters] == ["none", "feature", "feature", "feature"]
+    lm = spectr.load(folder, nodes=2)
     assert lm.engine.drafter.name == "feature"
     found = shipped(lm.opened.target.model)
     assert found is not None
