@@ -30,22 +30,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("transport",),
     ("trees",),
     ("verify",),
+    ("metrics", "text"),
     ("draft",),
     ("models",),
-    (
-        "engine",
-        "captured",
-        "stages",
-        "reading",
-        "standing",
-        "scheduler",
-        "requests",
-        "metrics",
-        "text",
-        "pairing",
-        "lm",
-        "hf",
-    ),
+    ("engine",),
+    ("generation", "pairing", "lm", "hf"),
     ("theory", "tune", "train", "bench", "audit", "server"),
     (FACADE,),
     ("cli",),
@@ -243,7 +232,7 @@ def test_text_files_name_no_machine() -> None:
 def plant(tmp_path: Path, path: str, code: str) -> Path:
     """A small sound package with one more module in it."""
     package = tmp_path / "spectr"
-    for name in ("__init__", "errors", "types", "coins", "engine", "scheduler", "transport/__init__", "cli/__init__"):
+    for name in ("__init__", "errors", "types", "coins", "engine", "metrics", "transport/__init__", "cli/__init__"):
         module = package / f"{name}.py"
         module.parent.mkdir(parents=True, exist_ok=True)
         module.write_text('"""Sound."""\n')
@@ -257,7 +246,7 @@ def plant(tmp_path: Path, path: str, code: str) -> Path:
     [
         ("errors.py", "import spectr.types"),
         ("types.py", "from spectr import coins"),
-        ("transport/laws.py", "def f():\n    from spectr.engine import step"),
+        ("transport/laws.py", "def f():\n    from spectr.verify import rule"),
         ("transport/laws.py", "from ..engine import step"),
         ("transport/laws.py", "from spectr import coupling"),
         ("bench/__init__.py", "from spectr.audit import law"),
@@ -275,7 +264,7 @@ def test_an_upward_import_is_found(tmp_path: Path, path: str, code: str) -> None
         ("coins.py", "from spectr.types import Coins\nimport torch"),
         ("transport/laws.py", "from spectr.errors import LawError\nfrom . import maximal\nfrom .maximal import accept"),
         ("transport/laws.py", "from ..types import Siblings"),
-        ("scheduler.py", "from spectr.engine import step"),
+        ("metrics.py", "from spectr.verify import rule"),
         ("cli/__init__.py", "from spectr import __version__, engine"),
         ("__init__.py", "from spectr.cli import main"),
     ],

@@ -130,6 +130,42 @@ def test_a_coin_of_zero_does_not_pass_a_chance_of_zero(monkeypatch: pytest.Monke
     assert int(coins.pick(torch.tensor([[[0.0, 1.0]]]), zero[None], 1)) == 1
 
 
+def scene(rows: int) -> tuple[SeededCoins, torch.Tensor, torch.Tensor]:
+    """Coins, logits (rows, 2, 50) and depths (rows, 2)."""
+    seed, generator = torch.arange(rows), torch.Generator().manual_seed(3)
+    return SeededCoins(seed, seed + 7), torch.randn(rows, 2, 50, generator=generator), torch.tensor([[0, 4]] * rows)
+
+
+def test_quiet_rows_draft_without_noise_and_decide_with_it() -> None:
+    loud, logits, depth = scene(3)
+    quiet = torch.tensor([True, False, True])
+    coins = SeededCoins(loud.seed, loud.committed, quiet)
+    for decides in ("race", "noisy"):
+        assert torch.equal(getattr(coins, decides)(logits, depth), getattr(loud, decides)(logits, depth))
+    assert torch.equal(coins.flip(logits.sigmoid()[..., 0], depth, 1), loud.flip(logits.sigmoid()[..., 0], depth, 1))
+    assert torch.equal(coins.pick(logits.exp(), depth, 1), loud.pick(logits.exp(), depth, 1))
+    meant = torch.where(quiet[:, None, None], logits.double(), loud.noisy(logits, depth))
+    assert torch.equal(coins.roughly(logits, depth), meant)
+    assert torch.equal(coins.front(logits, depth, 5), meant.topk(5).indices)
+    sharp = torch.tensor([0.5, 1.0, 2.0])
+    best = (meant * sharp[:, None, None]).log_softmax(-1).topk(5)
+    chances, tokens = coins.likeliest(logits, depth, sharp, 5)
+    assert torch.equal(chances, best.values)
+    assert torch.equal(tokens, best.indices)
+
+
+def test_quiet_rows_alone_need_no_noise_and_are_what_they_are_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    loud, logits, depth = scene(3)
+    sharp = torch.tensor([0.5, 1.0, 2.0])
+    mixed = SeededCoins(loud.seed, loud.committed, torch.tensor([True, False, True])).likeliest(logits, depth, sharp, 5)
+    monkeypatch.setattr("spectr.coins.gumbel", lambda *_: pytest.fail("noise that nobody reads"))
+    for row in (0, 2):
+        one = slice(row, row + 1)
+        alone = SeededCoins(loud.seed[one], loud.committed[one], torch.tensor([True]))
+        for beside, own in zip(mixed, alone.likeliest(logits[one], depth[one], sharp[one], 5), strict=True):
+            assert torch.equal(beside[one], own)
+
+
 def test_a_coin_at_the_end_of_a_chunk_stays_on_weight() -> None:
     """512 tokens share a chunk; its weight ends early, and the coin points at its very end."""
     weights = torch.zeros(2048)

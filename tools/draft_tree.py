@@ -4,36 +4,37 @@ from html import escape
 from pathlib import Path
 
 import spectr
-from spectr.engine import Engine, Job, Request
+from spectr.engine import Request
 from spectr.metrics import child_ranks
-from spectr.policy import Policy
-from spectr.reading import Scored
+from spectr.types import Coins, Draft, LogitsAt, Verdict
+from spectr.verify import Rule
+from spectr.verify.rule import Way
 
 PROMPT, SEED, NODES, WANTED = "Why does the sea have tides?", 3, 16, 3
 ACROSS, DOWN, LEFT, TOP = 104, 26, 12, 30
 
 
-class _Watched(Engine):
-    """An engine that remembers its steps."""
+class _Watched(Rule):
+    """A rule that remembers the first step that kept as much as wanted, and not only likeliest children."""
 
-    seen: list[Scored]
+    def __init__(self, inner: Rule) -> None:
+        self.inner, self.card = inner, inner.card
+        self.step: tuple[Draft, Verdict] | None = None
 
-    def score(self, *given: object) -> Scored:  # type: ignore[override]
-        found = super().score(*given)  # type: ignore[arg-type]
-        self.seen.append(found)
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
+        """The inner rule's."""
+        found = self.inner.verdict(logits, draft, coins, way)
+        if self.step is None and int(found.length[0]) >= WANTED and int(child_ranks(way.tree, found)[0].max()) > 0:
+            self.step = draft, found
         return found
 
 
-def _step(lm: spectr.LM) -> Scored:
-    """The first step that kept as much as wanted, and not only likeliest children."""
-    engine = _Watched(lm.engine.target, lm.engine.drafter, lm.engine.rule, lm.engine.stops)
-    engine.seen = []
-    engine.generate(Job([Request(lm.encode(PROMPT), SEED, 96)], Policy()))
-    return next(
-        step
-        for step in engine.seen
-        if int(step.verdict.length[0]) >= WANTED and int(child_ranks(step.tree, step.verdict)[0].max()) > 0
-    )
+def _step(lm: spectr.LM) -> tuple[Draft, Verdict]:
+    """The draft that is shown, and the verdict on it."""
+    rule = _Watched(lm.engine.rule)
+    lm.engine.with_parts(rule=rule, captures=False).generate([Request(lm.encode(PROMPT), SEED, 96)])
+    assert rule.step is not None
+    return rule.step
 
 
 def _places(parents: list[int]) -> list[tuple[int, float]]:
@@ -90,11 +91,11 @@ def _svg(words: list[str], parents: list[int], kept: set[int], bonus: str) -> st
 def main() -> None:
     """Draw it."""
     lm = spectr.load("smollm2-135m", nodes=NODES)
-    step = _step(lm)
-    tokens, parents = step.draft.tokens[0].tolist(), step.draft.parents[0].tolist()
+    draft, verdict = _step(lm)
+    tokens, parents = draft.tokens[0].tolist(), draft.parents[0].tolist()
     words = [repr(lm.tokenizer.decode([token]))[1:-1].replace(" ", "·")[:10] for token in tokens]
-    kept = {int(node) for node in step.verdict.path[0].tolist() if node >= 0}
-    bonus = repr(lm.tokenizer.decode([int(step.verdict.bonus[0])]))[1:-1].replace(" ", "·")[:10]
+    kept = {int(node) for node in verdict.path[0].tolist() if node >= 0}
+    bonus = repr(lm.tokenizer.decode([int(verdict.bonus[0])]))[1:-1].replace(" ", "·")[:10]
     Path("docs/draft_tree.svg").write_text(_svg(words, parents, kept, bonus), encoding="utf-8")
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from spectr.coins import SeededCoins, draw, gumbel
 from spectr.draft.plan import Plan
 from spectr.draft.plan import draw as draw_tree
+from spectr.policy import History
 from spectr.theory.chains import ChainPair
 from spectr.theory.estimate import Array
 from spectr.theory.families import Family
@@ -85,13 +86,15 @@ def race_ranks(family: Family, races: int, seed: int) -> Array:
     return (drafted > drafted.gather(-1, winner)).sum(-1).double().numpy()
 
 
-def _scene(rows: int, coins: SeededCoins) -> Scene:
+def _scene(rows: int, vocabulary: int, coins: SeededCoins) -> Scene:
     """A text of one token for every row, and a policy that changes nothing."""
 
     def same(logits: Tensor, _: Tensor) -> Tensor:
         return logits
 
-    return Scene([[0]] * rows, torch.zeros(rows, dtype=torch.int64), coins, same, same, heat=1.0)
+    texts, active = History.of([[0]] * rows, vocabulary), torch.ones(rows, dtype=torch.bool)
+    temperature = torch.ones(rows, dtype=torch.float64)
+    return Scene(texts, torch.zeros(rows, dtype=torch.int64), active, coins, same, same, temperature, longest=1)
 
 
 def tree_tokens(family: Family, plan: Plan, rule: str, calls: int, seed: int) -> Array:
@@ -107,6 +110,6 @@ def tree_tokens(family: Family, plan: Plan, rule: str, calls: int, seed: int) ->
     def logits_of(frontier: Frontier) -> Tensor:
         return proposed(frontier.tokens.shape[1])
 
-    tree = draw_tree(plan, _scene(calls, coins), logits_of).draft
+    tree = draw_tree(plan, _scene(calls, len(family.target), coins), logits_of).draft
     verdict = named_rule(rule)(target(tree.tokens.shape[1]), tree, coins)
     return (verdict.length + 1).double().numpy()

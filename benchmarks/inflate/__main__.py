@@ -4,33 +4,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 
 from benchmarks.command import command_line, run_command
 from benchmarks.inflate import Grid, Order, run, tables
 from benchmarks.inflate.model import Size
+from benchmarks.show import show
 from spectr.cli.flags import ModelFlag
-from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_json, talk
+from spectr.cli.output import JsonFlag, check_folder, numbers, print_json, talk
 
 __all__ = ["inflate"]
 
 _MODULE = "benchmarks.inflate"
 
 
-def _show(found: dict[str, Any]) -> None:
-    """Print a table for each part."""
-    about, where = found["about"], console()
+def _title(about: dict[str, Any]) -> str:
     size = ", ".join(f"{name} {value}" for name, value in about["costs_of"].items())
-    where.print(f"texts of {about['texts_of']}, costs of {size}; {about['dtype']} on {about['device']}", markup=False)
-    for title, (heads, rows) in tables(found):
-        table = Table(*heads, title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        for row in rows:
-            table.add_row(*row)
-        for column in table.columns[:1]:
-            column.no_wrap = True
-        where.print()
-        where.print(table if heads else title, markup=False)
+    return f"texts of {about['texts_of']}, costs of {size}; {about['dtype']} on {about['device']}"
 
 
 def inflate(
@@ -100,7 +89,7 @@ def inflate(
     if as_json:
         print_json(found)
     else:
-        _show(found)
+        show(_title(found["about"]), tables(found))
     if any("error" in part for part in found["parts"].values()):
         raise typer.Exit(1)
 

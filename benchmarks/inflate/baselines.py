@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from benchmarks.inflate.clock import Pace, bounded, joined
-from benchmarks.inflate.order import Found, Order
+from benchmarks.inflate.order import Order
 from benchmarks.inflate.pair import Pair
-from benchmarks.inflate.record import said
+from benchmarks.record import Found, said
 from spectr.models.hf import open_model
 from spectr.models.tuned import untuned
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spectr.engine import Engine, Job
-from spectr.metrics import Stats
+from benchmarks.watch import Event, watched
+from spectr.engine import Engine, Request
 from spectr.models.graphs import Captured
 
-__all__ = ["WARM", "Pace", "bounded", "durations", "joined", "paced", "timed"]
+__all__ = ["WARM", "Pace", "bounded", "durations", "joined", "pace_of", "paced", "timed"]
 
 WARM = 4  # runs before any counts: plainly, captured, and replayed
 
@@ -76,20 +76,34 @@ class Pace:
         return [later - sooner for sooner, later in zip(self.times, self.times[1:], strict=False)]
 
 
-def paced(engine: Engine, job: Job) -> Pace:
-    """Run a job until more than a quarter of its rows have ended: what counts are batches that are about full."""
-    pace, last, ended = Pace(), len(job.requests), 0
-    for step in engine.stream(job, [Stats() for _ in job.requests]):
-        if step.row <= last:
-            if ended > len(job.requests) // 4:
+def paced(engine: Engine, requests: Sequence[Request]) -> Pace:
+    """Run requests side by side until more than a quarter of them have ended: what counts are batches that are about
+    full."""
+    enough = len(requests) // 4 + 1
+    return pace_of(watched(engine, requests, enough), len(requests), enough)
+
+
+def pace_of(log: Sequence[Event], count: int, enough: int) -> Pace:
+    """The rounds from the first in which all `count` requests have begun to the one in which `enough` have ended."""
+    pace, begun, here, ended = Pace(), set[int](), set[int](), 0
+    for event in log:
+        if not event.tokens:
+            ended += 1
+            continue
+        if event.number in here or not here:  # it stands in a round once
+            if ended >= enough:
                 break
-            pace.times.append(time.perf_counter())
+            if len(begun) < count:
+                pace = Pace()
+            here = set()
+            pace.times.append(event.time)
             pace.tokens.append(0)
             pace.rows.append(0)
-        pace.tokens[-1] += len(step.tokens)
+        here.add(event.number)
+        begun.add(event.number)
+        pace.tokens[-1] += event.tokens
         pace.rows[-1] += 1
-        last, ended = step.row, ended + (step.finish_reason is not None)
-    return pace
+    return pace if len(begun) == count else Pace()
 
 
 def joined(paces: Sequence[Pace]) -> dict[str, Any]:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.inflate.clock import durations, timed
-from benchmarks.inflate.order import Found, Order
+from benchmarks.inflate.order import Order
 from benchmarks.inflate.pair import Pair
+from benchmarks.record import Found
 from spectr.errors import ArgumentError
 from spectr.models.target import Session, Target
 from spectr.trees import Shape
@@ -68,9 +69,7 @@ def _call(target: Target, session: Session, context: int, nodes: int, repeats: i
     ancestors, depth = _tree(nodes, target.device)
 
     def score(tokens: Tensor) -> Tensor:
-        session.pending = 0
-        session.assume(context)
-        return target.score(session, tokens, ancestors, depth)
+        return target.score(target.window(session, 0, 1, context), tokens, ancestors, depth)
 
     return timed(score, torch.randint(0, target.vocabulary, (1, nodes), device=target.device), repeats)
 

@@ -7,12 +7,10 @@ from typing import Any
 import torch
 
 from benchmarks.inflate.model import LLAMA_8B, Size
+from benchmarks.record import Found
 from spectr.models.hf import Loading
 
-__all__ = ["Found", "Grid", "Order"]
-
-Found = dict[str, Any]
-"""What a part has found so far; `left` says how much of it is still to come."""
+__all__ = ["Grid", "Order"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from benchmarks.inflate.order import Order
 from spectr.bench.methods import planned
 from spectr.draft import Plan
 from spectr.draft import drafter as named_drafter
-from spectr.engine import Job, Request
+from spectr.engine import Request
 from spectr.errors import MismatchError
 from spectr.lm import LM, load
 from spectr.models.target import Target
@@ -44,22 +44,21 @@ class Pair:
     large: Side
     stops: frozenset[int]
     prompts: list[list[int]]
+    plan: Plan  # what the head was loaded with
+    lm: LM  # the small side as it was loaded
 
-    def requests(self, count: int, tokens: int) -> list[Request]:
+    def requests(self, count: int, order: Order) -> list[Request]:
         """Prompts from all over the file, each with a seed of its own; where they are too few, again with others."""
-        stride = max(1, len(self.prompts) // count)
+        grid, stride = order.grid, max(1, len(self.prompts) // count)
         some = [self.prompts[(at * stride) % len(self.prompts)] for at in range(count)]
-        return [Request(prompt, seed, tokens) for seed, prompt in enumerate(some)]
-
-    def jobs(self, count: int, order: Order) -> list[Job]:
-        """As many texts, each a job."""
-        policy = Policy(order.grid.temperature)
-        return [Job([request], policy) for request in self.requests(count, order.grid.tokens)]
+        policy = Policy(grid.temperature)
+        return [Request(prompt, seed, grid.tokens, policy) for seed, prompt in enumerate(some)]
 
 
 def _head(lm: LM) -> Any:
-    """The trained drafter, if it is one that can be inflated."""
-    found = planned(lm.engine.drafter)
+    """The trained drafter, if it is one that can be inflated; on a CPU it may be one of several that take turns."""
+    drafter: Any = lm.engine.drafter
+    found = next((one for one in map(planned, (drafter, *getattr(drafter, "drafters", ()))) if one is not None), None)
     if found is None or found.name != "feature":
         raise MismatchError(
             f"only a trained feature head can be inflated with its target, and the drafter is "
@@ -89,4 +88,4 @@ def build(order: Order, told: Callable[[str], None]) -> Pair:
     large = _large(lm, small, order)
     weights = sum(weight.numel() for weight in large.target.model.parameters())
     told(f"inflated to {weights / 1e9:.2f} G weights")
-    return Pair(small, large, lm.opened.stops, [lm.encode(one.text) for one in prompts])
+    return Pair(small, large, lm.opened.stops, [lm.encode(one.text) for one in prompts], found.plan, lm)

@@ -1,6 +1,5 @@
 """Real generation on the large side: tokens per second of one text and of many, and the memory it takes."""
 
-import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,24 +7,33 @@ from typing import Any
 import torch
 
 from benchmarks.inflate.clock import Pace, joined, paced
-from benchmarks.inflate.order import Found, Order
+from benchmarks.inflate.order import Order
 from benchmarks.inflate.pair import Pair
-from benchmarks.inflate.record import said
 from benchmarks.inflate.ways import Way, batched, compared, race
-from spectr.engine import Engine, Job
-from spectr.policy import Policy
+from benchmarks.record import Found, let_go, said
+from spectr.engine import Engine, Request
 
-__all__ = ["let_go", "memory", "rows", "speed"]
+__all__ = ["full_rate", "graphs_of", "memory", "rows", "settled", "speed"]
 
 _TRIES = 4  # times that a text is written at most, until all its graphs are there
 _STEADY = "steady_tokens_per_second"
 _AGAINST = ("plain", "speculative", "topk", "kseq")
 
 
-def _graphs(engine: Engine) -> int:
-    """Steps that were run plainly or captured so far, for every shape once; on a CPU none."""
-    kept = engine.stages.kept.values()
-    return sum(len(stage.graphs.seen) + len(stage.graphs.graphs) for stage in kept)
+def graphs_of(engine: Engine) -> list[tuple[int, int, int]]:
+    """What was run or captured so far in each lane, for every shape once; a lane that grows begins anew."""
+    held = [lane.graphs for lane in engine.scheduler.lanes.values()]
+    return [(id(graphs), len(graphs.seen), len(graphs.graphs)) for graphs in held]
+
+
+def settled(engine: Engine, requests: Sequence[Request]) -> Pace:
+    """The pace of texts side by side; those during which graphs were made are written again."""
+    for _ in range(_TRIES):
+        before = graphs_of(engine)
+        pace = paced(engine, requests)
+        if graphs_of(engine) == before:
+            break
+    return pace
 
 
 @dataclass(slots=True)
@@ -37,26 +45,17 @@ class _Entrant:
     paces: list[Pace] = field(default_factory=list)
     error: str | None = None
 
-    def write(self, job: Job, *, counts: bool) -> None:
-        """One text; who fails once is asked no more, and the others go on."""
+    def write(self, requests: Sequence[Request], *, counts: bool) -> None:
+        """Texts side by side; who fails once is asked no more, and the others go on."""
         if self.error is not None:
             return
         try:
-            pace = self._settled(job)
+            pace = settled(self.engine, requests)
         except Exception as error:  # of any kind: it is one way's, not the run's
             self.error = said(error)
             return
         if counts:
             self.paces.append(pace)
-
-    def _settled(self, job: Job) -> Pace:
-        """A text during which graphs were made is written again."""
-        for _ in range(_TRIES):
-            before = _graphs(self.engine)
-            pace = paced(self.engine, job)
-            if _graphs(self.engine) == before:
-                break
-        return pace
 
     def row(self) -> Found:
         plan = self.way.plan
@@ -89,32 +88,35 @@ def _compared(entrants: Sequence[_Entrant]) -> list[Found]:
 def speed(pair: Pair, order: Order) -> Iterator[Found]:
     """Text after text, every way in turn, batch 1; the first of each is not counted."""
     entrants = [_Entrant(way, way.engine(pair)) for way in compared(order.grid)]
-    jobs = pair.jobs(order.grid.texts + 1, order)
-    for at, job in enumerate(jobs):
+    requests = pair.requests(order.grid.texts + 1, order)
+    for at, request in enumerate(requests):
         turned = entrants[at % len(entrants) :] + entrants[: at % len(entrants)]  # nobody is always first
         for entrant in turned:
-            entrant.write(job, counts=at > 0)
-        yield {"rows": _compared(entrants), "left": len(jobs) - 1 - at}
+            entrant.write([request], counts=at > 0)
+        yield {"rows": _compared(entrants), "left": len(requests) - 1 - at}
 
 
-def _batches(pair: Pair, order: Order, count: int) -> list[Job]:
+def _batches(pair: Pair, order: Order, count: int) -> list[list[Request]]:
     """Batches of `count` texts, as many as it takes to write all texts."""
     number = -(-order.grid.texts // count)
-    every, policy = pair.requests(number * count, order.grid.tokens), Policy(order.grid.temperature)
-    return [Job(every[start : start + count], policy) for start in range(0, len(every), count)]
+    every = pair.requests(number * count, order)
+    return [every[start : start + count] for start in range(0, len(every), count)]
 
 
 def _batched(count: int, entrant: _Entrant) -> Found:
     """What batches of `count` rows came to. Rows end one after the other, and others with every way: the pace is that
     of a batch in which all go on."""
-    row = {"rows": count, **entrant.row()}
+    row = full_rate(count, {"rows": count, **entrant.row()})
     row["texts"] *= count
-    if "rows_going" in row:
-        share = row["rows_going"] / count
-        row["tokens_per_call"] /= row["rows_going"]  # of one row
-        for key in ("tokens_per_second", _STEADY):
-            row[key] /= share
     return row
+
+
+def full_rate(count: int, row: Found) -> Found:
+    """What `joined` found of batches, as if all `count` rows of each had gone on to its end."""
+    if not row.get("rows_going"):
+        return row
+    rates = {key: row[key] * count / row["rows_going"] for key in ("tokens_per_second", _STEADY)}
+    return {**row, "tokens_per_call": row["tokens_per_call"] / row["rows_going"], **rates}  # the first of one row
 
 
 def _best_nodes(found: Sequence[Found]) -> list[Found]:
@@ -137,19 +139,13 @@ def rows(pair: Pair, order: Order) -> Iterator[Found]:
     grid, found = order.grid, list[Found]()
     cases = [(count, way) for count in grid.rows for way in batched(grid)]
     for at, (count, way) in enumerate(cases, start=1):
-        entrant = _Entrant(way, way.engine(pair))
-        for job in _batches(pair, order, count):
-            entrant.write(job, counts=True)
+        entrant = _Entrant(way, way.engine(pair, count))
+        for requests in _batches(pair, order, count):
+            entrant.write(requests, counts=True)
         found.append(_batched(count, entrant))
+        del entrant
         let_go()
         yield {"results": found, "best": _best_nodes(found), "left": len(cases) - at}
-
-
-def let_go() -> None:
-    """Caches and graphs of a batch that is over."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _held(session: Any) -> int:
@@ -165,20 +161,20 @@ def _weights(net: torch.nn.Module, own: Any = None) -> int:
 
 
 def _caches(engine: Engine) -> int:
-    """Bytes of all caches that an engine keeps for its captured steps."""
-    batches: list[Any] = [stage.batch for stage in engine.stages.kept.values()]
-    return sum(_held(batch.session) + _held(batch.drafting.session) for batch in batches)
+    """Bytes of all caches that an engine keeps for its rows."""
+    states: list[Any] = [lane._state() for lane in engine.scheduler.lanes.values()]
+    return sum(_held(session) + _held(drafting.session) for _, session, drafting in states)
 
 
 def memory(pair: Pair, order: Order) -> Iterator[Found]:
     """The most that a text needs beside weights and caches."""
-    way, job, device = race(order.grid.tree), pair.jobs(1, order)[0], pair.large.target.device
+    way, device = race(order.grid.tree), pair.large.target.device
     engine, is_gpu = way.engine(pair), device.type == "cuda"
     let_go()
     before = torch.cuda.memory_allocated(device) if is_gpu else 0
     if is_gpu:
         torch.cuda.reset_peak_memory_stats(device)
-    engine.generate(job)
+    engine.generate(pair.requests(1, order))
     cache = _caches(engine)
     beside = torch.cuda.max_memory_allocated(device) - before - cache if is_gpu else None
     output = pair.large.head.head

@@ -1,26 +1,30 @@
 """One captured step taken apart: what the target's call takes of it, and what all the rest.
 
-The pieces are those of `Engine.score`, in its order, each captured alone.
+The pieces are those of `spectr.engine.step`, in its order, each captured alone.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.inflate.clock import WARM, timed
-from benchmarks.inflate.order import Found, Order
+from benchmarks.inflate.order import Order
 from benchmarks.inflate.pair import Pair, Side
 from benchmarks.inflate.ways import race
+from benchmarks.record import Found
 from spectr.draft import Plan
-from spectr.engine import Batch, Engine, Job, Request
+from spectr.engine import Request
+from spectr.engine.readout import HostReadout
+from spectr.engine.rows import Rows
+from spectr.engine.step import Scored, StepParts, draft_trees, run_step, score_trees, settle
 from spectr.policy import Policy
-from spectr.reading import Scored, numbers_of
 from spectr.rows import pick_rows
-from spectr.standing import advance, for_those_going
-from spectr.trees import Topology, topology
-from spectr.types import Draft
+from spectr.transport.laws import sound
+from spectr.trees import topology
+from spectr.types import Opening, Verdict
 from spectr.verify import rule as named_rule
 
 __all__ = ["steps"]
@@ -33,89 +37,84 @@ _NATIVE = (
 
 @dataclass(slots=True)
 class _Bench:
-    """A batch that has made its first step, so that all shapes are those of the steps to come."""
+    """A row that has made its first step, so that all shapes are those of the steps to come."""
 
-    engine: Engine
-    job: Job
-    batch: Batch
-    looked: int  # committed tokens that a call looks at, as in a captured step
+    held: StepParts
+    session: Any  # the target's, of which a step looks at a window
+    slots: int
     repeats: int
 
     def whole(self) -> float:
         """A step, and what the host is told of it."""
-
-        def step(_: Tensor) -> Tensor:
-            self._assume()
-            return numbers_of(self.engine.score(self.batch, self.job, []))
-
-        return self._timed(step)
+        return self._timed(lambda _: run_step(self._parts(), []).numbers)
 
     def drafting(self) -> float:
         """The draft alone."""
-        return self._timed(lambda _: self._propose().tokens)
+        return self._timed(lambda _: draft_trees(self._parts())[0].tokens)
 
     def pieces(self) -> dict[str, float]:
         """All of a step, piece by piece."""
-        engine, made, coins = self.engine, self._until_verdict(), self.engine._scene(self.batch, self.job).coins
+        scored = self._scored()
+        draft, tree = scored.draft, scored.tree
         found = {
             "draft": self.drafting(),
-            "topology": self._timed(lambda _: topology(made.draft).ancestors),
-            "target": self._timed(lambda _: self._score(made.draft, made.tree)),
-            "policy_and_rule": self._timed(lambda _: engine.rule(made.law, made.draft, coins, tree=made.tree).path),
+            "topology": self._timed(lambda _: topology(draft).ancestors),
+            "target": self._timed(
+                lambda _: self.held.target.score(self._parts().session, draft.tokens, tree.ancestors, tree.depth)
+            ),
+            "policy_and_rule": self._timed(lambda _: self._verdict(scored).path),
         }
-        self._propose()  # what is kept are tensors of its own again, no longer a graph's
-        return {**found, "keep": self._timed(lambda _: self._keep(made))}  # last, since the text grows
+        scored = self._scored()  # what is kept are tensors of its own again, no longer a graph's
+        return {**found, "keep": self._keeping(scored, self._verdict(scored))}  # last, since the text grows
 
-    def _until_verdict(self) -> Scored:
-        """A step of which nothing is kept."""
-        draft = self._propose()
-        tree, coins = topology(draft), self.engine._scene(self.batch, self.job).coins
-        logits = self._score(draft, tree)
+    def _scored(self) -> Scored:
+        """A step up to its verdict, of which nothing is kept."""
+        parts = self._parts()
+        return score_trees(parts, *draft_trees(parts))
+
+    def _verdict(self, scored: Scored) -> Verdict:
+        logits, _ = sound(scored.logits)
 
         def law(nodes: Tensor | None) -> Tensor:
-            return self.job.policy(pick_rows(logits, nodes), None)
+            return self.held.rows.policies(pick_rows(logits, nodes), features=self.held.features)
 
-        verdict = for_those_going(self.engine.rule(law, draft, coins, tree=tree), self.batch.standing)
-        return Scored(draft, tree, logits, law, verdict, torch.zeros_like(self.batch.standing.going))
+        return self.held.rule(law, scored.draft, scored.coins, tree=scored.tree)
 
-    def _score(self, draft: Draft, tree: Topology) -> Tensor:
-        self._assume()
-        self.batch.session.pending = 0
-        return self.engine.target.score(self.batch.session, draft.tokens, tree.ancestors, tree.depth)
+    def _keeping(self, scored: Scored, verdict: Verdict) -> float:
+        """All that `settle` does beside the verdict, which stands already."""
+        decided: Any = lambda *_, **__: verdict  # noqa: E731
+        return self._timed(lambda _: settle(replace(self._parts(), rule=decided), scored).numbers)
 
-    def _keep(self, made: Scored) -> Tensor:
-        batch, path = self.batch, made.verdict.path
-        root = torch.where(batch.standing.going, 0, -1)[:, None]
-        self.engine.target.keep(batch.session, torch.cat([root, path], 1))
-        batch.drafting.keep(path)
-        advance(batch.standing, made.draft, made.verdict)
-        return batch.standing.root
-
-    def _assume(self) -> None:
-        for holder in (self.batch.session, self.batch.drafting):
-            holder.assume(self.looked)  # type: ignore[union-attr]
-
-    def _propose(self) -> Draft:
-        self._assume()
-        self.batch.drafting.session.pending = 0  # type: ignore[attr-defined]
-        return self.batch.drafting.propose(self.engine._scene(self.batch, self.job))
+    def _parts(self) -> StepParts:
+        """A window is asked for again before every use."""
+        held = self.held
+        return replace(held, session=held.target.window(self.session, 0, 1, held.longest))
 
     def _timed(self, step: Callable[[Tensor], Tensor]) -> float:
-        return timed(step, self.batch.standing.going, self.repeats)
+        return timed(step, self.held.rows.active, self.repeats)
 
 
 def _opened(side: Side, pair: Pair, plan: Plan, order: Order) -> _Bench:
-    """Room for every step that is timed, in a cache of the size that a captured run would look at."""
-    engine = Engine(side.target, side.drafter(plan), named_rule("race"), frozenset())
-    prompt, most = pair.prompts[0], (WARM + order.grid.repeats + 2) * (plan.length + 1)
+    """A row as a lane would have it, with room for every step that is timed, in a cache of the size that a captured
+    step would look at."""
+    target, drafter, prompt = side.target, side.drafter(plan), list(pair.prompts[0])
+    most = (WARM + order.grid.repeats + 2) * (plan.length + 1)
     slots = 1 << (len(prompt) + most + plan.capacity - 1).bit_length()
-    tokens = slots - len(prompt) - plan.capacity + plan.length + 2  # what a head reads before its tree needs room too
-    job = Job([Request(prompt, 0, tokens)], Policy(order.grid.temperature))
-    batch = engine.begin(job)
-    batch.texts = []
-    made = _Bench(engine, job, batch, slots - plan.capacity, order.grid.repeats)
-    engine.score(batch, job, [])
-    return made
+    session = target.open(1, slots, features=side.taps)
+    drafting = drafter.open(Opening(1, slots, target.vocabulary, session))
+    rows = Rows(1, slots, target.vocabulary, target.device)
+    rows.put(0, [Request(prompt, 0, slots - len(prompt), Policy(order.grid.temperature))], frozenset())
+    drafting.begin(0, prompt, slots, None)
+    target.read(target.window(session, 0, 1, 0), [prompt[:-1]], [0])
+    drafting.read(0, [prompt[:-1]], [0])
+    rows.activate(0, 1)
+    is_gpu, longest = target.device.type == "cuda", slots - plan.capacity
+    parts = StepParts(
+        target, target.window(session, 0, 1, longest), drafting, named_rule("race"), rows.window(1),
+        rows.features(1, exactly=not is_gpu), longest,
+    )  # fmt: skip
+    width = HostReadout(run_step(parts, [])).width
+    return _Bench(replace(parts, unread=width if is_gpu else None), session, slots, order.grid.repeats)
 
 
 def _native(pair: Pair, plan: Plan, order: Order, whole: Found) -> Found:
@@ -126,13 +125,14 @@ def _native(pair: Pair, plan: Plan, order: Order, whole: Found) -> Found:
     return {"how": _NATIVE, "draft_ms": draft, "step_ms": step, "other_ms": other, "other_share": other / step}
 
 
+@torch.no_grad()
 def _apart(pair: Pair, plan: Plan, order: Order) -> Found:
     step = _opened(pair.large, pair, plan, order).whole()
     bench = _opened(pair.large, pair, plan, order)
     pieces = bench.pieces()
     target = pieces["target"]
     found = {
-        "nodes": plan.capacity, "beam": plan.drafts, "depth": plan.length, "cache_slots": bench.looked + plan.capacity,
+        "nodes": plan.capacity, "beam": plan.drafts, "depth": plan.length, "cache_slots": bench.slots,
         "step_ms": step, "pieces_ms": pieces, "pieces_sum_ms": sum(pieces.values()),
         "other_ms": step - target, "other_share": (step - target) / step,
     }  # fmt: skip

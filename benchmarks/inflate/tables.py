@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from benchmarks.inflate.order import Found
+from benchmarks.record import Found
 from spectr.bench.tables import Cells
 
 __all__ = ["tables"]

@@ -34,12 +34,10 @@ class Way:
         """Nodes of a tree, the root included."""
         return 1 if self.plan is None else self.plan.capacity
 
-    def engine(self, pair: Pair) -> Engine:
-        """On the large side, with its steps captured."""
+    def engine(self, pair: Pair, rows: int = 1) -> Engine:
+        """On the large side, with room for so many texts at once."""
         rule = named_rule(METHODS[self.method].rule or "race")
-        made = Engine(pair.large.target, pair.large.drafter(self.plan), rule, pair.stops)
-        made.capture = True
-        return made
+        return Engine(pair.large.target, pair.large.drafter(self.plan), rule, pair.stops, rows=rows)
 
 
 PLAIN = Way("plain")

@@ -151,6 +151,7 @@ class SeededCoins:
 
     seed: Tensor  # (B,) int64
     committed: Tensor  # (B,) int64, prompt included
+    quiet: Tensor | None = None  # (B,) bool: rows whose drafts are ranked without noise; None: no row is quiet
 
     def flip(self, chance: Tensor, node: Tensor, purpose: int) -> Tensor:
         """True with probability `chance`; strictly below, so that chance 0 never comes up."""
@@ -169,7 +170,7 @@ class SeededCoins:
         return self.noisy(logits, depth).argmax(-1)
 
     def front(self, logits: Tensor, depth: Tensor, count: int) -> Tensor:
-        """The `count` largest of policy logits plus noise, best first."""
+        """The `count` largest of policy logits plus noise, best first; without noise in quiet rows."""
         return self.roughly(logits, depth).topk(count, -1).indices
 
     def noisy(self, logits: Tensor, depth: Tensor) -> Tensor:
@@ -180,21 +181,28 @@ class SeededCoins:
         return logits + gumbel(self.seed, self.committed[:, None] + depth, logits.shape[-1])
 
     def roughly(self, logits: Tensor, depth: Tensor) -> Tensor:
-        """As `noisy`; where a kernel makes it, good to 1e-5 but for noise that wins no race. By that a draft may lose a
-        token, and a law nothing."""
-        if not usable(logits):
-            return self.noisy(logits, depth)
-        from spectr.kernels.noise import rough_noise
+        """As `noisy`, for drafts: quiet rows get no noise. Where a kernel makes the noise it is good to 1e-5, but for
+        noise that wins no race. By that a draft may lose a token, and a law nothing."""
+        if logits.device.type == "cpu" and self.quiet is not None and bool(self.quiet.all()):
+            return logits.double()  # as beside a row with noise, so that no row depends on another
+        position = self.committed[:, None] + depth
+        if usable(logits):
+            from spectr.kernels.noise import rough_noise
 
-        return logits + rough_noise(self.seed, self.committed[:, None] + depth, logits.shape[-1], _NOISE_STREAM)
+            noise = rough_noise(self.seed, position, logits.shape[-1], _NOISE_STREAM)
+        else:
+            noise = gumbel(self.seed, position, logits.shape[-1])
+        return logits + (noise if self.quiet is None else noise.masked_fill_(self.quiet[:, None, None], 0.0))
 
-    def likeliest(self, logits: Tensor, depth: Tensor | None, sharp: float, count: int) -> tuple[Tensor, Tensor]:
-        """The `count` largest of softmax((logits + rough noise) · sharp), best first: logarithms and tokens."""
+    def likeliest(self, logits: Tensor, depth: Tensor | None, sharp: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The `count` largest of softmax((logits + rough noise) · sharp), `sharp` (B,), best first: logarithms and
+        tokens."""
         if usable(logits):
             from spectr.kernels.best import best_chances, can_pick
 
             if can_pick(logits.shape[-1], count):
                 where = None if depth is None else (self.committed[:, None] + depth).expand(logits.shape[:2])
-                return best_chances(logits, None if where is None else (self.seed, where, _NOISE_STREAM), sharp, count)
+                place = None if where is None else (self.seed, where, _NOISE_STREAM)
+                return best_chances(logits, place, sharp.float(), self.quiet, count)
             notice(f"the kernel does not pick {count} of {logits.shape[-1]} tokens, so drafts are ranked without it")
-        return likeliest((logits if depth is None else self.roughly(logits, depth)) * sharp, count)
+        return likeliest((logits if depth is None else self.roughly(logits, depth)) * sharp[:, None, None], count)

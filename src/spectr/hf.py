@@ -15,7 +15,7 @@ from torch import Tensor
 from spectr.checks import whole
 from spectr.coins import derived_seed
 from spectr.draft.options import DraftOptions
-from spectr.engine import Engine, Job, Request
+from spectr.engine import Engine, Request
 from spectr.errors import ArgumentError, MismatchError
 from spectr.pairing import as_rule, pair
 from spectr.policy import Policy
@@ -36,18 +36,23 @@ _SETTINGS = (
 
 
 @dataclass(slots=True)
-class _Ends:
+class _CriteriaReader:
     """Asks transformers' stopping criteria after every token of one row, padding included as they expect."""
 
     ids: Tensor  # (1, L): what the row has so far
     criteria: Criteria
 
-    def __call__(self, tokens: list[int]) -> int | None:
+    def feed(self, tokens: list[int]) -> tuple[str, int | None]:
+        """How many of the tokens belong to the text, if it ends among them; transformers makes the text."""
         for count, token in enumerate(tokens, start=1):
             self.ids = torch.cat([self.ids, self.ids.new_tensor([[token]])], 1)
             if bool(torch.as_tensor(self.criteria(self.ids, None)).all()):
-                return count
-        return None
+                return "", count
+        return "", None
+
+    def finish(self) -> str:
+        """Nothing was held back."""
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +99,18 @@ def _apart(processors: list[Any]) -> tuple[list[Any], dict[str, Any]]:
     return rest, settings
 
 
-def _policy(processors: Any, ids: Tensor, requests: list[Request], *, sampling: bool) -> Policy:
+def _policies(processors: Any, ids: Tensor, prompts: Sequence[Sequence[int]], *, sampling: bool) -> list[Policy]:
     """What transformers prepared. A constraint by prefix goes by the rows of the batch, so it becomes a hook of each;
     all others look at a text alone, or are refused."""
     every, settings = _apart(list(_flat(processors))) if sampling else (list(_flat(processors)), {"temperature": 0.0})
     functions = [p._prefix_allowed_tokens_fn for p in every if hasattr(p, "_prefix_allowed_tokens_fn")]
     if len(functions) > 1:
         raise ArgumentError(f"one prefix_allowed_tokens_fn can be heeded, got {len(functions)}; make one of them")
-    hooks = [_Prefix(f, row, ids[row], len(requests[row].prompt)) for f in functions for row in range(len(requests))]
     others = [p for p in every if not hasattr(p, "_prefix_allowed_tokens_fn")]
-    return Policy(**settings, processors=others, allowed=hooks or None)
+    if not functions:
+        return [Policy(**settings, processors=others)] * len(prompts)
+    hooks = [_Prefix(functions[0], row, ids[row], len(prompt)) for row, prompt in enumerate(prompts)]
+    return [Policy(**settings, processors=others, allowed=hook) for hook in hooks]
 
 
 def _refuse(model: Any, ids: Tensor, embedded: Any, config: Any) -> None:
@@ -120,15 +127,11 @@ def _refuse(model: Any, ids: Tensor, embedded: Any, config: Any) -> None:
         raise ArgumentError("return_dict_in_generate is not offered; leave it off and take the tensor of ids")
 
 
-def _requests(ids: Tensor, mask: Tensor | None, seeds: Sequence[int], limit: int, criteria: Criteria) -> list[Request]:
-    """A request for each row, without its left padding."""
-    seen = torch.ones_like(ids) if mask is None else mask
-    found = []
-    for row, seed in enumerate(seeds):
-        real = seen[row].bool()
-        padding, prompt = ids[row][~real].tolist(), ids[row][real].tolist()
-        found.append(Request(prompt, seed, limit, padding=padding, ends=_Ends(ids[row : row + 1], criteria)))
-    return found
+def _unpadded(ids: Tensor, mask: Tensor | None) -> Iterator[tuple[list[int], list[int]]]:
+    """The left padding and the prompt of each row."""
+    seen = (torch.ones_like(ids) if mask is None else mask).bool()
+    for row in range(len(ids)):
+        yield ids[row][~seen[row]].tolist(), ids[row][seen[row]].tolist()
 
 
 def _pad(config: Any, stops: frozenset[int]) -> int:
@@ -160,13 +163,19 @@ def generate(  # noqa: PLR0913  transformers passes by these names, and refuses 
     first = int(torch.randint(1 << 62, (1,))) if seed is None else whole("seed", seed)
     seeds = [derived_seed(first, row) for row in range(input_ids.shape[0])]
     limit = int(generation_config.max_length) - input_ids.shape[1]
-    requests = _requests(input_ids, inputs.get("attention_mask"), seeds, limit, stopping_criteria)
-    policy = _policy(logits_processor, input_ids, requests, sampling=generation_config.do_sample)
+    padding, prompts = zip(*_unpadded(input_ids, inputs.get("attention_mask")), strict=True)
+    policies = _policies(logits_processor, input_ids, prompts, sampling=generation_config.do_sample)
+    requests = [
+        Request(
+            prompts[row], seeds[row], limit, policies[row], padding=padding[row],
+            reader=_CriteriaReader(input_ids[row : row + 1], stopping_criteria),
+        )
+        for row in range(len(prompts))
+    ]  # fmt: skip
     opened, made = open_loaded(model), as_rule(rule)
     options = DraftOptions(drafts=drafts, length=length, nodes=nodes)
-    engine = Engine(opened.target, pair(drafter, opened, made.card, options), made)
-    engine.capture = opened.target.device.type == "cuda"
-    results = engine.generate(Job(requests, policy))
+    engine = Engine(opened.target, pair(drafter, opened, made.card, options), made, rows=len(requests))
+    results = engine.generate(requests)
     longest, pad = max(len(result.tokens) for result in results), _pad(generation_config, opened.stops)
     fresh = [result.tokens + [pad] * (longest - len(result.tokens)) for result in results]
     return torch.cat([input_ids, input_ids.new_tensor(fresh)], 1)

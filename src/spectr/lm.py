@@ -2,8 +2,8 @@
 
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, overload
 
 from jinja2 import TemplateError
@@ -11,8 +11,9 @@ from jinja2 import TemplateError
 from spectr.checks import whole
 from spectr.coins import derived_seed
 from spectr.draft.options import DraftOptions
-from spectr.engine import LOCK, Engine, Job, Memory, Request, Result, Step
+from spectr.engine import Engine, Handle, Request
 from spectr.errors import ArgumentError
+from spectr.generation import TOKENIZING, Output, TextHandle, TextReader, as_output
 from spectr.metrics import Stats
 from spectr.notices import notice
 from spectr.pairing import pair, planned_rule
@@ -20,28 +21,16 @@ from spectr.policy import Policy, merge_settings
 from spectr.prompt import Message, Prompt, as_ids, as_messages, check_text, is_single
 from spectr.registry import nearest
 from spectr.text import TextStream
+from spectr.types import Drafter
 from spectr.verify import Rule
 
 if TYPE_CHECKING:
     from spectr.models.hf import OpenedModel
 
-__all__ = ["LM", "Chat", "Output", "TextPieces", "load"]
+__all__ = ["LM", "Chat", "Output", "TextHandle", "load"]
 
 _RANDOM_BITS = 53  # a seed that any JSON reader keeps whole
 _MAX_NEW_TOKENS = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """One generated text."""
-
-    text: str  # empty where there is no tokenizer
-    tokens: list[int]
-    finish_reason: str  # "stop" or "length"; "cancelled" for a stream that was closed before its end
-    stats: Stats
-    logprobs: list[float] | None = None  # of the tokens, under the model's distribution before the policy
-    steps: list[Step] = field(default_factory=list, repr=False)  # what each target call added
-    seed: int = 0  # what this text was drawn with; generate(prompt, seed=out.seed) gives it again
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +39,10 @@ class _RequestSettings:
 
     raw: bool = False  # plain text: no chat template
     n: int | None = None  # texts per prompt; if given, outputs come as a list
-    seeds: Sequence[int] | None = None  # one for each row, in place of those derived from `seed`
+    seeds: Sequence[int] | None = None  # one for each text, in place of those derived from `seed`
     stop: str | Sequence[str] | None = None  # strings that end a text
-    logprobs: bool = False
+    logprobs: bool | int | None = None  # of the tokens; a number: of so many of the likeliest in place of each, too
+    prompt_logprobs: bool | int | None = None  # the same for the prompt
     optimality_gap: bool = False
 
     def __post_init__(self) -> None:
@@ -61,28 +51,67 @@ class _RequestSettings:
         if self.stop is not None and not isinstance(self.stop, Iterable):
             raise ArgumentError(f"stop must be a string or several, got {self.stop!r}")
         if self.seeds is not None and not isinstance(self.seeds, Iterable):
-            raise ArgumentError(f"seeds must be a list of whole numbers, one for each row, got {self.seeds!r}")
+            raise ArgumentError(f"seeds must be a list of whole numbers, one for each text, got {self.seeds!r}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if not isinstance(value := getattr(self, name), bool | None):
+                whole(name, value, 0)
 
     @property
     def stops(self) -> Sequence[str]:
         """The stop strings, as several."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
-    def row_seeds(self, seed: int | None, rows: int) -> Sequence[int]:
-        """A seed for each row: `seed` itself for the first, and hashes of it and of the row for the others."""
-        first = _seed(seed)
-        if self.seeds is None:
-            return [derived_seed(first, row) for row in range(rows)]
-        seeds = [whole("each of seeds", number) for number in self.seeds]
-        if len(seeds) != rows:
-            raise ArgumentError(f"seeds must have one number for each of {rows} rows, got {len(seeds)}")
-        return seeds
+    def likeliest(self, name: str) -> int | None:
+        """How many log-probabilities are wanted in place of each token: 0 where that of the token alone is."""
+        value = getattr(self, name)
+        return None if value is None or value is False else int(value) * (not isinstance(value, bool))
 
-    def refuse(self, what: str, *names: str) -> None:
-        """Raise if one of `names` was given, since `what` would ignore it."""
-        given = [f.name for f in fields(self) if f.name in names and getattr(self, f.name) != f.default]
-        if given:
-            raise ArgumentError(f"{what} gives one text in pieces and takes no {', '.join(given)}; use generate")
+
+def _seeds(seed: int | Sequence[int | None] | None, given: Sequence[int] | None, texts: Sequence[int]) -> list[int]:
+    """A seed for each text, of which `texts` says how many each prompt gets: `seed` itself for the first, and hashes of
+    it and of their number for the others; from one for each prompt likewise; or those that were `given`."""
+    total = sum(texts)
+    if given is not None:
+        seeds = [whole("each of seeds", number) for number in given]
+        if len(seeds) != total:
+            raise ArgumentError(f"seeds must have one number for each of {total} texts, got {len(seeds)}")
+        return seeds
+    if isinstance(seed, list | tuple):
+        firsts = [_seed(one) for one in _each("seed", seed, len(texts))]
+        return [derived_seed(first, at) for first, count in zip(firsts, texts, strict=True) for at in range(count)]
+    first = _seed(seed)  # type: ignore[arg-type]
+    return [derived_seed(first, at) for at in range(total)]
+
+
+def _each(name: str, values: Sequence[Any], count: int) -> Sequence[Any]:
+    if len(values) != count:
+        raise ArgumentError(f"{name} must have one value for each of {count} prompts, got {len(values)}")
+    return values
+
+
+_LISTS = ("stop", "bad_words", "suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id", "processors")
+"""Settings that are lists themselves: one for each prompt is a list of lists."""
+
+
+def _is_one_each(name: str, value: Any) -> bool:
+    """Whether a setting of several prompts has a value for each."""
+    if not isinstance(value, list | tuple) or name == "seeds":
+        return False
+    if name not in _LISTS:
+        return True
+    nested = bool(value) and all(part is None or isinstance(part, list | tuple) for part in value)
+    if name != "bad_words" or not nested:
+        return nested
+    words = [word for part in value for word in part or ()]
+    return all(isinstance(word, str | list | tuple) for word in words)
+
+
+def _of_each(settings: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """The settings of each of several prompts."""
+    each = {name for name, value in settings.items() if _is_one_each(name, value)}
+    for name in each:
+        _each(name, settings[name], count)
+    return [{name: value[at] if name in each else value for name, value in settings.items()} for at in range(count)]
 
 
 def _seed(seed: int | None) -> int:
@@ -115,7 +144,7 @@ def _split_settings(settings: Mapping[str, Any]) -> tuple[_RequestSettings, dict
 
 
 class LM:
-    """A target with its tokenizer, a drafter and a rule. Several threads may use one: their steps take turns."""
+    """A target with its tokenizer, a drafter and a rule. Several threads may use one: their texts run together."""
 
     def __init__(self, engine: Engine, opened: "OpenedModel") -> None:
         self.engine, self.opened, self.tokenizer = engine, opened, opened.tokenizer
@@ -143,7 +172,7 @@ class LM:
         text = check_text(prompt, "a prompt")
         self._need_tokenizer()
         if raw or not getattr(self.tokenizer, "chat_template", None):
-            with LOCK:  # fast tokenizers refuse to be used by two threads at once
+            with TOKENIZING:
                 return list(self.tokenizer(text)["input_ids"])
         return self.encode_turns([{"role": "user", "content": text}])
 
@@ -155,7 +184,7 @@ class LM:
         for turn in turns:
             check_text(turn["content"], "the content of a message")
         try:
-            with LOCK:
+            with TOKENIZING:
                 made = self.tokenizer.apply_chat_template(
                     [dict(turn) for turn in turns], add_generation_prompt=True, return_dict=True
                 )
@@ -165,70 +194,90 @@ class LM:
         return list(made["input_ids"])
 
     @overload
-    def generate(
-        self, prompts: Prompt, max_new_tokens: int | None = None, seed: int | None = None, **settings: Any
-    ) -> Output: ...
+    def generate(self, prompts: Prompt, max_new_tokens: Any = None, seed: Any = None, **settings: Any) -> Output: ...
 
     @overload
     def generate(
-        self, prompts: Sequence[Prompt], max_new_tokens: int | None = None, seed: int | None = None, **settings: Any
+        self, prompts: Sequence[Prompt], max_new_tokens: Any = None, seed: Any = None, **settings: Any
     ) -> list[Output]: ...
 
     def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        max_new_tokens: int | None = None,
-        seed: int | None = None,
-        **settings: Any,
+        self, prompts: Prompt | Sequence[Prompt], max_new_tokens: Any = None, seed: Any = None, **settings: Any
     ) -> Output | list[Output]:
         """An `Output` for one prompt; a list for a list of prompts, or where `n` is given, `n` for each, in order.
 
         A prompt is a string, a list of token ids, or a list of messages. At most 128 new tokens unless
         `max_new_tokens` (or `max_tokens`) says otherwise. Without a `seed` a random one is taken; every output tells
-        its own. `settings`: n, seeds, stop, raw, logprobs, optimality_gap, and those of the policy (temperature,
-        top_k, …), whose defaults are the model's own.
+        its own. `settings`: n, seeds, stop, raw, logprobs, prompt_logprobs, optimality_gap, and those of the policy
+        (temperature, top_k, …), whose defaults are the model's own. With several prompts, each setting has one value
+        for all, or a list with one for each.
         """
-        limit = _limit(max_new_tokens, settings, _MAX_NEW_TOKENS)
-        asked, policy = _split_settings(settings)
         several = [prompts] if is_single(prompts) else self._several(prompts)
-        streams = [self._text_stream(asked.stops) for _ in several for _ in range(asked.n or 1)]
-        seeds = asked.row_seeds(seed, len(streams))
-        encoded = [self.encode(prompt, raw=asked.raw) for prompt in several for _ in range(asked.n or 1)]
-        requests = [
-            self._request(tokens, seeds[row], limit, _Watch(streams[row])) for row, tokens in enumerate(encoded)
-        ]
-        job = Job(requests, self._policy(policy), asked.logprobs, asked.optimality_gap)
-        results = self.engine.generate(job)
-        outputs = [_output(*found) for found in zip(results, streams, seeds, strict=True)]
-        return outputs[0] if is_single(prompts) and asked.n is None else outputs
+        given = {**settings, **({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})}
+        seeds, n = given.pop("seeds", None), given.get("n")
+        one = is_single(prompts)
+        each = [given] if one else _of_each(given, len(several))
+        asked = [self._asked(prompt, own) for prompt, own in zip(several, each, strict=True)]
+        drawn = iter(_seeds(seed, _listed(seeds), [count for _, count in asked]))
+        requests = [make(next(drawn)) for make, count in asked for _ in range(count)]
+        results = self.engine.generate(requests)
+        outputs = [as_output(result, request.seed) for result, request in zip(results, requests, strict=True)]
+        return outputs[0] if one and n is None else outputs
+
+    def submit(
+        self, prompt: Prompt, max_new_tokens: int | None = None, seed: int | None = None, **settings: Any
+    ) -> TextHandle:
+        """Begin with a text in the background, beside all others that run, each with its own settings; from any thread.
+        The handle gives pieces as they come, a result to wait for, or can be awaited."""
+        return TextHandle(self._submitted("submit", prompt, max_new_tokens, seed, settings))
 
     def stream(
         self, prompt: Prompt, max_new_tokens: int | None = None, seed: int | None = None, **settings: Any
-    ) -> "TextPieces":
+    ) -> TextHandle:
         """The text in pieces, never half a character. Closing the iterator cancels; its `output` has what came."""
-        limit = _limit(max_new_tokens, settings, _MAX_NEW_TOKENS)
-        asked, policy = _split_settings(settings)
-        asked.refuse("stream", "n", "seeds")
-        watch = _Watch(self._text_stream(asked.stops))
-        if not is_single(prompt):
-            raise ArgumentError(f"stream takes one prompt: a string, token ids or messages, got {prompt!r}")
-        request = self._request(self.encode(prompt, raw=asked.raw), _seed(seed), limit, watch)
-        job = Job([request], self._policy(policy), asked.logprobs, asked.optimality_gap)
-        self.engine.check(job)  # now, not when the first piece is asked for
-        return TextPieces(self.engine, job, watch)
+        return TextHandle(self._submitted("stream", prompt, max_new_tokens, seed, settings))
 
     def chat(self) -> "Chat":
-        """A conversation, whose cache is kept between turns."""
+        """A conversation: its turns are not read again."""
         return Chat(self)
+
+    def _submitted(self, what: str, prompt: Prompt, limit: int | None, seed: int | None, settings: Any) -> Handle:
+        if not is_single(prompt):
+            raise ArgumentError(f"{what} takes one prompt: a string, token ids or messages, got {prompt!r}")
+        for name in ("n", "seeds"):
+            if settings.get(name) is not None:
+                raise ArgumentError(f"{what} gives one text and takes no {name}; use generate")
+        given = {**settings, **({} if limit is None else {"max_new_tokens": limit})}
+        make, _ = self._asked(prompt, given)
+        return self.engine.submit(make(_seed(seed)))
+
+    def _asked(
+        self, prompt: Prompt, settings: Mapping[str, Any], usual: int = _MAX_NEW_TOKENS
+    ) -> tuple[Callable[[int], Request], int]:
+        """What makes a request from a seed, and how many are wanted."""
+        given = dict(settings)
+        limit = _limit(given.pop("max_new_tokens", None), given, usual)
+        asked, policy = _split_settings(given)
+        tokens, made = self.encode(prompt, raw=asked.raw), self._policy(policy)
+        start, source = (tokens, None) if self.opened.start is None else (list(self.opened.start), tokens)
+
+        def make(seed: int) -> Request:
+            return Request(
+                start, seed, limit, made, source=source, reader=self._reader(asked.stops),
+                logprobs=asked.likeliest("logprobs"), prompt_logprobs=asked.likeliest("prompt_logprobs"),
+                optimality_gap=asked.optimality_gap,
+            )  # fmt: skip
+
+        return make, asked.n or 1
 
     def _need_tokenizer(self) -> None:
         if self.tokenizer is None:
             raise ArgumentError("text needs a tokenizer, and this model came without; give it: load(…, tokenizer=…)")
 
-    def _text_stream(self, stops: Sequence[str]) -> TextStream | None:
+    def _reader(self, stops: Sequence[str]) -> TextReader | None:
         """What turns tokens into text, where there is a tokenizer."""
         if self.tokenizer is not None:
-            return TextStream(self.tokenizer, stops)
+            return TextReader(TextStream(self.tokenizer, stops))
         if stops:
             self._need_tokenizer()
         return None
@@ -242,11 +291,6 @@ class LM:
         if not several:
             raise ArgumentError("prompts must not be empty, got no prompt at all")
         return several
-
-    def _request(self, tokens: list[int], seed: int, limit: int, watch: "_Watch") -> Request:
-        if self.opened.start is None:
-            return Request(tokens, seed, limit, ends=watch)
-        return Request(self.opened.start, seed, limit, source=tokens, ends=watch)
 
     def _policy(self, settings: dict[str, Any]) -> Policy:
         """The model's own policy with these settings in place of its own. Bad words given as text become tokens, at the
@@ -262,158 +306,56 @@ class LM:
         return Policy(**{**settings, "bad_words": ids}) if ids else Policy(**settings)
 
 
-def _output(result: Result, stream: TextStream | None, seed: int) -> Output:
-    text = "" if stream is None else (stream.finish(), stream.text)[1]
-    return Output(text, result.tokens, result.finish_reason, result.stats, result.logprobs, result.steps, seed)
-
-
-@dataclass(slots=True)
-class _Watch:
-    """Turns a row's tokens into text as they come, and says when a stop string ends it."""
-
-    stream: TextStream | None
-    _fresh: list[str] = field(default_factory=list)
-
-    def __call__(self, tokens: list[int]) -> int | None:
-        """How many of the new tokens belong to the text, if it ends among them."""
-        if self.stream is None:
-            return None
-        for count, token in enumerate(tokens, start=1):
-            self._fresh.append(self.stream.feed(token))
-            if self.stream.ended:
-                return count
-        return None
-
-    def take(self) -> str:
-        """What came since the last time."""
-        piece = "".join(self._fresh)
-        self._fresh.clear()
-        return piece
-
-    def finish(self) -> str:
-        """What was held back, once no token follows."""
-        return "" if self.stream is None else self.stream.finish()
-
-    @property
-    def text(self) -> str:
-        """All of the text so far."""
-        return "" if self.stream is None else self.stream.text
-
-
-class TextPieces(Iterator[str]):
-    """One text in pieces, as they come, and all that is known of it so far."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        job: Job,
-        watch: _Watch,
-        memory: Memory | None = None,
-        ended: Callable[["TextPieces"], None] = lambda _: None,
-    ) -> None:
-        self.stats, self.tokens, self.steps = Stats(), list[int](), list[Step]()
-        self.finish_reason: str | None = None  # None while it goes on; "cancelled" if it was closed before its end
-        self.seed = job.requests[0].seed
-        self._watch, self._ended, self._has_logprobs = watch, ended, job.logprobs
-        self._running = engine.stream(job, [self.stats], memory)
-        self._started = False
-
-    @property
-    def text(self) -> str:
-        """Everything shown so far."""
-        return self._watch.text
-
-    @property
-    def output(self) -> Output:
-        """What has come so far, as `generate` would give it."""
-        reason = self.finish_reason or "cancelled"
-        logprobs = [value for step in self.steps for value in step.logprobs or ()] if self._has_logprobs else None
-        return Output(self.text, list(self.tokens), reason, self.stats, logprobs, list(self.steps), self.seed)
-
-    def __next__(self) -> str:
-        if self.finish_reason is not None:
-            raise StopIteration
-        self._started = True
-        try:
-            for step in self._running:
-                self.tokens += step.tokens
-                self.steps.append(step)
-                if step.finish_reason is not None:
-                    return self._finish(step.finish_reason)
-                if piece := self._watch.take():
-                    return piece
-        except KeyboardInterrupt:
-            self.close()
-            raise
-        except BaseException:
-            self.finish_reason = "error"
-            raise
-        raise StopIteration
-
-    def _finish(self, reason: str) -> str:
-        """The last piece, which may be empty; nothing follows."""
-        self.finish_reason = reason
-        self._running.close()
-        piece = self._watch.take() + self._watch.finish()
-        self._ended(self)
-        if not piece:
-            raise StopIteration
-        return piece
-
-    def close(self) -> None:
-        """Cancel; what came so far stays."""
-        if self.finish_reason is not None:
-            return
-        self.finish_reason = "cancelled"
-        self._running.close()
-        self._watch.finish()
-        if self._started:
-            self._ended(self)
-
-    def __enter__(self) -> "TextPieces":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "finish_reason", "never began") is None:
-            self.close()
+def _listed(seeds: Any) -> Sequence[int] | None:
+    """Seeds as a list, if there are any."""
+    if seeds is not None and not isinstance(seeds, Iterable):
+        raise ArgumentError(f"seeds must be a list of whole numbers, one for each text, got {seeds!r}")
+    return None if seeds is None else list(seeds)
 
 
 class Chat:
-    """A conversation: its turns, and what the target remembers of them."""
+    """A conversation: its turns. What the engine has read of them is not read again."""
 
     def __init__(self, lm: LM) -> None:
         self.lm = lm
         self.turns: list[dict[str, str]] = []
-        self.memory = Memory()
-        self.stats = Stats()  # of the last answer
-        self._answering: TextPieces | None = None
+        self._answering: TextHandle | None = None
+
+    @property
+    def stats(self) -> Stats:
+        """Of the last answer."""
+        return Stats() if self._answering is None else self._answering.stats
 
     @property
     def reused(self) -> int:
         """Tokens of the last prompt that did not have to be read again."""
-        return self.memory.reused
+        return 0 if self._answering is None else self._answering.reused
 
-    def say(self, text: str, max_new_tokens: int | None = None, seed: int | None = None, **settings: Any) -> TextPieces:
+    def say(self, text: str, max_new_tokens: int | None = None, seed: int | None = None, **settings: Any) -> TextHandle:
         """Ask, and get the answer in pieces, of at most 256 tokens unless told otherwise. What has been said when the
         iterator is closed or interrupted stays in the history; a turn that fails does not."""
-        limit = _limit(max_new_tokens, settings, 2 * _MAX_NEW_TOKENS)
         check_text(text, "a turn")
         self.lm._need_tokenizer()
         if self.lm.opened.start is not None:
             raise ArgumentError("a conversation needs a decoder-only model; this one has an encoder: use generate")
-        asked, policy = _split_settings(settings)
-        asked.refuse("say", "raw", "n", "seeds")
+        for name in ("raw", "n", "seeds"):
+            if settings.get(name):
+                raise ArgumentError(f"say gives one text and takes no {name}; use generate")
         turns = [*self.turns, {"role": "user", "content": text}]
         tokens = self.lm.encode_turns(turns)
-        self._check_room(len(tokens), limit)
-        watch = _Watch(self.lm._text_stream(asked.stops))
-        request = Request(tokens, _seed(seed), limit, ends=watch)
-        job = Job([request], self.lm._policy(policy), asked.logprobs, asked.optimality_gap)
-        self.lm.engine.check(job)  # now, not when the first piece is asked for
-        return self._answer(job, turns, watch)
+        given = {**settings, **({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})}
+        make, _ = self.lm._asked(tokens, given, 2 * _MAX_NEW_TOKENS)
+        request = make(_seed(seed))
+        self._check_room(len(tokens), request.max_new_tokens)
+        self.lm.engine.check(request)
+        if self._answering is not None:
+            self._answering.cancel()
+
+        def record(answer: TextHandle) -> None:
+            self.turns = [*turns, {"role": "assistant", "content": answer.text}]
+
+        self._answering = TextHandle(self.lm.engine.submit(request), record)
+        return self._answering
 
     def _check_room(self, tokens: int, limit: int) -> None:
         context = self.lm.engine.target.context
@@ -422,18 +364,6 @@ class Chat:
                 f"a conversation and its next answer must fit into the model's {context} positions, got {tokens} + "
                 f"{limit}; lower max_new_tokens, say less, take early turns out of turns, or begin another conversation"
             )
-
-    def _answer(self, job: Job, turns: list[dict[str, str]], watch: _Watch) -> TextPieces:
-        """Cancel an answer that is still running, and begin the next."""
-        if self._answering is not None:
-            self._answering.close()
-
-        def record(pieces: TextPieces) -> None:
-            self.turns = [*turns, {"role": "assistant", "content": pieces.text}]
-
-        pieces = TextPieces(self.lm.engine, job, watch, self.memory, record)
-        self.stats, self._answering = pieces.stats, pieces
-        return pieces
 
 
 def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options: Any) -> LM:
@@ -444,14 +374,15 @@ def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options
     `options`: of drafting (drafts, length, nodes, tree, layers, order, text, vocabulary, or in place of the first four
     plan: a profile that `spectr tune` wrote, or "auto", which chooses at every step and may begin with a profile) and
     of loading (dtype, device, device_map, quantization_config, attn_implementation, trust_remote_code, tokenizer, and
-    progress, a function of one sentence). On a GPU steps are captured once and replayed as graphs, unless
-    `capture=False`; `compile=True` also compiles layers, which takes seconds at the beginning.
+    progress, a function of one sentence). `rows` is how many texts run at once, at most. On a GPU steps are captured
+    once and replayed as graphs, unless `capture=False`; `compile=True` also compiles layers, which takes seconds at the
+    beginning.
     """
     from spectr.models.generation_config import unsupported_settings
     from spectr.models.hf import Loading, open_loaded, open_model
 
     drafting, loading = ([f.name for f in fields(kind)] for kind in (DraftOptions, Loading))
-    known = [*drafting, *loading, "capture", "compile", "progress", "tokenizer"]
+    known = [*drafting, *loading, "capture", "compile", "progress", "rows", "tokenizer"]
     for name in options:
         if name not in known:
             raise ArgumentError(f"load has no option {name!r}; {nearest(name, known)}")
@@ -471,17 +402,18 @@ def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options
         partner = pair(drafter, opened, made.card, chosen)
     if said := unsupported_settings(opened.target.model, opened.target.vocabulary):
         (options.get("progress") or notice)(said)
-    engine = Engine(opened.target, partner, made, opened.stops)
-    _hasten(engine, options.get("capture"), bool(options.get("compile")), progress)
-    return LM(engine, opened)
+    return LM(_engine(opened, partner, made, options, progress), opened)
 
 
-def _hasten(engine: Engine, capture: bool | None, compiled: bool, progress: Callable[[str], None]) -> None:
+def _engine(
+    opened: "OpenedModel", drafter: Drafter, rule: Rule, options: Mapping[str, Any], progress: Callable[[str], None]
+) -> Engine:
     """Steps as graphs, where there are any, and layers compiled, if they shall be."""
-    device = engine.target.device.type
-    if capture and device != "cuda":
+    device, captures = opened.target.device.type, options.get("capture")
+    if captures and device != "cuda":
         raise ArgumentError(f"capture replays steps as CUDA graphs, and this model is on {device}; leave it out")
-    engine.capture = device == "cuda" if capture is None else capture
-    if compiled:
+    made = Engine(opened.target, drafter, rule, opened.stops, rows=options.get("rows") or 64, captures=captures)
+    if options.get("compile"):
         progress("compiling one layer for all; what was compiled before is taken from the cache")
-        engine.compile()
+        made.compile()
+    return made

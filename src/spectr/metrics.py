@@ -76,6 +76,8 @@ class Counted:
     def cut(self, count: int) -> "Counted":
         """The step if only its first `count` tokens belong to the text. The cut looks at no token after it, so that
         what is left of `best` is still what the nodes looked at should accept on average."""
+        if count == self.emitted:
+            return self
         best = None if self.best is None else self.best[:count]
         return Counted(self.drafted, count, self.corrected and count == self.emitted, self.ranks[:count], best)
 

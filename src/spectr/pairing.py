@@ -258,16 +258,16 @@ def _parts(drafter: Any) -> list[Any]:
 
 
 def auto_drafter(target: "OpenedModel") -> tuple[str, str]:
-    """What `auto` means for this model, and why: the drafter trained for it, where one comes with spectr, else none:
-    `lookup` is slower than plain decoding wherever a text does not repeat itself."""
+    """What `auto` means for this model, and why: the drafter trained for it, where one comes with spectr, else none;
+    under the race each step may also take `lookup`, which pays only where a text repeats itself."""
     from spectr.models.trained import shipped
 
     folder = shipped(target.target.model)
     if folder is not None:
         return str(folder), "the drafter that was trained for this model"
     return "none", (
-        "no trained drafter for this model, so it decodes plainly: train one with `spectr train`, or give drafter=…, "
-        "such as a smaller model of the family, or 'lookup' for answers that repeat their prompt"
+        "no trained drafter for this model, so it decodes plainly, but for what it repeats: train one with "
+        "`spectr train`, or give drafter=…, such as a smaller model of the family"
     )
 
 
@@ -391,6 +391,8 @@ def pair(
         )
     options.check("+".join(str(part) for part in parts), [name for part in parts for name in _taken(part)])
     how = _as_target(target) if loading is None else loading
+    if parts == ["none"] and drafter == AUTO and card.name == "race":
+        return adaptive([named_drafter("none"), named_drafter("lookup")], lambda _: PLAIN)
     made = [_one(part, _Pairing(target, card, options.only(_taken(part)), how)) for part in parts]
     if drafter == AUTO and chooses_while_running(target, card, options):
         return _auto(made[0], _Pairing(target, card, options, how))

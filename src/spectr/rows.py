@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Rows", "constant", "itself", "ladder", "pick_rows"]
+__all__ = ["Rows", "constant", "itself", "ladder", "pick_rows", "sent"]
 
 
 @cache
@@ -38,6 +38,18 @@ def itself(count: int, device: torch.device) -> Tensor:
     """(count, count) bool: true where both are the same; made once, to be read only."""
     with torch.inference_mode(False):
         return torch.eye(count, dtype=torch.bool, device=device)
+
+
+def sent(values: Any, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Numbers of the host as a tensor on a device. From pinned memory: a copy from any other waits for whatever runs
+    there.
+
+    >>> sent([1, 2], torch.device("cpu")).tolist()
+    [1, 2]
+    """
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=dtype, device=device)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
 def pick_rows(values: Tensor, nodes: Tensor | None) -> Tensor:

@@ -4,7 +4,7 @@ Everything is a batch of fixed capacity: B rows, N nodes, depth D, vocabulary V.
 dynamic trees, short lookups and chains are no special cases. Nothing here knows a model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
@@ -93,9 +93,9 @@ class Coins(Protocol):
         """Nearly that, and quickly: for drafts, which decide nothing."""
         ...
 
-    def likeliest(self, logits: Tensor, depth: Tensor | None, sharp: float, count: int) -> tuple[Tensor, Tensor]:
-        """Of softmax(that · `sharp`) the `count` largest, best first: their logarithms (B, M, count), and the tokens.
-        Without a depth there is no noise."""
+    def likeliest(self, logits: Tensor, depth: Tensor | None, sharp: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Of softmax(that · `sharp`), one `sharp` (B,) for each row, the `count` largest, best first: their logarithms
+        (B, M, count), and the tokens. Without a depth there is no noise."""
         ...
 
 
@@ -109,6 +109,7 @@ class TreeModel(Protocol):
     context: int  # positions the model has
     vocabulary: int
     device: torch.device
+    keeps_beginnings: bool  # a row can be rewound, and the beginning of one copied to another
 
     def open(self, rows: int, slots: int, *, features: Layers | None = None, lasting: bool = True) -> Any:
         """A session with room for so many rows and tokens, scratch included. With `features` it keeps those of every
@@ -120,12 +121,12 @@ class TreeModel(Protocol):
         """(B, L, F): the features that the session keeps at committed `positions` (B, L); zeros before the first."""
         ...
 
-    def encode(self, session: Any, sources: list[list[int]]) -> None:
-        """Give an encoder-decoder model the text its rows answer to."""
+    def encode_row(self, session: Any, row: int, source: list[int]) -> None:
+        """Give one row of an encoder-decoder model the text it answers to."""
         ...
 
-    def read(self, session: Any, texts: list[list[int]]) -> None:
-        """Commit more tokens to each row; a row may get none."""
+    def read(self, session: Any, texts: list[list[int]], filled: list[int] | None = None) -> None:
+        """Commit more tokens to each row, which have `filled` so far; a row may get none."""
         ...
 
     def score(
@@ -140,16 +141,21 @@ class TreeModel(Protocol):
         """Commit scratch `nodes` (B, L) in this order, -1 is padding; the others are forgotten."""
         ...
 
-    def grow(self, session: Any, slots: int) -> None:
-        """Make room for so many tokens, if there is less."""
+    def window(self, session: Any, start: int, stop: int, longest: int) -> Any:
+        """A session on the rows from `start` to `stop`, none of which has more than `longest` tokens: what is committed
+        there is committed here. To be asked for again before every use."""
+        ...
+
+    def copy_rows(self, session: Any, sources: list[int], targets: list[int], most: int) -> None:
+        """The first `most` tokens of each source, or all if it has fewer, become those of the target."""
+        ...
+
+    def make_room(self, session: Any, rows: int, slots: int) -> None:
+        """Room for so many rows and tokens at least, contents kept."""
         ...
 
     def rewind(self, session: Any, lengths: list[int]) -> None:
         """Forget committed tokens beyond these lengths."""
-        ...
-
-    def take_rows(self, session: Any, rows: Tensor) -> None:
-        """The rows of the session become these, in this order; a row may be repeated."""
         ...
 
     def share(self, session: Any) -> Any:
@@ -162,65 +168,95 @@ Shaped = Callable[[Tensor, Tensor], Tensor]
 """Raw logits (B, M, V) and the tokens (B, M, D) on each node's way below the root, padded with -1 → policy logits."""
 
 
+class TextState(Protocol):
+    """The texts of the rows that take part in a step, on the device: see `spectr.policy.History`."""
+
+    length: Tensor  # (B,) int64: tokens of each text, prompt included
+    host: list[Any]  # the texts where the host knows them, for drafters that work there
+
+    @property
+    def tokens(self) -> Tensor:
+        """(B, M) int64: the texts, padded with -1."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a drafter is told when rows begin."""
+    """What a drafter is told before any row begins."""
 
-    prompts: list[list[int]]
-    sources: list[list[int]] | None  # what an encoder-decoder model answers to
+    rows: int  # how many there is room for
     slots: int  # most tokens a row may come to, its tree included
     vocabulary: int  # of the target
-    session: Any  # the target's own session, for drafters that share its cache
-    room: int | None = None  # slots to make room for, where that is more
-
-
-@dataclass(slots=True)
-class Standing:
-    """How far each row has come, on the device."""
-
-    seed: Tensor  # (B,) int64
-    root: Tensor  # (B,) int64: the last committed token
-    committed: Tensor  # (B,) int64: tokens, prompt included
-    recent: Tensor  # (B, W) int64: what the last step added, the root the last of it
-    fresh: Tensor  # (B,) int64: how many those are
-    going: Tensor  # (B,) bool: the row has not ended
+    session: Any  # the target's own session, for drafters that share its cache or read its features
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a drafter may look at when it proposes: everything but the target's laws to come."""
+    """What a drafter may look at when it proposes: everything but the target's distributions to come."""
 
-    texts: list[list[int]]  # committed, prompt included; the last token is the root. Empty while a step is captured
+    texts: TextState  # committed, prompt included; the last token is the root
     root: Tensor  # (B,) int64
+    active: Tensor  # (B,) bool: rows that have not ended
     coins: Coins
-    shaped: Shaped  # the policy: the law drafts are drawn from
+    shaped: Shaped  # the policy: the distribution drafts are drawn from
     ranked: Shaped  # the same for guesses: greedy still tells which token would come second
-    heat: float  # the policy's temperature: how much of the noise counts
+    temperature: Tensor  # (B,) float64: how much of the noise counts
+    longest: int  # no text has more tokens
+    unread: int | None = None  # no row got more tokens since the last step; None: ask the device
     wants_laws: bool = False  # somebody will look at the draft laws, though the rule may not
-    standing: Standing | None = None
+
+    @property
+    def host_texts(self) -> list[list[int]]:
+        """The texts as lists, for drafters that work on the host: such a drafter is not capturable."""
+        return [host.tokens for host in self.texts.host[: len(self.root)]]
 
 
 class Drafting(Protocol):
-    """A drafter at work on a batch of rows: what it remembers of them."""
+    """A drafter at work: what it remembers of the rows. A step takes the first rows, as many as its scene has."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the next step has to read more than the tokens of the last."""
+        ...
+
+    def choose(self, rows: int) -> int:
+        """Which of its ways of drafting the next step of so many rows takes; 0 where there is but one."""
+        ...
 
     def propose(self, scene: Scene) -> Draft:
-        """A token tree for each row."""
+        """A token tree for each row of the scene."""
         ...
 
     def keep(self, path: Tensor) -> None:
         """The nodes (B, D), padded with -1, of its last draft that were accepted."""
         ...
 
-    def take_rows(self, rows: Tensor) -> None:
-        """The rows of the batch become these, in this order."""
+    def observe(self, rows: int, choice: int, tokens: float, seconds: float) -> None:
+        """A step of so many rows, drafted in this way, added so many tokens a row, and took so long."""
+        ...
+
+    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
+        """A row begins with a text, which may come to `limit` tokens, and of which nothing was read; an encoder-decoder
+        model answers to a source. Whether the beginning of another row may stand for that of this one."""
+        ...
+
+    def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
+        """The target has read more of the rows from `first` on: `texts`, which stand at `starts`. What was remembered
+        of these rows from there on is void."""
+        ...
+
+    def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
+        """The first `most` tokens of each source, or all it has read, become those of the target."""
+        ...
+
+    def make_room(self, rows: int, slots: int) -> None:
+        """Room for so many rows and tokens at least, contents kept."""
         ...
 
 
 class Drafter(Protocol):
-    """Anything that proposes tokens. Shared and immutable: what it remembers of rows is in its drafting.
-
-    One with `capturable = True` needs no text on the host; its drafting can `assume` how long rows are at most, and
-    `begin` anew with other prompts in the same buffers."""
+    """Anything that proposes tokens. Shared and immutable: what it remembers of rows is in its drafting. One with
+    `capturable = True` needs no text on the host."""
 
     @property
     def name(self) -> str:
@@ -243,6 +279,6 @@ class Drafter(Protocol):
         ...
 
     def open(self, opening: Opening) -> Drafting:
-        """Begin with a batch of rows. A drafter whose `wants_features` names layers (none is enough) finds features
+        """Make room for rows. A drafter whose `wants_features` names layers (none is enough) finds features
         in the target's session."""
         ...

@@ -17,12 +17,12 @@ from spectr.audit.proofs import NamedRule, distinct_rules, named_rules
 from spectr.audit.sections import direct_cases, model_cases
 from spectr.audit.setup import NOISY, Setup, plan_for, real_setup, toy_setup
 from spectr.draft import Plan, drafter
-from spectr.engine import Engine, Job, Request
+from spectr.engine import Engine, Request
 from spectr.errors import ArgumentError, MismatchError
 from spectr.models.baselines import plain_rows
 from spectr.models.head import head_of
 from spectr.models.target import Target
-from spectr.policy import Policy
+from spectr.policy import History, Policy
 from spectr.types import Draft
 from spectr.verify import RULES, rule
 
@@ -80,7 +80,7 @@ def test_many_drafts_and_many_tokens(setup: Setup) -> None:
 def test_noisy_drafts_are_accepted_and_rejected(setup: Setup) -> None:
     """An audit in which everything, or nothing, is accepted would look at half of a rule."""
     sampler = setup.sampler(NOISY, rule("optimal"))
-    results = sampler.engine.generate(Job([Request(setup.prompt, seed, 30) for seed in range(40)], setup.policy))
+    results = sampler.engine.generate(setup.requests(30, range(40)))
     steps = sum(r.stats.steps for r in results)
     assert 0.2 < sum(r.stats.corrections for r in results) / steps < 0.9
     assert sum(r.stats.accepted for r in results) > 0.5 * steps
@@ -113,23 +113,24 @@ def test_rows_of_trees_and_a_mask_that_is_wrong(lm: spectr.LM) -> None:
 def test_texts_that_part(lm: spectr.LM) -> None:
     """A near-tie is rounding and told so; anything else is a fault."""
     requests = [Request(prompt, 5, 4) for prompt in PROMPTS]
-    texts = texts_of(Engine(lm.opened.target, drafter("none"), rule("race")), requests, Policy())
-    scores = Scores(lm.opened.target, Policy(), noisy=True)
+    texts = texts_of(Engine(lm.opened.target, drafter("none"), rule("race")), requests)
+    scores = Scores(lm.opened.target, noisy=True)
     assert compare(requests, texts, texts, scores).holds
     other = [[(text[0] + 1) % 24, *text[1:]] for text in texts]
     parted = compare(requests, texts, other, scores)
     assert not parted.holds
     assert "3 part" in parted.measured("here")
     assert all(part["position"] == 0 and part["gap"] > 1e-3 for part in parted.partings)
-    near = replace(scores, policy=Policy(1e6), noisy=False)  # so flat that all tokens are tied
-    assert "3 part, 3 at ties of rounding" in compare(requests, texts, other, near).measured("here")
-    assert not compare(requests, texts, [text[:-1] for text in texts], near).holds  # a text that is cut is no tie
+    near = replace(scores, noisy=False)
+    flat = [replace(request, policy=Policy(1e6)) for request in requests]  # so flat that all tokens are tied
+    assert "3 part, 3 at ties of rounding" in compare(flat, texts, other, near).measured("here")
+    assert not compare(flat, texts, [text[:-1] for text in texts], near).holds  # a text that is cut is no tie
 
 
 def test_real_texts(lm: spectr.LM) -> None:
     texts = RealTexts(lm.opened, PROMPTS, 8, Policy(0.8))
     cases = [texts.race_case("lookup"), texts.race_case("early_exit"), texts.greedy_case("early_exit", rule("block"))]
-    assert examine([*cases, texts.race_case("early_exit", capture=True)]).holds
+    assert examine(cases).holds
     # against another seed's texts the same case must fail
     other = RealTexts(lm.opened, PROMPTS, 8, Policy(0.8))
     other.requests = [replace(request, seed=request.seed + 1) for request in other.requests]
@@ -140,8 +141,8 @@ def test_real_texts(lm: spectr.LM) -> None:
 def test_greedy_and_what_is_not() -> None:
     setup = toy_setup()
     assert examine([greedy_case(setup, NOISY, rule("traversal"))]).holds
-    requests = [Request(setup.prompt, 0, 5)]
-    pair = Pair("p", "w", requests, Policy(0), lambda: [[0] * 5], lambda: setup.engine("none", rule("race")))
+    requests = [Request(setup.prompt, 0, 5, Policy(0))]
+    pair = Pair("p", "w", requests, lambda: [[0] * 5], lambda: setup.engine("none", rule("race")))
     assert not examine([pair.case()]).holds
 
 
@@ -164,7 +165,7 @@ def test_a_crash_and_a_loss_are_findings(setup: Setup) -> None:
     report = examine(cases[:1], Level(samples=10))
     assert not report.holds
     assert "raised RuntimeError: no verdict today" in report.findings[0].measured
-    result = setup.engine(NOISY, rule("race")).generate(Job([Request(setup.prompt, 1, 6)]))[0]
+    result = setup.engine(NOISY, rule("race")).generate([Request(setup.prompt, 1, 6)])[0]
     request = Request(setup.prompt, 1, 6)
     assert _adds_up(result, request, setup.stops)
     assert not _adds_up(replace(result, tokens=result.tokens[:-1]), request, setup.stops)
@@ -187,7 +188,7 @@ def test_scripted_drafters_draft_what_they_say(setup: Setup) -> None:
     for name, each in made.items():
         engine = Engine(setup.model(), each, rule("match"))
         drafting = engine.drafter.open(None)  # type: ignore[arg-type]
-        scene = type("Scene", (), {"root": root, "texts": [[1, 3]]})()
+        scene = type("Scene", (), {"root": root, "texts": History.of([[1, 3]], 12)})()
         found[name] = drafting.propose(scene)
     assert found["every token"].tokens[0, 1:].tolist() == list(range(12))
     assert found["nothing"].tokens.shape == (1, 1)

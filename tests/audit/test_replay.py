@@ -10,7 +10,7 @@ from spectr.audit.equality import rows_finding
 from spectr.audit.replay import Replay, TreeRows
 from spectr.audit.setup import NOISY, real_setup, toy_setup
 from spectr.draft import Plan, drafter
-from spectr.engine import Engine, Job, Request
+from spectr.engine import Engine, Request
 from spectr.errors import ArgumentError, MismatchError
 from spectr.models.baselines import plain_rows
 from spectr.policy import Policy
@@ -29,9 +29,9 @@ def test_race_texts_on_a_replay_are_those_of_the_model(lm: spectr.LM) -> None:
     setup = real_setup(lm.opened, PROMPT, Policy(), vocabulary=24)
     assert setup.vocabulary == 24
     requests = [Request(PROMPT, seed, 3) for seed in range(60)]
-    real = Engine(lm.opened.target, drafter("none"), spectr.rule("race"), lm.opened.stops).generate(Job(requests))
+    real = Engine(lm.opened.target, drafter("none"), spectr.rule("race"), lm.opened.stops).generate(requests)
     for made in ("none", NOISY, "early_exit", "lookup", "ngram", "random"):
-        found = setup.engine(made, spectr.rule("race")).generate(Job(requests))
+        found = setup.engine(made, spectr.rule("race")).generate(requests)
         assert [r.tokens for r in found] == [r.tokens for r in real]
 
 
@@ -57,13 +57,47 @@ def test_tree_rows_of_a_replay() -> None:
     assert found.details["total_variation"] < 1e-6
 
 
+def test_rows_that_move_and_begin_anew() -> None:
+    """A window's text is that of the whole; rows are copied, made and emptied."""
+    setup = toy_setup()
+    model = setup.model()
+    session = model.open(2, 4)
+
+    def following() -> list[int]:
+        """The likeliest token after a 1 at the end of each row."""
+        tokens = torch.ones(len(session.state), 1, dtype=torch.int64)
+        window, seen = model.window(session, 0, len(tokens), 99), torch.ones(len(tokens), 1, 1, dtype=torch.bool)
+        return model.score(window, tokens, seen, 0 * tokens)[:, 0].argmax(-1).tolist()
+
+    def meant(*texts: tuple[int, ...]) -> list[int]:
+        return model.logits_after([(*text, 1) for text in texts]).argmax(-1).tolist()
+
+    start = setup.prompt
+    model.read(model.window(session, 1, 2, 0), [list(start)], [0])
+    assert following() == meant((), start)
+    model.read(model.window(session, 0, 2, 9), [[5], [6]])
+    assert following() == meant((5,), (*start, 6))
+    model.make_room(session, 3, 99)
+    model.copy_rows(session, [1, 0], [2, 1], 99)
+    assert following() == meant((5,), (5,), (*start, 6))
+    model.rewind(model.window(session, 0, 3, 9), [0, 1, 6])
+    assert following() == meant((), (5,), (*start, 6))
+    window = model.window(session, 1, 3, 9)
+    chain = torch.ones(2, 2, 2, dtype=torch.bool).tril()
+    model.score(window, torch.tensor([[7, 8], [7, 8]]), chain, torch.tensor([[0, 1], [0, 1]]))
+    model.keep(window, torch.tensor([[0, -1], [0, 1]]))
+    assert following() == meant((), (5, 7), (*start, 6, 7, 8))
+
+
 def test_what_a_replay_does_not_offer(lm: spectr.LM) -> None:
     model = toy_setup().model()
     session = model.open(2, 4)
+    model.read(session, [[3, 4, 3], [3]])
     for call in (
         lambda: model.open(1, 1, features=(0,)),
-        lambda: model.rewind(session, [0, 0]),
-        lambda: model.encode(session, [[1]]),
+        lambda: model.rewind(session, [2, 0]),
+        lambda: model.copy_rows(session, [0], [1], 2),
+        lambda: model.encode_row(session, 0, [1]),
         lambda: model.features_at(session, torch.zeros(2, 1)),
     ):
         with pytest.raises(MismatchError, match="replay"):

@@ -8,7 +8,7 @@ import pytest
 
 import spectr
 from spectr.bench.studies import Quality, vocabulary
-from spectr.requests import Request
+from spectr.engine import Request
 
 Measure = Callable[..., dict[str, Any]]
 

@@ -1,13 +1,17 @@
 """The commands of `benchmarks` as functions, and the small target that the tests of `spectr bench` use."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bench.conftest import target
+import torch
+from tests.bench.conftest import llama, target
 from tests.cli.conftest import Ran
 
 from benchmarks.command import run_command
+from spectr.models.head import head_of
+from spectr.models.trained import Trained, fingerprint, save_drafter
 
 __all__ = ["target"]
 
@@ -26,3 +30,25 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
         return Ran(int(ended.value.code or 0), said.out, said.err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def head(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A head that drafts something, for the target of these tests."""
+    net, folder = llama(), tmp_path_factory.mktemp("head")
+    torch.manual_seed(0)
+    made = head_of(net, 1, (1,))
+    with torch.no_grad():
+        for weights in made.parameters():
+            if weights.dim() > 1:
+                weights.normal_(0, 0.2)
+    save_drafter(folder, made, Trained("target", fingerprint(net), made.as_data()), torch.arange(300))
+    return str(folder)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    """A file of three prompts."""
+    made = tmp_path / "prompts.txt"
+    made.write_text("the harbour\none two three four\nwinter stays open through the winter\n")
+    return made

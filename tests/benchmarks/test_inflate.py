@@ -10,20 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from tests.bench.conftest import llama
 
 from benchmarks.inflate import PARTS, Grid, Order, run, tables
 from benchmarks.inflate.__main__ import inflate
-from benchmarks.inflate.clock import Pace, bounded, joined
+from benchmarks.inflate.clock import Pace, bounded, joined, pace_of
 from benchmarks.inflate.costs import _tree
 from benchmarks.inflate.model import Size
 from benchmarks.inflate.pair import build
 from benchmarks.inflate.speed import _batched
-from spectr.engine import Engine, Job, Request
+from benchmarks.watch import Event
+from spectr.engine import Engine, Request
 from spectr.errors import ArgumentError, MismatchError, UnknownNameError
-from spectr.models.head import head_of
-from spectr.models.trained import Trained, fingerprint, save_drafter
-from spectr.policy import Policy
 from spectr.verify import rule
 
 LARGE = Size(width=64, layers=5, heads=8, kv_heads=4, inner=80)
@@ -34,24 +31,8 @@ SMALL = Grid(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A head that drafts something, for the target of these tests."""
-    net, folder = llama(), tmp_path_factory.mktemp("head")
-    torch.manual_seed(0)
-    made = head_of(net, 1, (1,))
-    with torch.no_grad():
-        for weights in made.parameters():
-            if weights.dim() > 1:
-                weights.normal_(0, 0.2)
-    save_drafter(folder, made, Trained("target", fingerprint(net), made.as_data()), torch.arange(300))
-    return str(folder)
-
-
 @pytest.fixture
-def order(target: str, head: str, tmp_path: Path) -> Order:
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("the harbour\none two three four\nwinter stays open through the winter\n")
+def order(target: str, head: str, prompts: Path, tmp_path: Path) -> Order:
     return Order(tmp_path / "found.json", prompts, target, head, size=LARGE, device="cpu", command="it", grid=SMALL)
 
 
@@ -132,7 +113,7 @@ def test_both_sides_write_the_same(order: Order) -> None:
     pair, texts = build(order, lambda _: None), []
     for side in (pair.small, pair.large):
         made = Engine(side.target, side.drafter(None), rule("race"), pair.stops)
-        texts.append(made.generate(Job([Request(pair.prompts[0], 3, 30)], Policy()))[0].tokens)
+        texts.append(made.generate([Request(pair.prompts[0], 3, 30)])[0].tokens)
     assert texts[0] == texts[1]
 
 
@@ -230,3 +211,16 @@ def test_paces() -> None:
     assert joined([])["tokens"] == 0
     with pytest.raises(TimeoutError, match="broken off"), bounded(0.01):
         time.sleep(5)
+
+
+def test_rounds_count_while_all_rows_run() -> None:
+    """From the round in which the third of three requests has begun to the one in which the first has ended."""
+    log = [
+        Event(0.0, 0, 1), Event(0.1, 1, 2),
+        Event(1.0, 0, 3), Event(1.1, 1, 1), Event(1.2, 2, 1),
+        Event(2.0, 2, 4), Event(2.1, 0, 1), Event(2.2, 0, 0), Event(2.3, 1, 1),
+        Event(3.0, 2, 1), Event(3.1, 1, 1),
+    ]  # fmt: skip
+    assert pace_of(log, 3, 1) == Pace([1.0, 2.0], [5, 6], [3, 3])
+    assert pace_of(log, 3, 2) == Pace([1.0, 2.0, 3.0], [5, 6, 2], [3, 3, 2])
+    assert pace_of(log, 4, 1) == Pace()

@@ -8,7 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import spectr
 from benchmarks.inflate.model import Size, inflated, inflated_head
 from spectr.draft import Plan, drafter
-from spectr.engine import Engine, Job, Request
+from spectr.engine import Engine, Request
 from spectr.errors import ArgumentError, MismatchError
 from spectr.models.head import head_of
 from spectr.models.target import Target
@@ -45,7 +45,7 @@ def test_the_head_drafts_the_same() -> None:
             "feature", head=Target(own), target=Target(net), plan=Plan(drafts=3, length=4, nodes=9), wants_features=(1,)
         )
         engine = Engine(Target(net), made, spectr.rule("race"))
-        results.append(engine.generate(Job([Request([3, 4, 5], 2, 60)])))
+        results.append(engine.generate([Request([3, 4, 5], 2, 60)]))
     assert results[0][0].tokens == results[1][0].tokens
     assert [step.tokens for step in results[0][0].steps] == [step.tokens for step in results[1][0].steps]
 

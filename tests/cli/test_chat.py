@@ -42,7 +42,7 @@ def test_a_conversation_in_a_pipe(talk: Callable[..., Any]) -> None:
     ran = talk("Hello.\n\nAgain.", "--temperature", "0", "--system", "Brief.")
     assert ran.code == 0
     banner, first, second = ran.err.splitlines()
-    assert "drafter none, rule race (lossless). /help lists the commands" in banner
+    assert "drafter none or lookup, rule race (lossless). /help lists the commands" in banner
     assert first.endswith(", 0 prompt tokens were still in the cache")
     assert not second.endswith(", 0 prompt tokens were still in the cache")
     assert "> " not in ran.out  # no prompt where nobody types

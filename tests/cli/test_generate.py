@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import COMMAND
 
-from spectr.lm import TextPieces
+from spectr.generation import TextHandle
 
 Spectr = Callable[..., Any]
 ASK = ("generate", "one two one two one", "--raw", "--max-new-tokens", "12")
@@ -80,14 +80,14 @@ def test_it_streams_and_an_interrupt_keeps_what_came(endless: str) -> None:
 
 def test_an_interrupted_text_as_json(spectr: Spectr, endless: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The text so far is a result that can be read; the interrupt comes after some twenty tokens."""
-    following = TextPieces.__next__
+    following = TextHandle.__next__
 
-    def interrupted(pieces: TextPieces) -> str:
+    def interrupted(pieces: TextHandle) -> str:
         if len(pieces.tokens) > 20:
             raise KeyboardInterrupt
         return following(pieces)
 
-    monkeypatch.setattr(TextPieces, "__next__", interrupted)
+    monkeypatch.setattr(TextHandle, "__next__", interrupted)
     ran = spectr("generate", "one", "--model", endless, "--max-new-tokens", "30000", "--json")
     assert ran.code == 130
     found = json.loads(ran.out)

@@ -1,6 +1,7 @@
 """Small real models for the contracts: a target, and drafters that are close to it, far from it, or part of it."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -49,6 +50,16 @@ def far() -> Target:
     return Target(llama(8, SIZE + 4))
 
 
+def _wide(head: torch.nn.Module) -> Any:
+    """A head whose guesses depend on all of the text that it has read."""
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for weights in head.parameters():
+            if weights.dim() > 1:
+                weights.normal_(0, 0.2, generator=generator)
+    return head
+
+
 @pytest.fixture(scope="session")
 def makers(net: PreTrainedModel, near: Target, far: Target) -> dict[str, Make]:
     """One way to build each registered drafter, and some more of the model kind."""
@@ -61,7 +72,7 @@ def makers(net: PreTrainedModel, near: Target, far: Target) -> dict[str, Make]:
         "model": lambda plan: drafter("model", model=near, plan=plan),
         "early_exit": lambda plan: drafter("early_exit", model=early, plan=plan),
     }
-    head, taps = Target(head_of(net, 1, (0,))), (0,)
+    head, taps = Target(_wide(head_of(net, 1, (0,)))), (0,)
     made["feature"] = lambda plan: drafter("feature", head=head, target=Target(net), plan=plan, wants_features=taps)
     heads = blockwise_of(net, 6)
     made["blockwise"] = lambda plan: drafter("blockwise", heads=heads, target=Target(net), plan=plan)
@@ -69,4 +80,6 @@ def makers(net: PreTrainedModel, near: Target, far: Target) -> dict[str, Make]:
     made["mixed"] = lambda plan: drafter(
         "mixed", parts=[made["lookup"](plan), made["model"](plan), made["ngram"](plan)]
     )
+    short = Target(llama(9, SIZE, max_position_embeddings=24))
+    made["short"] = lambda plan: drafter("model", model=short, plan=plan)
     return made

@@ -7,16 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.asking import under
 from tests.chance import chi_square
 from tests.contracts.conftest import PROMPTS, SIZE, Make, llama, requests
 from transformers import PreTrainedModel
 
 import spectr
 from spectr.draft import DRAFTERS, Plan, drafter
-from spectr.engine import Engine, Job, Request
+from spectr.engine import Engine, Request
 from spectr.errors import ArgumentError, MismatchError
 from spectr.models.target import Target
-from spectr.policy import Policy
+from spectr.policy import History, Past, Policy
 from spectr.trees import grow
 from spectr.types import Drafter
 
@@ -59,7 +60,7 @@ def plain(net: PreTrainedModel) -> dict[str, list[list[int]]]:
     """The texts without a drafter, one by one, for each policy."""
     engine = Engine(Target(net), drafter("none"), spectr.rule("race"))
     return {
-        name: [engine.generate(Job([request], policy))[0].tokens for request in requests()]
+        name: [engine.generate([request])[0].tokens for request in under(policy, requests())]
         for name, policy in POLICIES.items()
     }
 
@@ -72,7 +73,7 @@ def test_race_text_is_that_of_no_drafter(
     net: PreTrainedModel, makers: dict[str, Make], plain: dict[str, list[list[int]]], name: str, policy: str, plan: str
 ) -> None:
     engine = Engine(Target(net), makers[name](PLANS[plan]), spectr.rule("race"))
-    results = engine.generate(Job(requests(), POLICIES[policy]))
+    results = engine.generate(under(POLICIES[policy], requests()))
     assert [result.tokens for result in results] == plain[policy]
     if name == "model" and PLANS[plan].prunes:
         assert sum(result.stats.accepted for result in results) > 0.3 * sum(map(len, plain[policy]))
@@ -83,7 +84,7 @@ def test_a_good_drafter_is_accepted_and_a_bad_one_hardly(net: PreTrainedModel, m
     found = {}
     for name in ("model", "random"):
         engine = Engine(Target(net), makers[name](PLANS["pruned"]), spectr.rule("race"))
-        results = engine.generate(Job(requests(60), Policy()))
+        results = engine.generate(requests(60))
         found[name] = sum(r.stats.accepted for r in results) / sum(r.stats.steps for r in results)
     assert found["model"] > 1.3 * found["random"]  # shared noise alone guesses well on twelve tokens
 
@@ -94,10 +95,10 @@ def test_greedy_text_is_that_of_transformers(net: PreTrainedModel, makers: dict[
         ids = torch.tensor([prompt])
         text = net.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)
         meant.append(text[0, len(prompt) :].tolist())
-    job = Job([Request(prompt, max_new_tokens=20) for prompt in PROMPTS[:3]], Policy(0))
+    asked = [Request(prompt, 0, 20, Policy(0)) for prompt in PROMPTS[:3]]
     for name, make in makers.items():
         for rule in ("race", "match"):
-            found = Engine(Target(net), make(PLANS["pruned"]), spectr.rule(rule)).generate(job)
+            found = Engine(Target(net), make(PLANS["pruned"]), spectr.rule(rule)).generate(asked)
             assert [result.tokens for result in found] == meant, (name, rule)
 
 
@@ -127,12 +128,11 @@ LAWS = {
 
 def law_of_two(net: PreTrainedModel, prompt: list[int], policy: Policy) -> torch.Tensor:
     """Exact probabilities of every pair of tokens, from plain forwards of every text."""
-    from spectr.policy import History, Past
 
     def after(texts: list[list[int]], prompts: list[list[int]]) -> torch.Tensor:
         with torch.no_grad():
             logits = net(torch.tensor(texts)).logits[:, -1:].double()
-        history = History(prompts, SIZE, device=torch.device("cpu"), stops=frozenset(), padding=None)
+        history = History.of(prompts, SIZE)
         history.commit([text[len(start) :] for text, start in zip(texts, prompts, strict=True)])
         past = Past(history, torch.empty(len(texts), 1, 0, dtype=torch.int64)) if policy.remembers else None
         return policy(logits, past)[:, 0].double().softmax(-1)
@@ -148,10 +148,8 @@ def surprise(net: PreTrainedModel, made: Drafter, rule: str, policy: Policy) -> 
     expected = law_of_two(net, prompt, policy) * count
     engine = Engine(Target(net), made, spectr.rule(rule))
     found = torch.zeros(SIZE * SIZE, dtype=torch.float64)
-    for start in range(0, count, 1_000):
-        job = Job([Request(prompt, seed=start + i, max_new_tokens=2) for i in range(1_000)], policy)
-        for result in engine.generate(job):
-            found[result.tokens[0] * SIZE + result.tokens[1]] += 1
+    for result in engine.generate([Request(prompt, seed, 2, policy) for seed in range(count)]):
+        found[result.tokens[0] * SIZE + result.tokens[1]] += 1
     return chi_square(found, expected, 1e-8)
 
 
@@ -177,7 +175,11 @@ def test_a_policy_that_forgets_the_path_is_seen(
     net: PreTrainedModel, makers: dict[str, Make], rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted: every node is judged by the committed text alone."""
-    monkeypatch.setattr("spectr.engine._words", lambda _, tree: torch.full_like(tree.path[..., 1:], -1))
+
+    def forgetful(history: History, paths: torch.Tensor, drafting: bool = False) -> Past:
+        return Past(history, paths if drafting else torch.full_like(paths, -1), drafting)
+
+    monkeypatch.setattr("spectr.engine.step.Past", forgetful)
     made = makers["model"](PLANS["pruned" if rule == "race" else "chains"])
     assert surprise(net, made, rule, LAWS["hook"]) > 1
 
@@ -242,7 +244,7 @@ def test_nonsense_is_drafted_as_the_policy_allows(rule: str) -> None:
     engine = Engine(Target(target), drafter("model", model=Target(broken), plan=plan), spectr.rule(rule))
     plain = Engine(Target(target), drafter("none"), spectr.rule("race"))
     for policy in (Policy(0), Policy(0, bad_words=[[3]])):
-        found, meant = (one.generate(Job(requests(), policy)) for one in (engine, plain))
+        found, meant = (one.generate(under(policy, requests())) for one in (engine, plain))
         assert [r.tokens for r in found] == [r.tokens for r in meant]
 
 
@@ -262,7 +264,7 @@ def test_what_overflows_in_float16_stays_where_it_is() -> None:
 
     def pace() -> float:
         made = drafter("model", model=Target(broken), plan=Plan(drafts=3, length=3, nodes=9))
-        (result,) = Engine(Target(target), made, spectr.rule("race")).generate(Job([Request([3, 4], 1, 60)]))
+        (result,) = Engine(Target(target), made, spectr.rule("race")).generate([Request([3, 4], 1, 60)])
         return len(result.tokens) / len(result.steps)
 
     usual = pace()
@@ -276,8 +278,8 @@ def test_coupling_rules_do_not_depend_on_the_batch(net: PreTrainedModel, makers:
     """The same plan and seed give the same text, alone or among others."""
     for name in ("model", "ngram", "early_exit", "feature"):
         engine = Engine(Target(net), makers[name](PLANS["chains"]), spectr.rule(rule))
-        together = [result.tokens for result in engine.generate(Job(requests(16)))]
-        assert together == [engine.generate(Job([request]))[0].tokens for request in requests(16)]
+        together = [result.tokens for result in engine.generate(requests(16))]
+        assert together == [engine.generate([request])[0].tokens for request in requests(16)]
 
 
 def test_what_does_not_fit_is_refused(net: PreTrainedModel, makers: dict[str, Make]) -> None:
@@ -290,4 +292,4 @@ def test_what_does_not_fit_is_refused(net: PreTrainedModel, makers: dict[str, Ma
     with pytest.raises(ArgumentError, match="must fit into nodes=8, it has 17"):
         Plan("iid", nodes=8)
     with pytest.raises(ArgumentError, match="token 40, the target 12 tokens"):
-        Engine(Target(net), drafter("ngram", plan=Plan(), text=[40]), spectr.rule("race")).generate(Job([Request([1])]))
+        Engine(Target(net), drafter("ngram", plan=Plan(), text=[40]), spectr.rule("race")).generate([Request([1])])

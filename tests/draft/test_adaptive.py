@@ -4,20 +4,21 @@ what an observer is told of a step."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import torch
 from scipy.stats import chi2
+from tests.asking import EndReader, Stepped, trace, under
+from tests.late import run_as_on_a_gpu
 from tests.tiny import llama
 from transformers import PreTrainedModel
 
 import spectr
-from spectr.captured import obstacle
 from spectr.draft import Plan, drafter
 from spectr.draft.adaptive import SwitchingDrafter, adaptive, replanned
-from spectr.engine import Engine, Job, Request
+from spectr.engine import Engine, Request
 from spectr.errors import MismatchError
-from spectr.metrics import Stats
 from spectr.models.blockwise import blockwise_of
 from spectr.models.early import truncated
 from spectr.models.head import head_of
@@ -87,7 +88,7 @@ def requests(length: int = 24) -> list[Request]:
 
 
 def tokens_of(net: PreTrainedModel, made: Drafter, policy: Policy, rule: str = "race") -> list[list[int]]:
-    return [r.tokens for r in Engine(Target(net), made, spectr.rule(rule)).generate(Job(requests(), policy))]
+    return [r.tokens for r in Engine(Target(net), made, spectr.rule(rule)).generate(under(policy, requests()))]
 
 
 POLICIES = {
@@ -123,7 +124,6 @@ def test_it_chooses_while_running(net: PreTrainedModel, bases: dict[str, Drafter
     made = adaptive([drafter("none"), bases["model"], bases["feature"]], lambda rows: min(rows, 2))
     plain = tokens_of(net, drafter("none"), Policy())
     assert [tokens_of(net, made, Policy()) for _ in range(3)] == [plain] * 3
-    assert not made.capturable
 
 
 def by_rows(drafters: Sequence[Drafter]) -> SwitchingDrafter:
@@ -132,41 +132,46 @@ def by_rows(drafters: Sequence[Drafter]) -> SwitchingDrafter:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_drafter_for_each_number_of_rows(net: PreTrainedModel, bases: dict[str, Drafter], late: bool) -> None:
-    """Rows that leave change the drafter, unless steps are captured; and jobs of all sizes share the engine."""
+def test_a_drafter_for_each_number_of_rows(
+    net: PreTrainedModel, bases: dict[str, Drafter], late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that come and leave change the drafter."""
+    if late:
+        run_as_on_a_gpu(monkeypatch)
     several = [replanned(bases["model"], PRUNED[1]), bases["feature"], replanned(bases["model"], PRUNED[0])]
     engine = Engine(Target(net), by_rows(several), spectr.rule("race"))
     plain = Engine(Target(net), drafter("none"), spectr.rule("race"))
-    engine.capture = late
-    assert obstacle(engine, Job(requests())) is None
     for rows in (4, 1, 2, 3, 1, 4):
-        job = Job([*requests()[: rows - 1], requests()[-1]])
-        assert [r.tokens for r in engine.generate(job)] == [r.tokens for r in plain.generate(job)]
+        asked = [*requests()[: rows - 1], requests()[-1]]
+        assert [r.tokens for r in engine.generate(asked)] == [r.tokens for r in plain.generate(asked)]
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_plain_decoding_for_some_rows(net: PreTrainedModel, bases: dict[str, Drafter], late: bool) -> None:
-    """A batch whose number of rows asks for no drafter drafts nothing, and nothing is read by the drafter."""
-    opened = count()
+def test_plain_decoding_for_some_rows(
+    net: PreTrainedModel, bases: dict[str, Drafter], late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps whose number of rows asks for no drafter draft nothing, and the draft model is not called."""
+    scored = count()
 
     class Counting(Target):
-        def open(self, *arguments: object, **options: object) -> object:
-            next(opened)
-            return super().open(*arguments, **options)  # type: ignore[arg-type]
+        def score(self, *arguments: object, **options: object) -> torch.Tensor:
+            next(scored)
+            return super().score(*arguments, **options)  # type: ignore[arg-type]
 
+    if late:
+        run_as_on_a_gpu(monkeypatch)
     near = drafter("model", model=Counting(bases["model"].model.model), plan=PRUNED[1])  # type: ignore[attr-defined]
     engine = Engine(Target(net), by_rows([near, near, drafter("none")]), spectr.rule("race"))
-    engine.capture = late
     several = [Request([3 + row, 4], row, 8) for row in range(4)]
-    assert sum(result.stats.drafted for result in engine.generate(Job(several))) == 0
-    assert next(opened) == 0
-    assert engine.generate(Job(several[:1]))[0].stats.drafted > 0
+    assert sum(result.stats.drafted for result in engine.generate(several)) == 0
+    assert next(scored) == 0
+    assert engine.generate(several[:1])[0].stats.drafted > 0
 
 
 def test_what_keeps_steps_from_being_captured(bases: dict[str, Drafter]) -> None:
     assert by_rows([drafter("none"), bases["model"], bases["feature"]]).capturable
-    assert not by_rows([drafter("none"), drafter("lookup"), bases["feature"]]).capturable
-    assert not in_turn([drafter("none"), bases["model"]])[0].capturable
+    assert by_rows([drafter("none"), drafter("lookup"), bases["feature"]]).capturable
+    assert not by_rows([drafter("none"), bases["ngram"], bases["feature"]]).capturable
 
 
 @pytest.mark.gpu
@@ -174,11 +179,12 @@ def test_captured_on_a_gpu() -> None:
     target = Target(llama(3, layers=3).float().to("cuda"))  # type: ignore[arg-type]
     near = drafter("model", model=Target(llama(3, layers=3).float().to("cuda")), plan=PRUNED[1])  # type: ignore[arg-type]
     made = by_rows([near, drafter("none"), replanned(near, PRUNED[0])])
-    engines = [Engine(target, one, spectr.rule("race")) for one in (made, made, drafter("none"))]
-    engines[0].capture = True
+    engines = [
+        Engine(target, one, spectr.rule("race"), captures=captures)
+        for one, captures in ((made, True), (made, False), (drafter("none"), False))
+    ]
     for rows in (1, 2, 4, 1, 4):
-        job = Job(requests()[:rows])
-        late, eager, plain = ([r.tokens for r in engine.generate(job)] for engine in engines)
+        late, eager, plain = ([r.tokens for r in engine.generate(requests()[:rows])] for engine in engines)
         assert late == eager == plain
 
 
@@ -194,6 +200,49 @@ def test_plans_of_one_drafter_share_its_session(net: PreTrainedModel, near: Targ
     tokens_of(net, made, Policy())
     assert set(used) == {0, 1, 2, 3}
     assert next(opened) == 1
+
+
+def test_room_is_made_for_the_largest_tree(
+    net: PreTrainedModel, bases: dict[str, Drafter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though a smaller one is in use when texts get longer."""
+    run_as_on_a_gpu(monkeypatch)
+    plans, chosen = (PRUNED[0], Plan(drafts=16, length=8, nodes=10)), [0]
+    made = SwitchingDrafter(tuple(replanned(bases["model"], plan) for plan in plans), lambda _: chosen[0])
+    stepped = Stepped(Engine(Target(net), made, spectr.rule("race")))
+    stepped.finish([stepped.submit(Request([3, 4], 1, 9))])
+    request = Request([3, 4, 5], 1, 253)
+    handle = stepped.submit(request)
+    stepped.turn(2)
+    chosen[0] = 1
+    plain = Engine(Target(net), drafter("none"), spectr.rule("race")).generate([request])[0]
+    assert stepped.finish([handle])[0].tokens == plain.tokens
+
+
+def test_a_drafter_that_paused_remembers_no_other_text(net: PreTrainedModel, bases: dict[str, Drafter]) -> None:
+    """Texts of all lengths in one row; the draft model drafts in the middle of each, and has not read the beginning.
+    Its steps are those of one that has read no other text."""
+    chosen = [0]
+
+    def steps(stepped: Stepped, request: Request) -> object:
+        handle = stepped.submit(request)
+        for at, turns in ((0, 4), (1, 5), (0, 1)):
+            chosen[0] = at
+            stepped.turn(turns)
+        return trace(stepped.finish([handle])[0])
+
+    def fresh() -> Stepped:
+        made = SwitchingDrafter((drafter("none"), replanned(bases["model"], PRUNED[1])), lambda _: chosen[0])
+        return Stepped(Engine(Target(net), made, spectr.rule("race"), rows=1))
+
+    used = fresh()
+    for request in (
+        Request([7, 8] * 20, 1, 40),
+        Request([3, 4, 5], 2, 30),
+        Request([1] * 12, 3, 60),
+        Request([2], 4, 30),
+    ):
+        assert steps(used, request) == steps(fresh(), request)
 
 
 def test_other_rules_do_not_take_it(net: PreTrainedModel, bases: dict[str, Drafter]) -> None:
@@ -232,22 +281,26 @@ class Slow:
 
         def propose(scene: Scene) -> Draft:
             self.clock.now += 2.0
-            paths = [[self.text[len(text) : len(text) + 3]] for text in scene.texts]
+            paths = [[self.text[length : length + 3]] for length in scene.texts.length.tolist()]
             return draft_of_paths(scene.root, paths, 4)
 
         return Stateless(propose)
 
 
-def test_what_an_observer_is_told(net: PreTrainedModel) -> None:
-    """Tokens by the growth of texts, seconds without those that a reader takes between steps."""
-    prompt = [3, 4, 5]
-    meant = Engine(Target(net), drafter("none"), spectr.rule("race")).generate(Job([Request(prompt, 5, 16)]))[0].tokens
-    clock, told, order = Clock(), list[tuple[int, int, float, float]](), iter((1, 0, 1, 1, 1))
-    several = (drafter("none"), Slow(clock, [*prompt, *meant]))
-    made = SwitchingDrafter(several, lambda _: next(order), lambda *step: told.append(step), clock)
-    for _ in Engine(Target(net), made, spectr.rule("race")).stream(Job([Request(prompt, 5, 16)]), [Stats()]):
+def test_what_an_observer_is_told(net: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens by the growth of texts, seconds of steps alone: the draft takes two, and a reader fifty, between steps."""
+    prompt, clock = [3, 4, 5], Clock()
+
+    def slowly(_: list[int]) -> None:
         clock.now += 50.0
-    assert told == [(1, 1, 4, 2), (1, 0, 1, 0), (1, 1, 4, 2), (1, 1, 4, 2)]  # the last step is not reported
+
+    meant = Engine(Target(net), drafter("none"), spectr.rule("race")).generate([Request(prompt, 5, 16)])[0].tokens
+    monkeypatch.setattr("spectr.engine.step.time", SimpleNamespace(perf_counter=clock))
+    told, order = list[tuple[int, int, float, float]](), iter((0, 1, 0, 1, 1, 1))  # the first is asked for no step
+    several = (drafter("none"), Slow(clock, [*prompt, *meant]))
+    made = SwitchingDrafter(several, lambda _: next(order), lambda *step: told.append(step))
+    Engine(Target(net), made, spectr.rule("race")).generate([Request(prompt, 5, 16, reader=EndReader(slowly))])
+    assert told == [(1, 1, 4, 2), (1, 0, 1, 0), (1, 1, 4, 2), (1, 1, 4, 2), (1, 1, 3, 2)]  # the text ends in the last
 
 
 def test_rows_that_leave(net: PreTrainedModel) -> None:
@@ -255,12 +308,9 @@ def test_rows_that_leave(net: PreTrainedModel) -> None:
     told = list[tuple[int, int, float, float]]()
     made = SwitchingDrafter((drafter("none"), drafter("lookup")), lambda _: 0, lambda *step: told.append(step))
     lengths = (2, 4, 6, 9, 9)
-    Engine(Target(net), made, spectr.rule("race")).generate(
-        Job([Request([3, 4], seed=i, max_new_tokens=length) for i, length in enumerate(lengths)])
-    )
-    assert [(rows, tokens) for rows, _, tokens, _ in told] == [
-        (5, 1), (4, 1), (4, 1), (3, 1), (3, 1), (2, 1), (2, 1), (2, 1),
-    ]  # fmt: skip
+    asked = [Request([3, 4], seed=i, max_new_tokens=length) for i, length in enumerate(lengths)]
+    Engine(Target(net), made, spectr.rule("race")).generate(asked)
+    assert [(rows, tokens) for rows, _, tokens, _ in told] == [(rows, 1) for rows in (5, 5, 4, 4, 3, 3, 2, 2, 2)]
 
 
 # A choice that depends on what was drawn is biased under rules that couple distributions.
@@ -296,11 +346,8 @@ class _PeekingDrafting:
         dropped = (draft.tokens[:, 1:] % 2 == 1).any(-1, keepdim=True)
         return replace(draft, alive=draft.alive & ~(dropped & (torch.arange(draft.alive.shape[1]) > 0)))
 
-    def keep(self, path: torch.Tensor) -> None:
-        self.inner.keep(path)
-
-    def take_rows(self, rows: torch.Tensor) -> None:
-        self.inner.take_rows(rows)
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
 
 
 LENGTH, ROWS = 3, 2_400
@@ -322,7 +369,7 @@ def surprise(net: PreTrainedModel, make: Callable[[], Drafter], rule: str) -> fl
     """Chi-square of texts against exact probabilities, as a multiple of what is exceeded once in 10^8."""
     prompt, found = [3, 4, 3, 4, 3], dict[tuple[int, ...], int]()
     engine = Engine(Target(net), make(), spectr.rule(rule))
-    for result in engine.generate(Job([Request(prompt, seed=i, max_new_tokens=LENGTH) for i in range(ROWS)])):
+    for result in engine.generate([Request(prompt, seed=i, max_new_tokens=LENGTH) for i in range(ROWS)]):
         text = tuple(result.tokens)
         found[text] = found.get(text, 0) + 1
     expected = {text: chance * ROWS for text, chance in exact(net, prompt).items()}

@@ -1,4 +1,7 @@
-"""Lookup and the prefix trees it makes."""
+"""Lookup and the prefix trees it makes; against a search in plain Python on many texts."""
+
+import itertools
+import random
 
 import pytest
 import torch
@@ -7,46 +10,158 @@ from spectr.draft import drafter
 from spectr.draft.lookup import Lookup
 from spectr.draft.trie import draft_of_paths
 from spectr.errors import ArgumentError, UnknownNameError
-from spectr.types import Draft, Opening, Scene
+from spectr.policy import History
+from spectr.types import Draft, Drafting, Opening, Scene
+
+Path = tuple[int, ...]
+SIZE = 50
 
 
-def proposed(lookup: Lookup, texts: list[list[int]], sources: list[list[int]] | None = None) -> Draft:
-    scene = Scene(texts, torch.tensor([text[-1] for text in texts]), None, None, None, 1.0)  # type: ignore[arg-type]
-    return lookup.open(Opening(texts, sources, 99, 50, None)).propose(scene)
+def searched(lookup: Lookup, text: list[int]) -> list[Path]:
+    """What a reader of the docstring would write: the places after earlier occurrences of the last tokens, the longest
+    match first and the latest of equals, of which four are looked at for each draft."""
+    places = []
+    for at in range(1, len(text)):
+        matched = 0
+        while matched < min(at, lookup.longest) and text[at - 1 - matched] == text[-1 - matched]:
+            matched += 1
+        if matched >= lookup.shortest:
+            places.append((matched, at))
+    found = list[Path]()
+    for matched, at in sorted(places, reverse=True)[: 4 * lookup.drafts]:
+        fresh = tuple(text[at : at + matched - lookup.shortest + 1])
+        if all(better[: len(fresh)] != fresh for better in found):
+            found.append(fresh)
+    return found[: lookup.drafts]
+
+
+def nodes_of(paths: list[Path], nodes: int) -> list[Path]:
+    """The beginnings of paths, each once, as they come: so many of them, the root included."""
+    beginnings = [path[: length + 1] for path in paths for length in range(len(path))]
+    return [(), *dict.fromkeys(beginnings)][:nodes]
+
+
+def drawn(draft: Draft) -> list[list[Path]]:
+    """The path to each node that is alive."""
+    found = []
+    for tokens, parents, alive in zip(draft.tokens.tolist(), draft.parents.tolist(), draft.alive.tolist(), strict=True):
+        paths: list[Path] = [()]
+        for node in range(1, len(tokens)):
+            assert parents[node] < node
+            paths.append((*paths[parents[node]], tokens[node]))
+        found.append([path for path, lives in zip(paths, alive, strict=True) if lives])
+    return found
+
+
+def continuations(lookup: Lookup, text: list[int]) -> list[Path]:
+    found, count = lookup.continuations(torch.tensor([[*text, -1, -1]]), torch.tensor([len(text)]))
+    return [tuple(path[:n]) for path, n in zip(found[0].tolist(), count[0].tolist(), strict=True) if n]
+
+
+def opened(lookup: Lookup, rows: int) -> Drafting:
+    return lookup.open(Opening(rows, 99, SIZE, None))
+
+
+def proposed(drafting: Drafting, texts: list[list[int]]) -> Draft:
+    history = History.of(texts, SIZE)
+    root = torch.tensor([text[-1] for text in texts])
+    return drafting.propose(Scene(history, root, root >= 0, *[None] * 4, 99))  # type: ignore[arg-type]
+
+
+def begun(lookup: Lookup, texts: list[list[int]], sources: list[list[int]] | None = None) -> Drafting:
+    drafting = opened(lookup, len(texts))
+    for row, text in enumerate(texts):
+        assert drafting.begin(row, text, 99, None if sources is None else sources[row])
+    return drafting
+
+
+SETTINGS = [
+    Lookup(), Lookup(drafts=1), Lookup(drafts=3, length=2, shortest=1), Lookup(drafts=4, length=5, nodes=5, shortest=1),
+    Lookup(drafts=2, length=1, shortest=3), Lookup(drafts=8, length=3, nodes=20, shortest=2),
+    Lookup(drafts=2, length=6, nodes=1, shortest=1),
+]  # fmt: skip
+
+
+def random_text(draws: random.Random, size: int) -> list[int]:
+    return [draws.randrange(size) for _ in range(draws.choice((1, 2, 3, 7, 15, 40)))]
+
+
+@pytest.mark.parametrize("with_sources", [False, True], ids=["texts", "sources"])
+@pytest.mark.parametrize(
+    "lookup", SETTINGS, ids=lambda made: f"{made.drafts}-{made.length}-{made.nodes}-{made.shortest}"
+)
+def test_many_texts(lookup: Lookup, with_sources: bool) -> None:
+    """Rows of other lengths at once, in vocabularies so small that matches are many; some rows have a source."""
+    draws, hits = random.Random(3), 0
+    for _ in range(200):
+        size, rows = draws.choice((1, 2, 3, 5)), draws.randrange(1, 6)
+        texts = [random_text(draws, size) for _ in range(rows)]
+        sources = [random_text(draws, size) if with_sources and draws.random() < 0.7 else [] for _ in range(rows)]
+        draft = proposed(begun(lookup, texts, sources), texts)
+        meant = [searched(lookup, source + text) for source, text in zip(sources, texts, strict=True)]
+        assert drawn(draft) == [nodes_of(paths, lookup.nodes) for paths in meant]
+        assert draft.tokens.shape[1] <= lookup.nodes
+        assert draft.depth >= max(map(len, itertools.chain([()], *meant)))
+        assert draft.width >= max(map(len, meant))
+        assert not draft.fixed[:, 0].any()
+        assert torch.equal(draft.fixed[:, 1:], draft.alive[:, 1:])
+        hits += sum(map(len, meant))
+    assert hits > 100
 
 
 def test_longest_match_first_and_latest_first() -> None:
     text = [1, 2, 7, 7, 9, 2, 8, 8, 1, 2]
-    assert Lookup(drafts=3, length=2, shortest=1).continuations(text) == [(7, 7), (8,)]
-    assert Lookup(drafts=3, length=1, shortest=1).continuations(text) == [(8,), (7,)]
-    assert Lookup(drafts=1, length=3).continuations(text) == [(7,)]
+    assert continuations(Lookup(drafts=3, length=2, shortest=1), text) == [(7, 7), (8,)]
+    assert continuations(Lookup(drafts=3, length=1, shortest=1), text) == [(8,), (7,)]
+    assert continuations(Lookup(drafts=1, length=3), text) == [(7,)]
 
 
 def test_a_longer_match_makes_a_longer_draft() -> None:
     text = [5, 6, 1, 2, 3, 4, 7, 8, 9, 0, 1, 2, 3, 4]
-    assert Lookup(drafts=1).continuations(text) == [(7, 8, 9)]
-    assert Lookup(drafts=1, length=2).continuations(text) == [(7, 8)]
-    assert Lookup(drafts=1).continuations(text[:-1]) == [(4, 7)]
-    assert Lookup(drafts=1).continuations(text[:-3]) == []
+    assert continuations(Lookup(drafts=1), text) == [(7, 8, 9)]
+    assert continuations(Lookup(drafts=1, length=2), text) == [(7, 8)]
+    assert continuations(Lookup(drafts=1), text[:-1]) == [(4, 7)]
+    assert continuations(Lookup(drafts=1), text[:-3]) == []
+
+
+def test_what_repeats_the_beginning_of_a_better_one_does_not_count() -> None:
+    """After (1, 2) came 7 and 8; after 2 alone 7 again, which is no second draft, and 9."""
+    text = [2, 9, 0, 2, 7, 0, 1, 2, 7, 8, 0, 1, 2]
+    assert continuations(Lookup(drafts=2, length=2, shortest=1), text) == [(7, 8), (9,)]
 
 
 def test_nothing_to_look_up() -> None:
-    assert Lookup().continuations([1, 2, 3]) == []
-    assert Lookup().continuations([1]) == []
-    draft = proposed(Lookup(), [[1, 2, 3]])
+    assert continuations(Lookup(), [1, 2, 3]) == []
+    assert continuations(Lookup(), [1]) == []
+    draft = proposed(opened(Lookup(), 1), [[1, 2, 3]])
     assert draft.tokens.tolist() == [[3]]
     assert draft.alive.tolist() == [[True]]
 
 
 def test_ragged_rows_share_one_draft() -> None:
-    draft = proposed(Lookup(drafts=2, length=1, shortest=1), [[5, 6, 7, 5], [1, 2]])
+    draft = proposed(opened(Lookup(drafts=2, length=1, shortest=1), 2), [[5, 6, 7, 5], [1, 2]])
     assert draft.tokens.tolist() == [[5, 6], [2, 0]]
     assert draft.alive.tolist() == [[True, True], [True, False]]
 
 
 def test_sources_are_searched_too() -> None:
-    draft = proposed(Lookup(drafts=1, length=1, shortest=1), [[0, 8], [0, 3]], sources=[[7, 8, 9, 1], [4]])
+    lookup, texts = Lookup(drafts=1, length=1, shortest=1), [[0, 8], [0, 3]]
+    draft = proposed(begun(lookup, texts, [[7, 8, 9, 1], [4]]), texts)
     assert draft.tokens.tolist() == [[8, 9], [3, 0]]
+
+
+def test_sources_come_and_go_with_their_rows() -> None:
+    """A row that moves takes its source along; one that begins anew has its own, or none."""
+    lookup, texts = Lookup(drafts=1, length=1, shortest=1), [[0, 8]] * 3
+    drafting = begun(lookup, texts, [[8, 1], [5, 5, 8, 2], []])
+    assert drawn(proposed(drafting, texts)) == [[(), (1,)], [(), (2,)], [()]]
+    drafting.copy_rows([1, 0], [0, 2], 99)
+    assert drawn(proposed(drafting, texts)) == [[(), (2,)], [(), (2,)], [(), (1,)]]
+    drafting.make_room(5, 99)
+    drafting.begin(1, texts[0], 99, None)
+    drafting.begin(4, texts[0], 99, [8, 3, 8, 4])
+    five = [[0, 8]] * 5
+    assert drawn(proposed(drafting, five)) == [[(), (2,)], [()], [(), (1,)], [()], [(), (4,)]]
 
 
 def test_shared_beginnings_are_shared_nodes() -> None:

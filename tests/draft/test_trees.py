@@ -17,9 +17,10 @@ from spectr.types import Opening
 
 
 def drafting(order: int, text: list[int], own: list[int], size: int) -> _NGramDrafting:
-    made = NGram(Plan(), order, text).open(Opening([own], None, 99, size, None))
+    made = NGram(Plan(), order, text).open(Opening(2, 99, size, None))
     assert isinstance(made, _NGramDrafting)
-    made.own[0].learn(own)
+    made.begin(0, own, 99, None)
+    made.rows[0].learn(own)
     return made
 
 
@@ -39,12 +40,12 @@ def test_a_law_without_any_count_is_uniform() -> None:
     assert (base, masses) == (1 / 8, {})
 
 
-def test_repeated_rows_learn_apart() -> None:
+def test_copied_rows_learn_apart() -> None:
     state = drafting(2, [], [1, 2], 5)
-    state.take_rows(torch.tensor([0, 0]))
-    state.own[0].learn([1, 3])
-    assert state.own[1].after((1,)) == {2: 1}
-    assert state.own[0].after((1,)) == {2: 1, 3: 1}
+    state.copy_rows([0], [1], 99)
+    state.rows[0].learn([1, 3])
+    assert state.rows[1].after((1,)) == {2: 1}
+    assert state.rows[0].after((1,)) == {2: 1, 3: 1}
 
 
 def chances(size: int) -> dict[tuple[int, ...], Tensor]:

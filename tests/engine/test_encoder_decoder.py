@@ -1,7 +1,10 @@
 """Encoder-decoder targets in the engine: greedy is transformers', and the race's text is the same with any drafter."""
 
+from typing import Any
+
 import pytest
 import torch
+from tests.asking import Stepped, trace, under
 from tests.tiny import widen
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -16,8 +19,8 @@ from transformers import (
 
 import spectr
 from spectr.draft import Plan, drafter
-from spectr.engine import Engine, Job, Request
-from spectr.errors import MismatchError
+from spectr.engine import Engine, Handle, Request
+from spectr.errors import ArgumentError, MismatchError
 from spectr.models.target import Target
 from spectr.policy import Policy
 
@@ -59,9 +62,9 @@ def test_texts(name: str) -> None:
     ]
     for policy in (Policy(), Policy(0.5, top_k=6, repetition_penalty=1.2), Policy(0)):
         plain = Engine(target, drafter("none"), spectr.rule("race"))
-        meant = [plain.generate(Job([request], policy))[0].tokens for request in requests()]
+        meant = [plain.generate([request])[0].tokens for request in under(policy, requests())]
         for made in drafters:
-            results = Engine(target, made, spectr.rule("race")).generate(Job(requests(), policy))
+            results = Engine(target, made, spectr.rule("race")).generate(under(policy, requests()))
             assert [result.tokens for result in results] == meant
 
 
@@ -71,7 +74,7 @@ def test_greedy_is_that_of_transformers(name: str) -> None:
     engine = Engine(Target(net), drafter("lookup"), spectr.rule("match"), frozenset({2}))
     for source in SOURCES[:2]:
         meant = net.generate(torch.tensor([source]), do_sample=False, max_new_tokens=15, num_beams=1)[0, 1:].tolist()
-        found = engine.generate(Job([Request([3], 0, 15, source=source)], Policy(0)))[0].tokens
+        found = engine.generate([Request([3], 0, 15, Policy(0), source=source)])[0].tokens
         assert found == meant
 
 
@@ -127,6 +130,44 @@ def test_sources_and_encoders_belong_together() -> None:
     )
     causal = Engine(Target(LlamaForCausalLM(config)), drafter("none"), spectr.rule("race"))
     with pytest.raises(MismatchError, match="has no encoder"):
-        causal.generate(Job([Request([3], source=[4, 5])]))
+        causal.generate([Request([3], source=[4, 5])])
     with pytest.raises(MismatchError, match="answers to a source"):
-        Engine(Target(tiny("t5")), drafter("none"), spectr.rule("race")).generate(Job([Request([3, 4])]))
+        Engine(Target(tiny("t5")), drafter("none"), spectr.rule("race")).generate([Request([3, 4])])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("made", ["none", "lookup", "model"])
+def test_rows_come_and_go(name: str, made: str) -> None:
+    """Texts that answer to sources of other lengths join late, are cancelled, and take over rows; a beginning is taken
+    over from a text that answers to the same source, and from no other."""
+    net, options = tiny(name), {"model": Target(tiny(name, 1)), "plan": Plan(drafts=2, length=3)}
+    drafts = drafter(made, **(options if made == "model" else {}))
+    target, asked = Target(net), [Request([3], row, 14, source=source) for row, source in enumerate(SOURCES * 2)]
+
+    def alone(request: Request) -> Any:
+        return trace(Engine(target, drafts, spectr.rule("race")).generate([request])[0])
+
+    want = [alone(request) for request in asked]
+    stepped, handles = Stepped(Engine(target, drafts, spectr.rule("race"), rows=4)), list[Handle]()
+    for request in asked:
+        handles.append(stepped.submit(request))
+        stepped.turn(2)
+    handles[1].cancel()
+    results = stepped.finish(handles)
+    assert [trace(result) for result in results[2:]] == want[2:]
+    text = [3, *results[5].tokens]
+    for source, known in ((SOURCES[0], True), (SOURCES[1], False)):
+        again = Request([*text, 5], 9, 10, source=source)
+        (result,) = stepped.finish([stepped.submit(again)])
+        assert trace(result) == alone(again)
+        assert (result.reused > 8) == known
+
+
+def test_a_bad_source_is_refused_at_once() -> None:
+    """Beside another text, which does not notice."""
+    engine = Engine(Target(tiny("bart")), drafter("none"), spectr.rule("race"))
+    good = engine.submit(Request([3], 1, 20, source=SOURCES[0]))
+    for source in (None, [], [SIZE], [-1], [4] * 200):
+        with pytest.raises((ArgumentError, MismatchError)):
+            engine.submit(Request([3], 1, 20, source=source))
+    assert len(good.result().tokens) == 20

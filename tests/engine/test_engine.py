@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.asking import EndReader, under
 from tests.chance import chi_square
 from tests.tiny import llama
 from transformers import PreTrainedModel
@@ -14,7 +15,7 @@ import spectr
 from spectr.coins import SeededCoins
 from spectr.draft import Plan, drafter
 from spectr.draft.trie import draft_of_paths
-from spectr.engine import Engine, Job, Request
+from spectr.engine import Engine, Request
 from spectr.errors import ArgumentError, MismatchError
 from spectr.metrics import best_possible
 from spectr.models.target import Target
@@ -42,13 +43,13 @@ PROMPTS = [[3, 4, 5, 3, 4, 5, 3], [1], [2, 2, 2, 2]]
 @pytest.mark.parametrize("policy", [Policy(), Policy(0.7, top_k=5), Policy(0)])
 def test_text_is_the_same_with_any_drafter_and_batch(model: PreTrainedModel, policy: Policy) -> None:
     requests = [Request(prompt, seed=9 + i, max_new_tokens=30 - 7 * i) for i, prompt in enumerate(PROMPTS)]
-    alone = [engine(model, "none").generate(Job([request], policy))[0].tokens for request in requests]
+    alone = [engine(model, "none").generate(under(policy, [request]))[0].tokens for request in requests]
     for name, options in (
         ("none", {}),
         ("lookup", {}),
         ("lookup", {"drafts": 8, "length": 3, "shortest": 1, "nodes": 20}),
     ):
-        results = engine(model, name, **options).generate(Job(requests, policy))
+        results = engine(model, name, **options).generate(under(policy, requests))
         assert [result.tokens for result in results] == alone
         assert [len(result.tokens) for result in results] == [30, 23, 16]
         if options:
@@ -62,15 +63,15 @@ def test_greedy_text_is_that_of_transformers(model: PreTrainedModel) -> None:
             0, len(prompt) :
         ]
         for rule in ("race", "match"):
-            result = engine(model, "lookup", rule).generate(Job([Request(prompt, max_new_tokens=25)], Policy(0)))[0]
+            result = engine(model, "lookup", rule).generate([Request(prompt, 0, 25, Policy(0))])[0]
             assert result.tokens == meant.tolist()
 
 
 def test_stop_tokens_end_a_row_at_once(model: PreTrainedModel) -> None:
-    free = engine(model, "none").generate(Job([Request(PROMPTS[0], 4, 40)], Policy()))[0].tokens
+    free = engine(model, "none").generate([Request(PROMPTS[0], 4, 40)])[0].tokens
     stop = free[9]
     first = free.index(stop)
-    result = engine(model, "lookup", stops=frozenset({stop})).generate(Job([Request(PROMPTS[0], 4, 40)], Policy()))[0]
+    result = engine(model, "lookup", stops=frozenset({stop})).generate([Request(PROMPTS[0], 4, 40)])[0]
     assert result.tokens == free[: first + 1]
     assert result.finish_reason == "stop"
 
@@ -85,15 +86,14 @@ def test_law_of_two_tokens(model: PreTrainedModel, rule: str) -> None:
         second = (model(pairs).logits[:, -1] / 0.8).double().softmax(-1)
     expected = (first[:, None] * second).flatten() * count
     found = torch.zeros(SIZE * SIZE, dtype=torch.float64)
-    for start in range(0, count, 500):
-        requests = [Request(prompt, seed=start + i, max_new_tokens=2) for i in range(500)]
-        for result in engine(model, "lookup", rule).generate(Job(requests, Policy(0.8))):
-            found[result.tokens[0] * SIZE + result.tokens[1]] += 1
+    runs = Engine(Target(model), drafter("lookup"), spectr.rule(rule))
+    for result in runs.generate([Request(prompt, seed, 2, Policy(0.8)) for seed in range(count)]):
+        found[result.tokens[0] * SIZE + result.tokens[1]] += 1
     assert chi_square(found, expected, 1e-7) < 1
 
 
 def test_statistics_add_up(model: PreTrainedModel) -> None:
-    result = engine(model, "lookup").generate(Job([Request(PROMPTS[0], 1, 40)], Policy(0.3)))[0]
+    result = engine(model, "lookup").generate([Request(PROMPTS[0], 1, 40, Policy(0.3))])[0]
     stats = result.stats
     assert stats.emitted == len(result.tokens)
     assert stats.block_efficiency == len(result.tokens) / stats.steps
@@ -107,18 +107,18 @@ def test_refusals(model: PreTrainedModel) -> None:
     with pytest.raises(MismatchError, match=r"recursive_wor"):
         engine(model, "lookup", "recursive_wor")
     with pytest.raises(ArgumentError, match="at least one token"):
-        engine(model, "none").generate(Job([Request([])], Policy()))
+        engine(model, "none").generate([Request([])])
     with pytest.raises(ArgumentError, match="max_new_tokens"):
-        engine(model, "none").generate(Job([Request([1], max_new_tokens=0)], Policy()))
+        engine(model, "none").generate([Request([1], max_new_tokens=0)])
     with pytest.raises(ArgumentError, match=r"must fit into the model's 256 positions, got 200 \+ 57"):
-        engine(model, "none").generate(Job([Request([1] * 200, max_new_tokens=57)], Policy()))
+        engine(model, "none").generate([Request([1] * 200, max_new_tokens=57)])
 
 
 def test_a_text_may_fill_the_context_and_a_tree_may_be_large(model: PreTrainedModel) -> None:
     """Trees stand out over the end of the context, and hold more nodes than any margin: neither changes the text."""
-    request = Request([3, 4, 5] * 78, seed=2, max_new_tokens=22)
-    plain = engine(model, "none").generate(Job([request], Policy(0.3)))[0].tokens
-    wide = engine(model, "lookup", drafts=60, length=8, shortest=1, nodes=300).generate(Job([request], Policy(0.3)))[0]
+    request = Request([3, 4, 5] * 78, 2, 22, Policy(0.3))
+    plain = engine(model, "none").generate([request])[0].tokens
+    wide = engine(model, "lookup", drafts=60, length=8, shortest=1, nodes=300).generate([request])[0]
     assert wide.tokens == plain
     assert len(plain) == 22
 
@@ -127,8 +127,8 @@ def test_a_text_may_fill_the_context_and_a_tree_may_be_large(model: PreTrainedMo
 def test_what_lies_beyond_the_end_is_not_counted(model: PreTrainedModel, limit: int) -> None:
     """The target drafts for itself, so that almost all is accepted and the cut is the text's end."""
     made = drafter("model", model=Target(model), plan=Plan(drafts=3, length=4))
-    job = Job([Request(PROMPTS[0], seed, limit) for seed in range(20)], optimality_gap=True)
-    for result in Engine(Target(model), made, spectr.rule("race")).generate(job):
+    requests = [Request(PROMPTS[0], seed, limit, optimality_gap=True) for seed in range(20)]
+    for result in Engine(Target(model), made, spectr.rule("race")).generate(requests):
         stats = result.stats
         assert (stats.emitted, stats.steps * stats.block_efficiency) == (limit, limit)
         assert sum(step.accepted for step in result.steps) == stats.accepted == sum(stats.kept) == sum(stats.ranks)
@@ -165,6 +165,10 @@ def until_five(text: list[int]) -> list[int]:
     return [4, 5]
 
 
+def nothing_after_five(text: list[int]) -> list[int]:
+    return [] if 5 in text[len(START) :] else [4, 5]
+
+
 def until_five_scored(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     for text in ids.tolist():
         until_five(text)
@@ -177,6 +181,7 @@ def until_five_scored(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         (Policy(0.5, allowed=counted), 4, None),
         (Policy(allowed=until_five), 12, ends_at_five),
         (Policy(0, allowed=until_five), 12, ends_at_five),
+        (Policy(allowed=nothing_after_five), 12, ends_at_five),
         (
             Policy(processors=[until_five_scored], bad_words=[[t] for t in range(SIZE) if t not in (4, 5)]),
             12,
@@ -188,17 +193,16 @@ def test_a_grammar_may_end_where_the_text_ends(
     model: PreTrainedModel, policy: Policy, most: int, ends: Callable[[list[int]], int | None] | None
 ) -> None:
     """Drafts go on beyond the end, where a grammar has nothing to say."""
-    requests = [Request(START, seed, most, ends=ends) for seed in range(4)]
-    meant = [engine(model, "none").generate(Job([request], policy))[0].tokens for request in requests]
+    reader = None if ends is None else EndReader(ends)
+    requests = [Request(START, seed, most, policy, reader=reader) for seed in range(4)]
+    meant = [engine(model, "none").generate([request])[0].tokens for request in requests]
     plan = Plan(drafts=3, length=3)
     near = drafter("model", model=Target(model), plan=plan)
     for made in (drafter("lookup"), drafter("ngram", plan=plan), near):
-        results = Engine(Target(model), made, spectr.rule("race")).generate(Job(requests, policy))
+        results = Engine(Target(model), made, spectr.rule("race")).generate(requests)
         assert [result.tokens for result in results] == meant
-    with pytest.raises(ArgumentError, match=r"leave none after the text of 11 tokens"):
-        Engine(Target(model), near, spectr.rule("race")).generate(
-            Job([Request(START, 1, 5)], Policy(0.5, allowed=counted))
-        )
+    with pytest.raises(ArgumentError, match="they leave none after this text"):
+        Engine(Target(model), near, spectr.rule("race")).generate([Request(START, 1, 5, Policy(0.5, allowed=counted))])
 
 
 def small(rule: str, size: int = SIZE - 2, context: int = 256) -> Drafter:
@@ -215,27 +219,27 @@ def test_only_tokens_that_the_drafter_lacks(model: PreTrainedModel, rule: str, t
     forced = [Policy(temperature, logit_bias=lacking), Policy(temperature, allowed=lambda _: [SIZE - 1, SIZE - 2])]
     now_and_then = Policy(temperature, allowed=lambda text: [11] if len(text) % 3 == 0 else None)
     for policy in (*forced, now_and_then):
-        job = Job([Request(START, seed, 9) for seed in range(3)], policy, optimality_gap=True)
-        results = Engine(Target(model), small(rule), spectr.rule(rule)).generate(job)
+        requests = [Request(START, seed, 9, policy, optimality_gap=True) for seed in range(3)]
+        results = Engine(Target(model), small(rule), spectr.rule(rule)).generate(requests)
         assert all(math.isfinite(result.stats.best) for result in results)
         if policy in forced:
             assert all(set(result.tokens) <= {10, 11} for result in results)
         if rule == "race":
-            meant = engine(model, "none").generate(Job(job.requests, policy))
+            meant = engine(model, "none").generate(requests)
             assert [result.tokens for result in results] == [result.tokens for result in meant]
 
 
 @pytest.mark.parametrize("context", [2, 4, 16, 40])
 def test_a_prompt_longer_than_the_drafters_context(model: PreTrainedModel, context: int) -> None:
     requests = [Request(START * 5, 1, 30), Request([1, 2], 2, 30), Request(START * 5, 3, 30)]
-    meant = [result.tokens for result in engine(model, "none").generate(Job(requests))]
+    meant = [result.tokens for result in engine(model, "none").generate(requests)]
     made = small("race", SIZE, context)
-    assert [r.tokens for r in Engine(Target(model), made, spectr.rule("race")).generate(Job(requests))] == meant
+    assert [r.tokens for r in Engine(Target(model), made, spectr.rule("race")).generate(requests)] == meant
 
 
 def test_a_seed_is_any_whole_number(model: PreTrainedModel) -> None:
     def text(seed: object) -> list[int]:
-        return engine(model, "none").generate(Job([Request(START, seed, 12)]))[0].tokens  # type: ignore[arg-type]
+        return engine(model, "none").generate([Request(START, seed, 12)])[0].tokens  # type: ignore[arg-type]
 
     assert text(2**64 + 7) == text(7) == text(7 - 2**64) != text(2**63 + 7) == text(7 - 2**63)
     with pytest.raises(ArgumentError, match=r"a seed must be a whole number, got 1\.5"):
@@ -244,9 +248,8 @@ def test_a_seed_is_any_whole_number(model: PreTrainedModel) -> None:
 
 def test_a_grammar_for_each_row(model: PreTrainedModel) -> None:
     allowed = [lambda _: [3, 4], None, lambda _: [5]]
-    requests = [Request(START, seed, length) for seed, length in enumerate((3, 9, 12))]
-    first, _, last = engine(model, "lookup").generate(Job(requests, Policy(allowed=allowed)))
+    requests = [Request(START, seed, length, Policy(allowed=allowed[seed])) for seed, length in enumerate((3, 9, 12))]
+    first, middle, last = engine(model, "lookup").generate(requests)
     assert set(first.tokens) <= {3, 4}
     assert set(last.tokens) == {5}
-    with pytest.raises(ArgumentError, match="one for each of 2 rows, got 3"):
-        engine(model, "none").generate(Job(requests[:2], Policy(allowed=allowed)))
+    assert middle.tokens == engine(model, "lookup").generate([Request(START, 1, 9)])[0].tokens

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 import spectr
-from spectr.engine import Engine, Job, Result
+from spectr.engine import Engine, Request, Result
 from spectr.errors import ArgumentError, MismatchError
 from spectr.policy import History, Past, Policy
 
@@ -121,20 +121,20 @@ def rich() -> PreTrainedModel:
 
 
 @pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """The jobs that engines are given from now on."""
-    seen: list[Job] = []
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+    """The requests that engines are given from now on."""
+    seen: list[Request] = []
     run = Engine.generate
 
-    def spy(engine: Engine, job: Job) -> list[Result]:
-        seen.append(job)
-        return run(engine, job)
+    def spy(engine: Engine, requests: list[Request]) -> list[Result]:
+        seen.extend(requests)
+        return run(engine, requests)
 
     monkeypatch.setattr(Engine, "generate", spy)
     return seen
 
 
-def test_a_model_has_one_policy_inside_transformers_and_out(rich: PreTrainedModel, jobs: list[Job]) -> None:
+def test_a_model_has_one_policy_inside_transformers_and_out(rich: PreTrainedModel, asked: list[Request]) -> None:
     """The same law after every text, and the same texts under the same seed."""
     lm, ids = spectr.load(rich, "ngram", tokenizer=tokenizer()), IDS[:1]
     for seed in range(5):
@@ -142,14 +142,14 @@ def test_a_model_has_one_policy_inside_transformers_and_out(rich: PreTrainedMode
         inside = rich.generate(ids, custom_generate=spectr.hf.generate, drafter="none", seed=seed, max_new_tokens=14)
         assert inside[0, 7:].tolist() == outside.tokens
         assert outside.tokens[-1] in {2, 3}
-    mine, theirs = (job.policy for job in jobs[:2])
+    mine, theirs = (request.policy for request in asked[:2])
     assert not mine.processors
     assert len(theirs.processors) > 5  # what transformers prepared
     paths = torch.randint(3, 24, (1, 40, 13), generator=torch.Generator().manual_seed(0))
     paths[0, :, :] = torch.where(torch.arange(13) < torch.arange(40)[:, None] % 14, paths[0], -1)
     logits = 3 * torch.randn(1, 40, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     laws = [
-        policy(logits, Past(History([ids[0].tolist()], 24, stops=lm.opened.stops, limits=[14]), paths)).softmax(-1)
+        policy(logits, Past(History.of([ids[0].tolist()], 24, stops=lm.opened.stops, limits=[14]), paths)).softmax(-1)
         for policy in (mine, theirs)
     ]
     torch.testing.assert_close(laws[0], laws[1], rtol=1e-6, atol=1e-9)
@@ -177,14 +177,14 @@ def test_a_config_that_says_greedy_is_greedy(rich: PreTrainedModel) -> None:
     assert lm.generate(text_of(IDS[0]), 20, seed=3, temperature=1.0).tokens != meant
 
 
-def test_settings_of_a_call_override_those_of_the_model(rich: PreTrainedModel, jobs: list[Job]) -> None:
+def test_settings_of_a_call_override_those_of_the_model(rich: PreTrainedModel, asked: list[Request]) -> None:
     lm = spectr.load(rich, "none", tokenizer=tokenizer())
     own = dict(lm.opened.settings)
     for given in ({}, {"temperature": 1.0}, {"top_k": 0}, {"repetition_penalty": 1.0}, {"suppress_tokens": ()},
                   {"bad_words": "w4"}, {"logit_bias": {8: 2.0}}):  # fmt: skip
         lm.generate(text_of(IDS[0]), 2, **given)
         words = {"bad_words": [[4], [4]]} if "bad_words" in given else {}
-        assert jobs[-1].policy == Policy(**{**own, **given, **words})
+        assert asked[-1].policy == Policy(**{**own, **given, **words})
     assert own["suppress_tokens"] == (8,)
     streamed = "".join(lm.stream(text_of(IDS[0]), 6, seed=1))
     assert streamed == lm.generate(text_of(IDS[0]), 6, seed=1).text
@@ -302,6 +302,5 @@ def test_steps_are_captured_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return found.tolist()
 
     captured = text()
-    monkeypatch.setattr("spectr.engine.obstacle", lambda *_: "not now")
-    with pytest.warns(UserWarning, match="not now"):
-        assert captured == text()
+    monkeypatch.setattr("spectr.engine._is_spread", lambda *_: True)  # then steps are not captured
+    assert captured == text()

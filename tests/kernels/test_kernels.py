@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from spectr.coins import _COIN_STREAM, _NOISE_STREAM, gumbel, uniform
+from spectr.coins import _COIN_STREAM, _NOISE_STREAM, SeededCoins, gumbel, uniform
 from spectr.transport.coupling import Drafted
 from spectr.transport.kseq import KSeq
 from spectr.transport.optimal import _LOWEST, Bins, Optimal
@@ -190,7 +190,7 @@ def test_best_chances(rows: int, nodes: int, size: int, count: int, noisy: bool)
     noise = gumbel(seed, position, size) if noisy else torch.zeros(rows, nodes, size)
     meant = ((logits + noise) * 1.3).log_softmax(-1).float().sort(dim=-1, descending=True, stable=True)
     place = (seed.to(DEVICE), position.to(DEVICE), _NOISE_STREAM) if noisy else None
-    chances, tokens = best_chances(logits.to(DEVICE), place, 1.3, count)
+    chances, tokens = best_chances(logits.to(DEVICE), place, torch.full((rows,), 1.3, device=DEVICE), None, count)
     assert torch.allclose(chances.cpu(), meant.values[..., :count], atol=1e-4)
     found = meant.values.gather(-1, meant.indices.argsort(-1).gather(-1, tokens.cpu()))
     assert torch.allclose(found, meant.values[..., :count], atol=1e-4)
@@ -200,6 +200,55 @@ def test_best_chances(rows: int, nodes: int, size: int, count: int, noisy: bool)
         assert torch.equal(tokens.cpu(), order[..., :count])
 
 
+def test_best_chances_of_a_row_are_its_own() -> None:
+    """Rows of other sharpness, with noise and without, side by side: the bits each has alone, and those of the plain
+    code."""
+    from spectr.kernels.best import best_chances
+
+    rows, nodes, size, count = 4, 2, 3_000, 31
+    logits = 3 * torch.randn(rows, nodes, size, generator=torch.Generator().manual_seed(17))
+    logits[:, :, ::5] = -torch.inf
+    seed, position = torch.arange(rows) + 5, torch.arange(rows * nodes).view(rows, nodes)
+    sharp, quiet = torch.tensor([1.3, 0.6, 2.0, 1.0]), torch.tensor([False, True, False, True])
+    noise = gumbel(seed, position, size).masked_fill_(quiet[:, None, None], 0.0)
+    meant = ((logits + noise) * sharp[:, None, None]).log_softmax(-1)
+    on = [part.to(DEVICE) for part in (logits, seed, position, sharp, quiet)]
+
+    def best(part: slice, place: bool, silent: bool) -> tuple[Tensor, Tensor]:
+        x, key, at, scale, without = (held[part] for held in on)
+        return best_chances(x, (key, at, _NOISE_STREAM) if place else None, scale, without if silent else None, count)
+
+    chances, tokens = best(slice(rows), True, True)
+    assert torch.allclose(chances.cpu().double(), meant.topk(count).values, atol=1e-4)
+    assert torch.allclose(meant.gather(-1, tokens.cpu()), meant.topk(count).values, atol=1e-4)
+    for row, is_quiet in enumerate(quiet.tolist()):
+        for place, silent in ((True, True), (not is_quiet, False)):
+            alone = best(slice(row, row + 1), place, silent)
+            assert torch.equal(alone[0], chances[row : row + 1])
+            assert torch.equal(alone[1], tokens[row : row + 1])
+
+
+def test_quiet_rows_of_the_coins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With kernels and without: quiet rows rank by the logits, the others by the race, in one order."""
+    rows, nodes, size, count = 3, 2, 4_000, 40
+    logits = 2 * torch.randn(rows, nodes, size, generator=torch.Generator().manual_seed(18)).to(DEVICE)
+    seed, depth = torch.arange(rows, device=DEVICE) + 9, torch.tensor([[0, 3]], device=DEVICE)
+    quiet = torch.tensor([True, False, True], device=DEVICE)
+    coins = SeededCoins(seed, 10 * seed, quiet)
+    sharp = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64, device=DEVICE)
+    found = []
+    for kernel in (False, True):
+        monkeypatch.setattr("spectr.coins.usable", lambda _, kernel=kernel: kernel)
+        found.append((*coins.likeliest(logits, depth, sharp, count), coins.front(logits, depth, count)))
+        few = coins.likeliest(logits[..., :64], depth, sharp, 30)  # not for the kernel
+        assert torch.equal(few[1], coins.front(logits[..., :64], depth, 30))
+        assert torch.equal(found[-1][1], found[-1][2])
+        assert torch.equal(found[-1][1][quiet], logits[quiet].topk(count).indices)
+    plain, quick = found
+    assert torch.equal(plain[1], quick[1])
+    assert torch.allclose(plain[0], quick[0].double(), atol=1e-4)
+
+
 def test_nonsense_is_never_likely() -> None:
     """Nodes whose logits are NaN or infinite, all or some: tokens are tokens, and the others' chances are their own."""
     from spectr.kernels.best import best_chances
@@ -207,7 +256,9 @@ def test_nonsense_is_never_likely() -> None:
     logits = torch.randn(1, 6, 4096, generator=torch.Generator().manual_seed(7))
     logits[0, 1], logits[0, 2], logits[0, 3] = torch.nan, torch.inf, -torch.inf
     logits[0, 4, ::2] = torch.nan
-    chances, tokens = (found.cpu() for found in best_chances(logits.to(DEVICE), None, 1.0, 8))
+    chances, tokens = (
+        found.cpu() for found in best_chances(logits.to(DEVICE), None, torch.ones(1, device=DEVICE), None, 8)
+    )
     assert not chances.isnan().any()
     assert all(len(set(row)) == 8 and min(row) >= 0 and max(row) < 4096 for row in tokens[0].tolist())
     for row in (0, 5):

@@ -8,7 +8,7 @@ from tests.tiny import llama
 
 import spectr
 from spectr.draft import Plan, drafter
-from spectr.engine import Engine, Job, Request
+from spectr.engine import Engine, Request
 from spectr.models import attention
 from spectr.models.attention import group_heads
 from spectr.models.head import head_of
@@ -48,13 +48,14 @@ def test_texts_are_the_same(rule: str, policy: str, monkeypatch: pytest.MonkeyPa
     import spectr.kernels.attention  # noqa: F401  registers it
     from spectr.kernels.best import can_pick
 
-    plan, requests = PLANS[rule], [Request([3, 4, 5], 1, 9), Request([9, 8], 2, 6)]
+    plan, settings = PLANS[rule], POLICIES[policy]
+    requests = [Request([3, 4, 5], 1, 9, settings), Request([9, 8], 2, 6, settings)]
     assert can_pick(SIZE, plan.capacity - 1)
-    made, job = engine(rule, plan), Job(requests, POLICIES[policy])
-    plain = made.generate(job)
+    made = engine(rule, plan)
+    plain = made.generate(requests)
     for place in PLACES:
         monkeypatch.setattr(import_module(place), "usable", lambda *given: given[0].dtype != torch.float64)
     monkeypatch.setattr(attention, "_is_tree", lambda query, _, mask: mask.dtype == query.dtype)
-    quick = made.generate(job)
+    quick = made.generate(requests)
     assert [one.tokens for one in quick] == [one.tokens for one in plain]
     assert [one.steps for one in quick] == [one.steps for one in plain]

@@ -50,7 +50,7 @@ def test_batches_and_seeds(folder: Path) -> None:
     assert [out.seed for out in one] == [out.seed for out in rows[:2]]
     together = lm.generate(prompts, 20, seeds=[9, 9, 9], raw=True)
     assert together[0].tokens == together[2].tokens != together[1].tokens
-    with pytest.raises(ArgumentError, match="one number for each of 3 rows, got 1"):
+    with pytest.raises(ArgumentError, match="one number for each of 3 texts, got 1"):
         lm.generate(prompts, 4, seeds=[1])
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from spectr.draft import Plan
+from spectr.draft.adaptive import SwitchingDrafter
 from spectr.draft.options import DraftOptions
 from spectr.models import trained
 from spectr.notices import forget
@@ -63,7 +64,11 @@ def test_auto_without_a_trained_drafter_says_what_it_is(
     target: Any = SimpleNamespace(target=SimpleNamespace(device=torch.device(device), model=None), tokenizer=None)
     forget()
     for _ in range(2):
-        assert pair("auto", target, rule("race").card, DraftOptions(), {}).name == "none"
+        made = pair("auto", target, rule("race").card, DraftOptions(), {})
+        assert isinstance(made, SwitchingDrafter)
+        assert [drafter.name for drafter in made.drafters] == ["none", "lookup"]
+        assert made.select(1) == 0  # plain decoding to begin with
+        assert pair("auto", target, rule("match").card, DraftOptions(), {}).name == "none"
     (record,) = caplog.records
     assert "no trained drafter for this model" in record.message
     assert "spectr train" in record.message

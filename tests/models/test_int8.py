@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import spectr.models.compiled as compiled
 import spectr.models.int8 as rounding
-from benchmarks.inflate.model import Size, inflated, inflated_head
 from spectr.errors import ArgumentError
 from spectr.models.head import FeatureHead, head_of
 from spectr.models.int8 import Int8Linear, full_weight, int8_products
@@ -67,14 +66,15 @@ def test_a_rounded_head_drafts_nearly_the_same(compiles: bool) -> None:
 
 @pytest.mark.usefixtures("everywhere")
 def test_what_is_rounded_can_be_inflated() -> None:
+    model = pytest.importorskip("benchmarks.inflate.model", exc_type=ImportError)
     small = tiny("llama")
     head = head_of(small, layers=1).requires_grad_(False)
     tune_head(head)
     config = small.config
     width = config.hidden_size // config.num_attention_heads
-    size = Size(width * 2 * config.num_attention_heads, config.num_hidden_layers, 2 * config.num_attention_heads,
+    size = model.Size(width * 2 * config.num_attention_heads, config.num_hidden_layers, 2 * config.num_attention_heads,
                 2 * config.num_key_value_heads, 2 * config.intermediate_size)  # fmt: skip
-    large = inflated_head(head, inflated(small, size))
+    large = model.inflated_head(head, model.inflated(small, size))
     part = full_weight(head.trunk.layers[0].mlp.up_proj)
     assert torch.allclose(large.trunk.layers[0].mlp.up_proj.weight[: len(part), : part.shape[1]], part)
 

@@ -180,7 +180,7 @@ def compare_scores(net: PreTrainedModel, seed: int, most: int = 12) -> int:
     prompt = list(opened.start or PROMPT)
     skipped = len(prompt) - 1 if opened.start else 0  # a forced beginning is part of the prompt
     answer = out.sequences[0, len(prompt) :].tolist()
-    history = History([prompt], V, stops=opened.stops, limits=[most - skipped])
+    history = History.of([prompt], V, stops=opened.stops, limits=[most - skipped])
     policy, root = Policy(**opened.settings), torch.zeros(1, 1, 0, dtype=torch.int64)
     for step, token in enumerate(answer, start=skipped):
         found = policy(out.logits[step][None], Past(history, root))[0, 0]

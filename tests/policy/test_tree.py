@@ -4,6 +4,7 @@ or a plain loop, called on the whole text of one node at a time. And what users 
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ from transformers import (
 )
 
 from spectr.errors import ArgumentError
-from spectr.policy import History, Past, Policy
+from spectr.policy import History, Past, Policy, PolicyRows
 
 V = 12
 STOPS = frozenset({10, 11})
@@ -53,7 +54,7 @@ Plain = Callable[[int, list[int], Tensor], Tensor]
 
 
 def past() -> Past:
-    history = History(PROMPTS, V, stops=STOPS, padding=PADDING, limits=LIMITS)
+    history = History.of(PROMPTS, V, stops=STOPS, padding=PADDING, limits=LIMITS)
     history.commit(ANSWERS)
     return Past(history, torch.tensor(PATHS))
 
@@ -165,25 +166,24 @@ def test_a_forced_end(forced: int | list[int]) -> None:
 
 def test_a_forced_end_comes_before_all_that_excludes_it() -> None:
     policy = Policy(forced_eos_token_id=10, suppress_tokens=[10], min_new_tokens=9, begin_suppress_tokens=[10])
-    history = History([[1]], V, stops=STOPS, limits=[1])
+    history = History.of([[1]], V, stops=STOPS, limits=[1])
     assert policy(LOGITS[:1, :1], Past(history, torch.zeros(1, 1, 0, dtype=torch.int64))).argmax() == 10
 
 
-def test_a_forced_end_needs_a_limit() -> None:
-    with pytest.raises(ArgumentError, match="must know where texts end"):
-        Policy(forced_eos_token_id=1)(LOGITS, Past(History(PROMPTS, V), torch.tensor(PATHS)))
+def test_without_a_limit_no_end_is_forced() -> None:
+    assert torch.equal(Policy(forced_eos_token_id=1)(LOGITS, Past(History.of(PROMPTS, V), torch.tensor(PATHS))), LOGITS)
 
 
 def test_repeats_of_tokens_beyond_the_vocabulary() -> None:
     """A prompt may have tokens that no logit belongs to."""
-    history = History([[40, 3, 40, 3, 40]], V)
+    history = History.of([[40, 3, 40, 3, 40]], V)
     roots = torch.zeros(1, 1, 0, dtype=torch.int64)
     shaped = Policy(no_repeat_ngram_size=2)(LOGITS[:1, :1], Past(history, roots))
     assert shaped.isinf().nonzero().tolist() == [[0, 0, 3]]
 
 
 def test_repeats_are_seen_as_the_text_grows() -> None:
-    policy, history = Policy(no_repeat_ngram_size=2), History([[1], [2]], V)
+    policy, history = Policy(no_repeat_ngram_size=2), History.of([[1], [2]], V)
     generator = torch.Generator().manual_seed(0)
     for _ in range(12):
         history.commit(torch.randint(4, (2, 3), generator=generator).tolist())
@@ -197,7 +197,7 @@ def test_repeats_are_seen_as_the_text_grows() -> None:
 
 
 def test_min_new_tokens_without_stops_changes_nothing() -> None:
-    history = History(PROMPTS, V, stops=frozenset({V + 5}))
+    history = History.of(PROMPTS, V, stops=frozenset({V + 5}))
     assert torch.equal(Policy(min_new_tokens=9)(LOGITS, Past(history, torch.tensor(PATHS))), LOGITS)
 
 
@@ -271,18 +271,29 @@ def test_float64_stays_float64() -> None:
     torch.testing.assert_close(shaped.float(), ALL(LOGITS, past()), rtol=1e-5, atol=1e-5)
 
 
+def without_values(held: Any) -> Any:
+    """The same with tensors that have no values, on a device that is not the host."""
+    for name, value in list(vars(held).items()):
+        if isinstance(value, Tensor):
+            setattr(held, name, value.to("meta"))
+        elif isinstance(value, dict):
+            setattr(held, name, {key: table.to("meta") for key, table in value.items()})
+    held.device = torch.device("meta")
+    return held
+
+
 def test_tensor_settings_are_pure_tensor_operations() -> None:
     """No value of a tensor comes to the host: the same calls run on tensors that have none."""
-    history = History(PROMPTS, 5 * V, stops=STOPS, limits=LIMITS)  # so many tokens that some are left for sure
-    logits, known = LOGITS.repeat(1, 1, 5), Past(history, torch.tensor(PATHS))
-    ALL(logits, known)  # constants and tables are made at the first call
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        shaped = ALL(mode.from_tensor(logits), replace(known, paths=mode.from_tensor(known.paths)))
-        with pytest.raises(Exception, match="_local_scalar_dense"):
-            Policy(allowed=after)(mode.from_tensor(logits), replace(known, paths=mode.from_tensor(known.paths)))
-    assert shaped.shape == logits.shape
+    history = History.of(PROMPTS, 5 * V, stops=STOPS, limits=LIMITS)  # so many tokens that some are left for sure
+    history.look_back(seen=True, counts=True)
+    logits, known = LOGITS.repeat(1, 1, 5).to("meta"), Past(without_values(history), past().paths.to("meta"))
+    for policies in ([ALL, ALL], [ALL, Policy(0)], [Policy(), ALL]):
+        rows = without_values(PolicyRows.of(policies, 5 * V))
+        for ranked in (False, True):
+            assert rows(logits, known, ranked=ranked).shape == logits.shape
+        assert rows.leave_none(logits, known).shape == logits.shape[:2]
+    with pytest.raises(NotImplementedError, match="meta"):
+        without_values(PolicyRows.of([Policy(allowed=after)] * 2, 5 * V))(logits, known)
 
 
 def padded(row: int, text: list[int]) -> Tensor:
@@ -325,16 +336,16 @@ def test_processors_come_once_per_length_and_after_the_others() -> None:
     assert sorted(calls) == sorted(((lengths.count(n), n), True) for n in set(lengths))
 
 
-def test_a_processor_must_keep_the_shape() -> None:
-    with pytest.raises(
-        ArgumentError, match=r"processors must return logits of the shape they get, \(3, 12\), got \(3, 3\)"
-    ):
-        Policy(processors=[lambda _, scores: scores[:, :3]])(LOGITS, past())
-
-
-def test_a_processor_must_give_logits() -> None:
-    with pytest.raises(ArgumentError, match=r"must return logits of the shape they get, \(3, 12\), got None"):
-        Policy(processors=[lambda _ids, _scores: None])(LOGITS, past())  # type: ignore[list-item,return-value]
+@pytest.mark.parametrize(
+    ("processor", "found"), [(lambda _, scores: scores[:, :3], r"\(1, 3\)"), (lambda _ids, _scores: None, "None")]
+)
+def test_a_processor_must_give_logits_of_the_same_shape(processor: Any, found: str) -> None:
+    """It is the error of the row whose text it was asked about."""
+    known, rows = past(), PolicyRows.of([Policy(processors=[processor]), Policy()], V)
+    assert torch.equal(rows(LOGITS, known), LOGITS)
+    known.history.host[1].commit([5])
+    with pytest.raises(ArgumentError, match=rf"must return logits of the shape they get, \(1, 12\), got {found}"):
+        known.history.host[0].commit([5])
 
 
 def after(text: list[int]) -> set[int]:
@@ -380,7 +391,7 @@ def test_a_hook_is_asked_once_and_only_about_texts_it_allowed() -> None:
 
 
 def test_a_hook_is_not_asked_beyond_the_end() -> None:
-    history = History([[1]], V, stops=STOPS)
+    history = History.of([[1]], V, stops=STOPS)
     asked: list[list[int]] = []
     policy = Policy(allowed=asked.append)
     policy(LOGITS[:1, :2], Past(history, torch.tensor([[[10, -1], [10, 3]]])))
@@ -389,8 +400,10 @@ def test_a_hook_is_not_asked_beyond_the_end() -> None:
 
 @pytest.mark.parametrize(("answer", "message"), [([V], "ids from 0 to 11"), ([True] * 3, "masks of 12 tokens")])
 def test_answers_of_a_hook_are_checked(answer: list[int], message: str) -> None:
+    known = past()
+    Policy(allowed=lambda _: answer)(LOGITS, known)
     with pytest.raises(ArgumentError, match=f"allowed must return {message}"):
-        Policy(allowed=lambda _: answer)(LOGITS, past())
+        known.history.commit([[0], []])
 
 
 @pytest.mark.parametrize(
@@ -408,13 +421,29 @@ def test_answers_of_a_hook_are_checked(answer: list[int], message: str) -> None:
 )
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_settings_that_leave_no_token(policy: Policy, temperature: float) -> None:
-    with pytest.raises(ArgumentError, match=r"must leave at least one token.* 7 tokens that ends in \[3, 2, 4, 2, 4\]"):
-        replace(policy, temperature=temperature)(LOGITS, past())
+    """The logits are left as they are, and it is said where; a neighbour's law is its own."""
+    policy = replace(policy, temperature=temperature)
+    rows, known = PolicyRows.of([policy, Policy(temperature)], V), past()
+    dead = rows.leave_none(LOGITS, known)
+    assert dead[0, 0]
+    assert not dead[1].any()
+    plain = Policy(temperature)(LOGITS)
+    shaped = rows(LOGITS, known)
+    assert torch.equal(shaped[dead], plain[dead])
+    assert torch.equal(shaped[1], plain[1])
 
 
 def test_no_text_needed_to_see_that_no_token_is_left() -> None:
     with pytest.raises(ArgumentError, match="must leave at least one token"):
         Policy(logit_bias=dict.fromkeys(range(6), -math.inf), bad_words=[[t] for t in range(5, V)])(LOGITS)
+
+
+def test_a_row_that_excludes_every_token_is_left_alone() -> None:
+    """Where settings alone do, which look at no text; it is no error of its neighbour."""
+    rows, known = PolicyRows.of([Policy(suppress_tokens=range(V)), Policy()], V), past()
+    assert torch.equal(rows(LOGITS, known), LOGITS)
+    dead = rows.leave_none(LOGITS, known)
+    assert dead.all(-1).tolist() == [True, False]
 
 
 def test_no_token_left_where_no_text_gets() -> None:
@@ -426,7 +455,7 @@ def test_no_token_left_where_no_text_gets() -> None:
         broken = (ids[:, 1:] != ids[:, :-1] + 1).any(-1, keepdim=True) | (ids[:, -1:] == 10)
         return scores.masked_fill(wrong | broken, -torch.inf)
 
-    history = History([[7]], V, stops=STOPS)
+    history = History.of([[7]], V, stops=STOPS)
     paths = torch.tensor([[[-1, -1, -1, -1], [8, -1, -1, -1], [3, -1, -1, -1], [8, 3, 4, -1], [8, 9, 10, 3]]])
     shaped = Policy(processors=[grammar])(LOGITS[:1, :5], Past(history, paths))
     assert shaped[0, :2].argmax(-1).tolist() == [8, 9]
@@ -434,16 +463,15 @@ def test_no_token_left_where_no_text_gets() -> None:
 
 
 def test_a_hook_for_each_row_follows_its_row() -> None:
-    policy = Policy(allowed=[lambda _: [3], None, lambda _: [5]])
-    history = History([[1], [1], [1]], V)
-    roots = torch.zeros(3, 1, 0, dtype=torch.int64)
+    rows = PolicyRows.of([Policy(allowed=lambda _: [3]), Policy(), Policy(allowed=lambda _: [5])], V)
+    history = History.of([[1], [1], [1]], V)
+    past = Past(history, torch.zeros(3, 1, 0, dtype=torch.int64))
     logits = LOGITS[:1, :1].expand(3, 1, V)
-    shaped = policy(logits, Past(history, roots))[:, 0]
+    shaped = rows(logits, past)[:, 0]
     assert shaped.isfinite().sum(-1).tolist() == [1, V, 1]
-    history.take_rows([2, 0])
-    assert policy(logits[:2], Past(history, roots[:2])).argmax(-1).tolist() == [[5], [3]]
-    with pytest.raises(ArgumentError, match="one for each row, got 2 and a row 2"):
-        Policy(allowed=[after, after])(logits[:2], Past(history, roots[:2]))
+    for one in (rows, history):
+        one.copy_rows([2, 0], [0, 2])
+    assert rows(logits, past)[::2].argmax(-1).tolist() == [[5], [3]]
 
 
 def none_after(path: list[int]) -> Callable[[list[int]], list[int] | None]:
@@ -466,27 +494,43 @@ def broken_after(path: list[int]) -> Callable[[Tensor, Tensor], Tensor]:
     return processor
 
 
+BELOW = torch.tensor([[[-1, -1, -1], [4, -1, -1], [4, 2, -1], [4, 2, 6]]])
+
+
 @pytest.mark.parametrize(
-    ("policy", "error"),
-    [
-        (Policy(allowed=none_after([4, 2])), ArgumentError),
-        (Policy(allowed=lost_after([4, 2])), KeyError),
-        (Policy(processors=[broken_after([4, 2])]), KeyError),
-    ],
+    "policy", [Policy(allowed=lost_after([4, 2])), Policy(processors=[broken_after([4, 2])])], ids=["hook", "processor"]
 )
-def test_what_is_wrong_below_the_text_waits_until_the_text_gets_there(policy: Policy, error: type[Exception]) -> None:
+def test_what_is_raised_below_the_text_waits_until_the_text_gets_there(policy: Policy) -> None:
     """A draft may lie beyond the end of the text, where nobody would ask without drafts."""
-    paths = torch.tensor([[[-1, -1, -1], [4, -1, -1], [4, 2, -1], [4, 2, 6]]])
     for tokens in ([4], [4, 2], [4, 3, 1], [2]):
-        history = History([[1]], V)
-        shaped = policy(LOGITS[:1, :4], Past(history, paths))
+        history = History.of([[1]], V)
+        shaped = policy(LOGITS[:1, :4], Past(history, BELOW))
         assert shaped.isfinite().any(-1).all()
         history.commit([tokens])
-    history = History([[1]], V)
-    policy(LOGITS[:1, :4], Past(history, paths))
-    with pytest.raises(error):
+    history = History.of([[1]], V)
+    policy(LOGITS[:1, :4], Past(history, BELOW))
+    with pytest.raises(KeyError):
         history.commit([[4, 2, 0]])
-    with pytest.raises(error):
-        policy(LOGITS[:1, :1], Past(History([[1, 4, 2]], V), paths[:, :1]))
-    draft = Past(History([[1]], V), paths, drafting=True)
+    history = History.of([[1, 4, 2]], V)
+    policy(LOGITS[:1, :1], Past(history, BELOW[:, :1]))
+    with pytest.raises(KeyError):
+        history.commit([[0]])
+    draft = Past(History.of([[1]], V), BELOW, drafting=True)
     assert policy(LOGITS[:1, :4], draft).isfinite().any(-1).all()
+
+
+def test_what_is_wrong_with_one_row_is_raised_for_that_row() -> None:
+    """Though its processor is asked about the texts of both at once."""
+    policy = Policy(processors=[broken_after([4, 2])])
+    history = History.of([[1, 4, 2], [1, 3, 2]], V)
+    shaped = policy(LOGITS[:, :1], Past(history, BELOW[:, :1].expand(2, 1, 3)))
+    assert torch.equal(shaped[1], LOGITS[1, :1] + 1)
+    with pytest.raises(KeyError):
+        history.host[0].commit([5])
+    history.host[1].commit([5])
+
+
+def test_a_grammar_that_ends_below_the_text() -> None:
+    rows = PolicyRows.of([Policy(allowed=none_after([4, 2]))], V)
+    dead = rows.leave_none(LOGITS[:1, :4], Past(History.of([[1]], V), BELOW))
+    assert dead.tolist() == [[False, False, True, False]]  # no text gets below it

@@ -10,10 +10,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
+from spectr.coins import SeededCoins
 from spectr.draft.adaptive import replanned
 from spectr.draft.options import DraftOptions
 from spectr.draft.plan import Plan
-from spectr.engine import Engine, Job, Request
+from spectr.engine import Engine, Request
 from spectr.errors import ArgumentError
 from spectr.lm import load
 from spectr.pairing import pair
@@ -21,7 +22,7 @@ from spectr.policy import Policy
 from spectr.prompts import Prompt
 from spectr.theory.measure import MOST_DRAFTS, Study, _Bench, _nothing, _ranks, measure
 from spectr.theory.report import Counts, Eased, Findings, _observed, _predicted
-from spectr.theory.watch import Nodes, Seen, joined, watch
+from spectr.theory.watch import Nodes, Seen, _Texts, watch
 from spectr.transport.laws import overlap, total_variation
 from spectr.verify import rule
 
@@ -52,13 +53,17 @@ def found(study: Study) -> dict[str, Any]:
     return measure(study, silent)
 
 
-def test_what_is_seen_is_what_was_generated(folders: Folders) -> None:
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_what_is_seen_is_what_was_generated(folders: Folders, rows: int) -> None:
     """Laws against the model's own forward pass on the finished texts; every token of a text is seen once."""
     lm = load(str(folders[0]), "none", device="cpu")
     drafter = pair(str(folders[1]), lm.opened, rule("speculative").card, DraftOptions(drafts=1, length=LENGTH))
     engine = Engine(lm.opened.target, drafter, rule("speculative"), lm.opened.stops)
-    job = Job([Request(lm.encode(text), seed, 15) for seed, text in enumerate(("the tide", "and"))], Policy(0.8))
-    texts = [result.tokens for result in engine.generate(job)]
+    lengths = {"the tide": 5, "and": 15, "the tide goes out": 9, "comes in": 12}  # so that texts change places
+    requests = [
+        Request(lm.encode(text), seed, length, Policy(0.8)) for seed, (text, length) in enumerate(lengths.items())
+    ]
+    texts = [result.tokens for result in engine.generate(requests)]
     seen: list[Seen] = []
 
     def look(one: Seen) -> dict[str, torch.Tensor]:
@@ -66,8 +71,8 @@ def test_what_is_seen_is_what_was_generated(folders: Folders) -> None:
         logs = one.target.gather(-1, one.token[:, None]).squeeze(-1).log()
         return {"token": one.token, "log": logs, "gap": total_variation(one.target, one.draft)}
 
-    nodes = watch(engine, job, look)
-    for number, (request, text) in enumerate(zip(job.requests, texts, strict=True)):
+    nodes = watch(engine.with_parts(rows=rows), requests, look)
+    for number, (request, text) in enumerate(zip(requests, texts, strict=True)):
         mine = nodes["text"] == number
         tokens = nodes["token"][mine].astype(int).tolist()
         assert tokens[: len(text)] == text  # and what was decided beyond the end
@@ -89,8 +94,8 @@ def test_nothing_after_the_end_of_a_text_is_seen(folders: Folders) -> None:
     drafter = pair(str(folders[1]), lm.opened, rule("speculative").card, DraftOptions(drafts=1, length=LENGTH))
     stops = frozenset(range(0, 280, 3))
     engine = Engine(lm.opened.target, drafter, rule("speculative"), stops)
-    job = Job([Request(lm.encode("the tide"), seed, 30) for seed in range(12)])
-    nodes = watch(engine, job, lambda one: {"token": one.token})
+    requests = [Request(lm.encode("the tide"), seed, 30) for seed in range(12)]
+    nodes = watch(engine, requests, lambda one: {"token": one.token})
     for number in range(12):
         tokens = nodes["token"][nodes["text"] == number].astype(int).tolist()
         assert [token in stops for token in tokens[:-1]] == [False] * (len(tokens) - 1)
@@ -271,15 +276,28 @@ def test_numbers_by_hand() -> None:
     assert race["trees"][0]["best_static"] == pytest.approx(1 + 0.5 + 0.25 + 0.25)
 
 
-def test_joining_and_parting() -> None:
-    one = nodes_of([0, 1, 1], judged=[1, 0, 1], depth=[0, 1, 2])
-    two = joined([one, one])
-    assert two["text"].tolist() == [0, 1, 1, 2, 3, 3]
-    assert two.by_text(two["depth"]).tolist() == [0, 3, 0, 3]
-    assert two.by_text(two["depth"], two.judged).tolist() == [0, 2, 0, 2]
-    part = two.of(np.array([False, True, False, True]))
+def test_sums_and_parts() -> None:
+    calls = np.array([2.0, 1.0, 2.0, 1.0])
+    columns = {"text": [0, 1, 1, 2, 3, 3], "judged": [1, 0, 1, 1, 0, 1], "depth": [0, 1, 2, 0, 1, 2]}
+    four = Nodes({name: np.asarray(values, dtype=float) for name, values in columns.items()}, calls, calls)
+    assert four.by_text(four["depth"]).tolist() == [0, 3, 0, 3]
+    assert four.by_text(four["depth"], four.judged).tolist() == [0, 2, 0, 2]
+    part = four.of(np.array([False, True, False, True]))
     assert part["text"].tolist() == [0, 0, 1, 1]
     assert part.calls.tolist() == [1, 1]
+
+
+def test_a_text_that_has_ended_is_not_looked_at() -> None:
+    """A row that ended in the step before may take part once more: at its limit, or with a stop token that was
+    generated; one at the end of a prompt ends nothing."""
+    texts = _Texts([Request([7, 2], 11, 5), Request([3], 12, 5)], frozenset({2}))
+    seed, committed = torch.tensor([12, 11, 11, 11]), torch.tensor([6, 2, 3, 3])
+    coins = SeededCoins(seed, committed)
+    assert texts.of(coins).tolist() == [1, 0, 0, 0]
+    assert texts.are_going(coins, torch.tensor([4, 2, 2, 5])).tolist() == [False, True, False, True]
+
+
+def test_columns_of_eased_tests() -> None:
     eased = Eased(0.1, "opt", nodes_of([0, 1], judged=[1, 1], kept=[1, 0], depth=[0, 0], rejected=[0.2, 0.4],
                                        bias=[0.1, 0.1], score=[-1, -3])).to_json()  # fmt: skip
     assert eased["rejected"]["value"] == 0.5
@@ -295,6 +313,8 @@ def test_overlap_is_what_is_judged_by(folders: Folders) -> None:
     other = replanned(drafter, Plan("iid", 1, 5))
     assert (other.siblings, other.plan.length, drafter.siblings) == ("iid", 5, "race")
     engine = Engine(lm.opened.target, other, rule("speculative"), lm.opened.stops)
-    job = Job([Request(lm.encode("and"), 3, 8)])
-    nodes = watch(engine, job, lambda one: {"accept": overlap(one.target, one.draft)})
+    requests = [Request(lm.encode("and"), 3, 8)]
+    nodes = watch(engine, requests, lambda one: {"accept": overlap(one.target, one.draft)})
     assert int(nodes["depth"].max()) <= 5
+    with pytest.raises(ArgumentError, match="must have different seeds, got 1 for 2 requests"):
+        watch(engine, requests * 2, _nothing)

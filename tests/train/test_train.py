@@ -1,5 +1,7 @@
 """Training: the objective against autograd, the features against drafting, and a head that learns and comes back."""
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -8,6 +10,7 @@ from spectr.draft import Plan, drafter
 from spectr.models.depths import expected_features
 from spectr.models.head import head_of
 from spectr.models.target import Target
+from spectr.policy import History
 from spectr.train.corpus import Corpus
 from spectr.train.loop import Course, Trainer
 from spectr.train.objective import OBJECTIVES, _plain, acceptance_loss
@@ -105,12 +108,14 @@ def test_what_is_trained_is_what_is_drafted(net: PreTrainedModel) -> None:
     session = target.open(1, 60, features=taps)
     target.read(session, [tokens[:4]])
     made = drafter("feature", head=Target(head), target=target, plan=Plan("race", tree=(1, 1, 1)), wants_features=taps)
-    drafting = made.open(Opening([tokens[:5]], None, 50, SIZE, session))
-    at = 5
+    drafting = made.open(Opening(1, 50, SIZE, session))
+    assert drafting.begin(0, tokens[:5], 50, None)
+    drafting.read(0, [tokens[:4]], [0])
+    at, one = 5, torch.ones(1)
     for accepted in (0, 2, 1, 3):
-        forced = Forced(tokens, at)
-        scene = Scene([tokens[:at]], torch.tensor([tokens[at - 1]]), forced, lambda x, _: x, lambda x, _: x, 1.0)
-        drafting.propose(scene)
+        forced: Any = Forced(tokens, at)
+        written, root = History.of([tokens[:at]], SIZE), torch.tensor([tokens[at - 1]])
+        drafting.propose(Scene(written, root, one > 0, forced, lambda x, _: x, lambda x, _: x, one, at))
         expected = drafting._expected[0]  # type: ignore[attr-defined]
         for depth in range(3):
             assert torch.allclose(expected[depth], meant[depth][0, at - 1 + depth], atol=1e-4)

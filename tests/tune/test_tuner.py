@@ -68,14 +68,21 @@ def test_what_is_refused(lm: LM) -> None:
 
 
 def test_steps_are_captured_as_those_of_the_model_that_was_loaded(lm: LM) -> None:
-    assert lm.engine.capture is False
-    other = with_drafter(lm, drafter("random", plan=Plan()))
-    assert other.engine.capture is False
-    lm.engine.capture = True
-    try:
-        assert with_drafter(lm, drafter("random", plan=Plan())).engine.capture is True
-    finally:
-        lm.engine.capture = False
+    assert lm.engine.parts.captures is False
+    for captures in (False, True):
+        loaded = LM(lm.engine.with_parts(captures=captures), lm.opened)
+        assert with_drafter(loaded, drafter("random", plan=Plan())).engine.parts.captures is captures
+
+
+def test_a_prompt_that_comes_again_is_read_again(lm: LM) -> None:
+    """Or the plan that is measured second would be the faster one."""
+    prompt = "a prompt of more than eight tokens"
+    made = with_drafter(lm, drafter("none"))
+    assert [made.generate(prompt, 4, seed).reused for seed in range(2)] == [0, 0]
+    assert len(lm.encode(prompt)) > 9
+    loaded = LM(lm.engine.with_parts(), lm.opened)
+    assert loaded.generate(prompt, 4, 0).reused == 0
+    assert loaded.generate(prompt, 4, 1).reused > 0
 
 
 def test_all_plans_write_the_same_texts(lm: LM) -> None:

@@ -55,6 +55,7 @@ def test_logits_of_the_wrong_shape() -> None:
 
 
 def test_models_of_different_vocabularies() -> None:
+    pytest.importorskip("spectr.audit", exc_type=ImportError)
     with pytest.raises(MismatchError, match="one vocabulary"):
         spectr.exact_step_law("kseq", lambda _: torch.ones(2) / 2, lambda _: torch.ones(3).double() / 3, (1,))
     with pytest.raises(ArgumentError, match="steps"):

@@ -131,9 +131,9 @@ class ExactCoins:
         """As `noisy`."""
         return self.noisy(logits, depth)
 
-    def likeliest(self, logits: Tensor, depth: Tensor | None, sharp: float, count: int) -> tuple[Tensor, Tensor]:
+    def likeliest(self, logits: Tensor, depth: Tensor | None, sharp: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Without noise as generation does."""
-        return likeliest((logits if depth is None else self.noisy(logits, depth)) * sharp, count)
+        return likeliest((logits if depth is None else self.noisy(logits, depth)) * sharp[:, None, None], count)
 
     def _decide(self, weights: Tensor, time: Tensor, slot: Tensor) -> Tensor:
         lower, upper = self._parts(weights, *self.known.interval(time, slot))

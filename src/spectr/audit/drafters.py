@@ -41,7 +41,7 @@ class Scripted:
         return Stateless(self._propose)
 
     def _propose(self, scene: Scene) -> Draft:
-        return draft_of_paths(scene.root, [self.script(text) for text in scene.texts], self.nodes)
+        return draft_of_paths(scene.root, [self.script(host.tokens) for host in scene.texts.host], self.nodes)
 
 
 @dataclass(frozen=True, slots=True)

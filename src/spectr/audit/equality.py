@@ -7,7 +7,7 @@ reported.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from spectr.audit.report import Case, Claim, Finding, Level
 from spectr.audit.setup import Setup
 from spectr.coins import gumbel
 from spectr.draft.options import DraftOptions
-from spectr.engine import Engine, Job, Request
+from spectr.engine import Engine, Request
 from spectr.pairing import pair
 from spectr.policy import Policy
 from spectr.transport.laws import law_of, total_variation
@@ -74,7 +74,6 @@ class Scores:
     """The scores that decide at a position of a text: log-probabilities, with the race's noise where there is any."""
 
     model: TreeModel
-    policy: Policy
     noisy: bool
     stops: frozenset[int] = frozenset()
 
@@ -86,10 +85,10 @@ class Scores:
         one = torch.ones(1, 1, 1, dtype=torch.bool, device=self.model.device)
         last = torch.tensor([[words[-1]]], device=self.model.device)
         logits = self.model.score(session, last, one, torch.zeros_like(last))[0, 0].tolist()
-        reference = ReferencePolicy(self.policy.for_drafts, self.stops, request.max_new_tokens)
+        reference = ReferencePolicy(request.policy.for_drafts, self.stops, request.max_new_tokens)
         law = reference.law(logits, request.prompt, text)
         scores = torch.tensor(law, dtype=torch.float64).log()
-        if self.noisy and self.policy.temperature > 0:
+        if self.noisy and request.policy.temperature > 0:
             scores += gumbel(torch.tensor([request.seed]), torch.tensor([[len(words)]]), len(law))[0, 0]
         return float((scores[tokens[0]] - scores[tokens[1]]).abs())
 
@@ -113,12 +112,11 @@ def compare(
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Texts that must be equal: those of an engine in one batch, and those that are expected."""
+    """Texts that must be equal: those of an engine that runs all requests at once, and those that are expected."""
 
     name: str
     what: str  # the comparison, in words
     requests: Sequence[Request]
-    policy: Policy
     meant: Callable[[], list[list[int]]]
     engine: Callable[[], Engine]  # made when its turn comes
     scores: Scores | None = None
@@ -129,57 +127,54 @@ class Pair:
         return Case("equal", self.name, self._run)
 
     def _run(self, _: Level) -> Sequence[Finding]:
-        found = texts_of(self.engine(), self.requests, self.policy)
+        found = texts_of(self.engine(), self.requests)
         compared = compare(self.requests, self.meant(), found, self.scores)
         return [Finding("equal", self.name, compared.holds, compared.measured(self.what), asdict(compared), self.claim)]
 
 
-def texts_of(engine: Engine, requests: Sequence[Request], policy: Policy) -> list[list[int]]:
-    """The texts of one batch."""
-    return [result.tokens for result in engine.generate(Job(requests, policy))]
+def texts_of(engine: Engine, requests: Sequence[Request]) -> list[list[int]]:
+    """The texts of requests that run at once."""
+    return [result.tokens for result in engine.generate(requests)]
 
 
-def one_by_one(engine: Engine, requests: Sequence[Request], policy: Policy) -> list[list[int]]:
-    """The texts of requests that each have a batch of their own."""
-    return [texts_of(engine, [request], policy)[0] for request in requests]
+def one_by_one(engine: Engine, requests: Sequence[Request]) -> list[list[int]]:
+    """The texts of requests that each run alone."""
+    return [texts_of(engine, [request])[0] for request in requests]
 
 
 class RealTexts:
     """A real model's plain texts to a few prompts, computed once: every drafter and rule must give them."""
 
     def __init__(self, opened: "OpenedModel", prompts: Sequence[Sequence[int]], length: int, policy: Policy) -> None:
-        self.opened, self.policy = opened, policy
-        self.requests = [Request(prompt, seed, length) for seed, prompt in enumerate(prompts)]
+        self.opened = opened
+        self.requests = [Request(prompt, seed, length, policy) for seed, prompt in enumerate(prompts)]
 
-    def race_case(self, drafter: Any, *, capture: bool = False) -> Case:
-        """Texts of the race with a drafter in one batch, against each alone without one; `capture` takes the loop
-        that replays its steps."""
-        name = f"race × {_called(drafter)}{', captured' if capture else ''}"
-        scores = Scores(self.opened.target, self.policy, noisy=True)
-
-        def engine() -> Engine:
-            made = self._engine(drafter, rule("race"))
-            made.capture = capture
-            return made
-
+    def race_case(self, drafter: Any, *, captures: bool | None = None) -> Case:
+        """Texts of the race with a drafter in one batch, against each alone without one. Steps are captured by default
+        where they can be; with `captures=False` they are run one by one."""
+        name = f"race × {_called(drafter)}{', not captured' if captures is False else ''}"
+        scores = Scores(self.opened.target, noisy=True)
+        engine = partial(self._engine, drafter, rule("race"), captures=captures)
         what = "in a batch with drafts, and alone without"
-        return Pair(name, what, self.requests, self.policy, lambda: self._plain, engine, scores).case()
+        return Pair(name, what, self.requests, lambda: self._plain, engine, scores).case()
 
     def greedy_case(self, drafter: Any, made: Rule) -> Case:
         """Texts at temperature 0, against transformers' own greedy text."""
         name = f"greedy {made.card.name} × {_called(drafter)}"
-        scores = Scores(self.opened.target, Policy(0), noisy=False)
+        requests = [replace(request, policy=Policy(0)) for request in self.requests]
+        scores = Scores(self.opened.target, noisy=False)
         engine = partial(self._engine, drafter, made)
         what = "against the greedy text of transformers"
-        return Pair(name, what, self.requests, Policy(0), lambda: self._greedy, engine, scores).case()
+        return Pair(name, what, requests, lambda: self._greedy, engine, scores).case()
 
-    def _engine(self, drafter: Any, made: Rule) -> Engine:
+    def _engine(self, drafter: Any, made: Rule, *, captures: bool | None = None) -> Engine:
         options = DraftOptions() if drafter in ("none", "lookup") else DraftOptions(length=3)
-        return Engine(self.opened.target, pair(drafter, self.opened, made.card, options), made, self.opened.stops)
+        drafting = pair(drafter, self.opened, made.card, options)
+        return Engine(self.opened.target, drafting, made, self.opened.stops, captures=captures)
 
     @cached_property
     def _plain(self) -> list[list[int]]:
-        return one_by_one(self._engine("none", rule("race")), self.requests, self.policy)
+        return one_by_one(self._engine("none", rule("race")), self.requests)
 
     @cached_property
     def _greedy(self) -> list[list[int]]:
@@ -195,7 +190,8 @@ def _called(drafter: Any) -> str:
 
 def greedy_case(setup: Setup, drafter: Any, made: Rule) -> Case:
     """Texts at temperature 0, against the likeliest token after every text."""
-    still, requests = setup.under(Policy(0)), [Request(setup.prompt, seed, 12) for seed in range(4)]
+    still = setup.under(Policy(0))
+    requests = still.requests(12, range(4))
     name = f"greedy {made.card.name} × {_called(drafter)}, replayed"
 
     def meant() -> list[list[int]]:
@@ -205,34 +201,34 @@ def greedy_case(setup: Setup, drafter: Any, made: Rule) -> Case:
         return [text[len(setup.prompt) :] for _ in requests]
 
     engine = partial(still.engine, drafter, made)
-    return Pair(name, "against the likeliest tokens", requests, still.policy, meant, engine).case()
+    return Pair(name, "against the likeliest tokens", requests, meant, engine).case()
 
 
 def batch_case(setup: Setup, drafter: Any, made: Rule, claim: Claim = "lossless") -> Case:
     """Texts of unequal lengths in one batch, against each alone. They are equal exactly, since rows are replayed."""
-    requests = [Request(setup.prompt, 7 * seed - 90, 3 + seed % 11) for seed in range(24)]
+    requests = [Request(setup.prompt, 7 * seed - 90, 3 + seed % 11, setup.policy) for seed in range(24)]
     engine = partial(setup.engine, drafter, made)
     name = f"batch {made.card.name} × {_called(drafter)}"
 
     def meant() -> list[list[int]]:
-        return one_by_one(engine(), requests, setup.policy)
+        return one_by_one(engine(), requests)
 
-    return Pair(name, "in one batch and alone", requests, setup.policy, meant, engine, claim=claim).case()
+    return Pair(name, "in one batch and alone", requests, meant, engine, claim=claim).case()
 
 
 def seed_case(setup: Setup, drafter: Any, made: Rule) -> Case:
     """Texts of the same seeds in another order; for the race, texts without a drafter."""
-    requests = [Request(setup.prompt, seed, 10) for seed in range(64)]
+    requests = setup.requests(10, range(64))
     engine = partial(setup.engine, drafter, made)
     alike = made.card.name == "race"
     name = f"seed {made.card.name} × {_called(drafter)}"
 
     def meant() -> list[list[int]]:
         other = setup.engine("none", made) if alike else engine()
-        return texts_of(other, requests[::-1], setup.policy)[::-1]
+        return texts_of(other, requests[::-1])[::-1]
 
     what = "with drafts and without" if alike else "in another order"
-    return Pair(name, what, requests, setup.policy, meant, engine).case()
+    return Pair(name, what, requests, meant, engine).case()
 
 
 def _forest(prompt: Sequence[int], vocabulary: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:

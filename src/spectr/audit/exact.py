@@ -15,7 +15,7 @@ from torch import Tensor
 from spectr.audit.decisions import ExactCoins, KnownCoins
 from spectr.audit.step_law import LanguageModel, StepLaw, law_after
 from spectr.errors import ArgumentError, MismatchError
-from spectr.policy import History, Past, Policy
+from spectr.policy import History, Past, Policy, PolicyRows
 from spectr.transport.laws import law_of
 from spectr.trees.grow import Growth, grow
 from spectr.trees.shape import Shape, as_shape
@@ -115,20 +115,21 @@ class Shaping:
     stops: frozenset[int] = frozenset()
     limit: int | None = None  # the most tokens that are generated
     shift: float = 1.5
+    computed: type[PolicyRows] = PolicyRows  # what computes the policy
 
     def history(self, texts: Sequence[tuple[int, ...]], vocabulary: int) -> History | None:
         """What the policy knows of texts that were generated after the prompt."""
         if not self.policy.remembers:
             return None
         limits = None if self.limit is None else [self.limit] * len(texts)
-        history = History([list(self.prompt) for _ in texts], vocabulary, stops=self.stops, limits=limits)
+        history = History.of([list(self.prompt) for _ in texts], vocabulary, stops=self.stops, limits=limits)
         history.commit([list(text) for text in texts])
         return history
 
     def logits(self, laws: Tensor, history: History | None, paths: Tensor, *, drafting: bool) -> Tensor:
         """Policy logits (R, M, V) for laws (R, M, V) at nodes with the tokens `paths` (R, M, D) on their way."""
         past = None if history is None else Past(history, paths, drafting=drafting)
-        return self.policy(laws.log() + self.shift, past)
+        return self.computed.of([self.policy] * len(laws), laws.shape[-1])(laws.log() + self.shift, past)
 
 
 @dataclass(frozen=True, slots=True)

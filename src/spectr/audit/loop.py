@@ -42,7 +42,7 @@ def plain_texts(setup: Setup, requests: Sequence[Request]) -> list[list[int]]:
 
 
 def _plain_text(rows: RowsAfter, setup: Setup, request: Request) -> list[int]:
-    reference = ReferencePolicy(setup.policy, setup.stops, request.max_new_tokens)
+    reference = ReferencePolicy(request.policy, setup.stops, request.max_new_tokens)
     prompt, text = tuple(request.prompt), list[int]()
     while len(text) < request.max_new_tokens and not (text and text[-1] in reference.stops):
         law = torch.tensor(reference.law(rows([(*prompt, *text)])[0].tolist(), prompt, text), dtype=torch.float64)
@@ -67,12 +67,10 @@ def _drafters(setup: Setup) -> dict[str, Any]:
 def texts_case(setup: Setup, called: str, drafter: Any, claim: Claim = "lossless") -> Case:
     """The race through the engine in one batch of unequal lengths, against plain loops."""
     rows = 16 if len(setup.prompt) < _FAR else 4
-    requests = [Request(setup.prompt, 5 * seed - 40, 4 + seed % 9) for seed in range(rows)]
-    scores = Scores(setup.model(), setup.policy, noisy=True, stops=setup.stops)
-
-    engine = partial(setup.engine, drafter, rule("race"))
-    pair = Pair(called, "against plain loops", requests, setup.policy, partial(plain_texts, setup, requests), engine,
-                scores, claim)  # fmt: skip
+    requests = [Request(setup.prompt, 5 * seed - 40, 4 + seed % 9, setup.policy) for seed in range(rows)]
+    scores = Scores(setup.model(), noisy=True, stops=setup.stops)
+    meant, engine = partial(plain_texts, setup, requests), partial(setup.engine, drafter, rule("race"))
+    pair = Pair(called, "against plain loops", requests, meant, engine, scores, claim)
     return in_section(pair.case(), "loop", called)
 
 

@@ -17,7 +17,7 @@ from spectr.audit.samplers import EngineSampler
 from spectr.audit.setup import Setup
 from spectr.audit.texts import TESTS
 from spectr.draft import drafter as named_drafter
-from spectr.engine import Engine, Job, Request, Result
+from spectr.engine import Engine, Request, Result
 from spectr.errors import ArgumentError
 from spectr.policy import Policy
 from spectr.types import Drafter, TreeModel
@@ -51,8 +51,8 @@ def _adds_up(result: Result, request: Request, stops: frozenset[int]) -> bool:
 
 def _nothing_lost(engine: Engine, setup: Setup) -> str | None:
     """A sentence about what was lost, or None."""
-    requests = [Request(setup.prompt, seed, 1 + seed % 17) for seed in range(40)]
-    for request, result in zip(requests, engine.generate(Job(requests, setup.policy)), strict=True):
+    requests = [Request(setup.prompt, seed, 1 + seed % 17, setup.policy) for seed in range(40)]
+    for request, result in zip(requests, engine.generate(requests), strict=True):
         if not _adds_up(result, request, setup.stops):
             return f"seed {request.seed}: {len(result.tokens)} of {request.max_new_tokens} tokens, {result.stats}"
     return None
@@ -84,7 +84,7 @@ class _Bad:
 
 def _refuses(engine: Engine, request: Request) -> bool:
     try:
-        texts_of(engine, [request], Policy())
+        texts_of(engine, [request])
     except ArgumentError:
         return True
     return False
@@ -95,9 +95,9 @@ def _at_the_limit(target: TreeModel, prompt: Sequence[int], stops: frozenset[int
     must be refused."""
     name, room = "prompt at the context limit", 3
     request = Request(prompt, 1, room)
-    meant = texts_of(Engine(target, named_drafter("none"), rule("race"), stops), [request], Policy())
+    meant = texts_of(Engine(target, named_drafter("none"), rule("race"), stops), [request])
     drafters = list(scripted_drafters(target.vocabulary, stops))
-    found = [texts_of(Engine(target, drafter, rule("race"), stops), [request], Policy()) for drafter in drafters]
+    found = [texts_of(Engine(target, drafter, rule("race"), stops), [request]) for drafter in drafters]
     refused = _refuses(Engine(target, drafters[0], rule("race"), stops), replace(request, max_new_tokens=room + 1))
     equal = sum(texts == meant for texts in found)
     measured = (

@@ -26,8 +26,10 @@ from spectr.audit.setup import NOISY, Setup, toy_setup
 from spectr.audit.texts import TextLaw
 from spectr.coins import SeededCoins, draw, uniform
 from spectr.draft import Plan
+from spectr.draft.delegating import DelegatingDrafting
 from spectr.draft.model import ModelDrafter
-from spectr.engine import Engine, Request
+from spectr.engine import Engine
+from spectr.policy import Policy, PolicyRows
 from spectr.types import Coins, Draft, Drafting, LogitsAt, Opening, Scene, Verdict
 from spectr.verify import Rule, rule
 from spectr.verify.rule import Way
@@ -41,25 +43,23 @@ class _ArgmaxDrafter(ModelDrafter):
     __slots__ = ()
 
     def open(self, opening: Opening) -> Drafting:
-        return _Watched(super().open(opening), argmax_with_soft_law)
+        return _Changed(super().open(opening), argmax_with_soft_law)
 
 
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    """A drafting whose drafts are changed on the way out."""
+class _Changed(DelegatingDrafting):
+    """A drafting that is given other coins, and whose drafts are changed on the way out."""
 
-    drafting: Drafting
-    change: Callable[[Draft], Draft]
-    coins: Callable[[Any], Coins] = lambda coins: coins
+    def __init__(
+        self,
+        inner: Drafting,
+        change: Callable[[Draft], Draft] = lambda draft: draft,
+        coins: Callable[[Any], Coins] = lambda coins: coins,
+    ) -> None:
+        super().__init__(inner)
+        self.change, self.coins = change, coins
 
     def propose(self, scene: Scene) -> Draft:
-        return self.change(self.drafting.propose(replace(scene, coins=self.coins(scene.coins))))
-
-    def keep(self, path: Tensor) -> None:
-        self.drafting.keep(path)
-
-    def take_rows(self, rows: Tensor) -> None:
-        self.drafting.take_rows(rows)
+        return self.change(self.inner.propose(replace(scene, coins=self.coins(scene.coins))))
 
 
 class _SiblingsSeen(Replay):
@@ -79,7 +79,7 @@ class _OtherCoins(ModelDrafter):
     coins: Callable[[Any], Coins] = lambda coins: coins
 
     def open(self, opening: Opening) -> Drafting:
-        return _Watched(ModelDrafter.open(self, opening), lambda draft: draft, self.coins)
+        return _Changed(ModelDrafter.open(self, opening), coins=self.coins)
 
 
 class _JudgedWith(Rule):
@@ -94,12 +94,12 @@ class _JudgedWith(Rule):
 
 def _of_the_place(coins: SeededCoins) -> Coins:
     """Coins that belong to the place in the batch and not to the row's seed."""
-    return SeededCoins(torch.arange(len(coins.seed)), coins.committed)
+    return replace(coins, seed=torch.arange(len(coins.seed)))
 
 
 def _of_no_step(coins: SeededCoins) -> Coins:
     """The same coins in every step."""
-    return SeededCoins(coins.seed, torch.zeros_like(coins.committed))
+    return replace(coins, committed=torch.zeros_like(coins.committed))
 
 
 class _Purposeless(SeededCoins):
@@ -113,7 +113,7 @@ class _Purposeless(SeededCoins):
 
 
 def _of_no_purpose(coins: SeededCoins) -> Coins:
-    return _Purposeless(coins.seed, coins.committed)
+    return _Purposeless(coins.seed, coins.committed, coins.quiet)
 
 
 def _coin_fault(setup: Setup, made: Rule, coins: Callable[[Any], Coins]) -> EngineSampler:
@@ -128,7 +128,7 @@ def _coin_fault(setup: Setup, made: Rule, coins: Callable[[Any], Coins]) -> Engi
 
 def _siblings_seen(setup: Setup) -> list[Case]:
     """Two comparisons that must see a wrong mask."""
-    race, requests = rule("race"), [Request(setup.prompt, seed, 8) for seed in range(16)]
+    race, requests = rule("race"), setup.requests(8, range(16))
     wrong = _SiblingsSeen(setup.rows, setup.vocabulary, [setup.prompt])
     plain = Engine(wrong, setup.drafter("none", race), race)
 
@@ -136,9 +136,8 @@ def _siblings_seen(setup: Setup) -> list[Case]:
         return [rows_finding(wrong, setup.model().logits_after, [setup.prompt] * 3, "planted")]
 
     pair = Pair(
-        "race", "with drafts and without", requests, setup.policy,
-        lambda: texts_of(plain, requests, setup.policy), lambda: Engine(wrong, setup.drafter(NOISY, race), race),
-        claim="planted",
+        "race", "with drafts and without", requests, lambda: texts_of(plain, requests),
+        lambda: Engine(wrong, setup.drafter(NOISY, race), race), claim="planted",
     )  # fmt: skip
     name = "a mask that shows siblings"
     rows = Case(SECTION, name, run)
@@ -209,12 +208,13 @@ def _without_last_chunk(weights: Tensor, coin: Tensor) -> Tensor:
 def _shaped_faults(setup: Setup) -> Iterator[Case]:
     """Faults in the policy, through the loop: texts of the race against plain loops."""
     made = setup.drafter(NOISY, rule("race"))
-    for what, policy in (
-        ("penalties see the committed text only", CommittedOnly(frequency_penalty=1.5)),
-        ("presence penalty counts the prompt", PresenceOnPrompt(presence_penalty=2.0)),
-    ):
-        case = texts_case(setup.under(policy), what, made, "planted")
-        yield in_section(case, SECTION, f"{what}, in the loop")
+    faults: tuple[tuple[str, type[PolicyRows], Policy], ...] = (
+        ("penalties see the committed text only", CommittedOnly, Policy(frequency_penalty=1.5)),
+        ("presence penalty counts the prompt", PresenceOnPrompt, Policy(presence_penalty=2.0)),
+    )
+    for what, computed, policy in faults:
+        wrong = replace(setup.under(policy), computed=computed)
+        yield in_section(texts_case(wrong, what, made, "planted"), SECTION, f"{what}, in the loop")
 
 
 def planted_cases(bias: float = 0.02) -> list[Case]:

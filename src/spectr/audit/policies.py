@@ -1,8 +1,9 @@
 """The policy against its reference, at every node of random trees and through enumerated steps.
 
 On trees: rows with prompts and texts of different lengths, nodes whose paths repeat tokens, logits with and without
-ties; the law that `Policy` makes at each node is compared with that of `ReferencePolicy` for the node's whole text. In
-steps: the policy shapes the laws of drafts and target in the loop, and the law of what comes out is enumerated.
+ties; the law that `PolicyRows` makes at each node is compared with that of `ReferencePolicy` for the node's whole text,
+also where every row has another policy. In steps: the policy shapes the laws of drafts and target in the loop, and the
+law of what comes out is enumerated.
 """
 
 import math
@@ -20,7 +21,7 @@ from spectr.audit.proofs import ROUNDING
 from spectr.audit.reference_policy import ReferencePolicy
 from spectr.audit.report import Case, Claim, Finding, Level
 from spectr.audit.toys import RandomModel
-from spectr.policy import History, Past, Policy
+from spectr.policy import History, Past, Policy, PolicyRows
 from spectr.threads import one_thread
 from spectr.transport.laws import law_of
 from spectr.trees import Growth, Shape
@@ -122,16 +123,16 @@ class _Forest:
 
     def past(self) -> Past:
         """As the policy is given it."""
-        history = History(self.prompts, _VOCABULARY, stops=_STOPS, limits=self.limits)
+        history = History.of(self.prompts, _VOCABULARY, stops=_STOPS, limits=self.limits)
         history.commit(self.answers)
         return Past(history, self.paths)
 
 
-def _reference_laws(policy: Policy, forest: _Forest) -> Iterator[tuple[int, int, list[float]]]:
+def _reference_laws(policies: Sequence[Policy], forest: _Forest) -> Iterator[tuple[int, int, list[float]]]:
     """(row, node, law) of the nodes that a text can get to: below a token that cannot come, behind a stop token or
     beyond the limit no law is defined."""
     for row, (prompt, answer) in enumerate(zip(forest.prompts, forest.answers, strict=True)):
-        reference = ReferencePolicy(policy, _STOPS, forest.limits[row])
+        reference = ReferencePolicy(policies[row], _STOPS, forest.limits[row])
         laws: dict[tuple[int, ...], list[float]] = {}
         for node, padded in sorted(enumerate(forest.paths[row].tolist()), key=lambda pair: -pair[1].count(-1)):
             path = tuple(token for token in padded if token >= 0)
@@ -144,10 +145,12 @@ def _reference_laws(policy: Policy, forest: _Forest) -> Iterator[tuple[int, int,
                 yield row, node, law
 
 
-def _tree_run(name: str, policy: Policy, claim: Claim, _: Level) -> Sequence[Finding]:
+def _tree_run(
+    name: str, policies: Sequence[Policy], computed: type[PolicyRows], claim: Claim, _: Level
+) -> Sequence[Finding]:
     forest, worst, looked = _Forest.random(len(name)), 0.0, 0
-    found = law_of(policy(forest.logits, forest.past()))
-    for row, node, law in _reference_laws(policy, forest):
+    found = law_of(computed.of(policies, _VOCABULARY)(forest.logits, forest.past()))
+    for row, node, law in _reference_laws(policies, forest):
         distance = (found[row, node] - torch.tensor(law, dtype=torch.float64)).abs().sum() / 2
         worst, looked = max(worst, float(distance)), looked + 1
     measured = f"{looked} nodes of random trees: total variation at most {worst:.1e}"
@@ -155,9 +158,15 @@ def _tree_run(name: str, policy: Policy, claim: Claim, _: Level) -> Sequence[Fin
     return [Finding(_SECTION, name, worst < ROUNDING, measured, details, claim)]
 
 
-def tree_case(name: str, policy: Policy, claim: Claim = "lossless") -> Case:
-    """The laws at the nodes of random trees, against the reference."""
-    return Case(_SECTION, name, partial(_tree_run, name, policy, claim))
+def tree_case(
+    name: str,
+    policies: Sequence[Policy],
+    computed: type[PolicyRows] = PolicyRows,
+    claim: Claim = "lossless",
+) -> Case:
+    """The laws at the nodes of random trees, against the reference; the rows have one policy after the other."""
+    each = [policies[row % len(policies)] for row in range(_ROWS)]
+    return Case(_SECTION, name, partial(_tree_run, name, each, computed, claim))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +182,8 @@ class _Shaped:
         return torch.tensor(reference.law(logits, self.shaping.prompt, text), dtype=torch.float64)
 
 
-def _step_run(name: str, policy: Policy, claim: Claim, _: Level) -> Sequence[Finding]:
-    shaping = Shaping(policy, (0, 1, 1), _STOPS, limit=5)
+def _step_run(name: str, policy: Policy, computed: type[PolicyRows], claim: Claim, _: Level) -> Sequence[Finding]:
+    shaping = Shaping(policy, (0, 1, 1), _STOPS, limit=5, computed=computed)
     target, draft = RandomModel(31, 3), RandomModel(32, 3)
     distances = {}
     with one_thread():
@@ -188,13 +197,19 @@ def _step_run(name: str, policy: Policy, claim: Claim, _: Level) -> Sequence[Fin
     return [Finding(_SECTION, name, holds, f"two steps, enumerated: total variation {said}", details, claim)]
 
 
-def step_case(name: str, policy: Policy, claim: Claim = "lossless") -> Case:
+def step_case(
+    name: str,
+    policy: Policy,
+    computed: type[PolicyRows] = PolicyRows,
+    claim: Claim = "lossless",
+) -> Case:
     """Two enumerated steps in which the policy shapes the laws of drafts and target."""
-    return Case(_SECTION, name, partial(_step_run, name, policy, claim))
+    return Case(_SECTION, name, partial(_step_run, name, policy, computed, claim))
 
 
 def policy_cases() -> list[Case]:
-    """Every policy on trees; those that depend on the text in steps, too."""
-    trees = [tree_case(f"{name}, trees", policy) for name, policy in POLICIES.items()]
+    """Every policy on trees, and all of them side by side; those that depend on the text in steps, too."""
+    trees = [tree_case(f"{name}, trees", [policy]) for name, policy in POLICIES.items()]
+    trees.append(tree_case("another policy in every row, trees", list(POLICIES.values())))
     remember = {name: policy for name, policy in POLICIES.items() if policy.remembers}
     return [*trees, *(step_case(f"{name}, steps", policy) for name, policy in remember.items())]

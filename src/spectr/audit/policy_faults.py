@@ -1,132 +1,146 @@
 """Faults in the policy, planted on purpose: each must differ from the reference."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from spectr.audit.policies import POLICIES, step_case, tree_case
 from spectr.audit.report import Case
-from spectr.policy import History, Past, Policy
-from spectr.policy.filters import cool, keep_nucleus, keep_ranks
+from spectr.policy import History, Past, Policy, PolicyRows
 
 __all__ = ["CommittedOnly", "PresenceOnPrompt", "policy_faults"]
 
+Features = frozenset[str]
 
-class _OneTooFew(Policy):
+
+class _OneTooFew(PolicyRows):
     """Top-p that stops before the token which completes the mass."""
 
-    __slots__ = ()
-
-    def _filtered(self, logits: Tensor) -> Tensor:
-        kept = keep_nucleus(cool(logits, self.temperature), self.top_p)
+    def _shaped(self, logits: Tensor, features: Features) -> Tensor:
+        kept = super()._shaped(logits, features)
         least = torch.where(kept > -torch.inf, kept, torch.inf).amin(-1, keepdim=True)
         return kept.masked_fill((kept == least) & (kept < kept.amax(-1, keepdim=True)), -torch.inf)
 
 
-class _TemperatureLast(Policy):
+class _TemperatureLast(PolicyRows):
     """Filters that act on the law before the temperature."""
 
-    __slots__ = ()
+    def _shaped(self, logits: Tensor, features: Features) -> Tensor:
+        filtered = super()._shaped(logits, features - {"temperature"})
+        return super()._shaped(filtered, features & {"temperature"})
 
-    def _filtered(self, logits: Tensor) -> Tensor:
-        return cool(replace(Policy(), top_p=self.top_p)(logits), self.temperature)
 
-
-class _TiesCut(Policy):
+class _TiesCut(PolicyRows):
     """Top-k that keeps exactly k tokens where several are equally likely."""
 
-    __slots__ = ()
-
-    def _filtered(self, logits: Tensor) -> Tensor:
-        return keep_ranks(logits + torch.arange(logits.shape[-1]) * 1e-9, self.top_k)
+    def _shaped(self, logits: Tensor, features: Features) -> Tensor:
+        return super()._shaped(logits + torch.arange(logits.shape[-1]) * 1e-9, features)
 
 
-class _OfAll(Policy):
+class _NucleusTiesCut(PolicyRows):
+    """Top-p that drops tokens as likely as the one which completes the mass."""
+
+    def _shaped(self, logits: Tensor, features: Features) -> Tensor:
+        return super()._shaped(logits - torch.arange(logits.shape[-1]) * 1e-9, features)
+
+
+class _OfAll(PolicyRows):
     """Min-p that is a share of the whole mass and not of the likeliest token's."""
 
-    __slots__ = ()
-
-    def _filtered(self, logits: Tensor) -> Tensor:
-        unlikely = logits.softmax(-1) < self.min_p
+    def _shaped(self, logits: Tensor, features: Features) -> Tensor:
+        unlikely = logits.softmax(-1) < self.number("min_p")[:, None, None]
         return logits.masked_fill(unlikely & (logits < logits.amax(-1, keepdim=True)), -torch.inf)
 
 
-class _SiblingsCount(Policy):
+class _OfTheFirstRow(PolicyRows):
+    """Settings of the first row in all rows."""
+
+    def number(self, name: str) -> Tensor:
+        found = super().number(name)
+        return found[:1].expand_as(found)
+
+
+class _OtherText(PolicyRows):
+    """What depends on the text is given another one: see `_other`."""
+
+    def _along(self, logits: Tensor, past: Past | None, features: Features) -> Tensor:
+        return super()._along(logits, None if past is None else self._other(past), features)
+
+    def _other(self, past: Past) -> Past:
+        raise NotImplementedError
+
+
+class _SiblingsCount(_OtherText):
     """Penalties that also see the path of the node before: a tree read as if it were one text."""
 
-    __slots__ = ()
-
-    def _along(self, logits: Tensor, past: Past) -> Tensor:
+    def _other(self, past: Past) -> Past:
         before = torch.cat([torch.full_like(past.paths[:, :1], -1), past.paths[:, :-1]], 1)
-        return super()._along(logits, replace(past, paths=torch.cat([past.paths, before], -1)))
+        return replace(past, paths=torch.cat([past.paths, before], -1))
 
 
-class CommittedOnly(Policy):
+class CommittedOnly(_OtherText):
     """What depends on the text sees the committed part alone, and not the path to the node."""
 
-    __slots__ = ()
-
-    def _along(self, logits: Tensor, past: Past) -> Tensor:
-        return super()._along(logits, replace(past, paths=torch.full_like(past.paths, -1)))
+    def _other(self, past: Past) -> Past:
+        return replace(past, paths=torch.full_like(past.paths, -1))
 
 
-class _PathOnly(Policy):
+class _PathOnly(_OtherText):
     """What depends on the text sees the tree alone, root and path, and not the committed text before it."""
 
-    __slots__ = ()
-
-    def _along(self, logits: Tensor, past: Past) -> Tensor:
+    def _other(self, past: Past) -> Past:
         given = past.history
-        roots = History([text[-1:] for text in given.texts], given.vocabulary, stops=given.stops)
-        return super()._along(logits, replace(past, history=roots))
+        roots = [text[-1:] for text in given.texts]
+        return replace(past, history=History.of(roots, given.vocabulary, stops=given.host[0].stops))
 
 
-class PresenceOnPrompt(Policy):
+class PresenceOnPrompt(_OtherText):
     """Tokens of the prompt count as generated ones."""
 
-    __slots__ = ()
-
-    def _along(self, logits: Tensor, past: Past) -> Tensor:
+    def _other(self, past: Past) -> Past:
         given = past.history
-        all_generated = History([[] for _ in given.texts], given.vocabulary, stops=given.stops)
-        all_generated.commit([list(text) for text in given.texts])
-        return super()._along(logits, replace(past, history=all_generated))
+        all_generated = History.of([[] for _ in given.texts], given.vocabulary, stops=given.host[0].stops)
+        all_generated.commit(given.texts)
+        return replace(past, history=all_generated)
 
 
-class _OnceOnly(Policy):
+class _OtherSettings(PolicyRows):
+    """What depends on the text follows other settings: see `_other`."""
+
+    def _along(self, logits: Tensor, past: Past | None, features: Features) -> Tensor:
+        others = PolicyRows.of([self._other(policy) for policy in self.policies], self.vocabulary)
+        return others._along(logits, past, others.features())
+
+    def _other(self, policy: Policy) -> Policy:
+        raise NotImplementedError
+
+
+class _OnceOnly(_OtherSettings):
     """A frequency penalty that counts no token twice."""
 
-    __slots__ = ()
-
-    def _along(self, logits: Tensor, past: Past) -> Tensor:
-        return Policy(presence_penalty=self.frequency_penalty)._along(logits, past)
+    def _other(self, policy: Policy) -> Policy:
+        return Policy(presence_penalty=policy.frequency_penalty)
 
 
-class _OneEarly(Policy):
+class _OneEarly(_OtherSettings):
     """A minimum length that is reached one token early."""
 
-    __slots__ = ()
-
-    def _along(self, logits: Tensor, past: Past) -> Tensor:
-        return replace(Policy(), min_new_tokens=self.min_new_tokens - 1)._along(logits, past)
+    def _other(self, policy: Policy) -> Policy:
+        return Policy(min_new_tokens=policy.min_new_tokens - 1)
 
 
-class _AlwaysDivided(Policy):
+class _AlwaysDivided(PolicyRows):
     """A repetition penalty that divides logits of either sign, which favours repeated tokens of negative logits."""
 
-    __slots__ = ()
-
-    def _along(self, logits: Tensor, past: Past) -> Tensor:
-        kind: Any = Policy(repetition_penalty=self.repetition_penalty)
-        pressed = kind._along(logits.abs(), past) * logits.sign()
-        return torch.where(logits < 0, pressed, kind._along(logits, past))
+    def _along(self, logits: Tensor, past: Past | None, features: Features) -> Tensor:
+        return super()._along(logits.abs(), past, features) * logits.sign()
 
 
-_FAULTS: tuple[tuple[str, type[Policy], str], ...] = (
+_FAULTS: tuple[tuple[str, type[PolicyRows], str], ...] = (
     ("top_p keeps one token too few", _OneTooFew, "top_p"),
+    ("top_p cuts between equals", _NucleusTiesCut, "top_p"),
     ("temperature after the filters", _TemperatureLast, "temperature and every filter"),
     ("top_k cuts between equals", _TiesCut, "top_k"),
     ("min_p of the whole mass", _OfAll, "min_p"),
@@ -147,16 +161,14 @@ _FAULTS: tuple[tuple[str, type[Policy], str], ...] = (
 )
 """What is wrong, where, and the policy of `POLICIES` that it is planted in."""
 
-
-def _planted(kind: type[Policy], name: str) -> Policy:
-    """A policy of `POLICIES` with a fault."""
-    sound = POLICIES[name]
-    return kind(**{setting: getattr(sound, setting) for setting in Policy.__dataclass_fields__})
+_NEIGHBOURS: Sequence[Policy] = [Policy(0.5), Policy(2.0), Policy(), Policy(0)]
 
 
 def policy_faults() -> Iterator[Case]:
     """Every fault on trees; those that depend on the text in steps, too."""
+    yield tree_case("the first row's temperature in all rows, trees", _NEIGHBOURS, _OfTheFirstRow, "planted")
     for what, kind, name in _FAULTS:
-        yield tree_case(f"{what}, trees", _planted(kind, name), "planted")
-        if POLICIES[name].remembers:
-            yield step_case(f"{what}, steps", _planted(kind, name), "planted")
+        policy = POLICIES[name]
+        yield tree_case(f"{what}, trees", [policy], kind, "planted")
+        if policy.remembers:
+            yield step_case(f"{what}, steps", policy, kind, "planted")

@@ -8,7 +8,7 @@ Rules for ties, where an implementation has a choice:
 
 - temperature 0: of equal logits the lowest id wins;
 - top_k: every token that is as likely as the k-th stays;
-- top_p: tokens are ordered by probability and, if equally likely, by id, and the cut may fall between equals;
+- top_p: every token that is as likely as the one which completes the mass stays;
 - min_p, epsilon_cutoff, eta_cutoff: a token exactly at the limit stays;
 - typical_p: every token that is as far from the entropy as the last one stays.
 """
@@ -186,14 +186,13 @@ def _top_k(count: int, logits: Numbers, slack: float) -> Numbers:
 
 
 def _top_p(mass: float, logits: Numbers, slack: float) -> Numbers:
-    """Tokens from the likeliest on, until those before hold `mass`; of equals the lower id comes first."""
-    law, before, kept = _softmax(logits), 0.0, set()
-    for token in sorted(range(len(law)), key=lambda token: (-law[token], token)):
-        if before >= mass + slack:
+    """Tokens from the likeliest on, until they hold `mass`; equals stay or go together."""
+    law, held, border = _softmax(logits), 0.0, math.inf
+    for logit, p in sorted(zip(logits, law, strict=True), reverse=True):
+        if held >= mass + slack and logit < border:
             break
-        kept.add(token)
-        before += law[token]
-    return [logit if token in kept else NEVER for token, logit in enumerate(logits)]
+        held, border = held + p, logit
+    return [logit if logit >= border else NEVER for logit in logits]
 
 
 def _min_p(share: float, logits: Numbers, slack: float) -> Numbers:

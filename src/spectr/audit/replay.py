@@ -23,21 +23,27 @@ RowsAfter = Callable[[Sequence[Words]], Tensor]
 """Texts, prompt included → raw logits (n, V) of the token after each."""
 
 _MOST_NODES = 96  # nodes of one call for rows
+_NO_BEGINNING = "a replay remembers the last tokens alone, so the beginning of a text cannot be restored; read it again"
 
 
 @dataclass(slots=True)
 class _Session:
-    """The state of each row: the number of its text among those known, and the numbers of its scratch nodes."""
+    """The state of each row: the number of its text among those known, how many tokens it has, and the numbers of its
+    scratch nodes. State and length are changed in place, so that a window's are those of the whole."""
 
     state: Tensor  # (B,) int64
+    length: Tensor  # (B,) int64
     scratch: Tensor  # (B, S) int64
 
-    def assume(self, longest: int) -> None:
-        """Do nothing: a replay does not depend on how long rows are."""
+    def window(self, start: int, stop: int) -> "_Session":
+        """Some rows, with scratch nodes of their own."""
+        return _Session(self.state[start:stop], self.length[start:stop], self.scratch[start:stop, :0])
 
 
 class Replay:
     """A `TreeModel` made of rows, each of which is computed once."""
+
+    keeps_beginnings = False  # of a text beyond its memory the end alone is known
 
     def __init__(self, rows: RowsAfter, vocabulary: int, prompts: Sequence[Sequence[int]], memory: int = 2) -> None:
         self.vocabulary, self.device, self.memory = vocabulary, torch.device("cpu"), memory
@@ -57,13 +63,18 @@ class Replay:
         """A session of empty rows."""
         if features is not None:
             raise MismatchError("a replay has rows and no features; audit a trained drafter with replay off")
-        return _Session(torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, 0, dtype=torch.int64))
+        none = torch.zeros(rows, dtype=torch.int64)
+        return _Session(none, none.clone(), torch.zeros(rows, 0, dtype=torch.int64))
 
-    def read(self, session: _Session, texts: list[list[int]]) -> None:
+    def read(self, session: _Session, texts: list[list[int]], filled: list[int] | None = None) -> None:
         """Commit more tokens."""
-        before = [self._texts[state] for state in session.state.tolist()]
-        states = [self._number(self._folded((*old, *text))) for old, text in zip(before, texts, strict=True)]
-        session.state = torch.tensor(states, dtype=torch.int64)
+        found = dict[tuple[int, Words], int]()  # many rows read the same
+        keys = [(state, tuple(text)) for state, text in zip(session.state.tolist(), texts, strict=True)]
+        for state, text in keys:
+            if (state, text) not in found:
+                found[state, text] = self._number(self._folded((*self._texts[state], *text)))
+        session.state[:] = torch.tensor([found[key] for key in keys])
+        session.length += torch.tensor([len(text) for text in texts])
         session.scratch = session.scratch[:, :0]
 
     def score(
@@ -88,21 +99,39 @@ class Replay:
         """Move each row to the last of its kept nodes."""
         last = torch.where(nodes >= 0, torch.arange(nodes.shape[1]), -1).amax(-1, keepdim=True)
         node = nodes.gather(1, last.clamp_min(0)).clamp_min(0)
-        session.state = torch.where(last >= 0, session.scratch.gather(1, node), session.state[:, None]).squeeze(1)
+        kept = torch.where(last >= 0, session.scratch.gather(1, node), session.state[:, None])
+        session.state[:] = kept.squeeze(1)
+        session.length += (nodes >= 0).sum(-1)
         session.scratch = session.scratch[:, :0]
 
-    def take_rows(self, session: _Session, rows: Tensor) -> None:
-        """The rows become these."""
-        session.state, session.scratch = session.state[rows], session.scratch[rows]
+    def window(self, session: _Session, start: int, stop: int, longest: int) -> _Session:
+        """Some of the rows; what is committed there is committed here."""
+        return session.window(start, stop)
 
-    def grow(self, session: _Session, slots: int) -> None:
-        """Do nothing: there is always room."""
+    def copy_rows(self, session: _Session, sources: list[int], targets: list[int], most: int) -> None:
+        """Give some rows the texts of others."""
+        if any(length > most for length in session.length[sources].tolist()):
+            raise MismatchError(_NO_BEGINNING)
+        session.state[targets], session.length[targets] = session.state[sources], session.length[sources]
+
+    def make_room(self, session: _Session, rows: int, slots: int) -> None:
+        """More rows; there is always room for more tokens."""
+        extra = max(0, rows - len(session.state))
+        session.state, session.length = (
+            torch.nn.functional.pad(held, (0, extra)) for held in (session.state, session.length)
+        )
+        session.scratch = torch.nn.functional.pad(session.scratch, (0, 0, 0, extra))
 
     def rewind(self, session: _Session, lengths: list[int]) -> None:
-        """Refuse: what lies further back than the memory is gone."""
-        raise MismatchError("a replay remembers the last tokens alone and is not rewound; begin another session")
+        """Forget whole texts. Part of a text cannot be forgotten: what lies further back than the memory is gone."""
+        wanted = torch.tensor(lengths)
+        if ((wanted > 0) & (wanted != session.length)).any():
+            raise MismatchError(_NO_BEGINNING)
+        session.state[wanted == 0] = 0
+        session.length[:] = wanted
+        session.scratch = session.scratch[:, :0]
 
-    def encode(self, session: _Session, sources: list[list[int]]) -> None:
+    def encode_row(self, session: _Session, row: int, source: list[int]) -> None:
         """Refuse: there is no encoder."""
         raise MismatchError("a replay has no encoder; audit an encoder-decoder model with replay off")
 
@@ -112,7 +141,7 @@ class Replay:
 
     def share(self, session: _Session) -> _Session:
         """A session on the same text with its own scratch nodes."""
-        return _Session(session.state, session.scratch[:, :0])
+        return session.window(0, len(session.state))
 
     def _folded(self, text: Words) -> Words:
         """The part of a text that rows depend on."""

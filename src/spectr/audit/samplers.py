@@ -15,7 +15,7 @@ import torch
 from spectr.audit.reference_policy import ReferencePolicy
 from spectr.audit.replay import Replay, RowsAfter
 from spectr.audit.texts import LawsAfter, Text
-from spectr.engine import Engine, Job, Request
+from spectr.engine import Engine, Request
 from spectr.errors import ArgumentError
 from spectr.policy import Policy
 from spectr.threads import one_thread
@@ -25,7 +25,8 @@ __all__ = ["EngineSampler", "Function", "FunctionSampler", "OnOneThread", "Sampl
 Function = Callable[[list[int], int], Sequence[int]]
 """(prompt, seed) → new tokens, at least as many as are looked at, unless they end with a stop token."""
 
-_MOST_NUMBERS = 1 << 25  # logits of one batch
+_MOST_NUMBERS = 1 << 25  # logits of one step
+_BATCH = 8192  # texts that are asked for at once
 
 
 @contextmanager
@@ -50,7 +51,7 @@ class Sampler(Protocol):
 
 @dataclass(slots=True)
 class EngineSampler:
-    """The real loop: engine, rule and drafter, many rows at once."""
+    """The real loop: engine, rule and drafter. A replay runs as many rows at once as fit into memory."""
 
     engine: Engine
     prompt: Sequence[int]
@@ -58,21 +59,23 @@ class EngineSampler:
     steps: int = 0  # target calls so far, counted for each row
     emitted: int = 0  # tokens so far
 
+    def __post_init__(self) -> None:
+        if isinstance(self.engine.target, Replay):
+            numbers = self.engine.target.vocabulary * self.engine.drafter.nodes
+            rows = max(1, min(_BATCH, _MOST_NUMBERS // numbers))
+            self.engine = self.engine.with_parts(rows=rows, chunk=_BATCH * max(1, len(self.prompt)))
+
     def __call__(self, seeds: Sequence[int], length: int) -> list[Text]:
-        """Texts for the seeds, in batches that fit into memory."""
+        """Texts for the seeds, some thousands at a time."""
+        parts = (seeds[at : at + _BATCH] for at in range(0, len(seeds), _BATCH))
         with _no_collection(), one_thread() if isinstance(self.engine.target, Replay) else nullcontext():
-            return [text for part in self._batches(seeds) for text in self._texts(part, length)]
+            return [text for part in parts for text in self._texts(part, length)]
 
     def _texts(self, seeds: Sequence[int], length: int) -> list[Text]:
-        results = self.engine.generate(Job([Request(self.prompt, seed, length) for seed in seeds], self.policy))
+        results = self.engine.generate([Request(self.prompt, seed, length, self.policy) for seed in seeds])
         self.steps += sum(result.stats.steps for result in results)
         self.emitted += sum(result.stats.emitted for result in results)
         return [tuple(result.tokens) for result in results]
-
-    def _batches(self, seeds: Sequence[int]) -> Iterator[Sequence[int]]:
-        numbers = self.engine.target.vocabulary * self.engine.drafter.nodes
-        rows = max(1, min(8192, _MOST_NUMBERS // numbers))
-        return (seeds[at : at + rows] for at in range(0, len(seeds), rows))
 
 
 @dataclass(frozen=True, slots=True)

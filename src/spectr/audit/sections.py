@@ -103,7 +103,8 @@ def _comparisons(lm: "LM", setup: Setup, scope: Scope) -> list[Case]:
     lossless = [named.rule for named in scope.named if named.rule.card.lossless]
     race = [rule for rule in lossless if rule.card.name == "race"]
     found = [texts.race_case(drafter) for drafter in drafters if race]
-    found += [texts.race_case("early_exit", capture=True)] if race and scope.drafter is None else []
+    if race and scope.drafter is None and lm.opened.target.device.type == "cuda":
+        found.append(texts.race_case("early_exit", captures=False))
     real = [rule for rule in lossless if scope.rules is not None or rule.card.name in _GREEDY]
     found += [texts.greedy_case(scope.drafter or ("lookup" if rule in race else "early_exit"), rule) for rule in real]
     for rule in lossless:

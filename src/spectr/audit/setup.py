@@ -20,10 +20,10 @@ from spectr.draft import Plan
 from spectr.draft import drafter as named_drafter
 from spectr.draft.mixed import Mixed
 from spectr.draft.options import DraftOptions
-from spectr.engine import Engine
+from spectr.engine import Engine, Request
 from spectr.errors import ArgumentError, MismatchError
 from spectr.pairing import pair
-from spectr.policy import Policy
+from spectr.policy import Policy, PolicyRows
 from spectr.types import Drafter, TreeModel
 from spectr.verify import Card, Rule
 
@@ -67,6 +67,7 @@ class Setup:
     drafts: int = 2  # chains of the noisy drafter
     length: int = 3  # tokens of each
     memory: int = 2  # tokens after the prompt that rows depend on
+    computed: type[PolicyRows] = PolicyRows  # what computes policies; faults are planted there
 
     def model(self, rows: RowsAfter | None = None) -> Replay:
         """The target, or another model of the same tokens."""
@@ -95,9 +96,14 @@ class Setup:
             return named_drafter(name, plan=self._plan(rule))
         return named_drafter(name) if name in ("none", "lookup") else self._paired(name, rule)
 
+    def requests(self, length: int, seeds: Sequence[int]) -> list[Request]:
+        """One for a text of so many tokens for each seed."""
+        return [Request(self.prompt, seed, length, self.policy) for seed in seeds]
+
     def engine(self, drafter: Any, rule: Rule) -> Engine:
         """The real loop on the replayed target."""
-        return Engine(self.model(), self.drafter(drafter, rule), rule, self.stops)
+        made = Engine(self.model(), self.drafter(drafter, rule), rule, self.stops)
+        return made.with_parts(policies=self.computed)
 
     def sampler(self, drafter: Any, rule: Rule) -> EngineSampler:
         """What is sampled from."""

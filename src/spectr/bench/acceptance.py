@@ -13,12 +13,11 @@ import torch
 from spectr.draft import Plan
 from spectr.draft.options import DraftOptions
 from spectr.draft.plan import beam_for
-from spectr.engine import Engine, Job, Request
+from spectr.engine import Engine, Request, Result
 from spectr.lm import LM, load
 from spectr.pairing import pair
 from spectr.policy import Policy
 from spectr.prompts import read_prompts
-from spectr.requests import Result
 from spectr.verify import rule as named_rule
 
 __all__ = ["Case", "Study", "run"]
@@ -70,7 +69,7 @@ def _measure(lm: LM, study: "Study", case: Case, requests: Sequence[Request]) ->
     options = replace(case.options(), layers=int(layers)) if layers else case.options()
     made = pair(drafter, lm.opened, rule.card, options)
     engine = Engine(lm.opened.target, made, rule, lm.opened.stops)
-    results = engine.generate(Job(requests, Policy(case.temperature)))
+    results = engine.generate([replace(request, policy=Policy(case.temperature)) for request in requests])
     return _sum(results, sum(len(result.tokens) for result in results))
 
 
@@ -96,7 +95,7 @@ class Study:
 
 
 def run(study: Study, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Every case on every prompt, the prompts as one batch; row i has seed i."""
+    """Every case on every prompt; prompt i has seed i."""
     cases, prompts = list(study.cases()), [one.text for one in read_prompts(study.prompts)]
     for case in cases:
         case.options()  # an unknown rule is refused before anything is loaded

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from spectr.bench.tasks import KINDS, Prompt, Task
 from spectr.endpoint import EndpointClient, turns_of
-from spectr.engine import Engine, Job, Request
+from spectr.engine import Engine, Request
 from spectr.errors import ArgumentError, SpectrError
 from spectr.lm import LM
 from spectr.metrics import Stats
@@ -112,14 +112,15 @@ class WrittenBySpectr:
 
     def write(self, asked: Asked) -> Written:
         """Step by step, so that the reading of the prompt is told apart from the rest."""
-        stats, tokens, parts = Stats(), list[int](), dict[str, float]()
-        job = Job([asked.request], Policy(asked.temperature))
+        parts, request = dict[str, float](), replace(asked.request, policy=Policy(asked.temperature))
         start = time.perf_counter()
-        for step in self.engine.stream(job, [stats]):
+        handle = self.engine.submit(request)
+        for _ in handle:
             if not parts:
-                parts["prompt"] = time.perf_counter() - start - sum(stats.seconds.values())
-            tokens += step.tokens
-        seconds = time.perf_counter() - start
+                steps = sum(handle.so_far.stats.seconds.values())
+                parts["prompt"] = max(0.0, time.perf_counter() - start - steps)
+        seconds, result = time.perf_counter() - start, handle.so_far
+        tokens, stats = result.tokens, result.stats
         text = self.tokenizer.decode(tokens, skip_special_tokens=True)
         return Written(text, len(tokens), seconds, tokens, stats.steps, {**parts, **stats.seconds}, stats)
 

@@ -147,8 +147,11 @@ class _Maker:
     drafter: str  # what the user calls it
 
     def engine(self, drafter: Drafter, rule: str) -> WrittenBySpectr:
-        made = Engine(self.lm.opened.target, drafter, named_rule(rule), self.lm.opened.stops)
-        return WrittenBySpectr(made, self.lm.tokenizer)
+        return self._written(self.lm.engine.with_parts(drafter=drafter, rule=named_rule(rule)))
+
+    def _written(self, engine: Engine) -> WrittenBySpectr:
+        """Text by text, and every prompt read, as by everybody else: prompts come again in other rounds."""
+        return WrittenBySpectr(engine.with_parts(rows=1, reuses=False), self.lm.tokenizer)
 
     def ruled(self, name: str, drafts: int, length: int) -> Contender:
         """A method with K and L."""
@@ -169,8 +172,8 @@ class _Maker:
         return Contender("lookup", self.engine(named_drafter("lookup"), "race"), drafter="lookup")
 
     def default(self) -> Contender:
-        """What `spectr.load` gives, as it is."""
-        writer = WrittenBySpectr(self.lm.engine, self.lm.tokenizer)
+        """What `spectr.load` gives."""
+        writer = self._written(self.lm.engine)
         return Contender("default", writer, drafter=self.drafter, lossless=self.lm.engine.rule.card.lossless)
 
     def transformers(self) -> Contender:

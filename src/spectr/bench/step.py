@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from spectr.checks import whole
-from spectr.engine import Job, Request
+from spectr.engine import Request
 from spectr.lm import LM, load
 from spectr.metrics import Stats
 from spectr.models.baselines import ForwardTimer, TransformersBaseline
@@ -51,9 +51,10 @@ def _time_transformers(lm: LM, ids: list[int], tokens: int, seed: int) -> Timing
 
 def _time_spectr(lm: LM, ids: list[int], tokens: int, seed: int) -> Timing:
     timer = ForwardTimer()
+    request = Request(ids, seed, tokens, Policy(min_new_tokens=tokens))
     start = time.perf_counter()
     with timer.watching(lm.opened.target.model):
-        result = lm.engine.generate(Job([Request(ids, seed, tokens)], Policy(min_new_tokens=tokens)))[0]
+        result = lm.engine.generate([request])[0]
     return Timing(len(result.tokens), time.perf_counter() - start, timer.seconds, result.stats)
 
 
@@ -97,7 +98,8 @@ def _loaded(model: Any, name: str, **options: Any) -> LM:
         options["layers"] = whole("layers after :", int(layers) if layers.isdigit() else layers, 1)
     if nodes:
         options["nodes"] = whole("nodes after @", int(nodes) if nodes.isdigit() else nodes, 2)
-    return load(model, drafter, **options)
+    lm = load(model, drafter, **options)
+    return LM(lm.engine.with_parts(rows=1, reuses=False), lm.opened)  # a prompt comes again and is read again
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from spectr.bench.methods import METHODS, plan_of, planned
 from spectr.bench.rules import Workload, workload
 from spectr.coins import SeededCoins
 from spectr.draft.adaptive import replanned
-from spectr.engine import Engine, Job, Request
+from spectr.draft.delegating import DelegatingDrafting
+from spectr.engine import Engine, Request
 from spectr.lm import LM
 from spectr.policy import Policy
 from spectr.rows import pick_rows
@@ -45,6 +46,8 @@ def _ruled(methods: Sequence[str]) -> list[str]:
 class _Blurred:
     """A drafter, part of whose logits are those of other tokens: noise with the drafter's own entropy."""
 
+    capturable = False  # every step is read before the next, so that no row is watched after its end
+
     def __init__(self, inner: Any, share: float) -> None:
         self.inner, self.share = inner, share
 
@@ -58,23 +61,16 @@ class _Blurred:
         return _BlurredDrafting(made, self.share, torch.randperm(opening.vocabulary, generator=generator))
 
 
-@dataclass(slots=True)
-class _BlurredDrafting:
-    inner: Drafting
-    share: float
-    order: Tensor  # (V,) whose logits each token is given
+class _BlurredDrafting(DelegatingDrafting):
+    """A drafting on blurred laws; `order` (V,) says whose logits each token is given."""
+
+    def __init__(self, inner: Drafting, share: float, order: Tensor) -> None:
+        super().__init__(inner)
+        self.share, self.order = share, order
 
     def propose(self, scene: Scene) -> Draft:
         """A draft of the blurred laws, which are those it carries."""
         return self.inner.propose(replace(scene, shaped=self._blur(scene.shaped), ranked=self._blur(scene.ranked)))
-
-    def keep(self, path: Tensor) -> None:
-        """Keep the accepted path, as the drafter does."""
-        self.inner.keep(path)
-
-    def take_rows(self, rows: Tensor) -> None:
-        """Keep some of the rows, as the drafter does."""
-        self.inner.take_rows(rows)
 
     def _blur(self, policy: Shaped) -> Shaped:
         def blurred(logits: Tensor, paths: Tensor) -> Tensor:
@@ -105,7 +101,7 @@ class _Watched(Rule):
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Acceptance at each node against the total variation of the two laws, T = 1, all requests as one batch."""
+    """Acceptance at each node against the total variation of the two laws, T = 1."""
 
     lm: LM
     size: tuple[int, int]  # K, L
@@ -128,8 +124,9 @@ class Quality:
 
     def _count(self, drafter: Drafter, rule: _Watched) -> dict[str, Any]:
         engine = Engine(self.lm.opened.target, drafter, rule, self.lm.opened.stops)
-        job = Job(self.requests, Policy(), optimality_gap=True)  # so that every draft carries its laws
-        stats = [result.stats for result in engine.generate(job)]
+        # with the gap, every draft carries its laws
+        requests = [replace(request, policy=Policy(), optimality_gap=True) for request in self.requests]
+        stats = [result.stats for result in engine.generate(requests)]
         steps, emitted, accepted, nodes = (
             sum(getattr(s, name) for s in stats) for name in ("steps", "emitted", "accepted", "measured")
         )

@@ -31,7 +31,8 @@ from spectr.cli.output import check_text, console, numbers, print_json, read_std
 
 if TYPE_CHECKING:
     from spectr.engine import Step
-    from spectr.lm import LM, Output, TextPieces
+    from spectr.generation import Output, TextHandle
+    from spectr.lm import LM
 
 __all__ = ["generate", "summary", "warn_if_lossy"]
 
@@ -100,12 +101,12 @@ class _PlainText:
     def __init__(self) -> None:
         self.written = 0
 
-    def show(self, pieces: "TextPieces", piece: str) -> None:
+    def show(self, pieces: "TextHandle", piece: str) -> None:
         """Write one piece at once, so that a terminal or a pipe sees it now."""
         self.written += len(piece)
         print(piece, end="", flush=True)
 
-    def end(self, pieces: "TextPieces") -> None:
+    def end(self, pieces: "TextHandle") -> None:
         """Write what an interrupt kept from being shown, and end the line."""
         self.show(pieces, pieces.text[self.written :])
         print(flush=True)
@@ -119,14 +120,14 @@ class _Traced:
 
         self.stream, self.out, self.steps = TextStream(tokenizer, stops), console(), 0
 
-    def show(self, pieces: "TextPieces", _piece: str) -> None:
+    def show(self, pieces: "TextHandle", _piece: str) -> None:
         """Write the tokens of the steps since the last piece."""
         fresh, self.steps = pieces.steps[self.steps :], len(pieces.steps)
         for step in fresh:
             for place, token in enumerate(step.tokens):
                 self._write(Text(self.stream.feed(token), style=_colour(step, place)))
 
-    def end(self, pieces: "TextPieces") -> None:
+    def end(self, pieces: "TextHandle") -> None:
         """Write what was held back, and the legend on stderr."""
         self.show(pieces, "")
         self._write(Text(self.stream.finish() + "\n"))
@@ -140,14 +141,14 @@ class _Traced:
 class _Silent:
     """Shows nothing while the text comes: the result is printed at the end."""
 
-    def show(self, pieces: "TextPieces", piece: str) -> None:
+    def show(self, pieces: "TextHandle", piece: str) -> None:
         """Show nothing."""
 
-    def end(self, pieces: "TextPieces") -> None:
+    def end(self, pieces: "TextHandle") -> None:
         """Show nothing."""
 
 
-def _streamed(pieces: "TextPieces", screen: _PlainText | _Traced | _Silent) -> bool:
+def _streamed(pieces: "TextHandle", screen: _PlainText | _Traced | _Silent) -> bool:
     """Show pieces as they come; True if Ctrl-C ended them. What came before it is kept."""
     with closing(pieces):
         try:

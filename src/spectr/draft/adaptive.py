@@ -5,7 +5,6 @@ For the race alone, whose text does not depend on drafts. Under other rules the 
 """
 
 import copy
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, ClassVar
@@ -13,6 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from spectr.draft.mixed import Mixed
+from spectr.draft.model import ModelDrafting
 from spectr.draft.plan import Plan
 from spectr.draft.selector import PlanSelector
 from spectr.types import Draft, Drafter, Drafting, Layers, Opening, Scene, Siblings
@@ -39,21 +39,23 @@ def replanned(drafter: Any, plan: Plan) -> Drafter:
 
 @dataclass(frozen=True, slots=True)
 class SwitchingDrafter:
-    """Drafts each step with one of `drafters`; all rows of a batch share it. Steps can be captured if nobody observes
-    them, since then the choice depends on the number of rows alone, and if every drafter's can."""
+    """Drafts each step with one of `drafters`; all rows of a step share it."""
 
     drafters: tuple[Drafter, ...]
-    select: Callable[[int], int]  # rows of the batch → place of the drafter
+    select: Callable[[int], int]  # rows of a step → place of the drafter
     observe: Observe | None = None
-    clock: Callable[[], float] = time.perf_counter
-    name: ClassVar[str] = "switching"
     siblings: ClassVar[Siblings] = "race"
     gives_laws: ClassVar[bool] = False
 
     @property
+    def name(self) -> str:
+        """Of all drafters, each once."""
+        return " or ".join(dict.fromkeys(drafter.name for drafter in self.drafters))
+
+    @property
     def capturable(self) -> bool:
-        """Whether no step needs the host."""
-        return self.observe is None and all(getattr(drafter, "capturable", False) for drafter in self.drafters)
+        """Whether no drafter needs texts on the host."""
+        return all(getattr(drafter, "capturable", False) for drafter in self.drafters)
 
     @property
     def nodes(self) -> int:
@@ -76,7 +78,7 @@ class SwitchingDrafter:
         return next((drafter.model for drafter in self.drafters if hasattr(drafter, "model")), None)
 
     def open(self, opening: Opening) -> Drafting:
-        """Open the drafter for this number of rows; the others are opened when they are first used."""
+        """Open every drafter; those that differ in their plan alone share what they remember."""
         return _SwitchingDrafting(self, opening)
 
 
@@ -110,96 +112,66 @@ def _with_most_room(drafters: Sequence[Any], index: int) -> int:
     return max(kin, key=lambda place: drafters[place].plan.scored, default=index)
 
 
-@dataclass(slots=True)
-class _Step:
-    """A step under way: who drafts it, how long the texts were before, when it began, and how long it took."""
-
-    index: int
-    lengths: list[int]
-    began: float
-    seconds: float = 0.0
-
-
 class _SwitchingDrafting:
-    """The draftings that were opened so far, by place; drafters that differ in their plan alone share one."""
+    """The draftings of the drafters by place. The one in use reads along; the others read what they missed when they
+    are used again."""
 
     def __init__(self, drafter: SwitchingDrafter, opening: Opening) -> None:
-        self.drafter, self.opening = drafter, opening
-        self.opened: dict[int, Drafting] = {}
-        self._current = 0
-        self._step: _Step | None = None
-        self._open_for_rows()
+        self.drafter, opened = drafter, dict[int, Drafting]()
+        self.draftings: list[Drafting] = []
+        for place in range(len(drafter.drafters)):
+            owner = _with_most_room(drafter.drafters, place)
+            if owner not in opened:
+                opened[owner] = drafter.drafters[owner].open(opening)
+            shares = owner == place or hasattr(opened[owner], "plan")
+            self.draftings.append(opened[owner] if shares else drafter.drafters[place].open(opening))
+        self._current = drafter.select(1)
+        self.is_behind = False
+
+    def choose(self, rows: int) -> int:
+        """The drafter for the next step."""
+        before, self._current = self._current, self.drafter.select(rows)
+        drafting = self.draftings[self._current]
+        self.is_behind = drafting is not self.draftings[before] and isinstance(drafting, ModelDrafting)
+        return self._current
+
+    def observe(self, rows: int, choice: int, tokens: float, seconds: float) -> None:
+        """Tell whoever selects."""
+        if self.drafter.observe is not None:
+            self.drafter.observe(rows, choice, tokens, seconds)
 
     def propose(self, scene: Scene) -> Draft:
-        """Report the step before, select a drafter, and draft with it."""
-        rows, began = len(scene.root), self.drafter.clock()
-        self._report(scene)
-        self._current = self.drafter.select(rows)
-        if self._current not in self.opened:
-            self.opening = replace(self.opening, prompts=[list(text) for text in scene.texts])
-        drafting: Any = self._drafting(self._current)
+        """Draft with the drafter chosen."""
+        drafting: Any = self.draftings[self._current]
         if hasattr(drafting, "plan"):
             plan: Any = self.drafter.drafters[self._current]
             drafting.plan = plan.plan
         draft: Draft = drafting.propose(scene)
-        self._step = _Step(self._current, [len(text) for text in scene.texts], began)
         return draft
 
     def keep(self, path: Tensor) -> None:
-        """The others read what they missed when they are used again."""
-        self.opened[self._current].keep(path)
-        if self._step is not None:
-            self._step.seconds = self.drafter.clock() - self._step.began
+        """The one that drafted."""
+        self.draftings[self._current].keep(path)
 
-    def take_rows(self, rows: Tensor) -> None:
-        """Take the same rows of every drafting."""
-        places = rows.tolist()
+    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
+        """A beginning is copied if all can."""
+        return all([one.begin(row, text, limit, source) for one in self._distinct()])  # noqa: C419 - every one begins
+
+    def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
+        """The one in use; the others forget what they remember of other texts in these rows."""
+        current = self.draftings[self._current]
         for drafting in self._distinct():
-            drafting.take_rows(rows)
-        sources = self.opening.sources
-        self.opening = replace(
-            self.opening,
-            prompts=[self.opening.prompts[row] for row in places],
-            sources=None if sources is None else [sources[row] for row in places],
-        )
-        if self._step is not None:
-            self._step.lengths = [self._step.lengths[row] for row in places]
-        self._open_for_rows()
+            drafting.read(first, texts if drafting is current else [[] for _ in texts], starts)
 
-    def assume(self, longest: int) -> None:
-        """Pass on how long rows are at most."""
+    def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
+        """Of every drafting."""
         for drafting in self._distinct():
-            drafting.assume(longest)
+            drafting.copy_rows(sources, targets, most)
 
-    def begin(self, opening: Opening, kept: int) -> None:
-        """Begin again with other prompts in as many rows, so with the same drafter."""
-        self.opening = opening
-        drafting: Any = self._drafting(self.drafter.select(len(opening.prompts)))
-        drafting.begin(opening, kept)
+    def make_room(self, rows: int, slots: int) -> None:
+        """For every drafting."""
+        for drafting in self._distinct():
+            drafting.make_room(rows, slots)
 
-    def _distinct(self) -> list[Any]:
-        return list({id(one): one for one in self.opened.values()}.values())
-
-    def _open_for_rows(self) -> None:
-        """Open what the number of rows decides on now: a captured step cannot."""
-        if self.drafter.observe is None:
-            self._drafting(self.drafter.select(len(self.opening.prompts)))
-
-    def _drafting(self, index: int) -> Drafting:
-        """The drafting of the drafter at a place, with room for the largest plan of those that share it."""
-        if index not in self.opened:
-            drafters = self.drafter.drafters
-            owner = _with_most_room(drafters, index)
-            shared = self.opened.get(owner) or drafters[owner].open(self.opening)
-            if owner != index and hasattr(shared, "plan"):
-                self.opened[owner] = self.opened[index] = shared
-            else:
-                self.opened[index] = shared if owner == index else drafters[index].open(self.opening)
-        return self.opened[index]
-
-    def _report(self, scene: Scene) -> None:
-        """Tell the observer what the step before gave to the rows that are still there."""
-        step, rows = self._step, len(scene.root)
-        if step is not None and self.drafter.observe is not None:
-            grown = sum(len(text) - before for text, before in zip(scene.texts, step.lengths, strict=True))
-            self.drafter.observe(rows, step.index, grown / rows, step.seconds)
+    def _distinct(self) -> list[Drafting]:
+        return list({id(one): one for one in self.draftings}.values())

@@ -50,16 +50,11 @@ class Blockwise(Planned):
         return Stateless(lambda scene: self._propose(scene, opening.session))
 
     def _propose(self, scene: Scene, session: Any) -> Draft:
+        window = self.target.window(session, 0, len(scene.root), scene.longest)
         with torch.no_grad():
-            logits = self.heads.ahead(scene.root, self.target.features_at(session, _before(scene))[:, 0])
+            logits = self.heads.ahead(
+                scene.root, self.target.features_at(window, scene.texts.length[:, None] - 2)[:, 0]
+            )
         return draw(
             self.plan, scene, lambda frontier: logits[:, frontier.depth, None].expand(-1, frontier.tokens.shape[1], -1)
         ).draft
-
-
-def _before(scene: Scene) -> Tensor:
-    """(B, 1): the position before each root."""
-    if not scene.texts:
-        assert scene.standing is not None
-        return scene.standing.committed[:, None] - 2
-    return torch.tensor([[len(text) - 2] for text in scene.texts], device=scene.root.device)

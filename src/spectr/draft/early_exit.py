@@ -37,7 +37,7 @@ class EarlyExit(Planned):
         return Stateless(lambda scene: self._propose(scene, opening.session))
 
     def _propose(self, scene: Scene, session: Any) -> Draft:
-        own = self.model.share(session)
+        own = self.model.share(self.model.window(session, 0, len(scene.root), scene.longest))
 
         def logits_of(frontier: Frontier) -> Tensor:
             depth = torch.full_like(frontier.tokens, frontier.depth)

@@ -4,15 +4,16 @@ Committed text is read with the target's true features; below the root the head'
 feature stands in. So accepted nodes are read again, with true features, in the first call of the next step.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from spectr.draft.model import Ahead, ModelDrafting
+from spectr.draft.model import ModelDrafting, PendingTokens, session_slots
 from spectr.draft.plan import Drawn, Plan, Planned
-from spectr.rows import ladder, pick_rows
+from spectr.rows import ladder, pick_rows, sent
 from spectr.trees import Frontier
 from spectr.types import Drafting, Layers, Opening, Scene, TreeModel
 
@@ -31,12 +32,10 @@ class FeatureDrafter(Planned):
     capturable: ClassVar[bool] = True
 
     def open(self, opening: Opening) -> Drafting:
-        """Read the prompts but their last tokens, each with the feature of the token before."""
-        room = (opening.room or opening.slots) + self.plan.scored
-        session = self.head.open(len(opening.prompts), room, features=(), lasting=False)
-        made = _FeatureDrafting(self, session, opening)
-        made.fill(opening, 0)
-        return made
+        """Room for the rows in a session of its own."""
+        slots = session_slots(opening.slots, self.plan)
+        session = self.head.open(opening.rows, slots, features=(), lasting=False)
+        return _FeatureDrafting(self, session, opening)
 
 
 class _FeatureDrafting(ModelDrafting):
@@ -47,34 +46,35 @@ class _FeatureDrafting(ModelDrafting):
         self.target, self.source = drafter.target, opening.session
         self._expected: Tensor | None = None  # (B, S, H) of the nodes scored, the root first
 
-    def _most(self, opening: Opening) -> int:
-        """All: its positions are the target's."""
-        return max(map(len, opening.prompts))
+    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
+        """All of the text is read: its positions are the target's."""
+        return super().begin(row, text, len(text), None)
 
-    def _read(self, texts: list[list[int]], start: int, opening: Opening) -> None:
-        longest, device = max(map(len, texts)), self.target.device
-        places = torch.arange(start - 1, start + longest - 1, device=device).expand(len(texts), -1)
-        self.session.given = self.target.features_at(opening.session, places)
-        self.model.read(self.session, texts)
+    def _read(self, window: Any, first: int, texts: list[list[int]], starts: list[int]) -> None:
+        places = ladder(max(map(len, texts)), self.target.device) + sent(starts, self.target.device)[:, None]
+        features = self.target.window(self.source, first, first + len(texts), 0)
+        window.given = self.target.features_at(features, places - 1)
+        self.model.read(window, texts, starts)
 
-    def _unread(self, scene: Scene) -> Ahead:
-        ahead = super()._unread(scene)
-        before = self.read[:, None] - 1
-        places = before + ladder(ahead.tokens.shape[1], ahead.tokens.device)
-        known = (self.read + ahead.count)[:, None] - 2  # the root's own feature is to come
-        self.session.given = self.target.features_at(self.source, torch.minimum(places, known))
-        return ahead
+    def _unread(self, scene: Scene) -> PendingTokens:
+        pending = super()._unread(scene)
+        start = (scene.texts.length - pending.count)[:, None]
+        places = start + ladder(pending.tokens.shape[1], start.device) - 1
+        known = scene.texts.length[:, None] - 2  # the root's own feature is to come
+        features = self.target.window(self.source, 0, len(scene.root), scene.longest)
+        self._window.given = self.target.features_at(features, torch.minimum(places, known))
+        return pending
 
-    def _first(self, ahead: Ahead) -> Tensor:
-        logits = super()._first(ahead)
-        self._expected = pick_rows(self.session.features, ahead.count[:, None] - 1)
+    def _first(self, pending: PendingTokens) -> Tensor:
+        logits = super()._first(pending)
+        self._expected = pick_rows(self._window.features, pending.count[:, None] - 1)
         return logits
 
-    def _deeper(self, ahead: Ahead, frontier: Frontier) -> Tensor:
+    def _deeper(self, pending: PendingTokens, frontier: Frontier) -> Tensor:
         assert self._expected is not None
-        self.session.given = pick_rows(self._expected, frontier.parents)
-        logits = super()._deeper(ahead, frontier)
-        self._expected = torch.cat([self._expected, self.session.features], 1)
+        self._window.given = pick_rows(self._expected, frontier.parents)
+        logits = super()._deeper(pending, frontier)
+        self._expected = torch.cat([self._expected, self._window.features], 1)
         return logits
 
     def _kept(self, path: Tensor, drawn: Drawn, width: int) -> Tensor:

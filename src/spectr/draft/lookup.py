@@ -1,26 +1,24 @@
-"""Prompt lookup: what followed the last few tokens when they stood earlier in the text, several places as one tree."""
+"""Prompt lookup: what followed the last few tokens when they stood earlier in the text, several places as one tree.
 
+The search is tensor operations on the device's own copy of the texts, so that a step needs nothing from the host.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
-import numpy as np
-import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from spectr.checks import whole
-from spectr.draft.trie import draft_of_paths
-from spectr.types import Draft, Drafting, Opening, Scene, Siblings
+from spectr.draft.mixed import merge
+from spectr.draft.stateless import SingleChoice
+from spectr.rows import ladder
+from spectr.types import Draft, Drafting, Opening, Scene, Siblings, TextState
 
 __all__ = ["Lookup"]
 
-Text = npt.NDArray[np.int64]
-
-
-def _places_after(text: Text, count: int) -> Text:
-    """Positions after earlier occurrences of the last `count` tokens, latest first."""
-    if len(text) <= count:
-        return np.empty(0, dtype=np.int64)
-    windows = np.lib.stride_tricks.sliding_window_view(text[:-1], count)
-    return np.flatnonzero((windows == text[-count:]).all(1))[::-1] + count
+_PLACES = 4  # looked at for each draft: several of them may be followed by the same tokens
 
 
 class Lookup:
@@ -30,6 +28,7 @@ class Lookup:
     name: ClassVar[str] = "lookup"
     gives_laws: ClassVar[bool] = False
     siblings: ClassVar[Siblings] = "fixed"
+    capturable: ClassVar[bool] = True
 
     def __init__(self, drafts: int = 2, length: int = 4, nodes: int = 8, shortest: int = 2) -> None:
         for name, value in (("drafts", drafts), ("length", length), ("nodes", nodes), ("shortest", shortest)):
@@ -41,43 +40,129 @@ class Lookup:
         """A longer match would not make a longer draft."""
         return self.shortest + self.length - 1
 
-    def continuations(self, text: list[int]) -> list[tuple[int, ...]]:
-        """Distinct continuations, those after the longest match first and among equals the latest first.
-
-        >>> Lookup(drafts=2, length=2).continuations([1, 2, 3, 4, 9, 1, 2, 3])
-        [(4, 9)]
-        """
-        array, found = np.asarray(text), list[tuple[int, ...]]()
-        for count in range(min(self.longest, len(text) - 1), self.shortest - 1, -1):
-            length = count - self.shortest + 1
-            for place in _places_after(array, count)[: 4 * self.drafts]:
-                fresh = tuple(array[place : place + length].tolist())
-                if all(known[: len(fresh)] != fresh for known in found):  # a shorter match finds the same place again
-                    found.append(fresh)
-                if len(found) == self.drafts:
-                    return found
-        return found
-
     def open(self, opening: Opening) -> Drafting:
         """An encoder-decoder model's source is searched too: it stands before the text."""
-        return _LookupDrafting(self, opening.sources or [[] for _ in opening.prompts])
+        return _LookupDrafting(self, opening)
+
+    def continuations(self, tokens: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+        """What followed earlier occurrences of the last tokens of texts (B, M), which end before `end` (B,), -1 where
+        there is no text: (B, K, L) tokens, and how many of each count (B, K). The longest match comes first, the latest
+        of equals; one that repeats the beginning of another counts for nothing.
+
+        >>> text = torch.tensor([[1, 2, 3, 4, 9, 1, 2, 3]])
+        >>> found, count = Lookup(drafts=2, length=2).continuations(text, torch.tensor([8]))
+        >>> found[0, 0].tolist(), count.tolist()
+        ([4, 9], [[2, 0]])
+        """
+        matched, places = self._matched(tokens, end)
+        behind = places[..., None] + ladder(self.length, tokens.device)  # (B, P, L)
+        found = tokens.gather(1, behind.clamp_max(tokens.shape[1] - 1).flatten(1)).view(behind.shape)
+        inside = (behind < end[:, None, None]) & (found >= 0)
+        count = (matched - self.shortest + 1).clamp(0, self.length)
+        count = torch.minimum(count, inside.long().cumprod(-1).sum(-1))
+        fresh = self._is_new(found, count)
+        return _first(self.drafts, found, torch.where(fresh, count, 0))
+
+    def _matched(self, tokens: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+        """The best places (B, P) and how many tokens before each are those before the end."""
+        size = tokens.shape[1]
+        at = ladder(size, tokens.device)
+        run = torch.ones_like(tokens, dtype=torch.bool)
+        matched = torch.zeros_like(tokens)
+        for back in range(1, self.longest + 1):
+            last = tokens.gather(1, (end[:, None] - back).clamp_min(0))
+            before = torch.nn.functional.pad(tokens, (back, 0), value=-1)[
+                :, :size
+            ]  # the token `back` before each place
+            run = run & (before == last) & (before >= 0) & (end[:, None] >= back)
+            matched = matched + run
+        matched = torch.where((at < end[:, None]) & (matched >= self.shortest), matched, 0)
+        best = (matched * size + at).topk(min(_PLACES * self.drafts, size), -1).values
+        return best // size, best % size
+
+    def _is_new(self, found: Tensor, count: Tensor) -> Tensor:
+        """(B, P) bool: no better place is followed by the same tokens."""
+        same = (found[:, :, None] == found[:, None]).long().cumprod(-1).sum(-1)  # (B, P, P) tokens in common
+        covered = (same >= count[:, :, None]) & (count[:, None] >= count[:, :, None])
+        places = ladder(found.shape[1], found.device)
+        return ~(covered & (places[None, :] < places[:, None])).any(-1) & (count > 0)
 
 
-class _LookupDrafting:
-    """The sources of the rows."""
+def _first(drafts: int, found: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """The first that count, in order."""
+    order = (count == 0).to(torch.int8).sort(dim=-1, stable=True).indices[:, :drafts]
+    return found.gather(1, order[..., None].expand(-1, -1, found.shape[-1])), count.gather(1, order)
 
-    def __init__(self, lookup: Lookup, sources: list[list[int]]) -> None:
-        self.lookup, self.sources = lookup, sources
+
+def _chains(root: Tensor, found: Tensor, count: Tensor) -> Draft:
+    """Continuations (B, K, L) as chains below the roots."""
+    _, drafts, length = found.shape
+    places = ladder(length, root.device)
+    alive = places < count[..., None]
+    tokens = torch.where(alive, found, 0).flatten(1)
+    ids = ladder(drafts * length, root.device).view(drafts, length)
+    parents = torch.where(alive & (places > 0), ids, 0).flatten(1)  # the node before, whose number is one less
+    tokens = torch.cat([root[:, None], tokens], 1)
+    parents = torch.nn.functional.pad(parents, (1, 0))
+    alive = torch.nn.functional.pad(alive.flatten(1), (1, 0), value=True)
+    fixed = alive & (ladder(tokens.shape[1], root.device) > 0)
+    return Draft(tokens, parents, alive, fixed, None, "fixed", length, drafts)
+
+
+class _LookupDrafting(SingleChoice):
+    """The sources of the rows, where they have some."""
+
+    def __init__(self, lookup: Lookup, opening: Opening) -> None:
+        self.lookup, self._rows = lookup, opening.rows
+        self._sources: Tensor | None = None  # (R, S), padded with -1 at the front
 
     def propose(self, scene: Scene) -> Draft:
         """One tree a row."""
-        texts = [source + text for source, text in zip(self.sources, scene.texts, strict=True)]
-        paths = [self.lookup.continuations(text) for text in texts]
-        return draft_of_paths(scene.root, paths, self.lookup.nodes)
+        found, count = self.lookup.continuations(*self._searched(scene.texts))
+        chains = _chains(scene.root, found, count)
+        if scene.root.device.type == "cpu":  # fewer nodes take less time; elsewhere sorting them out would take more
+            chains = merge([chains], "fixed").draft
+        return _cut(chains, self.lookup.nodes)
 
     def keep(self, path: Tensor) -> None:
         """Nothing to keep."""
 
-    def take_rows(self, rows: Tensor) -> None:
-        """The sources of these rows."""
-        self.sources = [self.sources[row] for row in rows.tolist()]
+    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
+        """Remember the source."""
+        given = list(source or ())
+        if self._sources is None and not given:
+            return True
+        held = torch.full((self._rows, 0), -1) if self._sources is None else self._sources
+        self._sources = torch.nn.functional.pad(held, (max(0, len(given) - held.shape[1]), 0), value=-1)
+        self._sources[row] = -1
+        if given:
+            self._sources[row, -len(given) :] = torch.tensor(given)
+        return True
+
+    def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
+        """Nothing to read."""
+
+    def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
+        """A row's source goes with it."""
+        if self._sources is not None:
+            self._sources[targets] = self._sources[sources]
+
+    def make_room(self, rows: int, slots: int) -> None:
+        """For the sources of more rows."""
+        extra = max(0, rows - self._rows)
+        self._rows += extra
+        if self._sources is not None:
+            self._sources = torch.nn.functional.pad(self._sources, (0, 0, 0, extra), value=-1)
+
+    def _searched(self, texts: TextState) -> tuple[Tensor, Tensor]:
+        """What is searched, and where it ends."""
+        if self._sources is None:
+            return texts.tokens, texts.length
+        sources = self._sources[: len(texts.length)].to(texts.length.device)
+        return torch.cat([sources, texts.tokens], 1), texts.length + sources.shape[1]
+
+
+def _cut(draft: Draft, nodes: int) -> Draft:
+    """The first `nodes` nodes: a parent stands before its children."""
+    tokens, parents, alive, fixed = (t[:, :nodes] for t in (draft.tokens, draft.parents, draft.alive, draft.fixed))
+    return replace(draft, tokens=tokens, parents=parents, alive=alive, fixed=fixed)

@@ -1,11 +1,13 @@
 """Several drafters in one tree: their trees stand side by side under one root, and what they agree on is one node."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from spectr.draft.stateless import SingleChoice
 from spectr.errors import ArgumentError, MismatchError
 from spectr.trees import topology
 from spectr.types import Draft, Drafter, Drafting, Layers, Opening, Scene, Siblings
@@ -19,6 +21,11 @@ class Mixed:
 
     name: ClassVar[str] = "mixed"
     gives_laws: ClassVar[bool] = False
+
+    @property
+    def capturable(self) -> bool:
+        """Whether no part needs texts on the host."""
+        return all(getattr(part, "capturable", False) for part in self.parts)
 
     def __init__(self, parts: list[Drafter]) -> None:
         if not parts:
@@ -42,7 +49,7 @@ def _wanted(parts: list[Drafter]) -> Layers | None:
     return kinds.pop() if kinds else None
 
 
-class _MixedDrafting:
+class _MixedDrafting(SingleChoice):
     """The parts at work, and where each node of the last tree stands in the tree of each part."""
 
     def __init__(self, siblings: Siblings, parts: list[Drafting]) -> None:
@@ -61,10 +68,24 @@ class _MixedDrafting:
         for part, origin in zip(self.parts, self._origins, strict=True):
             part.keep(torch.where(path >= 0, origin.gather(1, path.clamp_min(0)), -1))
 
-    def take_rows(self, rows: Tensor) -> None:
+    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
+        """A beginning is copied if all parts can."""
+        return all([part.begin(row, text, limit, source) for part in self.parts])  # noqa: C419 - every part begins
+
+    def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
+        """All parts."""
+        for part in self.parts:
+            part.read(first, texts, starts)
+
+    def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
         """Of every part."""
         for part in self.parts:
-            part.take_rows(rows)
+            part.copy_rows(sources, targets, most)
+
+    def make_room(self, rows: int, slots: int) -> None:
+        """For every part."""
+        for part in self.parts:
+            part.make_room(rows, slots)
 
 
 @dataclass(frozen=True, slots=True)

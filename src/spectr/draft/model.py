@@ -5,6 +5,7 @@ and accepted tokens that it never scored) goes before the root into the first ca
 catching up.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,15 +13,18 @@ import torch
 from torch import Tensor
 
 from spectr.draft.plan import Drawn, Plan, Planned, draw
-from spectr.rows import ladder
+from spectr.draft.stateless import SingleChoice
+from spectr.rows import ladder, sent
 from spectr.trees import Frontier
-from spectr.types import Draft, Drafting, Opening, Scene, Standing, TreeModel
+from spectr.types import Draft, Drafting, Opening, Scene, TreeModel
 
-__all__ = ["LACKING", "Ahead", "ModelDrafter", "ModelDrafting", "fitted"]
+__all__ = ["LACKING", "ModelDrafter", "ModelDrafting", "PendingTokens", "fitted", "session_slots"]
 
 LACKING = 100.0
 """How far below its best logit a drafter ranks tokens that it lacks: hardly ever drafted, and yet a law is left where a
 policy leaves no others."""
+
+_AT_ONCE = 32  # unread tokens that go into a step's first call; more are read before
 
 
 def fitted(logits: Tensor, vocabulary: int) -> Tensor:
@@ -33,6 +37,12 @@ def fitted(logits: Tensor, vocabulary: int) -> Tensor:
     return torch.cat([logits, last.to(logits.dtype).expand(*logits.shape[:-1], missing)], -1)
 
 
+def session_slots(slots: int, plan: Plan) -> int:
+    """Slots of a drafter's own session where texts come to `slots` tokens: in a step's first call the tokens that a row
+    has not read stand behind the text, and in the others the tree does too."""
+    return slots + _AT_ONCE + plan.scored
+
+
 @dataclass(frozen=True, slots=True)
 class ModelDrafter(Planned):
     """Any model that scores trees, with a plan."""
@@ -43,140 +53,163 @@ class ModelDrafter(Planned):
     capturable: ClassVar[bool] = True
 
     def open(self, opening: Opening) -> Drafting:
-        """Read the prompts but their last tokens; of a prompt that this model has no room for, the end."""
-        room = (opening.room or opening.slots) + self.plan.scored
-        session = self.model.open(len(opening.prompts), room)
-        if opening.sources is not None:
-            sources = [source[: self.model.context] for source in opening.sources]
-            self.model.encode(session, _known(sources, self.model.vocabulary))
-        made = ModelDrafting(self.model, self.plan, session, opening)
-        made.fill(opening, 0)
-        return made
+        """Room for the rows in a session of its own."""
+        session = self.model.open(opening.rows, session_slots(opening.slots, self.plan))
+        return ModelDrafting(self.model, self.plan, session, opening)
 
 
-def _known(texts: list[list[int]], size: int) -> list[list[int]]:
+def _known(tokens: Sequence[int], size: int) -> list[int]:
     """Tokens of the target that the drafter does not have are read as its first."""
-    return [[token if token < size else 0 for token in text] for text in texts]
+    return [token if token < size else 0 for token in tokens]
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class PendingTokens:
     """The text not read when the step began: `count` (B,) tokens of each row, in the first W scratch places."""
 
     tokens: Tensor  # (B, W), a row's tokens first
     count: Tensor  # (B,)
     seen: Tensor  # (B, W) bool: places that hold text
 
-    @classmethod
-    def of(cls, tokens: Tensor, count: Tensor) -> "Ahead":
-        """The first `count` of the tokens."""
-        return cls(tokens, count, ladder(tokens.shape[1], count.device) < count[:, None])
 
-
-def _last(standing: Standing, count: Tensor) -> Ahead:
-    """The last `count` (B,) of the tokens that the last step added; a captured step leaves no others unread."""
-    places = (standing.fresh - count)[:, None] + ladder(standing.recent.shape[1], count.device)
-    return Ahead.of(standing.recent.gather(1, places.clamp(0, standing.recent.shape[1] - 1)), count)
-
-
-class ModelDrafting:
+class ModelDrafting(SingleChoice):
     """A session of the draft model, and how much of each row's text it has read."""
 
     def __init__(self, model: TreeModel, plan: Plan, session: Any, opening: Opening) -> None:
         self.model, self.plan, self.session, self.vocabulary = model, plan, session, opening.vocabulary
-        self.read = torch.zeros(len(opening.prompts), dtype=torch.int64, device=model.device)
-        self._ahead: Ahead | None = None
+        self._largest = plan  # another may take its place, and none that scores more nodes
+        self.counts = torch.zeros(opening.rows, dtype=torch.int64, device=model.device)  # tokens read of each row
+        self._skipped = [0] * opening.rows  # tokens at the beginning of a text that it has no room for
+        self._window: Any = None  # of the session, for the step under way
+        self._pending: PendingTokens | None = None
         self._drawn: Drawn | None = None
-        self._going: Tensor | None = None
-        self._whole = True  # nothing was left out of the prompts
+        self._active: Tensor | None = None
 
-    def begin(self, opening: Opening, kept: int) -> None:
-        """Read the prompts but their last tokens; their first `kept` were read before, and what is left of that stays.
-        In place: a captured step finds it there again."""
-        was_whole, is_whole = self._whole, max(map(len, opening.prompts)) <= self._most(opening)
-        start = min(kept, *self.read.tolist()) if kept and was_whole and is_whole else 0
-        self.model.rewind(self.session, [start] * len(opening.prompts))
-        self.fill(opening, start)
+    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
+        """Of a text that this model has no room for the end is read: what leaves room for the tokens to come, or half
+        of the context if they are many."""
+        most = max(self.model.context - (limit - len(text)), self.model.context // 2, 1)
+        self._skipped[row] = max(0, len(text) - 1 - most)
+        if source is not None:
+            self.model.encode_row(self.session, row, _known(source[: self.model.context], self.model.vocabulary))
+        return self._skipped[row] == 0
 
-    def fill(self, opening: Opening, start: int) -> None:
-        """Read what is behind `start`, or of prompts that are too long the end."""
-        most = self._most(opening)
-        self._whole = max(map(len, opening.prompts)) <= most
-        self._read([prompt[start:-1][-most:] for prompt in opening.prompts], start, opening)
-        self.read.copy_(torch.tensor([len(prompt) - 1 for prompt in opening.prompts]))
+    def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
+        """Read along with the target. A row that lags behind reads what it missed when it drafts again."""
+        rows = range(first, first + len(texts))
+        skipped = [self._skipped[row] for row in rows]
+        tokens = [text[max(0, skip - at) :] for text, at, skip in zip(texts, starts, skipped, strict=True)]
+        starts = [max(0, at - skip) for at, skip in zip(starts, skipped, strict=True)]
+        window = self.model.window(self.session, first, first + len(texts), max(starts))
+        self.model.rewind(window, list(starts))
+        counts, device = self.counts[first : first + len(texts)], self.counts.device
+        most = [at + skip for at, skip in zip(starts, skipped, strict=True)]
+        counts.clamp_(sent(skipped, device), sent(most, device))
+        if not any(tokens) or self._lags(rows, starts):
+            return
+        self._read(window, first, [_known(part, self.model.vocabulary) for part in tokens], list(starts))
+        ends = [start + len(part) for start, part in zip(most, tokens, strict=True)]
+        counts.copy_(sent(ends, device))
 
-    def _most(self, opening: Opening) -> int:
-        """Tokens of a prompt to read: what leaves room for those to come, or half of the context if they are many."""
-        coming = opening.slots - max(map(len, opening.prompts))
-        return max(self.model.context - coming, self.model.context // 2, 1)
+    def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
+        """As far as they were read."""
+        self.model.copy_rows(self.session, sources, targets, most)
+        device = self.counts.device
+        self.counts[sent(targets, device)] = self.counts[sent(sources, device)].clamp_max(most)
+        for target, skipped in zip(targets, [self._skipped[row] for row in sources], strict=True):
+            self._skipped[target] = skipped
 
-    def _read(self, texts: list[list[int]], start: int, opening: Opening) -> None:
-        """Read texts that stand at `start`."""
-        self.model.read(self.session, _known(texts, self.model.vocabulary))
+    def make_room(self, rows: int, slots: int) -> None:
+        """In a session of its own."""
+        self.model.make_room(self.session, rows, session_slots(slots, self._largest))
+        extra = max(0, rows - len(self.counts))
+        self.counts = torch.nn.functional.pad(self.counts, (0, extra))
+        self._skipped += [0] * extra
 
     def propose(self, scene: Scene) -> Draft:
         """Draw by the plan, each depth one call."""
-        ahead = self._ahead = self._unread(scene)
-        self._going = None if scene.standing is None else scene.standing.going
-        self._drawn = draw(self.plan, scene, lambda frontier: self._logits(ahead, frontier))
+        self._window = self.model.window(self.session, 0, len(scene.root), scene.longest)
+        pending = self._pending = self._unread(scene)
+        self._active = scene.active
+        self._drawn = draw(self.plan, scene, lambda frontier: self._logits(pending, frontier))
         return self._drawn.draft
 
     def keep(self, path: Tensor) -> None:
         """Commit the unread text and those accepted nodes that were scored; the rest is read next time."""
-        assert self._ahead is not None
+        assert self._pending is not None
         assert self._drawn is not None
-        width = self._ahead.tokens.shape[1]
-        seen = self._ahead.seen
-        if self._going is not None:  # a row that has ended stays where it is
-            seen = seen & self._going[:, None]
-        text = torch.where(seen, ladder(width, path.device), -1)
+        assert self._active is not None
+        width = self._pending.tokens.shape[1]
+        text = torch.where(self._pending.seen & self._active[:, None], ladder(width, path.device), -1)
         kept = torch.cat([text, self._kept(path, self._drawn, width)], 1)
-        self.model.keep(self.session, kept)
-        self.read += (kept >= 0).sum(-1)  # in place: a captured step finds it there again
+        self.model.keep(self._window, kept)
+        self.counts[: len(path)] += (kept >= 0).sum(-1)  # in place: a captured step finds it there again
+
+    def _lags(self, rows: Sequence[int], starts: Sequence[int]) -> bool:
+        """Whether some row has read less than it is taken to have; where the host need not wait, it looks."""
+        if self.counts.device.type != "cpu":
+            return False
+        read = self.counts[rows[0] : rows[-1] + 1].tolist()
+        return any(count - self._skipped[row] < start for row, count, start in zip(rows, read, starts, strict=True))
+
+    def _read(self, window: Any, first: int, texts: list[list[int]], starts: list[int]) -> None:
+        """Read texts that stand at `starts` in the rows of a window, the first of which is `first`."""
+        self.model.read(window, texts, starts)
 
     def _kept(self, path: Tensor, drawn: Drawn, width: int) -> Tensor:
         """Scratch places (B, D) of accepted nodes that need not be read again, -1 for the others."""
         scored = drawn.scored.gather(1, path.clamp_min(0))
         return torch.where((path >= 0) & (scored >= 0), scored + width - 1, -1)
 
-    def take_rows(self, rows: Tensor) -> None:
-        """Rows leave, or are repeated."""
-        self.model.take_rows(self.session, rows)
-        self.read = self.read[rows]
+    def _unread(self, scene: Scene) -> PendingTokens:
+        """The tokens that came since; of a row that has ended, one."""
+        read, length = self.counts[: len(scene.root)], scene.texts.length
+        width = scene.unread
+        if width is None:
+            width = int(torch.where(scene.active, length - read, 1).max())
+            if width > _AT_ONCE:
+                self._catch_up(scene)
+                width = 1
+        count = torch.where(scene.active, length - read, 1).clamp(1, width)
+        places = ladder(width, count.device)
+        at = (length - count)[:, None] + places
+        tokens = scene.texts.tokens.gather(1, at.clamp(0, scene.texts.tokens.shape[1] - 1)).clamp_min(0)
+        return PendingTokens(tokens, count, places < count[:, None])
 
-    def assume(self, longest: int) -> None:
-        """For its own session."""
-        self.session.assume(longest)
+    def _catch_up(self, scene: Scene) -> None:
+        """Read all but the last token of every row, after a pause."""
+        rows, lengths = len(scene.root), scene.texts.length.tolist()
+        skipped = self._skipped[:rows]
+        starts = [max(0, at - skip) for at, skip in zip(self.counts[:rows].tolist(), skipped, strict=True)]
+        texts = [
+            row[at + skip : length - 1]
+            for row, at, skip, length in zip(scene.texts.tokens.tolist(), starts, skipped, lengths, strict=True)
+        ]
+        self._read(self._window, 0, [_known(text, self.model.vocabulary) for text in texts], starts)
+        ends = [at + len(text) + skip for at, text, skip in zip(starts, texts, skipped, strict=True)]
+        self.counts[:rows] = sent(ends, self.counts.device)
+        self._window = self.model.window(self.session, 0, rows, scene.longest)
 
-    def _unread(self, scene: Scene) -> Ahead:
-        if not scene.texts:
-            assert scene.standing is not None
-            return _last(scene.standing, scene.standing.committed - self.read)
-        parts = [text[read:] for text, read in zip(scene.texts, self.read.tolist(), strict=True)]
-        widest, device = max(map(len, parts)), scene.root.device
-        tokens = torch.tensor([part + [0] * (widest - len(part)) for part in parts], device=device)
-        return Ahead.of(tokens, torch.tensor([len(part) for part in parts], device=device))
-
-    def _logits(self, ahead: Ahead, frontier: Frontier) -> Tensor:
+    def _logits(self, pending: PendingTokens, frontier: Frontier) -> Tensor:
         """Raw logits over the target's vocabulary."""
-        found = self._first(ahead) if frontier.depth == 0 else self._deeper(ahead, frontier)
+        found = self._first(pending) if frontier.depth == 0 else self._deeper(pending, frontier)
         return fitted(found, self.vocabulary)
 
     def _score(self, tokens: Tensor, ancestors: Tensor, depth: Tensor, *, only: Tensor | None = None) -> Tensor:
         lacking = self.model.vocabulary < self.vocabulary
         known = torch.where(tokens < self.model.vocabulary, tokens, 0) if lacking else tokens
-        return self.model.score(self.session, known, ancestors, depth, only=only)
+        return self.model.score(self._window, known, ancestors, depth, only=only)
 
-    def _first(self, ahead: Ahead) -> Tensor:
+    def _first(self, pending: PendingTokens) -> Tensor:
         """After the root, the last of the unread text."""
-        batch, width = ahead.tokens.shape
-        places = ladder(width, ahead.tokens.device)
+        batch, width = pending.tokens.shape
+        places = ladder(width, pending.tokens.device)
         causal = (places[:, None] >= places).expand(batch, -1, -1)
-        return self._score(ahead.tokens, causal, places.expand(batch, -1), only=ahead.count[:, None] - 1)
+        return self._score(pending.tokens, causal, places.expand(batch, -1), only=pending.count[:, None] - 1)
 
-    def _deeper(self, ahead: Ahead, frontier: Frontier) -> Tensor:
+    def _deeper(self, pending: PendingTokens, frontier: Frontier) -> Tensor:
         """Below the root: a node sees all of the unread text, and its ancestors."""
         batch, count, _ = frontier.ancestors.shape
-        text = ahead.seen[:, None].expand(batch, count, -1)
-        depth = (ahead.count[:, None] + (frontier.depth - 1)).expand(batch, count)
+        text = pending.seen[:, None].expand(batch, count, -1)
+        depth = (pending.count[:, None] + (frontier.depth - 1)).expand(batch, count)
         return self._score(frontier.tokens, torch.cat([text, frontier.ancestors[..., 1:]], -1), depth)

@@ -7,7 +7,6 @@ a chance, and the law that is stored with the draft is the one that was drawn fr
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import ClassVar
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from spectr.checks import whole
+from spectr.draft.per_row import PerRow
 from spectr.draft.plan import Plan, Planned, draw
 from spectr.errors import ArgumentError
 from spectr.trees import Frontier
@@ -29,6 +29,7 @@ class Counts:
 
     def __init__(self, order: int) -> None:
         self.order = order
+        self.followed = 0  # tokens of a text that grows
         self._table: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
 
     def learn(self, text: Sequence[int], start: int = 0) -> None:
@@ -36,6 +37,11 @@ class Counts:
         for at in range(start, len(text)):
             for length in range(min(self.order, at + 1)):
                 self._table[tuple(text[at - length : at])][text[at]] += 1
+
+    def follow(self, text: Sequence[int]) -> None:
+        """Count what a text that grows has got since the last time."""
+        self.learn(text, self.followed)
+        self.followed = len(text)
 
     def after(self, context: tuple[int, ...]) -> dict[int, int]:
         """Followers of exactly this context."""
@@ -54,41 +60,35 @@ class NGram(Planned):
         self.shared.learn(text)
 
     def open(self, opening: Opening) -> Drafting:
-        """Count each row's source, if it has one; its text is counted as it comes."""
+        """Room for counts of each row."""
         if self.largest >= opening.vocabulary:
             raise ArgumentError(
                 f"the n-gram text has token {self.largest}, the target {opening.vocabulary} tokens; encode it with the "
                 "target's tokenizer"
             )
-        own = [Counts(self.shared.order) for _ in opening.prompts]
-        for counts, source in zip(own, opening.sources or [], strict=False):
-            counts.learn(source)
-        return _NGramDrafting(self.plan, self.shared, own, opening.vocabulary)
+        return _NGramDrafting(self, opening)
 
 
-class _NGramDrafting:
-    """Counts of all rows and of each row; a row learns from what was committed since the last step."""
+class _NGramDrafting(PerRow[Counts]):
+    """Counts of all rows and of each row, which learns its source when it begins, and its text as it comes."""
 
-    def __init__(self, plan: Plan, shared: Counts, own: list[Counts], vocabulary: int) -> None:
-        self.plan, self.shared, self.own, self.vocabulary = plan, shared, own, vocabulary
-        self.learnt = [0] * len(own)
+    def __init__(self, drafter: NGram, opening: Opening) -> None:
+        self.order = drafter.shared.order
+        super().__init__(opening, self._counts)
+        self.plan, self.shared, self.vocabulary = drafter.plan, drafter.shared, opening.vocabulary
+
+    def _counts(self, source: Sequence[int]) -> Counts:
+        """Those of a source."""
+        made = Counts(self.order)
+        made.learn(source)
+        return made
 
     def propose(self, scene: Scene) -> Draft:
         """Draw by the plan."""
-        for row, text in enumerate(scene.texts):
-            self.own[row].learn(text, self.learnt[row])
-            self.learnt[row] = len(text)
-        return draw(self.plan, scene, lambda frontier: self._logits(scene.texts, frontier)).draft
-
-    def keep(self, path: Tensor) -> None:
-        """What was kept is in the texts of the next scene."""
-
-    def take_rows(self, rows: Tensor) -> None:
-        """A repeated row gets counts of its own: what follows will differ."""
-        places = rows.tolist()
-        firsts = [places.index(place) == at for at, place in enumerate(places)]
-        self.own = [self.own[p] if first else deepcopy(self.own[p]) for p, first in zip(places, firsts, strict=True)]
-        self.learnt = [self.learnt[p] for p in places]
+        texts = scene.host_texts
+        for row, text in enumerate(texts):
+            self.rows[row].follow(text)
+        return draw(self.plan, scene, lambda frontier: self._logits(texts, frontier)).draft
 
     def law(self, row: int, text: Sequence[int]) -> tuple[float, dict[int, float]]:
         """The law of the token after `text`: what every token has, and what the tokens counted have besides."""
@@ -102,7 +102,7 @@ class _NGramDrafting:
         return left / self.vocabulary, masses
 
     def _followers(self, row: int, context: tuple[int, ...]) -> dict[int, int]:
-        mine, ours = self.own[row].after(context), self.shared.after(context)
+        mine, ours = self.rows[row].after(context), self.shared.after(context)
         if not mine or not ours:
             return mine or ours
         return {token: mine.get(token, 0) + ours.get(token, 0) for token in {*mine, *ours}}

@@ -156,8 +156,7 @@ def _grown(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
         frontier = static_frontier(shape, tokens, nodes)
         return law_of(policy(sound(logits_of(frontier))[0], frontier.paths))
 
-    greedy = plan.siblings == "race" and scene.heat == 0  # no noise to share: the likeliest first
-    draft = grow(scene.root, law_at, Growth(shape, "fixed" if greedy else plan.siblings), scene.coins)
+    draft = grow(scene.root, law_at, Growth(shape, plan.siblings), scene.coins)
     order = {node: at for at, node in enumerate(n for level in shape.parents_by_depth for n in level)}
     scored = constant(tuple(order.get(node, -1) for node in range(len(shape.parents))), scene.root.device)
     return Drawn(draft, scored.expand_as(draft.tokens))
@@ -166,15 +165,16 @@ def _grown(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
 def _pruned(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
     """For the race by the chance to win given the noise, for fixed siblings by probability."""
     laws: list[Tensor] = []
-    sharp = (scene.heat or 1.0) / _SPREAD if plan.siblings == "race" else 1.0
+    racing = plan.siblings == "race"
+    sharp = torch.where(scene.temperature > 0, scene.temperature, 1.0).float() / _SPREAD
+    sharp = sharp if racing else torch.ones_like(sharp)
 
     def best_of(frontier: Frontier, count: int) -> tuple[Tensor, Tensor]:
         logits = scene.ranked(logits_of(frontier), frontier.paths)
         if scene.wants_laws:
             laws.append(law_of(sound(logits)[0]))
         depth = torch.full_like(scene.root, frontier.depth)[:, None]
-        noisy = plan.siblings == "race" and scene.heat > 0
-        return scene.coins.likeliest(logits, depth if noisy else None, sharp, count)
+        return scene.coins.likeliest(logits, depth if racing else None, sharp, count)
 
     drawn = prune(scene.root, best_of, plan.budget)
     draft = drawn.draft

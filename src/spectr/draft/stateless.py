@@ -1,29 +1,45 @@
 """A drafting that remembers nothing: what the drafter knows of a row is the row's text."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from spectr.types import Draft, Opening, Scene
+from spectr.types import Draft, Scene
 
-__all__ = ["Stateless"]
+__all__ = ["SingleChoice", "Stateless"]
 
 
-@dataclass(frozen=True, slots=True)
-class Stateless:
+class SingleChoice:
+    """A drafting that drafts in one way whatever happens, so that it never lags behind."""
+
+    is_behind = False
+
+    def choose(self, rows: int) -> int:
+        """The only one."""
+        return 0
+
+    def observe(self, rows: int, choice: int, tokens: float, seconds: float) -> None:
+        """Nothing to learn."""
+
+
+class Stateless(SingleChoice):
     """A function of the scene."""
 
-    propose: Callable[[Scene], Draft]
+    def __init__(self, propose: Callable[[Scene], Draft]) -> None:
+        self.propose = propose
 
     def keep(self, path: Tensor) -> None:
         """Nothing to keep."""
 
-    def take_rows(self, rows: Tensor) -> None:
-        """Nothing to take."""
+    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
+        """Nothing to remember."""
+        return True
 
-    def assume(self, longest: int) -> None:
-        """Nothing counts on it."""
+    def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
+        """Nothing to read."""
 
-    def begin(self, opening: Opening, kept: int) -> None:
-        """Nothing was read."""
+    def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
+        """Nothing to copy."""
+
+    def make_room(self, rows: int, slots: int) -> None:
+        """Nothing to make room for."""

@@ -44,8 +44,8 @@ def _picked(key, count):
 
 @triton.jit
 def _survey(
-    logits, seed, position, scores, largest, sums, vocabulary, nodes, blocks, sharp, stream,
-    NOISY: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    logits, seed, position, sharp, quiet, scores, largest, sums, vocabulary, nodes, blocks, stream,
+    NOISY: tl.constexpr, QUIET: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Scores of one chunk, the largest of each of its blocks, and what a softmax needs of it."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -53,10 +53,14 @@ def _survey(
     inside = token < vocabulary
     value = tl.load(logits + row * vocabulary + token, mask=inside, other=-float("inf")).to(tl.float32)
     if NOISY:
-        state = _absorb(tl.cast(stream, tl.uint64), tl.load(seed + row // nodes).to(tl.uint64))
-        state = _absorb(state, tl.load(position + row).to(tl.uint64))
-        value += _rough_gumbel(_mix(state + token.to(tl.uint64) * 0x9E3779B97F4A7C15))
-    value *= sharp
+        noisy = True
+        if QUIET:
+            noisy = tl.load(quiet + row // nodes) == 0
+        if noisy:
+            state = _absorb(tl.cast(stream, tl.uint64), tl.load(seed + row // nodes).to(tl.uint64))
+            state = _absorb(state, tl.load(position + row).to(tl.uint64))
+            value += _rough_gumbel(_mix(state + token.to(tl.uint64) * 0x9E3779B97F4A7C15))
+    value *= tl.load(sharp + row // nodes)
     value = tl.where(value == value, tl.minimum(value, 3.0e38), -float("inf"))  # of a drafter that overflows
     tl.store(scores + row * vocabulary + token, value, mask=inside)
     block = part * (CHUNK // BLOCK) + tl.arange(0, CHUNK // BLOCK)
@@ -124,11 +128,14 @@ def can_pick(vocabulary: int, count: int) -> bool:
 
 @placed
 def best_chances(
-    logits: Tensor, place: tuple[Tensor, Tensor, int] | None, sharp: float, count: int
+    logits: Tensor, place: tuple[Tensor, Tensor, int] | None, sharp: Tensor, quiet: Tensor | None, count: int
 ) -> tuple[Tensor, Tensor]:
     """The logarithms (B, M, count) of the largest of softmax((logits + noise) · sharp), and their tokens, best first.
-    The noise of logits (B, M, V) is that of a `place`: seed (B,), position (B, M) and stream; None: there is none."""
-    logits = logits.contiguous()
+
+    The noise of logits (B, M, V) is that of a `place`: seed (B,), position (B, M) and stream. There is none without a
+    place, nor in rows that are `quiet` (B,) bool. `sharp` is (B,) float32. No row depends on another.
+    """
+    logits, sharp = logits.contiguous(), sharp.contiguous()
     batch, nodes, vocabulary = logits.shape
     rows, blocks, parts = batch * nodes, triton.cdiv(vocabulary, _BLOCK), triton.cdiv(vocabulary, _CHUNK)
     float32 = partial(torch.empty, dtype=torch.float32, device=logits.device)
@@ -137,10 +144,11 @@ def best_chances(
     picked, chosen = int64(rows, count), int64(rows, count + 1)
     values, tokens = float32(batch, nodes, count), int64(batch, nodes, count)
     seed, position, stream = (logits, logits, 0) if place is None else (place[0], place[1].contiguous(), place[2])
+    silent = logits if quiet is None else quiet.contiguous()
     wide = triton.next_power_of_2
     _survey[(rows, parts)](
-        logits, seed, position, scores, largest, sums, vocabulary, nodes, blocks, sharp, stream,
-        NOISY=place is not None, CHUNK=_CHUNK, BLOCK=_BLOCK,
+        logits, seed, position, sharp, silent, scores, largest, sums, vocabulary, nodes, blocks, stream,
+        NOISY=place is not None, QUIET=quiet is not None, CHUNK=_CHUNK, BLOCK=_BLOCK,
     )  # fmt: skip
     _pick_blocks[(rows,)](largest, picked, blocks, count, WIDE=wide(blocks), num_warps=8)
     _pick_tokens[(rows,)](

@@ -39,10 +39,9 @@ def _spread(slots: Tensor, buffer: Tensor) -> Tensor:
     return slots.to(buffer.device)[:, None, :, None].expand(*buffer.shape[:-2], -1, buffer.shape[-1])
 
 
-def _part(joint: Tensor, layer: int) -> Tensor:
-    """One layer of a joint buffer, as a tensor that does not say it is part of another: compilers ask."""
-    part = joint[layer]
-    return joint.new_empty(0).set_(joint.untyped_storage(), part.storage_offset(), part.shape, part.stride())
+def _unnamed(part: Tensor) -> Tensor:
+    """A view as a tensor that does not say it is part of another: compilers ask."""
+    return part.new_empty(0).set_(part.untyped_storage(), part.storage_offset(), part.shape, part.stride())
 
 
 def _is_part(buffer: Tensor, joint: Tensor) -> bool:
@@ -58,7 +57,7 @@ class _Joint:
 
     def parts(self, layer: int) -> tuple[Tensor, Tensor]:
         """Those of one layer."""
-        return _part(self.keys, layer), _part(self.values, layer)
+        return _unnamed(self.keys[layer]), _unnamed(self.values[layer])
 
     def holds(self, layer: _Layer) -> bool:
         """Whether a layer's buffers are part of it."""
@@ -73,14 +72,16 @@ class _Joint:
 
 
 class SlotCache(Cache):
-    """Buffers of `size` slots a row and one more, slot `size`, where padding is written and nobody looks.
+    """Buffers of `size` slots for each of `rows` rows and one slot more, slot `size`, where padding is written and
+    nobody looks.
 
     `slots` says where the next call writes, `used` how many slots it looks at, `past` what it is told was there.
     `layers` is how many there are, if all are alike: their buffers are then parts of joint ones.
     """
 
-    def __init__(self, size: int, layers: int = 0) -> None:
+    def __init__(self, size: int, rows: int, layers: int = 0) -> None:
         self.size = size
+        self.rows = rows
         self.used = size
         self.past = 0
         self.slots: Tensor | None = None  # (B, T), set before every call
@@ -112,7 +113,17 @@ class SlotCache(Cache):
         return self._zeros(keys), self._zeros(values)
 
     def _zeros(self, fresh: Tensor, *layers: int) -> Tensor:
-        return fresh.new_zeros(*layers, *fresh.shape[:2], self.size + 1, fresh.shape[-1])
+        return fresh.new_zeros(*layers, self.rows, fresh.shape[1], self.size + 1, fresh.shape[-1])
+
+    def window(self, start: int, stop: int) -> "SlotCache":
+        """The rows from `start` to `stop`, in the same buffers; of no use once this cache has grown or taken rows."""
+        return _Window(self, start, stop)
+
+    def copy_rows(self, sources: Tensor, targets: Tensor, most: int) -> None:
+        """The first `most` slots of some rows become those of others; all are read before any is written."""
+        for buffer in self._buffers():
+            part, there = buffer[..., :most, :], buffer.device
+            part.index_copy_(-4, targets.to(there), part.index_select(-4, sources.to(there)))
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy slots `source` (B, T) to `target` (B, T) in every layer; all are read before any is written."""
@@ -129,6 +140,7 @@ class SlotCache(Cache):
 
     def take_rows(self, rows: Tensor) -> None:
         """The rows become these; a row may be repeated."""
+        self.rows = len(rows)
         self._change(lambda buffer: buffer.index_select(-4, rows.to(buffer.device)))
 
     def grow(self, size: int) -> None:
@@ -141,6 +153,17 @@ class SlotCache(Cache):
             return made
 
         self._change(larger)
+
+    def add_rows(self, count: int) -> None:
+        """Make room for so many rows in all, contents kept."""
+        old, self.rows = self.rows, count
+
+        def taller(buffer: Tensor) -> Tensor:
+            made = buffer.new_zeros(*buffer.shape[:-4], count, *buffer.shape[-3:])
+            made[..., :old, :, :, :] = buffer
+            return made
+
+        self._change(taller)
 
     def _change(self, change: Callable[[Tensor], Tensor]) -> None:
         """The joint buffers, and every other in turn."""
@@ -180,3 +203,36 @@ class SlotCache(Cache):
 
     def __len__(self) -> int:
         return len(self.layers)
+
+
+class _Window(SlotCache):
+    """Some rows of a cache, in its buffers."""
+
+    def __init__(self, whole: SlotCache, start: int, stop: int) -> None:
+        super().__init__(whole.size, stop - start, whole.count)
+        self.whole, self.start, self.stop = whole, start, stop
+        for at in range(len(whole.layers)):
+            self.layers.append(self._rows_of(at))
+
+    def _rows_of(self, layer: int) -> _Layer:
+        """One layer's buffers, of these rows."""
+        held = self.whole.layers[layer]
+        keys, values = (None if b is None else _unnamed(b[self.start : self.stop]) for b in (held.keys, held.values))
+        return _Layer(keys, values)
+
+    def _room(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Buffers for all rows, of which these are taken."""
+        whole = self.whole
+        while len(whole.layers) <= layer:
+            whole.layers.append(_Layer())
+        held = whole.layers[layer]
+        if held.keys is None or held.values is None:
+            held.keys, held.values = whole._room(layer, keys, values)
+        found = self._rows_of(layer)
+        assert found.keys is not None
+        assert found.values is not None
+        return found.keys, found.values
+
+    def _buffers(self) -> list[Tensor]:
+        start, stop = self.start, self.stop
+        return [buffer[..., start:stop, :, :, :] for buffer in self.whole._buffers()]

@@ -31,7 +31,7 @@ class _OneLayer(SlotCache):
     """The buffers of one layer, whichever it is."""
 
     def __init__(self, cache: SlotCache, layer: int) -> None:
-        super().__init__(cache.size)
+        super().__init__(cache.size, cache.rows)
         self.used, self.past, self.slots, self.layers = cache.used, cache.past, cache.slots, [cache.layers[layer]]
 
     def update(

@@ -106,7 +106,10 @@ def _drafter(model: str) -> str:
     """What drafter="auto" means. Only the names of drafters are compared here; loading compares the weights."""
     if model in shipped_targets():
         return "the one trained for this model, which comes with spectr"
-    return "none: no trained drafter for this model comes with spectr; train one with `spectr train`, or name another"
+    return (
+        "none or lookup: no trained drafter for this model comes with spectr, so it decodes plainly, but for what it "
+        "repeats; train one with `spectr train`, or name another"
+    )
 
 
 def _needs(model: str) -> dict[str, Any]:

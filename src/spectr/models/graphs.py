@@ -7,7 +7,7 @@ launch.
 import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 __all__ = ["Captured"]
 
 _MOST = 64  # graphs kept
-_Make = Callable[[Tensor], Tensor]
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class _Graph:
     """What goes in, what comes out, and what happens in between."""
 
     given: Tensor
-    made: Tensor
+    made: Any
     graph: torch.cuda.CUDAGraph
 
 
@@ -42,7 +42,7 @@ class Captured:
     graphs: dict[Hashable, _Graph] = field(default_factory=dict)
     plain: set[Hashable] = field(default_factory=set)  # what could not be captured
 
-    def __call__(self, key: Hashable, make: _Make, given: Tensor) -> Tensor:
+    def __call__(self, key: Hashable, make: Callable[[Tensor], T], given: Tensor) -> T:
         """What `make` gives; it may change weights on the way, as an optimizer's step does."""
         if given.device.type != "cuda":
             return make(given)
@@ -60,20 +60,21 @@ class Captured:
                 reason = str(error).splitlines()[0]
                 warnings.warn(f"this step cannot be captured as a graph and runs uncaptured: {reason}", stacklevel=2)
                 return self._aside(make, given)
-        graph = self.graphs[key]
+        graph = self.graphs[key] = self.graphs.pop(key)  # used last
         graph.given.copy_(given)
         graph.graph.replay()
-        return graph.made
+        made: T = graph.made
+        return made
 
     def _add(self, key: Hashable, graph: _Graph) -> None:
-        """The oldest goes where there are many."""
+        """The one used longest ago goes where there are many."""
         if len(self.graphs) >= _MOST:
             oldest = next(iter(self.graphs))
             del self.graphs[oldest]
             self.seen.discard(oldest)
         self.graphs[key] = graph
 
-    def _aside(self, make: _Make, given: Tensor) -> Tensor:
+    def _aside(self, make: Callable[[Tensor], T], given: Tensor) -> T:
         """Run it on a stream of its own, as a first run before a capture must."""
         self.stream = self.stream or torch.cuda.Stream()
         self.stream.wait_stream(torch.cuda.current_stream())
@@ -82,10 +83,11 @@ class Captured:
         torch.cuda.current_stream().wait_stream(self.stream)
         return made
 
-    def _capture(self, make: _Make, given: Tensor) -> _Graph:
+    def _capture(self, make: Callable[[Tensor], Any], given: Tensor) -> _Graph:
         """Record it; nothing is computed yet."""
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         held, graph = given.clone(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+        # other threads may use the device meanwhile
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
             made = make(held)
         return _Graph(held, made, graph)

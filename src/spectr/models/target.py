@@ -4,7 +4,7 @@ Rows advance by different lengths. A row's committed tokens fill its slots 0, 1,
 the slots after them, and keeping a path moves its slots down. Positions are depth, not slot order.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -25,7 +25,7 @@ from spectr.models.modes import evaluation_mode
 from spectr.models.session import Session, Store, even
 from spectr.models.support import driver_of, needs_of
 from spectr.models.tap import last_state, tap
-from spectr.rows import ladder, pick_rows
+from spectr.rows import ladder, pick_rows, sent
 from spectr.types import Layers
 
 __all__ = ["Session", "Target"]
@@ -46,6 +46,8 @@ class _Fresh:
 
 class Target:
     """An unmodified causal or encoder-decoder model of transformers, scored on trees."""
+
+    keeps_beginnings = True
 
     def __init__(self, model: PreTrainedModel, chunk: int = 512) -> None:
         self.model = model
@@ -86,7 +88,7 @@ class Target:
         afford(self.memory(rows, slots), self.device, f"a cache of {rows} rows of {slots} tokens", _FEWER)
         position = torch.zeros(rows, slots + 1, dtype=torch.int64, device=self.device)
         filled = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        store = Store(SlotCache(slots, self._alike if self.joint else 0), position, filled)
+        store = Store(SlotCache(slots, rows, self._alike if self.joint else 0), position, filled)
         if features is not None and lasting:
             width = (1 + len(features)) * self.width
             store.features = torch.zeros(rows, slots + 1, width, dtype=self.model.dtype, device=self.device)
@@ -110,6 +112,20 @@ class Target:
         layers. The owner alone commits; to keep, rewind or take rows of a view only forgets its scratch."""
         return Session(session.store, is_view=True)
 
+    def check_source(self, source: Sequence[int] | None) -> None:
+        """Refuse a text that this model cannot answer to, and the lack of one that it needs."""
+        name = type(self.model).__name__
+        if self.needs.source is None and source is not None:
+            raise MismatchError(f"{name} has no encoder; put the source into the prompt instead")
+        if self.needs.source is None:
+            return
+        if source is None:
+            raise MismatchError(f"{name} answers to a source: give every request one")
+        check_sources([list(source)], 1, self.needs.source)
+        size = int(self.model.config.vocab_size)
+        if max(source) >= size or min(source) < 0:
+            raise ArgumentError(f"tokens of a source must lie in 0 … {size - 1}, got {list(source)}")
+
     @torch.no_grad()
     def encode(self, session: Session, sources: list[list[int]]) -> None:
         """Give an encoder-decoder model the text its rows answer to; before anything is read."""
@@ -122,12 +138,24 @@ class Target:
             session.store.memory = encode(self.model, sources, session.cache)
 
     @torch.no_grad()
-    def read(self, session: Session, texts: list[list[int]]) -> None:
-        """Commit more tokens to each row, in chunks; a row may get none. Scratch nodes are forgotten."""
-        filled = self._room(session, texts)
+    def encode_row(self, session: Session, row: int, source: list[int]) -> None:
+        """Give one row of a session the text it answers to; the others keep theirs."""
+        self.check_source(source)
+        with evaluation_mode(self._modules):
+            made = encode(self.model, [source], session.cache)
+        if session.store.memory is None:
+            session.store.memory = made.for_rows(session.rows)
+        session.store.memory.put_row(row, made)
+        session.windows.clear()
+
+    @torch.no_grad()
+    def read(self, session: Session, texts: list[list[int]], filled: list[int] | None = None) -> None:
+        """Commit more tokens to each row, in chunks; a row may get none. Scratch nodes are forgotten. With `filled`,
+        the lengths of the rows so far, the device is not asked for them."""
+        filled = self._room(session, texts, filled)
         longest, store, session.pending = max(map(len, texts)), session.store, 0
-        tokens = torch.tensor([t + [0] * (longest - len(t)) for t in texts], dtype=torch.int64, device=self.device)
-        counts = torch.tensor([len(t) for t in texts], device=self.device)
+        tokens = sent([t + [0] * (longest - len(t)) for t in texts], self.device)
+        counts = sent([len(t) for t in texts], self.device)
         features: list[Tensor] = []
         given = session.given
         for start in range(0, longest, self.chunk):
@@ -186,7 +214,7 @@ class Target:
             raise ArgumentError(f"each of {session.rows} rows needs a length of at least 0, got {lengths}")
         session.pending = 0
         if not session.is_view:
-            session.store.cut(torch.tensor(lengths, device=self.device), max(lengths))
+            session.store.cut(sent(lengths, self.device), max(lengths))
 
     def take_rows(self, session: Session, rows: Tensor) -> None:
         """The rows become these, in this order; a row may be repeated, so a prompt read once serves many samples."""
@@ -215,18 +243,34 @@ class Target:
             afford(self.memory(session.rows, extra), self.device, f"a cache of {extra} tokens more a row", _FEWER)
             session.store.grow(slots)
 
+    def window(self, session: Session, start: int, stop: int, longest: int) -> Session:
+        """A session on the rows from `start` to `stop`, none of which has more than `longest` tokens."""
+        return session.window(start, stop, longest)
+
+    def copy_rows(self, session: Session, sources: list[int], targets: list[int], most: int) -> None:
+        """The first `most` tokens of each source, or all if it has fewer, become those of the target."""
+        session.copy_rows(sources, targets, most)
+
+    def make_room(self, session: Session, rows: int, slots: int) -> None:
+        """Room for `rows` rows of `slots` tokens at least, contents kept."""
+        slots, rows = max(even(slots), session.cache.size), max(rows, session.rows)
+        size = self.memory(rows, slots)
+        if size > self.memory(session.rows, session.cache.size):
+            afford(size, self.device, f"a cache of {rows} rows of {slots} tokens", _FEWER)
+            session.make_room(rows, slots)
+
     def _ready(self, session: Session) -> None:
         if self.needs.source is not None and session.memory is None:
             raise MismatchError(f"{type(self.model).__name__} answers to a source: call encode before read and score")
 
-    def _room(self, session: Session, texts: list[list[int]]) -> list[int]:
+    def _room(self, session: Session, texts: list[list[int]], filled: list[int] | None) -> list[int]:
         """The committed lengths, once it is clear that the texts fit after them."""
         self._ready(session)
         if session.is_view:
             raise ArgumentError("a view reads nothing: its owner commits; read with the session it was shared from")
         if len(texts) != session.rows:
             raise ArgumentError(f"each of {session.rows} rows needs a text, an empty one at least; got {len(texts)}")
-        filled: list[int] = session.filled.tolist()
+        filled = session.filled.tolist() if filled is None else filled
         room = min(session.cache.size, self.context)
         if (longest := max(f + len(t) for f, t in zip(filled, texts, strict=True))) > room:
             raise ArgumentError(f"a row must fit into {room} tokens, got one of {longest}; shorten it")

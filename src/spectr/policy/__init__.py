@@ -7,5 +7,6 @@ its row committed, then its path. Knows no model, no tokenizer and no rule.
 
 from spectr.policy.history import History, Past
 from spectr.policy.policy import Policy, merge_settings
+from spectr.policy.rows import PolicyRows
 
-__all__ = ["History", "Past", "Policy", "merge_settings"]
+__all__ = ["History", "Past", "Policy", "PolicyRows", "merge_settings"]

@@ -3,13 +3,12 @@
 Names, order and meanings are those of transformers; where equal logits meet a border, all of them stay.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
+from spectr.kernels import usable
+
 __all__ = [
-    "cool",
     "exclude",
     "keep_above",
     "keep_above_entropy",
@@ -26,13 +25,6 @@ def exclude(logits: Tensor, gone: Tensor) -> Tensor:
     return logits.masked_fill(gone, -torch.inf)
 
 
-def cool(logits: Tensor, temperature: float) -> Tensor:
-    """Logits divided by a positive temperature."""
-    if temperature < 1e-3:  # from the largest down, where a plain division could overflow
-        logits = logits - logits.amax(-1, keepdim=True)
-    return logits if temperature == 1 else logits / temperature
-
-
 def point_mass(logits: Tensor) -> Tensor:
     """All mass on the largest logit; of several equal ones on the lowest id."""
     best = logits.amax(-1, keepdim=True)
@@ -41,27 +33,51 @@ def point_mass(logits: Tensor) -> Tensor:
     return torch.full_like(logits, -torch.inf).scatter_(-1, first, 0.0)
 
 
-def keep_ranks(logits: Tensor, count: int) -> Tensor:
-    """The `count` largest; those equal to the last of them stay too."""
-    return exclude(logits, logits < logits.topk(count, -1).values[..., -1:])
+def _searchable(logits: Tensor, bound: Tensor) -> bool:
+    """Whether a kernel finds the borders: logits (B, M, V) float32 on its device, and one bound for each row or all."""
+    one_per_row = logits.dim() == 3 and (bound.numel() == 1 or bound.shape == (len(logits), 1, 1))
+    return usable(logits) and logits.dtype == torch.float32 and one_per_row
 
 
-def keep_nucleus(logits: Tensor, mass: float) -> Tensor:
-    """The smallest set of likeliest tokens that holds at least `mass`."""
-    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+def _per_row(logits: Tensor, bound: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B,): the bound of each row."""
+    return bound.to(dtype).reshape(-1).expand(len(logits))
+
+
+def keep_ranks(logits: Tensor, count: Tensor) -> Tensor:
+    """The `count` (…, 1) largest; those equal to the last of them stay too, and all of them where it is 0."""
+    if _searchable(logits, count):
+        from spectr.kernels.threshold import rank_border
+
+        return exclude(logits, logits < rank_border(logits, _per_row(logits, count, torch.int64))[..., None])
+    most = int(count.max().clamp(1, logits.shape[-1])) if logits.device.type == "cpu" else logits.shape[-1]
+    ordered = logits.topk(most, -1).values
+    place = (count - 1).clamp(0, most - 1).expand(*logits.shape[:-1], 1)
+    off = (count < 1) | (count >= logits.shape[-1])
+    return exclude(logits, (logits < ordered.gather(-1, place)) & ~off)
+
+
+def keep_nucleus(logits: Tensor, mass: Tensor) -> Tensor:
+    """The smallest set of likeliest tokens that holds at least `mass` (…, 1); those as likely as the last of them stay
+    too, and all of them where it is 1."""
+    if _searchable(logits, mass):
+        from spectr.kernels.threshold import nucleus_border
+
+        return exclude(logits, logits < nucleus_border(logits, _per_row(logits, mass, torch.float64))[..., None])
+    ordered = logits.sort(dim=-1, descending=True).values
     law = ordered.double().softmax(-1)
-    beyond = law.cumsum(-1) - law >= mass
-    return exclude(logits, torch.zeros_like(beyond).scatter_(-1, order, beyond))
+    count = (law.cumsum(-1) - law < mass).sum(-1, keepdim=True)  # the sums before a token fall short of the mass
+    return exclude(logits, (logits < ordered.gather(-1, (count - 1).clamp_min(0))) & (mass < 1))
 
 
-def keep_likely(logits: Tensor, share: float) -> Tensor:
-    """Tokens at least `share` times as likely as the likeliest."""
+def keep_likely(logits: Tensor, share: Tensor) -> Tensor:
+    """Tokens at least `share` (…, 1) times as likely as the likeliest."""
     law = logits.softmax(-1)
     return exclude(logits, law < share * law.amax(-1, keepdim=True))
 
 
-def keep_typical(logits: Tensor, mass: float) -> Tensor:
-    """The smallest set of tokens with a surprise nearest to the entropy that holds at least `mass`.
+def keep_typical(logits: Tensor, mass: Tensor) -> Tensor:
+    """The smallest set of tokens with a surprise nearest to the entropy that holds at least `mass` (…, 1).
 
     Meister et al., Locally Typical Sampling (arXiv 2202.00666). Tokens as far off as the last of them stay too.
     """
@@ -75,13 +91,13 @@ def keep_typical(logits: Tensor, mass: float) -> Tensor:
     return exclude(logits, distance > border)
 
 
-def keep_above(logits: Tensor, chance: float | Tensor) -> Tensor:
-    """Tokens of probability `chance` at least; where there are none, the likeliest."""
+def keep_above(logits: Tensor, chance: Tensor) -> Tensor:
+    """Tokens of probability `chance` (…, 1) at least; where there are none, the likeliest."""
     unlikely = logits.softmax(-1) < chance
     return exclude(logits, unlikely & (logits < logits.amax(-1, keepdim=True)))
 
 
-def keep_above_entropy(logits: Tensor, epsilon: float) -> Tensor:
+def keep_above_entropy(logits: Tensor, epsilon: Tensor) -> Tensor:
     """Tokens of probability η = min(ε, √ε · exp(−entropy)) at least; where there are none, the likeliest.
 
     Hewitt et al., Truncation Sampling as Language Model Desmoothing (arXiv 2210.15191).
@@ -89,4 +105,4 @@ def keep_above_entropy(logits: Tensor, epsilon: float) -> Tensor:
     surprise = -logits.log_softmax(-1)
     law = surprise.neg().exp()
     entropy = torch.where(law > 0, law * surprise, 0.0).sum(-1, keepdim=True)
-    return keep_above(logits, (math.sqrt(epsilon) * entropy.neg().exp()).clamp(max=epsilon))
+    return keep_above(logits, torch.minimum(epsilon.sqrt() * entropy.neg().exp(), epsilon))

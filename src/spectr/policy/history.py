@@ -1,233 +1,297 @@
-"""What rows have committed so far, and the paths of tree nodes below it: the text a law may depend on.
+"""What rows have committed so far, and the paths of tree nodes below it: the text a policy may look at.
 
-A history is the only mutable thing here. Tensors are made when a policy first asks for them, and then kept up to date
-in place, so that a captured graph finds them where they were. Knows no setting of any policy.
+Everything is on the device, in fixed places, and changed in place: a captured step finds it where it was. Where users
+plug in functions, the texts are on the host as well. Knows no setting of any policy.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from spectr.errors import ArgumentError
+from spectr.rows import ladder, sent
 
-__all__ = ["History", "Past"]
+__all__ = ["History", "HostText", "Past", "Text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What is known of a row when it begins."""
+
+    prompt: Sequence[int]
+    generated: Sequence[int] = ()  # what was generated before, if it goes on
+    limit: int | None = None  # most tokens that may be generated, those before included
+    stops: frozenset[int] = frozenset()  # tokens that end it
+    padding: Sequence[int] = ()  # left padding, which only custom processors see, as transformers' count it
+
+    @property
+    def tokens(self) -> list[int]:
+        """All of it."""
+        return [*self.prompt, *self.generated]
+
+
+@dataclass(slots=True)
+class HostText:
+    """A row's text where users' functions run, and what they raised."""
+
+    tokens: list[int] = field(default_factory=list)
+    padding: list[int] = field(default_factory=list)
+    stops: frozenset[int] = frozenset()
+    answers: dict[tuple[int, ...], Tensor] = field(default_factory=dict)  # of a mask hook, since the last commit
+    deferred: dict[tuple[int, ...], Exception] = field(default_factory=dict)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Add what the row emitted; an error that was put off is raised if it concerns a text that was emitted from,
+        and forgotten otherwise."""
+        deferred, self.deferred = self.deferred, {}
+        self.answers.clear()
+        for path in sorted(deferred, key=len):
+            if tuple(tokens[: len(path)]) == path and len(tokens) > len(path):
+                raise deferred[path]
+        self.tokens += tokens
+
+    def defer(self, path: tuple[int, ...], error: Exception) -> None:
+        """There is no distribution after this path, which may never become text, since it may lie beyond the end: the
+        error waits until a token that came from there is committed."""
+        self.deferred.setdefault(path, error)
+
+
+_ENDLESS = 1 << 62
+_TABLES = {"_tokens": -1, "length": 0, "prompt_length": 0, "limit": 0, "stop_ids": -1}
+_LOOKS = ("_seen", "_counts")
 
 
 class History:
-    """The committed texts of a batch of rows.
+    """The texts of R rows, with room for M tokens each.
 
-    `padding` is what stood before a prompt as left padding: only custom processors see it, as transformers' count it.
-    `limits` are the most tokens that each row may generate, where that is known.
-
-    >>> history = History([[1, 2], [3]], 5)
+    >>> history = History.of([[1, 2], [3]], 5)
     >>> history.commit([[4], [4, 4]])
     >>> history.texts, history.generated.tolist(), history.counts[1].tolist()
     ([[1, 2, 4], [3, 4, 4]], [1, 2], [0, 0, 0, 0, 2])
     """
 
-    def __init__(  # noqa: PLR0913  what a law may depend on besides the text
-        self,
-        prompts: list[list[int]],
+    def __init__(self, rows: int, slots: int, vocabulary: int, device: torch.device | str = "cpu") -> None:
+        self.vocabulary, self.device = vocabulary, torch.device(device)
+        self.version = 0  # how often tensors were replaced by others
+        self._tokens = self._full((rows, slots + 1), -1)  # (R, M + 1): the last place is where padding is written
+        self.length = self._full((rows,), 0)  # (R,) tokens of prompt and text
+        self.prompt_length = self._full((rows,), 0)
+        self.limit = self._full((rows,), 0)  # (R,) most tokens of prompt and text
+        self.stop_ids = self._full((rows, 4), -1)  # (R, S), padded with -1
+        self._seen: Tensor | None = None  # (R, V + 1) bool, the last place as above
+        self._counts: Tensor | None = None  # (R, V + 1) int32
+        self.host = [HostText() for _ in range(rows)]
+
+    @classmethod
+    def of(
+        cls,
+        prompts: Sequence[Sequence[int]],
         vocabulary: int,
-        *,
         device: torch.device | str = "cpu",
-        stops: frozenset[int] = frozenset(),
-        padding: list[list[int]] | None = None,
-        limits: list[int] | None = None,
-    ) -> None:
+        **more: Any,
+    ) -> "History":
+        """Rows that begin with these prompts; `stops` for all, `limits` and `padding` one for each row."""
+        stops, limits, padding = more.pop("stops", frozenset()), more.pop("limits", None), more.pop("padding", None)
+        if more:
+            raise ArgumentError(f"a history takes stops, limits and padding, got {', '.join(more)}")
         for name, rows in (("padding", padding), ("limits", limits)):
             if rows is not None and len(rows) != len(prompts):
                 raise ArgumentError(f"{name} must have a row per prompt, got {len(rows)} for {len(prompts)} prompts")
-        self.texts = [list(prompt) for prompt in prompts]
-        self.padding = [list(row) for row in padding] if padding is not None else [[] for _ in prompts]
-        self.limits = None if limits is None else list(limits)
-        self.vocabulary, self.device, self.stops = vocabulary, torch.device(device), stops
-        self.ids = list(range(len(prompts)))  # which row of the whole batch each row is
-        self.answers: dict[int, tuple[Any, dict[Any, Tensor]]] = {}  # what a mask hook said since the last commit
-        self._doubts: dict[tuple[int, tuple[int, ...]], Exception] = {}
-        self._prompts = [len(prompt) for prompt in prompts]
-        self._seen: Tensor | None = None
-        self._counts: Tensor | None = None
-        self._generated: Tensor | None = None
-        self._length: Tensor | None = None
-        self._left: Tensor | None = None
-        self._text_ids: Tensor | None = None
-        self._stop_ids: Tensor | None = None
-        self._tails: dict[int, Tensor] = {}
+        made = cls(len(prompts), 64 + 2 * max(map(len, prompts), default=0), vocabulary, device)
+        rows = range(len(prompts))
+        limit, before = limits or [None for _ in rows], padding or [() for _ in rows]
+        if prompts:
+            made.put(0, [Text(prompts[row], (), limit[row], stops, before[row]) for row in rows])
+        return made
 
     def __len__(self) -> int:
         """How many rows."""
-        return len(self.texts)
+        return len(self.length)
+
+    @torch.inference_mode(False)
+    def put(self, first: int, texts: Sequence[Text]) -> None:
+        """Begin the rows from `first` on anew with these texts."""
+        tokens = [text.tokens for text in texts]
+        longest = max(map(len, tokens))
+        if longest > self.slots:
+            self.grow(2 * longest)
+        known = [sorted(stop for stop in text.stops if stop < self.vocabulary) for text in texts]
+        if (widest := max(map(len, known))) > self.stop_ids.shape[1]:
+            self.stop_ids = torch.nn.functional.pad(self.stop_ids, (0, widest - self.stop_ids.shape[1]), value=-1)
+            self.version += 1
+        rows = slice(first, first + len(texts))
+        self._tokens[rows] = -1
+        self._tokens[rows, :longest] = self._tensor([[*ids, *[-1] * (longest - len(ids))] for ids in tokens])
+        self.length[rows] = self._tensor([len(ids) for ids in tokens])
+        self.prompt_length[rows] = self._tensor([len(text.prompt) for text in texts])
+        limits = [_ENDLESS if text.limit is None else len(text.prompt) + text.limit for text in texts]
+        self.limit[rows] = self._tensor(limits)
+        width = self.stop_ids.shape[1]
+        self.stop_ids[rows] = self._tensor([[*ids, *[-1] * (width - len(ids))] for ids in known])
+        for table, named in ((self._seen, tokens), (self._counts, [text.generated for text in texts])):
+            if table is not None:
+                table[rows] = 0
+                for row, ids in enumerate(named, start=first):
+                    self._mark(table, row, ids)
+        self.host[rows] = [
+            HostText(ids, list(text.padding), text.stops) for ids, text in zip(tokens, texts, strict=True)
+        ]
+
+    def append(self, tokens: Tensor, count: Tensor) -> None:
+        """The first `count` (B,) of `tokens` (B, W) follow the texts, on the device alone."""
+        batch, width = tokens.shape
+        places = ladder(width, self.device)
+        fresh = places < count[:, None]
+        at = torch.where(fresh, self.length[:batch, None] + places, self.slots).clamp_max(self.slots)
+        self._tokens[:batch].scatter_(1, at, tokens)
+        known = torch.where(fresh & (tokens < self.vocabulary), tokens, self.vocabulary)
+        if self._seen is not None:
+            _add(self._seen[:batch], known)
+        if self._counts is not None:
+            _add(self._counts[:batch], known)
+        self.length[:batch] += count
+
+    def commit(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Add what each row emitted, here and on the device; a row may get nothing."""
+        if len(tokens) != len(self):
+            raise ArgumentError(f"commit takes a list of tokens per row, got {len(tokens)} for {len(self)} rows")
+        widest = max(map(len, tokens), default=0)
+        if max((len(self.host[r].tokens) + len(t) for r, t in enumerate(tokens)), default=0) > self.slots:
+            self.grow(2 * self.slots + widest)
+        for row, fresh in enumerate(tokens):
+            self.host[row].commit(fresh)
+        if widest:
+            padded = self._tensor([[*fresh, *[0] * (widest - len(fresh))] for fresh in tokens])
+            self.append(padded, self._tensor([len(fresh) for fresh in tokens]))
+
+    def window(self, rows: int) -> "History":
+        """The first `rows` rows, in the same places."""
+        made = History.__new__(History)
+        made.vocabulary, made.device, made.version = self.vocabulary, self.device, self.version
+        made.host = self.host[:rows]
+        for name in (*_TABLES, *_LOOKS):
+            table = getattr(self, name)
+            setattr(made, name, None if table is None else table[:rows])
+        return made
+
+    def copy_rows(self, sources: list[int], targets: list[int]) -> None:
+        """Some rows take the places of others."""
+        source, target = self._tensor(sources), self._tensor(targets)
+        for name in (*_TABLES, *_LOOKS):
+            if (table := getattr(self, name)) is not None:
+                table[target] = table[source]
+        found = [self.host[row] for row in sources]
+        for row, host in zip(targets, found, strict=True):
+            self.host[row] = host
+
+    @torch.inference_mode(False)
+    def make_room(self, rows: int, slots: int) -> None:
+        """Room for so many rows and tokens at least."""
+        self.grow(slots)
+        extra = rows - len(self)
+        if extra <= 0:
+            return
+        for name, value in _TABLES.items():
+            table = getattr(self, name)
+            setattr(self, name, torch.cat([table, table.new_full((extra, *table.shape[1:]), value)]))
+        for name in _LOOKS:
+            if (table := getattr(self, name)) is not None:
+                setattr(self, name, torch.cat([table, table.new_zeros(extra, table.shape[1])]))
+        self.host += [HostText() for _ in range(extra)]
+        self.version += 1
+
+    @torch.inference_mode(False)
+    def grow(self, slots: int) -> None:
+        """Make room for so many tokens a row."""
+        if slots > self.slots:
+            self._tokens = torch.nn.functional.pad(self.tokens, (0, slots - self.slots + 1), value=-1)
+            self.version += 1
+
+    @torch.inference_mode(False)
+    def look_back(self, *, seen: bool, counts: bool) -> None:
+        """Keep tables of which tokens stand in each text, and of how often each was generated, from now on."""
+        seen, counts = seen and self._seen is None, counts and self._counts is None
+        if not seen and not counts:
+            return
+        self.version += 1
+        texts, lengths, prompts = self.tokens.tolist(), self.length.tolist(), self.prompt_length.tolist()
+        if seen:
+            self._seen = torch.zeros(len(self), self.vocabulary + 1, dtype=torch.bool, device=self.device)
+            for row, text in enumerate(texts):
+                self._mark(self._seen, row, text[: lengths[row]])
+        if counts:
+            self._counts = torch.zeros(len(self), self.vocabulary + 1, dtype=torch.int32, device=self.device)
+            for row, text in enumerate(texts):
+                self._mark(self._counts, row, text[prompts[row] : lengths[row]])
 
     @property
     def seen(self) -> Tensor:
         """(B, V) bool: which tokens stand in prompt or text."""
-        if self._seen is None:
-            self._seen = self._blank(torch.bool)
-            self._mark(self._seen, self.texts)
-        return self._seen
+        self.look_back(seen=True, counts=False)
+        assert self._seen is not None
+        return self._seen[:, :-1]
 
     @property
     def counts(self) -> Tensor:
         """(B, V) int32: how often each token was generated."""
-        if self._counts is None:
-            self._counts = self._blank(torch.int32)
-            self._mark(self._counts, self._answered())
-        return self._counts
+        self.look_back(seen=False, counts=True)
+        assert self._counts is not None
+        return self._counts[:, :-1]
+
+    @property
+    def slots(self) -> int:
+        """How many tokens a row has room for."""
+        return self._tokens.shape[1] - 1
+
+    @property
+    def tokens(self) -> Tensor:
+        """(B, M) int64: prompt and text, padded with -1."""
+        return self._tokens[:, :-1]
 
     @property
     def generated(self) -> Tensor:
         """(B,) int64: how many tokens were generated."""
-        if self._generated is None:
-            self._generated = self._tensor(self._answer_lengths())
-        return self._generated
-
-    @property
-    def length(self) -> Tensor:
-        """(B,) int64: how many tokens prompt and text have."""
-        if self._length is None:
-            self._length = self._tensor([len(text) for text in self.texts])
-        return self._length
+        return self.length - self.prompt_length
 
     @property
     def left(self) -> Tensor:
         """(B,) int64: how many tokens may still be generated."""
-        if self._left is None:
-            self._left = self._tensor(self._tokens_left())
-        return self._left
+        return self.limit - self.length
 
     @property
-    def text_ids(self) -> Tensor:
-        """(B, C) int64: prompt and text, padded with -1 at the end; C grows with the longest text."""
-        if self._text_ids is None:
-            room = 2 * max(map(len, self.texts), default=0) + 1
-            self._text_ids = self._tensor([text + [-1] * (room - len(text)) for text in self.texts]).view(
-                len(self), room
-            )
-        return self._text_ids
-
-    @property
-    def stop_ids(self) -> Tensor:
-        """(S,) int64: the stop tokens that the vocabulary has."""
-        if self._stop_ids is None:
-            self._stop_ids = self._tensor(sorted(stop for stop in self.stops if stop < self.vocabulary))
-        return self._stop_ids
+    def texts(self) -> list[list[int]]:
+        """The texts, where users' functions run."""
+        return [host.tokens for host in self.host]
 
     def tail(self, length: int) -> Tensor:
         """(B, length) int64: the last tokens of each text, padded with -1 at the front."""
-        if length not in self._tails:
-            self._tails[length] = self._tensor(self._ends(length))
-        return self._tails[length]
+        places = self.length[:, None] - length + ladder(length, self.device)
+        return torch.where(places >= 0, self.tokens.gather(1, places.clamp_min(0)), -1)
 
-    def doubt(self, row: int, path: tuple[int, ...], error: Exception) -> None:
-        """There is no law after this path. For the text itself that is an error now; a path below it may never become
-        text, since it may lie beyond the end: the error waits until a token that came from there is committed."""
-        if not path:
-            raise error
-        self._doubts.setdefault((row, path), error)
-
-    def commit(self, tokens: list[list[int]]) -> None:
-        """Add what each row emitted; a row may get nothing."""
-        if len(tokens) != len(self):
-            raise ArgumentError(f"commit takes a list of tokens per row, got {len(tokens)} for {len(self)} rows")
-        self._settle_doubts(tokens)
-        self._write(tokens)
-        for text, fresh in zip(self.texts, tokens, strict=True):
-            text += fresh
-        self.answers.clear()
-        for table in (self._seen, self._counts):
-            if table is not None:
-                self._mark(table, tokens)
-        fresh_counts = self._tensor([len(fresh) for fresh in tokens])
-        for count in (self._generated, self._length):
-            if count is not None:
-                count += fresh_counts
-        if self._left is not None:
-            self._left -= fresh_counts
-        for length, tail in self._tails.items():
-            tail.copy_(self._tensor(self._ends(length)))
+    def _tensor(self, values: Any) -> Tensor:
+        return sent(values, self.device)
 
     @torch.inference_mode(False)
-    def take_rows(self, rows: list[int]) -> None:
-        """The rows become these, in this order; a row may be repeated."""
-        if any(not 0 <= row < len(self) for row in rows):
-            raise ArgumentError(f"rows must lie in 0 to {len(self) - 1}, got {rows}")
-        self.texts = [list(self.texts[row]) for row in rows]
-        self.padding = [self.padding[row] for row in rows]
-        self._prompts = [self._prompts[row] for row in rows]
-        self.limits = None if self.limits is None else [self.limits[row] for row in rows]
-        self.ids = [self.ids[row] for row in rows]
-        self.answers.clear()
-        self._doubts.clear()
-        index = self._tensor(rows)
-        self._seen = self._seen[index] if self._seen is not None else None
-        self._counts = self._counts[index] if self._counts is not None else None
-        self._generated = self._length = self._left = self._text_ids = None
-        self._tails.clear()
+    def _full(self, shape: tuple[int, ...], value: int) -> Tensor:
+        return torch.full(shape, value, dtype=torch.int64, device=self.device)
 
-    def _settle_doubts(self, tokens: list[list[int]]) -> None:
-        """Raise what was put off, if it concerns a text that was emitted from; forget the rest."""
-        doubts, self._doubts = self._doubts, {}
-        for row, path in sorted(doubts, key=lambda place: len(place[1])):
-            if tuple(tokens[row][: len(path)]) == path and len(tokens[row]) > len(path):
-                raise doubts[row, path]
+    def _mark(self, table: Tensor, row: int, ids: Sequence[int]) -> None:
+        """Add tokens to a row of a table; ids beyond the vocabulary have no logit to change."""
+        known = [token for token in ids if 0 <= token < self.vocabulary]
+        if known:
+            _add(table[row : row + 1], self._tensor([known]))
 
-    def _answered(self) -> list[list[int]]:
-        return [text[prompt:] for text, prompt in zip(self.texts, self._prompts, strict=True)]
 
-    def _answer_lengths(self) -> list[int]:
-        return [len(text) - prompt for text, prompt in zip(self.texts, self._prompts, strict=True)]
-
-    def _tokens_left(self) -> list[int]:
-        if self.limits is None:
-            raise ArgumentError(
-                "this policy changes the last token of a text, so it must know where texts end: History(…, limits=…)"
-            )
-        return [limit - count for limit, count in zip(self.limits, self._answer_lengths(), strict=True)]
-
-    def _ends(self, length: int) -> list[list[int]]:
-        ends = [text[max(0, len(text) - length) :] for text in self.texts]
-        return [[-1] * (length - len(end)) + end for end in ends]
-
-    @torch.inference_mode(False)  # what is updated in place must not be an inference tensor
-    def _tensor(self, values: list[Any]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
-
-    @torch.inference_mode(False)
-    def _blank(self, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(len(self), self.vocabulary, dtype=dtype, device=self.device)
-
-    def _write(self, tokens: list[list[int]]) -> None:
-        """Add tokens to `text_ids`, before the texts have them; what is full is made anew when it is asked for."""
-        if self._text_ids is None:
-            return
-        if any(
-            len(text) + len(fresh) > self._text_ids.shape[1] for text, fresh in zip(self.texts, tokens, strict=True)
-        ):
-            self._text_ids = None
-            return
-        places = [
-            (row, len(self.texts[row]) + at, token)
-            for row, fresh in enumerate(tokens)
-            for at, token in enumerate(fresh)
-        ]
-        if places:
-            rows, columns, ids = self._tensor(places).unbind(-1)
-            self._text_ids[rows, columns] = ids
-
-    def _mark(self, table: Tensor, tokens: Iterable[list[int]]) -> None:
-        """Add tokens to a table of rows; ids beyond the vocabulary have no logit to change."""
-        pairs = [(row, id_) for row, ids in enumerate(tokens) for id_ in ids if 0 <= id_ < self.vocabulary]
-        if not pairs:
-            return
-        rows, ids = self._tensor(pairs).unbind(-1)
-        if table.dtype == torch.bool:
-            table[rows, ids] = True
-        else:
-            table.index_put_((rows, ids), torch.ones_like(ids, dtype=table.dtype), accumulate=True)
+def _add(table: Tensor, tokens: Tensor) -> None:
+    """Count `tokens` (B, W) in a table."""
+    ones = torch.ones_like(tokens, dtype=table.dtype)
+    if table.dtype == torch.bool:
+        table.scatter_(1, tokens, ones)
+    else:
+        table.scatter_add_(1, tokens, ones)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +300,7 @@ class Past:
 
     history: History
     paths: Tensor  # (B, M, D) int64: the tokens below the root, which is committed; padded with -1 at the end
-    drafting: bool = False  # nothing is emitted from these laws, so that one without tokens is no error
+    drafting: bool = False  # nothing is emitted from these distributions, so that one without tokens is no error
 
     @property
     def lengths(self) -> Tensor:
@@ -247,7 +311,7 @@ class Past:
         """(B, M, length) int64: the last tokens of each node's text, padded with -1 at the front."""
         B, M, _ = self.paths.shape
         tail = self.history.tail(length)[:, None].expand(B, M, length)
-        places = self.lengths[..., None] + torch.arange(length, device=self.paths.device)
+        places = self.lengths[..., None] + ladder(length, self.paths.device)
         return torch.cat([tail, self.paths], -1).gather(-1, places)
 
     def lists(self) -> list[list[tuple[int, ...]]]:

@@ -17,7 +17,7 @@ from spectr.errors import ArgumentError
 from spectr.policy.filters import exclude
 from spectr.policy.history import History, Past
 
-__all__ = ["Allowed", "Processor", "as_hooks", "as_processors", "process", "strike_disallowed"]
+__all__ = ["Allowed", "Processor", "as_hook", "as_processors", "process", "strike_disallowed"]
 
 Allowed = Callable[[list[int]], Iterable[int] | Tensor | None]
 """From a whole text, prompt included, to the tokens that may follow: ids, a bool mask (V,), or None for all. Asked only
@@ -56,24 +56,19 @@ def as_processors(given: Any) -> tuple[Processor, ...]:
     return (given,)
 
 
-def as_hooks(given: Any) -> Allowed | tuple[Allowed | None, ...] | None:
-    """A mask hook for all rows, or one for each."""
+def as_hook(given: Any) -> Allowed | None:
+    """A mask hook, or none."""
     if given is None or callable(given):
         hook: Allowed | None = given
         return hook
-    if isinstance(given, list | tuple) and given and all(hook is None or callable(hook) for hook in given):
-        return tuple(given)
-    raise ArgumentError(
-        f"allowed must be a function from a text to the ids that may follow, or one for each row, got {given!r}"
-    )
+    raise ArgumentError(f"allowed must be a function from a text to the ids that may follow, got {given!r}")
 
 
-def strike_disallowed(logits: Tensor, past: Past, allowed: Allowed | Sequence[Allowed | None]) -> Tensor:
-    """Logits (B, M, V) of the tokens that `allowed`, or the hook of each row, lets follow each node's text."""
+def strike_disallowed(logits: Tensor, past: Past, allowed: Sequence[Allowed | None]) -> Tensor:
+    """Logits (B, M, V) of the tokens that the hook of each row lets follow each node's text."""
     history, masks = past.history, []
     for row, paths in enumerate(past.lists()):
-        hook = allowed if callable(allowed) else allowed[history.ids[row]]
-        masks += [_mask(history, hook, row, path) for path in paths]
+        masks += [_mask(history, allowed[row], row, path) for path in paths]
     return exclude(logits, ~torch.stack(masks).view(logits.shape).to(logits.device)) if masks else logits
 
 
@@ -84,7 +79,7 @@ def _all(history: History) -> Tensor:
 def _mask(history: History, hook: Allowed | None, row: int, path: tuple[int, ...]) -> Tensor:
     """The allowed tokens (V,) after a path. Below a token that was not allowed, or the end of the text, no text gets
     to: any law will do there, and nobody is asked."""
-    if hook is None or not history.stops.isdisjoint(path):
+    if hook is None or not history.host[row].stops.isdisjoint(path):
         return _all(history)
     for place, token in enumerate(path):
         if not _ask(history, hook, row, path[:place])[token]:
@@ -94,14 +89,14 @@ def _mask(history: History, hook: Allowed | None, row: int, path: tuple[int, ...
 
 def _ask(history: History, hook: Allowed, row: int, path: tuple[int, ...]) -> Tensor:
     """The hook's answer, remembered until the next commit."""
-    known = history.answers.setdefault(id(hook), (hook, {}))[1]  # held, so that its id stays its own
-    if (row, path) not in known:
+    known = history.host[row].answers
+    if path not in known:
         try:
-            known[row, path] = _read(hook([*history.texts[row], *path]), history.vocabulary)
-        except Exception as error:  # of a user's function, whatever it is: raised once a text gets there
-            history.doubt(row, path, error)
-            known[row, path] = _all(history)
-    return known[row, path]
+            known[path] = _read(hook([*history.host[row].tokens, *path]), history.vocabulary)
+        except Exception as error:  # a user's own, of any kind: it is raised once a text gets there
+            history.host[row].defer(path, error)
+            known[path] = _all(history)
+    return known[path]
 
 
 def _read(answer: Any, vocabulary: int) -> Tensor:
@@ -134,11 +129,16 @@ class _Group:
             yield _Group([row], [node], self.texts[at : at + 1])
 
 
-def process(logits: Tensor, past: Past, processors: Sequence[Processor]) -> Tensor:
-    """Logits (B, M, V) after custom processors, which are called once for each length of text."""
+def process(logits: Tensor, past: Past, processors: Sequence[Sequence[Processor]]) -> Tensor:
+    """Logits (B, M, V) after the custom processors of each row, which are called once for each length of text."""
     processed = logits.clone()
-    for group in _groups(past):
-        processed[group.rows, group.nodes] = _processed(logits, past, processors, group).to(logits.dtype)
+    alike: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
+    for row, own in enumerate(processors):
+        alike[tuple(map(id, own))].add(row)
+    for rows in alike.values():
+        own = processors[min(rows)]
+        for group in _groups(past, rows) if own else ():
+            processed[group.rows, group.nodes] = _processed(logits, past, own, group).to(logits.dtype)
     return processed
 
 
@@ -147,14 +147,12 @@ def _processed(logits: Tensor, past: Past, processors: Sequence[Processor], grou
     scores = logits[group.rows, group.nodes]
     try:
         return _chained(processors, group.texts, scores)
-    except ArgumentError:
-        raise
     except Exception as error:  # of a user's function, as above
         if len(group.rows) > 1:
             return torch.cat([_processed(logits, past, processors, alone) for alone in group.split()])
         if not past.drafting:
             path = past.paths[group.rows[0], group.nodes[0]].tolist()
-            past.history.doubt(group.rows[0], tuple(token for token in path if token >= 0), error)
+            past.history.host[group.rows[0]].defer(tuple(token for token in path if token >= 0), error)
         return scores
 
 
@@ -172,16 +170,15 @@ def _chained(processors: Sequence[Processor], texts: Tensor, scores: Tensor) -> 
     return scores
 
 
-def _groups(past: Past) -> Iterator[_Group]:
-    """The nodes, by length of text."""
+def _groups(past: Past, rows: set[int]) -> Iterator[_Group]:
+    """The nodes of these rows, by length of text."""
     history, paths = past.history, past.paths
     texts = [
-        torch.tensor([*padding, *text], dtype=torch.int64, device=paths.device)
-        for padding, text in zip(history.padding, history.texts, strict=True)
+        torch.tensor([*host.padding, *host.tokens], dtype=torch.int64, device=paths.device) for host in history.host
     ]
     groups: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for row, lengths in enumerate(past.lengths.tolist()):
-        for node, length in enumerate(lengths):
+        for node, length in enumerate(lengths if row in rows else []):
             groups[len(texts[row]) + length].append((row, node, length))
     for group in groups.values():
         ids = torch.stack([torch.cat([texts[row], paths[row, node, :length]]) for row, node, length in group])

@@ -19,7 +19,7 @@ from spectr.checks import whole
 from spectr.draft.adaptive import replanned
 from spectr.draft.options import DraftOptions
 from spectr.draft.plan import Plan, beam_for
-from spectr.engine import Engine, Job, Request
+from spectr.engine import Engine, Request
 from spectr.errors import ArgumentError
 from spectr.lm import LM, load
 from spectr.pairing import pair
@@ -31,7 +31,7 @@ from spectr.theory.excess import CURVES, acceptance_curves
 from spectr.theory.front import AFTER, eased_test
 from spectr.theory.race import one_child
 from spectr.theory.report import Counts, Eased, Findings
-from spectr.theory.watch import Look, Nodes, Seen, joined, watch
+from spectr.theory.watch import Look, Nodes, Seen, watch
 from spectr.transport.laws import total_variation
 from spectr.types import Drafter
 from spectr.verify import Rule
@@ -40,7 +40,7 @@ from spectr.verify import rule as named_rule
 __all__ = ["MOST_DRAFTS", "Study", "measure"]
 
 MOST_DRAFTS = 16
-_ROWS = 16  # texts generated at a time
+_ROWS = 16  # texts generated at once
 _LAWLESS = ("none", "lookup")
 
 
@@ -112,33 +112,28 @@ class _Bench:
 
     def requests(self, shift: int) -> list[Request]:
         """One for each prompt; another shift gives other texts."""
-        study, start = self.study, self.lm.opened.start
+        study, start, policy = self.study, self.lm.opened.start, Policy(self.study.temperature)
         found = []
         for at, prompt in enumerate(study.prompts):
             tokens, seed = self.lm.encode(prompt.text), study.seed + shift * len(study.prompts) + at
-            source = {} if start is None else {"source": tokens}
-            found.append(Request(tokens if start is None else start, seed, study.tokens, **source))  # type: ignore[arg-type]
+            source = None if start is None else tokens
+            found.append(Request(tokens if start is None else start, seed, study.tokens, policy, source=source))
         return found
 
     def engine(self, rule: Rule, plan: Plan) -> Engine:
-        return Engine(self.lm.opened.target, replanned(self.drafter, plan), rule, self.lm.opened.stops)
-
-    def jobs(self, shift: int) -> list[Job]:
-        requests, policy = self.requests(shift), Policy(self.study.temperature)
-        return [Job(requests[at : at + _ROWS], policy) for at in range(0, len(requests), _ROWS)]
+        return Engine(self.lm.opened.target, replanned(self.drafter, plan), rule, self.lm.opened.stops, rows=_ROWS)
 
     def watched(self, rule: Rule, siblings: str, shift: int, look: Look) -> Nodes:
         """A run on chains."""
         plan = Plan(siblings, tree=(1,) * self.study.length)  # type: ignore[arg-type]
-        engine = self.engine(rule, plan)
-        return joined([watch(engine, job, look) for job in self.jobs(shift)])
+        return watch(self.engine(rule, plan), self.requests(shift), look)
 
     def counted(self, nodes: int, shift: int) -> Counts:
         """A run of the race on pruned trees: nothing but counts."""
         beam, depth = beam_for(nodes)
         reach = getattr(getattr(self.drafter, "heads", None), "deepest", None) or depth  # parallel heads end somewhere
         engine = self.engine(named_rule("race"), Plan("race", beam, min(depth, reach), nodes))
-        stats = [result.stats for job in self.jobs(shift) for result in engine.generate(job)]
+        stats = [result.stats for result in engine.generate(self.requests(shift))]
         return Counts(*(np.array([float(getattr(s, name)) for s in stats]) for name in ("emitted", "steps")))
 
 

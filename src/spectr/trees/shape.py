@@ -6,6 +6,7 @@ rest by comparing paths. Knows no laws and no models.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -149,8 +150,20 @@ def _children(home: Tensor, counted: Tensor, width: int) -> Tensor:
     return table.scatter_(-1, at, ids.expand(batch, nodes))[:, :-1].view(batch, nodes, width)
 
 
+@cache
+def _roots_alone(batch: int, depth: int, width: int, device: torch.device) -> Topology:
+    """Trees of their roots alone; made once, to be read only."""
+    with torch.inference_mode(False):
+        zeros = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+        none = torch.full((batch, 1, max(depth, width)), -1, dtype=torch.int64, device=device)
+        path = torch.cat([zeros[..., None], none[..., :depth]], -1)
+        return Topology(zeros[..., None] == 0, zeros, path, zeros, none[..., :width])
+
+
 def topology(draft: Draft) -> Topology:
     """What a rule must know of a draft's trees."""
+    if draft.tokens.shape[1] == 1:
+        return _roots_alone(len(draft.tokens), draft.depth, draft.width, draft.tokens.device)
     reach = _ancestors(draft.parents, draft.depth)
     depth, path = _paths(draft.parents, reach, draft.depth)
     twin = _twins(draft.tokens, path, draft.alive)

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 
 from spectr.draft import Plan
-from spectr.draft.adaptive import replanned
+from spectr.draft.adaptive import SwitchingDrafter, replanned
 from spectr.draft.candidate_plans import candidate_plans
 from spectr.draft.options import DraftOptions
 from spectr.draft.profile import PLAIN, Choice, DecodingPlan, Profile
-from spectr.engine import Engine
 from spectr.errors import ArgumentError, MismatchError, SpectrError
 from spectr.lm import LM
 from spectr.models.trained import fingerprint
@@ -37,10 +36,9 @@ Say = Callable[[str], None]
 
 
 def with_drafter(lm: LM, drafter: Drafter, rule: str = "race") -> LM:
-    """The same loaded model with another drafter and rule. Steps are captured if those of `lm` are."""
-    engine = Engine(lm.opened.target, drafter, named_rule(rule), lm.opened.stops)
-    engine.capture = lm.engine.capture
-    return LM(engine, lm.opened)
+    """The same loaded model with another drafter and rule. Steps are captured if those of `lm` are. Every prompt is
+    read, also where it comes again, so that no plan gains by what was run before it."""
+    return LM(lm.engine.with_parts(drafter=drafter, rule=named_rule(rule), reuses=False), lm.opened)
 
 
 def plans_for(lm: LM, drafters: Sequence[str], rules: Sequence[str], say: Say) -> tuple[DecodingPlan, ...]:
@@ -55,6 +53,7 @@ def plans_for(lm: LM, drafters: Sequence[str], rules: Sequence[str], say: Say) -
     on_cpu, plans = lm.opened.target.device.type == "cpu", [DecodingPlan()]
     for name in drafters:
         base = pair(name, lm.opened, cards[0], DraftOptions())
+        base = base.drafters[-1] if isinstance(base, SwitchingDrafter) else base  # its plans are measured one by one
         known = "lookup" if base.name == "lookup" else name  # auto may stand for it
         for card in cards:
             siblings = card.draws or card.siblings[0]
@@ -161,8 +160,9 @@ class Tuner:
 
     def _warmed_up(self, plan: int, drafter: Drafter, rows: int) -> LM:
         """The loaded model with this plan, after a generation that is not measured and captures graphs."""
-        lm = with_drafter(self.lm, drafter, self.plans[plan].rule)
-        self.workload.generate(lm, rows, 0, None if lm.engine.capture else _WARM)
+        made = with_drafter(self.lm, drafter, self.plans[plan].rule)
+        lm = LM(made.engine.with_parts(rows=rows), made.opened)
+        self.workload.generate(lm, rows, 0, None if lm.engine.parts.captures else _WARM)
         return lm
 
     def of(self, rows: int) -> list[Measurement]:

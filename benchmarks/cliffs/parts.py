@@ -1,0 +1,133 @@
+"""The comparisons: settings, lookup, and `auto` where a model has no trained drafter."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.cliffs.compare import Case, compared
+from benchmarks.cliffs.order import Order, Trial
+from benchmarks.record import Found
+from spectr.bench.ask import requests as asked_requests
+from spectr.bench.tasks import KINDS, tasks
+from spectr.draft import drafter as named_drafter
+from spectr.draft.options import AUTO, DraftOptions
+from spectr.engine import Engine, Request
+from spectr.lm import LM
+from spectr.pairing import pair
+from spectr.policy import Policy
+from spectr.prompts import built_in
+from spectr.types import Drafter
+from spectr.verify import rule as named_rule
+
+__all__ = ["Subject", "auto", "lookup", "settings"]
+
+_HOT = 4.0  # a temperature at which hardly a token comes twice
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A loaded pair, and what is asked of it."""
+
+    lm: LM
+    order: Order
+
+    @property
+    def trial(self) -> Trial:
+        """The texts."""
+        return self.order.trial
+
+    def engine(self, drafter: Drafter) -> Engine:
+        """A new one; stop tokens end nothing, so that all texts are of one length."""
+        return Engine(self.lm.opened.target, drafter, named_rule("race"))
+
+    def request(self, prompt: Sequence[int], number: int, policy: Policy, **more: Any) -> Request:
+        """The text of a round."""
+        return Request(prompt, self.trial.seed + number, self.trial.tokens, policy, **more)
+
+
+def settings(subject: Subject) -> Iterator[Found]:
+    """Settings of one request, with the usual drafter and without one, against the same without them."""
+    cases = list[Case]()
+    for way, drafter in (("drafts", subject.lm.engine.drafter), ("plain", named_drafter("none"))):
+        cases += _of_settings(subject, way, subject.engine(drafter))
+    yield from compared(cases, subject.trial.rounds)
+
+
+def _of_settings(subject: Subject, way: str, engine: Engine) -> list[Case]:
+    prompts = [subject.lm.encode(prompt.text) for prompt in built_in()]
+    usual, steady = f"{way}: usual settings", f"{way}: temperature 0.7"
+
+    def case(name: str, against: str | None, policy: Callable[[int], Policy], **more: Any) -> Case:
+        def request(number: int) -> Request:
+            return subject.request(prompts[number % len(prompts)], number, policy(number), **more)
+
+        return Case(name, engine, request, against)
+
+    filters, penalties = Policy(top_p=0.9, top_k=50), Policy(repetition_penalty=1.1, frequency_penalty=0.2)
+    return [
+        case(usual, None, lambda _: Policy()),
+        case(f"{way}: top-p and top-k", usual, lambda _: filters),
+        case(f"{way}: repetition and frequency penalties", usual, lambda _: penalties),
+        case(f"{way}: 5 log-probabilities", usual, lambda _: Policy(), logprobs=5),
+        case(steady, None, lambda _: Policy(0.7)),
+        case(f"{way}: a new temperature", steady, lambda number: Policy(0.7 + 0.003 * number)),
+    ]
+
+
+def lookup(subject: Subject) -> Iterator[Found]:
+    """Lookup against plain decoding: on a text without repetitions, on a continuation, and on summaries."""
+    lm = subject.lm
+    story, report = (tasks([name], count=1)[0].prompts[0].text for name in ("continuation", "summarisation"))
+    texts = {
+        "without repetitions": (lm.encode(story, raw=True), Policy(_HOT)),
+        "continuation": (lm.encode(story, raw=True), Policy()),
+        "summary": (lm.encode(report), Policy()),
+        "greedy summary": (lm.encode(report), Policy(0.0)),
+    }
+    engines = {name: subject.engine(named_drafter(name)) for name in ("none", "lookup")}
+    cases = [case for text, asked in texts.items() for case in _pair(subject, engines, text, asked)]
+    yield from compared(cases, subject.trial.rounds)
+
+
+def _pair(subject: Subject, engines: dict[str, Engine], text: str, asked: tuple[list[int], Policy]) -> list[Case]:
+    """A text by each of two engines, the second against the first."""
+    prompt, policy = asked
+    (first, one), (second, other) = engines.items()
+
+    def request(number: int) -> Request:
+        return subject.request(prompt, number, policy)
+
+    return [
+        Case(f"{text}: {first}", one, request),
+        Case(f"{text}: {second}", other, request, f"{text}: {first}"),
+    ]
+
+
+def auto(subject: Subject) -> Iterator[Found]:
+    """What `auto` is without a trained drafter, against plain decoding, on every task of `spectr bench run`."""
+    asked, _ = asked_requests(subject.lm, tasks(list(KINDS), count=1), subject.trial.tokens)
+    engines = {"none": subject.engine(named_drafter("none")), "auto": subject.engine(_headless_auto(subject.lm))}
+    cases = [
+        case for one in asked for case in _pair(subject, engines, one.task.name, (list(one.request.prompt), Policy()))
+    ]
+    for found in compared(cases, subject.trial.rounds):
+        ratios = [row["ratio"] for row in found["rows"] if row.get("ratio")]
+        over_all = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
+        yield {**found, "mean_ratio": over_all, "least_ratio": min(ratios, default=None)}
+
+
+@torch.no_grad()
+def _headless_auto(lm: LM) -> Drafter:
+    """What `spectr.load` takes for a model that no drafter was trained for. Models are known by their embeddings: one
+    row is changed while it is asked."""
+    table: Any = lm.opened.target.model.get_input_embeddings()
+    weights = table.weight
+    kept = weights[0].clone()
+    weights[0] += 1
+    try:
+        return pair(AUTO, lm.opened, named_rule("race").card, DraftOptions())
+    finally:
+        weights[0] = kept

@@ -1,0 +1,35 @@
+"""The run: part after part, each within its time, and each on disk as far as it has come."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
+
+from benchmarks.cliffs.many import many
+from benchmarks.cliffs.order import Order
+from benchmarks.cliffs.parts import Subject, auto, lookup, settings
+from benchmarks.record import Circumstances, Found, Record, chosen, measure
+from spectr.lm import load
+
+__all__ = ["PARTS", "run"]
+
+PARTS: dict[str, Callable[[Subject], Iterator[Found]]] = {
+    "settings": settings,
+    "lookup": lookup,
+    "auto": auto,
+    "many": many,
+}
+"""In the order they are run."""
+
+
+def run(order: Order, told: Callable[[str], None]) -> Found:
+    """Measure what is missing, and give all there is."""
+    names, record = chosen(PARTS, order.only), Record(order.out, order.about(), "benchmarks.cliffs")
+    missing = [name for name in names if order.again or not record.is_done(name)]
+    told(f"to measure: {', '.join(missing)}" if missing else "everything is measured already")
+    if missing:
+        subject = Subject(load(order.model, order.drafter, progress=told, **order.loading), order)
+        device = subject.lm.opened.target.device
+        how = Circumstances(order.command, device, {"trial": asdict(order.trial)}, 60 * order.minutes)
+        for name in missing:
+            measure(name, partial(PARTS[name], subject), how, record, told)
+    return record.data

@@ -1,0 +1,99 @@
+"""`python -m benchmarks.traffic`: requests that come and go."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.command import command_line, run_command
+from benchmarks.inflate.model import Size
+from benchmarks.show import show
+from benchmarks.traffic import Load, Order, run, tables
+from spectr.cli.flags import ModelFlag
+from spectr.cli.output import JsonFlag, check_folder, numbers, print_json, talk
+from spectr.errors import ArgumentError
+
+__all__ = ["traffic"]
+
+_MODULE = "benchmarks.traffic"
+
+
+def _size(text: str) -> Size:
+    found = text.split(",")
+    if len(found) != 5 or not all(word.strip().isdigit() for word in found):
+        raise ArgumentError(f"--size takes width, layers, heads, kv_heads and inner, as 5 numbers, got {text!r}")
+    return Size(*map(int, found))
+
+
+def _ends(flag: str, text: str) -> tuple[int, int]:
+    found = numbers(flag, text, int, 1)
+    if len(found) > 2 or list(found) != sorted(found):
+        raise ArgumentError(f"{flag} takes the least and the most, got {text!r}")
+    return found[0], found[-1]
+
+
+def traffic(
+    prompts: Annotated[
+        Path, typer.Option(metavar="FILE", help="Texts to cut prompts from: one a line, or JSON with `prompts`.")
+    ] = Path("benchmarks/heldout.json"),
+    model: ModelFlag = "smollm2-135m",
+    drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="As in spectr.load.")] = "auto",
+    inflate: Annotated[bool, typer.Option("--inflate", help="At the cost of a large model, see --size.")] = False,
+    size: Annotated[
+        str, typer.Option(metavar="N,N,N,N,N", help="Width, layers, heads, kv heads and inner width of that model.")
+    ] = "4096,32,64,16,14336",
+    in_flight: Annotated[str, typer.Option(metavar="N,N,...", help="Requests at once.")] = "1,4,16,64",
+    prompt_tokens: Annotated[str, typer.Option(metavar="N,N", help="Least and most of a prompt.")] = "32,2048",
+    output_tokens: Annotated[str, typer.Option(metavar="N,N", help="Least and most of a text.")] = "16,512",
+    temperatures: Annotated[str, typer.Option(metavar="T,T,...", help="One of them each.")] = "0,0.7,1",
+    delay: Annotated[float, typer.Option(min=0.0, metavar="S", help="Seconds between requests, on average.")] = 0.002,
+    minutes: Annotated[
+        float, typer.Option(min=0.001, metavar="M", help="That count, of each way at each number in flight.")
+    ] = 0.4,
+    prefills: Annotated[int, typer.Option(min=1, metavar="N", help="Prompts that are read alone.")] = 64,
+    static_texts: Annotated[int, typer.Option(min=1, metavar="N", help="Texts of the static rate.")] = 12,
+    static_tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens of each.")] = 128,
+    shared: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Tokens that prompts share, in a part of its own; 0: leave it out.")
+    ] = 2000,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Of shared prompts; medians are given.")] = 5,
+    strike_stops: Annotated[
+        bool, typer.Option("--strike-stops", help="Fix lengths by min_new_tokens; else stop tokens end nothing.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of prompts, lengths and texts.")] = 0,
+    only: Annotated[str, typer.Option(metavar="PART,PART,...", help="Of in_flight_1, ..., shared.")] = "",
+    again: Annotated[bool, typer.Option("--again", help="Measure once more what is in the file.")] = False,
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile the model and its head.")] = False,
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="DTYPE", help="auto: bfloat16 on a GPU, float32 on a CPU.")
+    ] = "auto",
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The result; parts that are there are kept.")] = Path(
+        "spectr-traffic.json"
+    ),
+    as_json: JsonFlag = False,
+) -> None:
+    """Run requests that come and go, with drafts and plainly, and compare both with what they could reach at most."""
+    check_folder(out)
+    load = Load(
+        numbers("--in-flight", in_flight, int, 1) if in_flight else (), _ends("--prompt-tokens", prompt_tokens),
+        _ends("--output-tokens", output_tokens), numbers("--temperatures", temperatures, float, 0.0), delay, minutes,
+        prefills, static_texts, static_tokens, shared, repeats, strike_stops, seed,
+    )  # fmt: skip
+    order = Order(
+        out, prompts, model, drafter, _size(size) if inflate else None, device, dtype, compiled,
+        tuple(dict.fromkeys(word.strip() for word in only.split(",") if word.strip())), again, command_line(_MODULE),
+        load,
+    )  # fmt: skip
+    found = run(order, talk)
+    if as_json:
+        print_json(found)
+    else:
+        about = found["about"]
+        show(f"{about['texts_of']}, {about['dtype']} on {about['device']}", tables(found))
+    if any("error" in part for part in found["parts"].values()):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    run_command(_MODULE, traffic)

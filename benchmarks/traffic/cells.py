@@ -1,0 +1,133 @@
+"""One number of requests in flight: both ways on the same traffic, and what each could reach at most."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from benchmarks.inflate.clock import joined
+from benchmarks.inflate.speed import full_rate, graphs_of, settled
+from benchmarks.record import Found, let_go
+from benchmarks.traffic.flow import flow
+from benchmarks.traffic.order import Load
+from benchmarks.traffic.subject import DEFAULT, PLAIN, WAYS, Subject
+from benchmarks.traffic.texts import Stream
+from benchmarks.watch import watched
+from spectr.engine import Engine, Request
+
+__all__ = ["bound", "traffic"]
+
+_SIZES = (256, 512, 1024, 2048, 4096, 8192)  # a captured step looks at so many tokens of a row
+_WARM_TOKENS = 24  # enough for every shape to be run, captured and replayed
+_RAMP = 0.15  # of the time that counts: what passes before it
+_MOST = 3600.0  # seconds for what ends by itself
+_TOGETHER = 0.0005  # seconds within which the host hears of all rows of a step
+
+
+def traffic(subject: Subject, in_flight: int) -> Iterator[Found]:
+    """Plain decoding first, then drafting, on engines of their own."""
+    cells: dict[str, Found] = {}
+    for way in WAYS:
+        cells[way] = _cell(subject, way, in_flight)
+        let_go()
+        yield {"in_flight": in_flight, "cells": cells, **_compared(cells), "left": len(WAYS) - len(cells)}
+
+
+def _compared(cells: dict[str, Found]) -> Found:
+    if len(cells) < len(WAYS):
+        return {}
+    rates = {way: cells[way]["tokens_per_second"] for way in WAYS}
+    static = {way: cells[way]["static"].get("steady_tokens_per_second") for way in WAYS}
+    ratio = {"ratio_to_plain": rates[DEFAULT] / rates[PLAIN] if rates[PLAIN] else None}
+    return {**ratio, "static_ratio_to_plain": static[DEFAULT] / static[PLAIN] if all(static.values()) else None}
+
+
+def _cell(subject: Subject, way: str, in_flight: int) -> Found:
+    load, engine = subject.load, subject.engine(way, in_flight)
+    other, stream = subject.stream(1 + 2 * in_flight), subject.stream(2 * in_flight)  # the same for every way
+    _warm_up(engine, other, in_flight)
+    static = _static(engine, other, in_flight)
+    before, seconds = graphs_of(engine), 60 * load.minutes
+    found = flow(engine, stream.next, in_flight, load.delay, (_RAMP * seconds, seconds))
+    after = graphs_of(engine)
+    row, prefill = found.row(), _prefill(engine, found.requests[: load.prefills], in_flight, static)
+    graphs = {"before": [count for *_, count in before], "after": [count for *_, count in after]}
+    limits = bound(prefill, static, row["tokens_per_second"])
+    drafter = engine.drafter
+    return {
+        "drafter": drafter.name, "nodes": drafter.nodes, **row, "static": static, "prefill": prefill, **limits,
+        "graphs": graphs, "new_graphs": before != after,
+    }  # fmt: skip
+
+
+def _warm_up(engine: Engine, stream: Stream, in_flight: int) -> None:
+    """Make room for the longest request, and capture the shapes that the traffic will meet: the numbers of rows that
+    are usual with so many in flight, and all lengths where rows are few."""
+    load = stream.load
+    prompt, output = load.prompt_tokens[1], load.output_tokens[1]
+    engine.generate([stream.request(stream.texts.prompt(prompt), output, 1.0)])
+    if not any(lane.captures for lane in engine.scheduler.lanes.values()):
+        return
+    lengths = _lengths(load)
+    wide = 1 << (in_flight - 1).bit_length()
+    for rows in [count for count in (wide, wide // 2, wide // 4) if count]:
+        for length in lengths if rows <= 4 else lengths[-2:]:
+            for first in range(len(load.temperatures) if rows <= 2 else 1):
+                watched(engine, _side_by_side(stream, min(rows, in_flight), length, first), enough=1)
+
+
+def _lengths(load: Load) -> list[int]:
+    """A prompt for every size of what a captured step looks at."""
+    most = load.prompt_tokens[1]
+    return sorted({min(most, int(0.6 * size)) for size in _SIZES if 0.3 * size < most})
+
+
+def _side_by_side(stream: Stream, rows: int, length: int, first: int) -> list[Request]:
+    """One long prompt, and others as short as can be."""
+    every = stream.load.temperatures
+    texts = [stream.texts.prompt(length if row == 0 else min(16, length)) for row in range(rows)]
+    return [stream.request(text, _WARM_TOKENS, every[(first + row) % len(every)]) for row, text in enumerate(texts)]
+
+
+def _static(engine: Engine, stream: Stream, rows: int) -> Found:
+    """The pace of full batches with short prompts."""
+    load = stream.load
+    batches = [stream.short(rows, load.static_tokens) for _ in range(-(-load.static_texts // rows))]
+    return full_rate(rows, joined([settled(engine, batch) for batch in batches]))
+
+
+def _prefill(engine: Engine, requests: Sequence[Request], in_flight: int, static: Found) -> Found:
+    """The same prompts with one new token each: as many in flight, and nothing else to do. Each begins with another
+    token than before, so that it is read again. Of the steps that give those tokens, each is taken to last as long as
+    one of a full batch; without them it is what the reading took."""
+    fresh = iter([_begun_anew(request, engine.target.vocabulary) for request in requests])
+    found = flow(engine, lambda: next(fresh, None), in_flight, 0.0, (0.0, _MOST))
+    ends = [event.time for event in found.log]
+    seconds = max(ends) - found.submitted[0] if ends else 0.0
+    rounds = 1 + sum(later - sooner > _TOGETHER for sooner, later in pairwise(ends))
+    steps = rounds * static.get("steady_ms_per_step", 0.0) / 1e3
+    output = sum(request.max_new_tokens for request in requests)
+    return {
+        "prompts": len(requests), "prompt_tokens": sum(len(request.prompt) for request in requests),
+        "seconds": seconds, "steps": rounds, "seconds_of_steps": steps, "output_tokens": output,
+        "reused_tokens": sum(result.reused for result in found.results.values()),
+        "seconds_per_output_token": max(0.0, seconds - steps) / output if output else None,
+        "seconds_per_output_token_with_steps": seconds / output if output else None,
+    }  # fmt: skip
+
+
+def _begun_anew(request: Request, vocabulary: int) -> Request:
+    first, *rest = request.prompt
+    return replace(request, prompt=[(first + 1) % vocabulary, *rest], max_new_tokens=1)
+
+
+def bound(prefill: Found, static: Found, rate: float) -> Found:
+    """What a rate could be at most: every output token costs its share of the reading and its share of a full batch's
+    step. With the steps that follow the reading counted twice, it is a little lower."""
+    static_rate = static.get("steady_tokens_per_second")
+    found: Found = {}
+    for key, name in (("", "seconds_per_output_token"), ("_with_steps", "seconds_per_output_token_with_steps")):
+        if not static_rate or prefill[name] is None:
+            return {"bound_tokens_per_second": None, "share_of_bound": None}
+        most = 1 / (prefill[name] + 1 / static_rate)
+        found |= {f"bound{key}_tokens_per_second": most, f"share_of_bound{key}": rate / most}
+    return found

@@ -1,0 +1,39 @@
+"""The run: one part for each number of requests in flight, and one for prompts that begin alike."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+
+from benchmarks.record import Circumstances, Found, Part, Record, chosen, measure
+from benchmarks.traffic.cells import traffic
+from benchmarks.traffic.order import Load, Order
+from benchmarks.traffic.shared import shared
+from benchmarks.traffic.subject import Subject, subject_of
+
+__all__ = ["run"]
+
+_SHARED = "shared"
+
+
+def _names(load: Load) -> list[str]:
+    return [*(f"in_flight_{count}" for count in load.in_flight), *([_SHARED] if load.shared else [])]
+
+
+def _part(name: str, subject: Subject) -> Part:
+    if name == _SHARED:
+        return partial(shared, subject)
+    return partial(traffic, subject, int(name.rpartition("_")[2]))
+
+
+def run(order: Order, told: Callable[[str], None]) -> Found:
+    """Measure what is missing, and give all there is."""
+    names = chosen(_names(order.load), order.only)
+    record = Record(order.out, order.about(), "benchmarks.traffic")
+    missing = [name for name in names if order.again or not record.is_done(name)]
+    told(f"to measure: {', '.join(missing)}" if missing else "everything is measured already")
+    if missing:
+        subject = subject_of(order, told)
+        how = Circumstances(order.command, subject.target.device, {"load": asdict(order.load)})
+        for name in missing:
+            measure(name, _part(name, subject), how, record, told)
+    return record.data

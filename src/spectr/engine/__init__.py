@@ -1,0 +1,157 @@
+"""The engine: requests in, texts out. Read in this order to follow one request to its text.
+
+`request`   what is asked for, and what comes out
+`scheduler` where it waits, and the thread that runs everything
+`lane`      the rows that share a step; where it gets a row, reads its prompt, takes part in steps, and ends
+`prefix`    which row knows the beginning of its prompt already
+`rows`      what the device knows of each row
+`step`      draft, score, settle: one step of all active rows
+`readout`   what the host reads of a step
+`handle`    how its steps get back to whoever asked
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from spectr.checks import whole
+from spectr.coins import seed_word
+from spectr.engine.handle import Handle
+from spectr.engine.lane import EngineParts
+from spectr.engine.request import Reader, Request, Result, Step, TokenLogprobs
+from spectr.engine.scheduler import LOCK, Scheduler
+from spectr.errors import ArgumentError, MismatchError
+from spectr.types import Drafter, TreeModel
+from spectr.verify import Rule
+
+__all__ = ["LOCK", "Engine", "Handle", "Reader", "Request", "Result", "Step", "TokenLogprobs"]
+
+
+class Engine:
+    """A target, a drafter and a rule that fit together, and the requests that run on them, `rows` at once. Steps are
+    captured and replayed as CUDA graphs if `captures`, by default where the target is on a GPU."""
+
+    def __init__(  # noqa: PLR0913 - the last two are seldom given
+        self,
+        target: TreeModel,
+        drafter: Drafter,
+        rule: Rule,
+        stops: frozenset[int] = frozenset(),
+        *,
+        rows: int = 64,
+        captures: bool | None = None,
+    ) -> None:
+        _check_pair(drafter, rule)
+        captures = target.device.type == "cuda" and not _is_spread(target, drafter) if captures is None else captures
+        self.parts = EngineParts(target, drafter, rule, stops, whole("rows", rows, 1), captures)
+        self.scheduler = Scheduler(self.parts)
+
+    @property
+    def target(self) -> TreeModel:
+        """The model whose distribution is sampled."""
+        return self.parts.target
+
+    @property
+    def drafter(self) -> Drafter:
+        """What proposes tokens."""
+        return self.parts.drafter
+
+    @property
+    def rule(self) -> Rule:
+        """What decides between drafts."""
+        return self.parts.rule
+
+    @property
+    def stops(self) -> frozenset[int]:
+        """Tokens that end every text."""
+        return self.parts.stops
+
+    def with_rule(self, rule: Rule) -> "Engine":
+        """The same target and drafter under another rule."""
+        return self.with_parts(rule=rule)
+
+    def with_parts(self, **parts: Any) -> "Engine":
+        """The same engine with other parts in place of some, by their names in `EngineParts`; it shares no rows."""
+        made = copy.copy(self)
+        made.parts = replace(self.parts, **parts)
+        _check_pair(made.drafter, made.rule)
+        made.scheduler = Scheduler(made.parts)
+        return made
+
+    def compile(self) -> None:
+        """Compile the layers of target and drafter, and run a few tokens, so that it is done now."""
+        drafter: Any = self.drafter
+        for model in (self.target, getattr(drafter, "head", None), getattr(drafter, "model", None)):
+            getattr(model, "compile", lambda: None)()
+        self.scheduler.close()  # graphs of layers as they were
+        self.generate([Request([0], 0, min(4 * drafter.nodes, self.target.context - 1))])
+
+    def submit(self, request: Request) -> Handle:
+        """Begin with a request as soon as there is room for it. From any thread."""
+        self.check(request)
+        return self.scheduler.submit([request])[0]
+
+    def generate(self, requests: Sequence[Request]) -> list[Result]:
+        """Run requests to their ends; if one fails, the others are cancelled."""
+        for request in requests:
+            self.check(request)
+        handles = self.scheduler.submit(requests)
+        try:
+            return [handle.result() for handle in handles]
+        except BaseException:
+            for handle in handles:
+                handle.cancel()
+            raise
+
+    def check(self, request: Request) -> None:
+        """Refuse what cannot be run, before anything is."""
+        tokens = request.tokens
+        if not tokens:
+            raise ArgumentError("a prompt must have at least one token; start it with the model's first token")
+        whole("max_new_tokens", request.max_new_tokens, 1)
+        seed_word(request.seed)
+        if request.limit > self.target.context:
+            raise ArgumentError(
+                f"prompt and new tokens must fit into the model's {self.target.context} positions, got "
+                f"{len(request.prompt)} + {request.max_new_tokens}; shorten the prompt or lower max_new_tokens"
+            )
+        if len(request.generated) >= request.max_new_tokens:
+            raise ArgumentError(
+                f"max_new_tokens counts what was generated before: it must be above {len(request.generated)}, got "
+                f"{request.max_new_tokens}"
+            )
+        if max(tokens) >= self.target.vocabulary or min(tokens) < 0:
+            raise ArgumentError(f"tokens of a prompt must lie in 0 … {self.target.vocabulary - 1}, got {tokens}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(request, name)) is not None:
+                whole(name, count, 0)
+        request.policy.check_tokens(self.target.vocabulary)
+        getattr(self.target, "check_source", lambda _: None)(request.source)
+
+
+def _check_pair(drafter: Drafter, rule: Rule) -> None:
+    if drafter.siblings not in rule.card.siblings:
+        raise MismatchError(
+            f"rule {rule.card.name!r} holds for siblings {', '.join(rule.card.siblings)}, and drafter "
+            f"{drafter.name!r} draws {drafter.siblings!r}; race and match take any"
+        )
+    if rule.card.needs_laws and not drafter.gives_laws:
+        raise MismatchError(
+            f"rule {rule.card.name!r} reads the law each child was drawn from, and drafter {drafter.name!r} has "
+            "none; use race or match, or a drafter that has laws: ngram, early_exit, a model"
+        )
+    if rule.card.name != "race" and getattr(getattr(drafter, "plan", None), "shared", None) is not None:
+        raise MismatchError(
+            f"rows may share a tree under the race alone: with rule {rule.card.name!r} a text would hang on the "
+            "batch it is in; leave shared out of the plan"
+        )
+
+
+def _is_spread(target: Any, drafter: Any) -> bool:
+    """Whether some model lies on several devices, or has an encoder: then steps are not captured."""
+    models = [
+        getattr(m, "model", None) for m in (target, getattr(drafter, "model", None), getattr(drafter, "head", None))
+    ]
+    places = {str(place) for m in models for place in (getattr(m, "hf_device_map", None) or {}).values()}
+    return len(places) > 1 or bool(getattr(getattr(target, "needs", None), "source", None))

@@ -1,0 +1,504 @@
+"""Rows that share a step: one rule, one drafter, one tree. Requests come and go, each in a row of its own.
+
+Active rows stand in places 0 to A − 1, so that a step looks at no others; the rows behind them are reading their
+prompts, a cohort at a time. A request that ends gives its place to another row. What is behind all of these is kept
+until the room is needed: a request that begins like one of those texts, or like an active one, copies what they have in
+common and reads the rest.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from spectr.engine.handle import Delivery
+from spectr.engine.prefix import Beginnings, common_start
+from spectr.engine.readout import HostReadout, PendingReadout, StepReadout, copy_to_host
+from spectr.engine.request import Request, Step, TokenLogprobs
+from spectr.engine.rows import Rows
+from spectr.engine.step import StepParts, run_step
+from spectr.errors import ArgumentError
+from spectr.models.graphs import Captured
+from spectr.policy import PolicyRows
+from spectr.policy.history import HostText
+from spectr.rows import ladder, sent
+from spectr.types import Drafter, Drafting, Opening, TreeModel
+from spectr.verify import Rule
+
+__all__ = ["EngineParts", "Lane", "Seat"]
+
+_SIZES = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+"""Slots of a row, and of the part of it that a captured step looks at."""
+_ALONE = 8  # times as many prompt tokens are read at once where no other text goes on
+_SCORED_CHUNK = 64  # prompt tokens read at once where their log-probabilities are wanted
+_KEPT = 4  # rows that a lane has room for before texts that have ended are forgotten
+_LIKELIEST = (0, 5, 20)  # how many log-probabilities captured steps give
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """A target, a drafter and a rule that fit together, and how they are run."""
+
+    target: TreeModel
+    drafter: Drafter
+    rule: Rule
+    stops: frozenset[int] = frozenset()  # tokens that end every text
+    rows: int = 64  # most requests that run at once
+    captures: bool = False  # replay steps as graphs
+    chunk: int = 512  # most prompt tokens that are read between two steps
+    reuses: bool = True  # copy the beginning of a prompt from a text that began alike; benchmarks read every prompt
+    policies: type[PolicyRows] = PolicyRows  # what computes the policies of rows; audits plant faults there
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A request in a lane: its text as far as the host has read it, and how much of that its row has."""
+
+    delivery: Delivery
+    text: list[int]
+    read: int = 0  # tokens that target and drafter have read
+    is_whole: bool = True  # its beginning may be copied
+    host: HostText = field(default_factory=HostText)  # what users' functions see
+
+    @property
+    def request(self) -> Request:
+        """What is asked for."""
+        return self.delivery.request
+
+    @property
+    def unread(self) -> int:
+        """Tokens to read before it can take part in steps: all but the last."""
+        return len(self.text) - 1 - self.read
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more is wanted of it."""
+        return self.delivery.has_ended or self.delivery.is_cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step that was launched and not yet read: who stood in its rows."""
+
+    seats: list[Seat]
+    readout: PendingReadout
+    marks: list[float]  # times before draft, target and rule, and after; none if it was replayed
+    choice: int  # of the drafter
+
+
+class Lane:
+    """Requests that wait, read and run."""
+
+    def __init__(self, parts: EngineParts, *, on_host: bool, optimality_gap: bool) -> None:
+        self.parts, self.optimality_gap = parts, optimality_gap
+        self.nodes = parts.drafter.nodes  # counted once: some drafters add up a tree
+        self.device = parts.target.device
+        can_be_late = self.device.type == "cuda" and not on_host and getattr(parts.drafter, "capturable", False)
+        self.lag = 1 if can_be_late else 0
+        self.reuses = parts.reuses and parts.target.keeps_beginnings
+        self.captures = can_be_late and parts.captures and parts.rule.card.capturable and not optimality_gap
+        self.queue: deque[Seat] = deque()
+        self.active: list[Seat] = []
+        self.reading: list[Seat] = []
+        self.flights: deque[_Flight] = deque()
+        self.beginnings = Beginnings()
+        self.graphs = Captured()
+        self._rows: Rows | None = None
+        self._session: Any = None
+        self._drafting: Drafting | None = None
+        self._slots = 0
+        self._version = -1  # of the tensors that graphs were made with
+        self._width = 1  # most tokens of the last step
+        self._widest = 1  # of any step
+        self._since = time.perf_counter()  # when the last step was read
+        self._has_read_prompts = False  # since then
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.queue or self.reading or self.active or self.flights)
+
+    def turn(self) -> None:
+        """Let requests in, read a part of their prompts, and take one step of those that have read them."""
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            self._drop_cancelled()
+            self._admit()
+            if self.active:
+                self._launch()
+            while self.flights and (len(self.flights) > self.lag or not self.active):
+                self._read(self.flights.popleft())
+            while self.flights and all(seat.is_done for seat in self.flights[-1].seats):
+                self.flights.pop()  # launched before the last of them had ended: nobody waits for it
+
+    def fail(self, error: BaseException) -> None:
+        """End every request with one error."""
+        for seat in [*self.queue, *self.reading, *self.active]:
+            seat.delivery.fail(error)
+
+    # Requests come
+
+    def _admit(self) -> None:
+        """Seat requests and read their prompts, in the order they came, as far as the budget of a turn goes."""
+        budget = self.parts.chunk * (1 if self.active else _ALONE)
+        while self.reading or self._seat():
+            budget -= self._read_prompts(budget)
+            if self.reading or budget <= 0:
+                return
+
+    def _seat(self) -> bool:
+        """Give rows to the requests that come next and whose prompts can be read together."""
+        cohort: list[Seat] = []
+        longest = 0
+        while self.queue and len(self.active) + len(cohort) < self.parts.rows:
+            seat = self.queue[0]
+            if seat.is_done:
+                self.queue.popleft()
+                continue
+            if cohort and not self._fits_in(seat, cohort, longest):
+                break
+            if not self._make_room(len(self.active) + len(cohort) + 1, seat):
+                break
+            longest = max(longest, len(seat.text))
+            cohort.append(self.queue.popleft())
+        if not cohort:
+            return False
+        self.reading = cohort
+        self._begin(cohort)
+        return True
+
+    def _fits_in(self, seat: Seat, cohort: list[Seat], longest: int) -> bool:
+        """Whether a request can read with others: the prompts are padded to the longest, and one that begins like
+        another waits for it."""
+        if seat.request.prompt_logprobs is not None or cohort[0].request.prompt_logprobs is not None:
+            return False
+        if max(longest, len(seat.text)) * (len(cohort) + 1) > max(self.parts.chunk, longest):
+            return False
+        if not self.reuses:
+            return True
+        known = self.beginnings.longest(seat.text, seat.request.source, self._living())[1]
+        likeliest = max(common_start(seat.text[:-1], other.text[:-1]) for other in cohort)
+        return likeliest < max(known, 1) + self.beginnings.least
+
+    def _begin(self, cohort: list[Seat]) -> None:
+        """Put requests into the rows behind the active ones, with what is known of their beginnings."""
+        rows, session, drafting = self._state()
+        first = len(self.active)
+        known = [self._known(seat, row) for row, seat in enumerate(cohort, start=first)]
+        copied = [(source, row, count) for row, (source, count) in enumerate(known, start=first) if source != row]
+        copied += self.beginnings.saved([row for _, row, _ in copied], range(first + len(cohort), len(rows)))
+        if copied:
+            sources, targets, counts = (list(column) for column in zip(*copied, strict=True))
+            self.parts.target.copy_rows(session, sources, targets, max(counts))
+            drafting.copy_rows(sources, targets, max(counts))
+        rows.put(first, [seat.request for seat in cohort], self.parts.stops)
+        for row, (seat, (_, count)) in enumerate(zip(cohort, known, strict=True), start=first):
+            request, seat.host = seat.request, rows.history.host[row]
+            seat.is_whole = drafting.begin(row, seat.text, request.limit, request.source)
+            seat.read = seat.delivery.reused = count if seat.is_whole else 0
+            if request.source is not None:
+                self.parts.target.encode_row(session, row, list(request.source))
+            self.beginnings.forget(row)
+        starts = [seat.read for seat in cohort]
+        self.parts.target.rewind(self._window(session, first, first + len(cohort)), starts)
+
+    def _known(self, seat: Seat, row: int) -> tuple[int, int]:
+        """The row whose text begins most like this one, and how many of its tokens can be taken."""
+        if not self.reuses or seat.request.prompt_logprobs is not None:
+            return row, 0
+        return self.beginnings.longest(seat.text, seat.request.source, self._living(), here=row)
+
+    def _living(self) -> dict[int, tuple[list[int], Any]]:
+        """What the active rows surely have read."""
+        return {
+            row: (seat.text[: self._surely_read(seat)], seat.request.source)
+            for row, seat in enumerate(self.active)
+            if seat.is_whole
+        }
+
+    def _surely_read(self, seat: Seat) -> int:
+        """Tokens that target and drafter have both read: the drafter may lack those of the last step."""
+        return max(seat.read, len(seat.text) - 1 - self._widest)
+
+    def _read_prompts(self, budget: int) -> int:
+        """Read on in the prompts of the cohort; those that are read take part in the next step. How many tokens it
+        were."""
+        first, cohort = len(self.active), self.reading
+        if cohort[0].request.prompt_logprobs is not None:
+            count = self._score_prompt(cohort[0], first)
+        else:
+            width = max(1, budget // len(cohort))
+            texts = [seat.text[seat.read : min(len(seat.text) - 1, seat.read + width)] for seat in cohort]
+            self._read_along(first, texts)
+            count = sum(map(len, texts))
+        self._has_read_prompts = True
+        if any(seat.unread > 0 for seat in cohort):
+            return count
+        rows, _, _ = self._state()
+        rows.activate(first, len(cohort))
+        self.active += cohort
+        self.reading = []
+        return count
+
+    def _read_along(self, first: int, texts: list[list[int]]) -> None:
+        """Target and drafter read more of the cohort's prompts."""
+        _, session, drafting = self._state()
+        starts = [seat.read for seat in self.reading]
+        if any(texts):
+            window = self._window(session, first, first + len(texts))
+            self.parts.target.read(window, texts, starts)
+        drafting.read(first, texts, starts)
+        for seat, text in zip(self.reading, texts, strict=True):
+            seat.read += len(text)
+
+    def _score_prompt(self, seat: Seat, row: int) -> int:
+        """Read a part of a prompt and look at the distribution of each of its tokens."""
+        _, session, drafting = self._state()
+        tokens = seat.text[seat.read : min(len(seat.text) - 1, seat.read + _SCORED_CHUNK)]
+        top = seat.request.prompt_logprobs or 0
+        found = seat.delivery.prompt_logprobs or [None]
+        if tokens:
+            window = self.parts.target.window(session, row, row + 1, seat.read)
+            ids = sent([tokens], self.device)
+            places = ladder(len(tokens), self.device)
+            logits = self.parts.target.score(window, ids, (places[:, None] >= places)[None], places[None])
+            self.parts.target.keep(window, places[None])
+            following = seat.text[seat.read + 1 : seat.read + 1 + len(tokens)]
+            found = [*found, *_prompt_logprobs(logits[0], following, top)]
+        drafting.read(row, [tokens], [seat.read])
+        seat.read += len(tokens)
+        seat.delivery.prompt_logprobs = found[: len(seat.request.prompt)]
+        return len(tokens)
+
+    # Steps
+
+    def _launch(self) -> None:
+        """Take one step of the active rows."""
+        rows, session, drafting = self._state()
+        count = len(self.active)
+        if not self.flights:
+            self._since = time.perf_counter()  # the time before belongs to no step
+        wide = min(1 << (count - 1).bit_length(), len(rows)) if self.captures else count
+        choice = drafting.choose(count)
+        features = rows.features(count, exactly=not self.captures)
+        longest = max(len(seat.text) for seat in self.active) + len(self.flights) * self._widest
+        if self.captures:
+            longest = self._looked_at(longest)
+        asks = self.device.type == "cpu" or drafting.is_behind
+        parts = StepParts(
+            self.parts.target, None, drafting, self.parts.rule, rows.window(wide), features, longest,
+            None if asks else self._width, self._wanted_logprobs(), self.optimality_gap,
+        )  # fmt: skip
+
+        def step(marks: list[float]) -> StepReadout:
+            return run_step(replace(parts, session=self.parts.target.window(session, 0, wide, longest)), marks)
+
+        marks: list[float] = []
+        if self.captures and not asks:
+            if self._version != rows.version:
+                self.graphs, self._version = Captured(), rows.version
+            reach = parts.rows.policies.reach if "no_repeat_ngram_size" in features else 0
+            key = (wide, longest, choice, features, parts.unread, parts.logprobs, reach)
+            found = self.graphs(key, lambda _: step([]), rows.active)
+        else:
+            found = step(marks)
+        readout = copy_to_host(found)
+        self._width = (found.numbers.shape[1] - 5) // 2
+        self._widest = max(self._widest, self._width)
+        self.flights.append(_Flight(list(self.active), readout, marks, choice))
+
+    def _looked_at(self, longest: int) -> int:
+        """The bound that stands in a captured step: one of few."""
+        most = self.nodes
+        return min(next((size for size in _SIZES if size >= longest + most), self._slots), self._slots) - most
+
+    def _wanted_logprobs(self) -> int | None:
+        """How many log-probabilities the active rows want at most; one of few where steps are captured."""
+        wanted = max((-1 if s.request.logprobs is None else s.request.logprobs for s in self.active), default=-1)
+        if wanted < 0:
+            return None
+        return next((count for count in _LIKELIEST if count >= wanted), wanted) if self.captures else wanted
+
+    def _read(self, flight: _Flight) -> None:
+        """Tell the requests of a step what it gave them, and let those go that have ended."""
+        readout, ended, tokens = flight.readout.wait(), list[Seat](), 0
+        now = time.perf_counter()
+        took = [self._since, self._since, now, now]  # a replayed step is one piece, and counts as the target's
+        for row, seat in enumerate(flight.seats):
+            if seat.is_done:
+                continue
+            step = self._told(seat, readout, row, flight.marks or took)
+            tokens += 0 if step is None else len(step.tokens)
+            if step is None or step.finish_reason is not None:
+                ended.append(seat)
+        if flight.marks or not self._has_read_prompts:
+            seconds = flight.marks[-1] - flight.marks[0] if flight.marks else now - self._since
+            self._state()[2].observe(len(flight.seats), flight.choice, tokens / len(flight.seats), seconds)
+        self._since, self._has_read_prompts = now, False
+        if ended:
+            self._let_go(ended)
+
+    def _told(self, seat: Seat, readout: HostReadout, row: int, marks: list[float]) -> Step | None:
+        """Deliver what a step did to one row; None if it failed, which ends this request and no other."""
+        request = seat.request
+        try:
+            found = readout.row(row, request.logprobs)
+            text, end = ("", None) if request.reader is None else request.reader.feed(found.tokens)
+            count = len(found.tokens) if end is None else end
+            seat.host.commit(found.tokens[:count])  # an error beyond the end of the text is none
+            if end is None and found.error is not None:
+                raise found.error
+            reason = found.finish_reason if end is None else "stop"
+            if reason is not None and request.reader is not None:
+                text += request.reader.finish()
+        except Exception as error:
+            seat.delivery.fail(error)
+            return None
+        counted = found.counted.cut(count)
+        seat.text += found.tokens[:count]
+        logprobs = None if found.logprobs is None else found.logprobs[:count]
+        step = Step(found.tokens[:count], len(counted.ranks), counted.corrected, reason, logprobs, text)
+        seat.delivery.add(step, counted, marks)
+        return step
+
+    # Requests go
+
+    def _drop_cancelled(self) -> None:
+        """Let go of those that nobody waits for; in the queue they are passed over when their turn comes."""
+        gone = [seat for seat in [*self.active, *self.reading] if seat.is_done]
+        if gone:
+            self._let_go(gone)
+
+    def _let_go(self, ended: Sequence[Seat]) -> None:
+        """Rows change places, so that those that go on stand first, then those that read, then those that ended."""
+        rows, session, drafting = self._state()
+        gone, before = set(ended), [*self.active, *self.reading]
+        running = len(self.active)
+        known = [self._surely_read(seat) if row < running else seat.read for row, seat in enumerate(before)]
+        order = _compacted(before, running, gone)
+        going = [before[row] for row in order if before[row] not in gone]
+        count = sum(seat not in gone for seat in self.active)
+        self.active, self.reading = going[:count], going[count:]
+        moved = [(old, new) for new, old in enumerate(order) if old != new]
+        if moved:
+            sources, targets = [old for old, _ in moved], [new for _, new in moved]
+            most = max(len(before[old].text) for old in sources) + (len(self.flights) + 1) * self._widest
+            most = min(most, self._slots)
+            rows.copy_rows(sources, targets)
+            self.parts.target.copy_rows(session, sources, targets, most)
+            drafting.copy_rows(sources, targets, most)
+        first = len(self.active) + len(self.reading)
+        rows.deactivate(first, len(before) - first)
+        for new in range(first, len(before)):
+            old = order[new]
+            seat = before[old]
+            is_sound = seat.delivery.error is None and seat.request.prompt_logprobs is None
+            if self.reuses and seat.is_whole and is_sound:
+                self.beginnings.keep(new, seat.text[: known[old]], seat.request.source)
+            else:
+                self.beginnings.forget(new)
+
+    # Room
+
+    def _state(self) -> tuple[Rows, Any, Drafting]:
+        """What the rows have, the target's session and the drafter's."""
+        assert self._rows is not None
+        assert self._drafting is not None
+        return self._rows, self._session, self._drafting
+
+    def _window(self, session: Any, first: int, stop: int) -> Any:
+        """The rows that read, as a session."""
+        longest = max(seat.read for seat in self.reading)
+        return self.parts.target.window(session, first, stop, longest)
+
+    def _make_room(self, rows: int, seat: Seat) -> bool:
+        """Room for so many rows, one of them for a request; False if it has to wait for others to end. What there is no
+        room for at all ends with an error."""
+        needed = seat.request.limit + 3 * self.nodes + 2
+        wanted = max(rows, min(_KEPT, rows + len(self.beginnings), self.parts.rows))
+        if self._rows is not None and wanted <= len(self._rows) and needed <= self._slots:
+            return True
+        slots = max(self._slots, next((size for size in _SIZES if size >= needed), needed))
+        try:
+            self._grow(wanted, slots)
+            return True
+        except (ArgumentError, torch.OutOfMemoryError):
+            self.beginnings.clear()
+        try:
+            self._grow(rows, slots)
+        except (ArgumentError, torch.OutOfMemoryError) as error:
+            if self.active or self.reading or rows > 1:
+                return False
+            self.close()
+            try:
+                self._grow(1, needed)
+            except (ArgumentError, torch.OutOfMemoryError):
+                self.queue.popleft().delivery.fail(error)
+                return False
+        return True
+
+    def _grow(self, rows: int, slots: int) -> None:
+        """Room for so many rows and tokens."""
+        if self._rows is None:
+            self._open(rows, slots)
+            return
+        if rows <= len(self._rows) and slots <= self._slots:
+            return
+        rows = max(len(self._rows), 1 << (rows - 1).bit_length()) if rows > len(self._rows) else len(self._rows)
+        rows, slots = min(rows, max(self.parts.rows, 1)), max(slots, self._slots)
+        self.graphs = Captured()
+        self.parts.target.make_room(self._session, rows, slots)
+        self._state()[2].make_room(rows, slots)
+        self._rows.make_room(rows, slots)
+        self._slots = slots
+
+    def _open(self, rows: int, slots: int) -> None:
+        """The first rows."""
+        if self.device.type == "cuda":
+            rows, slots = max(rows, min(_KEPT, self.parts.rows)), max(slots, 1024)
+        target, drafter = self.parts.target, self.parts.drafter
+        with torch.inference_mode(False):
+            session = target.open(rows, slots, features=getattr(drafter, "wants_features", None))
+            drafting = drafter.open(Opening(rows, slots, target.vocabulary, session))
+        self._rows = Rows(rows, slots, target.vocabulary, self.device, self.parts.policies)
+        self._session, self._drafting, self._slots = session, drafting, slots
+
+    def close(self) -> None:
+        """Give all room back."""
+        self._rows = self._session = self._drafting = None
+        self._slots = 0
+        self.graphs, self.beginnings = Captured(), Beginnings()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _compacted(before: Sequence[Seat], active: int, gone: set[Seat]) -> list[int]:
+    """Which old row stands in each place, so that few move: the active ones, those that read, those that ended."""
+    groups: list[Callable[[int], bool]] = [
+        lambda row: row < active and before[row] not in gone,
+        lambda row: row >= active and before[row] not in gone,
+        lambda row: before[row] in gone,
+    ]
+    order = [-1] * len(before)
+    start = 0
+    for belongs in groups:
+        rows = [row for row in range(len(before)) if belongs(row)]
+        places = range(start, start + len(rows))
+        staying = {row for row in rows if row in places}
+        movers = iter(row for row in rows if row not in staying)
+        for place in places:
+            order[place] = place if place in staying else next(movers)
+        start += len(rows)
+    return order
+
+
+def _prompt_logprobs(logits: torch.Tensor, following: list[int], top: int) -> list[TokenLogprobs]:
+    """Of each token that follows, under the distribution (T, V) before it, and of the likeliest."""
+    law = logits.float().log_softmax(-1)
+    own = law.gather(-1, torch.tensor(following, device=law.device)[:, None])[:, 0].tolist()
+    best = law.topk(min(top, law.shape[-1]), -1)
+    likeliest = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [TokenLogprobs(v, tuple(zip(*b, strict=True))) for v, b in zip(own, likeliest, strict=True)]

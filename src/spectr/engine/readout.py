@@ -1,0 +1,127 @@
+"""What the host reads of a step: a few whole numbers for each row, and log-probabilities where they were asked for."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spectr.engine.request import TokenLogprobs
+from spectr.errors import ArgumentError, LawError
+from spectr.metrics import Counted, child_ranks
+from spectr.trees import Topology
+from spectr.types import Draft, Verdict
+
+__all__ = ["HostReadout", "PendingReadout", "RowReadout", "StepReadout", "copy_to_host", "pack"]
+
+_REASONS = (None, "stop", "length")
+_FIELDS = 6  # numbers of a row before its tokens
+SOUND, NO_NUMBERS, NO_TOKENS = 0, 1, 2  # what is wrong with a row
+
+
+@dataclass(frozen=True, slots=True)
+class StepReadout:
+    """A step as tensors."""
+
+    numbers: Tensor  # (B, 7 + 2 D) int64, see `pack`
+    logprobs: Tensor | None = None  # (B, D + 1, 1 + K) float32: of the token, and of the likeliest
+    likeliest: Tensor | None = None  # (B, D + 1, K) int64
+    best: Tensor | None = None  # (B, D + 1): what the best coupling would accept
+
+
+@dataclass(frozen=True, slots=True)
+class RowReadout:
+    """What a step did to one row."""
+
+    tokens: list[int]  # cut at a stop token and at the limit, and where there was no distribution
+    finish_reason: str | None
+    counted: Counted
+    logprobs: list[TokenLogprobs] | None
+    error: Exception | None  # why no token could be drawn after these
+
+
+def pack(draft: Draft, tree: Topology, verdict: Verdict, ended: tuple[Tensor, Tensor, Tensor], fault: Tensor) -> Tensor:
+    """(B, 7 + 2 D) int64: of each row the accepted nodes, whether it was corrected, the nodes drafted, what is wrong
+    with it, how many tokens belong to the text and why it ends; the tokens, and the rank of each accepted one. `ended`
+    are the tokens emitted (B, D + 1), their count (B,) and the reason (B,)."""
+    emitted, count, reason = ended
+    ranks = child_ranks(tree, verdict) if draft.tokens.shape[1] > 1 else torch.zeros_like(verdict.path)
+    drafted = draft.alive.sum(-1) - 1
+    fields = [verdict.length, verdict.corrected.long(), drafted, fault, count, reason]
+    return torch.cat([torch.stack(fields, -1), emitted, ranks], 1)
+
+
+@dataclass(slots=True)
+class PendingReadout:
+    """A readout on its way to the host."""
+
+    held: StepReadout
+    event: Any = None
+
+    def wait(self) -> "HostReadout":
+        """What it says, once it is there."""
+        if self.event is not None:
+            self.event.synchronize()
+        return HostReadout(self.held)
+
+
+def copy_to_host(readout: StepReadout) -> PendingReadout:
+    """Send a readout to the host without waiting. Each goes into memory of its own: the step after it may be launched
+    before it is read."""
+    if readout.numbers.device.type != "cuda":
+        return PendingReadout(readout)
+
+    def sent(values: Tensor | None) -> Tensor | None:
+        if values is None:
+            return None
+        held = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        return held.copy_(values, non_blocking=True)
+
+    numbers = sent(readout.numbers)
+    assert numbers is not None
+    held = StepReadout(numbers, sent(readout.logprobs), sent(readout.likeliest), sent(readout.best))
+    event = torch.cuda.Event()
+    event.record()
+    return PendingReadout(held, event)
+
+
+class HostReadout:
+    """A step on the host."""
+
+    def __init__(self, readout: StepReadout) -> None:
+        self._readout = readout
+        self._rows: list[list[int]] = readout.numbers.tolist()
+
+    @property
+    def width(self) -> int:
+        """Most tokens that a row can have got."""
+        return (self._readout.numbers.shape[1] - _FIELDS + 1) // 2
+
+    def row(self, row: int, top: int | None) -> RowReadout:
+        """What a step did to one row, with log-probabilities of the `top` likeliest tokens if they are wanted."""
+        length, corrected, drafted, fault, count, reason, *rest = self._rows[row]
+        ranks = rest[self.width :][:length]
+        best = None if self._readout.best is None else self._readout.best[row].tolist()[: length + 1]
+        counted = Counted(drafted, length + 1, bool(corrected), ranks, best).cut(count)
+        error = _error(fault) if fault else None
+        return RowReadout(rest[:count], _REASONS[reason], counted, self._logprobs(row, count, top), error)
+
+    def _logprobs(self, row: int, count: int, top: int | None) -> list[TokenLogprobs] | None:
+        if self._readout.logprobs is None or top is None:
+            return None
+        likeliest = self._readout.likeliest
+        values = self._readout.logprobs[row, :count, : 1 + top].tolist()
+        tokens = [[]] * count if likeliest is None else likeliest[row, :count, :top].tolist()
+        return [TokenLogprobs(v[0], tuple(zip(t, v[1:], strict=True))) for v, t in zip(values, tokens, strict=True)]
+
+
+def _error(fault: int) -> Exception:
+    if fault == NO_NUMBERS:
+        return LawError(
+            "the target's logits must be numbers, and after this text they are NaN or infinite; load it in another "
+            'dtype, such as dtype="bfloat16" or "float32", or look at its weights'
+        )
+    return ArgumentError(
+        "logit_bias, bad_words, suppress_tokens, begin_suppress_tokens, no_repeat_ngram_size, min_new_tokens, "
+        "min_length, allowed and processors must leave at least one token, and they leave none after this text"
+    )

@@ -1,0 +1,106 @@
+"""All that a step begins with, of R rows, on the device and changed in place: texts, settings, seeds, who is active.
+
+Active rows stand first, one after the other. Behind them stand rows whose requests have ended: what is known of their
+texts serves later requests that begin alike.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from spectr.coins import seed_word
+from spectr.engine.request import Request
+from spectr.policy import History, PolicyRows
+from spectr.policy.history import Text
+from spectr.policy.rows import rounded
+from spectr.rows import sent
+
+__all__ = ["Rows"]
+
+
+class Rows:
+    """The state of R rows with room for M tokens each."""
+
+    def __init__(
+        self,
+        rows: int,
+        slots: int,
+        vocabulary: int,
+        device: torch.device,
+        policies: type[PolicyRows] = PolicyRows,
+    ) -> None:
+        self.device = device
+        self.history = History(rows, slots, vocabulary, device)
+        self.policies = policies(rows, vocabulary, device)
+        with torch.inference_mode(False):
+            self.seed = torch.zeros(rows, dtype=torch.int64, device=device)
+            self.active = torch.zeros(rows, dtype=torch.bool, device=device)
+
+    def __len__(self) -> int:
+        """How many rows there is room for."""
+        return len(self.seed)
+
+    @property
+    def version(self) -> int:
+        """Another number once some tensor was replaced by another: a captured step knows tensors by where they lie."""
+        return self.history.version + self.policies.version
+
+    @torch.inference_mode(False)
+    def put(self, first: int, requests: Sequence[Request], stops: frozenset[int]) -> None:
+        """Give the rows from `first` on to requests; they take part in steps once they are activated."""
+        texts = [Text(r.prompt, r.generated, r.max_new_tokens, stops | r.stop_ids, r.padding) for r in requests]
+        self.policies.put(first, [request.policy for request in requests])
+        self.history.put(first, texts)
+        rows = slice(first, first + len(requests))
+        self.seed[rows] = sent([seed_word(request.seed) for request in requests], self.device)
+        self.active[rows] = False
+
+    def features(self, rows: int, *, exactly: bool) -> frozenset[str]:
+        """What the policies of the first rows use, and room for the tables it needs; if not exactly that, one of a few
+        larger sets."""
+        found: frozenset[str] = frozenset().union(*set(self.policies.used[:rows]))
+        found = found if exactly else rounded(found)
+        self.history.look_back(seen="repetition_penalty" in found, counts="counts" in found)
+        if "bias" in found:
+            self.policies.make_bias()
+        return found
+
+    def activate(self, first: int, count: int) -> None:
+        """Some rows take part in steps from now on."""
+        self.active[first : first + count] = True
+
+    def deactivate(self, first: int, count: int) -> None:
+        """Some rows take part no more."""
+        self.active[first : first + count] = False
+
+    def copy_rows(self, sources: list[int], targets: list[int]) -> None:
+        """Some rows take the places of others."""
+        self.history.copy_rows(sources, targets)
+        self.policies.copy_rows(sources, targets)
+        source, target = sent(sources, self.device), sent(targets, self.device)
+        for table in (self.seed, self.active):
+            table[target] = table[source]
+
+    @torch.inference_mode(False)
+    def make_room(self, rows: int, slots: int) -> None:
+        """Room for so many rows and tokens at least."""
+        extra = max(0, rows - len(self))
+        self.history.make_room(rows, slots)
+        self.policies.make_room(rows)
+        self.seed = torch.nn.functional.pad(self.seed, (0, extra))
+        self.active = torch.nn.functional.pad(self.active, (0, extra))
+
+    def window(self, rows: int) -> "Rows":
+        """The first rows, in the same places; of no use once others were put there, or have moved."""
+        made = Rows.__new__(Rows)
+        made.device = self.device
+        made.history, made.policies = self.history.window(rows), self.policies.window(rows)
+        made.seed, made.active = self.seed[:rows], self.active[:rows]
+        return made
+
+    @property
+    def root(self) -> Tensor:
+        """(B,) int64: the last token of each text."""
+        last = (self.history.length - 1).clamp_min(0)
+        return self.history.tokens.gather(1, last[:, None])[:, 0].clamp_min(0)

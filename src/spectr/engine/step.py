@@ -1,0 +1,179 @@
+"""One step of a lane's first rows: draft, score, settle. Tensors in, tensors out, no answer from the device.
+
+The same functions run eagerly and are captured as graphs.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spectr.coins import SeededCoins
+from spectr.engine.readout import NO_NUMBERS, NO_TOKENS, SOUND, StepReadout, pack
+from spectr.engine.rows import Rows
+from spectr.metrics import best_possible
+from spectr.policy import Past
+from spectr.rows import ladder, pick_rows
+from spectr.transport.laws import sound
+from spectr.trees import Topology, topology
+from spectr.types import Draft, Drafting, Scene, TreeModel, Verdict
+from spectr.verify import Rule
+
+__all__ = ["Scored", "StepParts", "draft_trees", "run_step", "score_trees", "settle"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """Who takes part in a step, and what is wanted of it."""
+
+    target: TreeModel
+    session: Any  # the target's, of the rows that take part
+    drafting: Drafting
+    rule: Rule
+    rows: Rows  # the rows that take part
+    features: frozenset[str]  # of policies that are computed
+    longest: int  # no row has more tokens
+    unread: int | None = None  # no row got more tokens since the last step; None: the drafter may ask
+    logprobs: int | None = None  # of emitted tokens, and of so many of the likeliest
+    optimality_gap: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A draft, and what the target says of it."""
+
+    draft: Draft
+    tree: Topology
+    coins: SeededCoins
+    logits: Tensor  # (B, N, V), raw, numbers
+    finite: Tensor  # (B, N) bool: they were numbers as they came
+
+
+def run_step(parts: StepParts, marks: list[float]) -> StepReadout:
+    """One draft, one target call, one verdict, and what each part keeps of it."""
+    marks.append(time.perf_counter())
+    draft, coins = draft_trees(parts)
+    marks.append(time.perf_counter())
+    scored = score_trees(parts, draft, coins)
+    marks.append(time.perf_counter())
+    readout = settle(parts, scored)
+    marks.append(time.perf_counter())
+    return readout
+
+
+def draft_trees(parts: StepParts) -> tuple[Draft, SeededCoins]:
+    """A tree for each row, and the coins that it was drawn with."""
+    rows, history, features = parts.rows, parts.rows.history, parts.features
+    temperature = rows.policies.number("temperature")
+    coins = SeededCoins(rows.seed, history.length, temperature == 0)
+
+    def shaped(logits: Tensor, paths: Tensor) -> Tensor:
+        return rows.policies(logits, Past(history, paths, drafting=True), features=features)
+
+    def ranked(logits: Tensor, paths: Tensor) -> Tensor:
+        return rows.policies(logits, Past(history, paths, drafting=True), features=features, ranked=True)
+
+    scene = Scene(
+        history, rows.root, rows.active, coins, shaped, ranked, temperature, parts.longest, parts.unread,
+        parts.optimality_gap,
+    )  # fmt: skip
+    return parts.drafting.propose(scene), coins
+
+
+def score_trees(parts: StepParts, draft: Draft, coins: SeededCoins) -> Scored:
+    """One call of the target on all nodes."""
+    tree = topology(draft)
+    raw = parts.target.score(parts.session, draft.tokens, tree.ancestors, tree.depth)
+    logits, finite = sound(raw)
+    return Scored(draft, tree, coins, logits, finite)
+
+
+def settle(parts: StepParts, scored: Scored) -> StepReadout:
+    """Decide by policy and rule, keep what was accepted, end what ends, and say what the host should read."""
+    rows, draft, tree = parts.rows, scored.draft, scored.tree
+    below = tree.path[..., 1:]
+    words = draft.tokens.gather(1, below.clamp_min(0).flatten(1)).view_as(below)
+    words = torch.where(below >= 0, words, -1)  # (B, N, D): the tokens below the root on the way to each node
+
+    def law(nodes: Tensor | None) -> Tensor:
+        past = Past(rows.history, pick_rows(words, nodes))
+        return rows.policies(pick_rows(scored.logits, nodes), past, features=parts.features)
+
+    verdict = _of_active_rows(parts.rule(law, draft, scored.coins, tree=tree), rows.active)
+    _keep(parts, verdict)
+    best = best_possible(law, draft, tree, verdict) if parts.optimality_gap else None
+    emitted = _emitted_tokens(draft, verdict)
+    count, reason = _end(rows, emitted, verdict.length + 1)
+    fault, count = _fault(parts, scored, verdict, words, count)
+    reason = torch.where(fault == SOUND, reason, 0)
+    readout = StepReadout(
+        pack(draft, tree, verdict, (emitted, count, reason), fault), *_logprobs(parts, scored, verdict, emitted), best
+    )
+    rows.history.append(emitted, count)
+    rows.active &= (reason == 0) & (fault == SOUND)
+    return readout
+
+
+def _keep(parts: StepParts, verdict: Verdict) -> None:
+    """Target and drafter keep the accepted path; of a row that has ended nothing."""
+    root = torch.where(parts.rows.active, 0, -1)[:, None]
+    parts.target.keep(parts.session, torch.cat([root, verdict.path], 1))
+    parts.drafting.keep(verdict.path)
+
+
+def _of_active_rows(verdict: Verdict, active: Tensor) -> Verdict:
+    """Rows that have ended accept nothing."""
+    path = torch.where(active[:, None], verdict.path, -1)
+    return Verdict(path, torch.where(active, verdict.length, 0), verdict.bonus, verdict.corrected & active)
+
+
+def _emitted_tokens(draft: Draft, verdict: Verdict) -> Tensor:
+    """(B, D + 1): the accepted tokens, then the bonus, then anything."""
+    accepted = draft.tokens.gather(1, verdict.path.clamp_min(0))
+    return torch.nn.functional.pad(accepted, (0, 1)).scatter(1, verdict.length[:, None], verdict.bonus[:, None])
+
+
+def _end(rows: Rows, emitted: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """How many of the emitted tokens (B, W) belong to each text, and why it ends: 0 it does not, 1 a stop token, 2 its
+    length. The first of both counts, and a stop token at the limit is a stop."""
+    places, history = ladder(emitted.shape[1], emitted.device), rows.history
+    stops = (emitted[..., None] == history.stop_ids[:, None]).any(-1) & (places < count[:, None])
+    until_stop = torch.where(stops, places + 1, emitted.shape[1] + 1).amin(-1)
+    cut = torch.minimum(torch.minimum(count, until_stop), history.left)
+    cut = torch.where(rows.active, cut, 0)
+    stopped, full = cut == until_stop, cut >= history.left
+    return cut, torch.where(rows.active, torch.where(stopped, 1, torch.where(full, 2, 0)), 0)
+
+
+def _fault(parts: StepParts, scored: Scored, verdict: Verdict, words: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """(B,): whether there was no distribution at a node that one of `count` (B,) tokens came from, and why; and how
+    many tokens came before that."""
+    nodes = torch.nn.functional.pad(verdict.path, (1, 0))  # (B, D + 1): the root first
+    looked = (ladder(nodes.shape[1], nodes.device) < count[:, None]) & parts.rows.active[:, None]
+    at, policies = nodes.clamp_min(0), parts.rows.policies
+    sick = ~scored.finite.gather(1, at)
+    faults = torch.where(sick & looked, NO_NUMBERS, SOUND)
+    if policies.may_leave_none(parts.rows.history, parts.features):
+        past = Past(parts.rows.history, pick_rows(words, at))
+        dead = policies.leave_none(pick_rows(scored.logits, at), past, parts.features)
+        faults = torch.where(dead & looked & ~sick, NO_TOKENS, faults)
+    first = (faults != SOUND).long().argmax(-1)
+    fault = faults.gather(1, first[:, None])[:, 0]
+    return fault, torch.where(fault == SOUND, count, first)
+
+
+def _logprobs(
+    parts: StepParts, scored: Scored, verdict: Verdict, emitted: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Of the emitted tokens (B, W) under the model's own distributions, and of the likeliest, if anybody asks."""
+    if parts.logprobs is None:
+        return None, None
+    nodes = torch.nn.functional.pad(verdict.path, (1, 0)).clamp_min(0)
+    law = pick_rows(scored.logits, nodes).float().log_softmax(-1)
+    own = law.gather(-1, emitted.clamp(0, law.shape[-1] - 1)[..., None])
+    if not parts.logprobs:
+        return own, None
+    best = law.topk(min(parts.logprobs, law.shape[-1]), -1)
+    return torch.cat([own, best.values], -1), best.indices

@@ -1,0 +1,168 @@
+"""One text under way as users see it: pieces of text as they come, and an `Output` in the end."""
+
+import threading
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from spectr.engine import Handle, Result, Step, TokenLogprobs
+from spectr.metrics import Stats
+from spectr.text import TextStream
+
+__all__ = ["TOKENIZING", "Output", "TextHandle", "TextReader", "as_output"]
+
+TOKENIZING = threading.RLock()
+"""Held while a tokenizer is used: fast ones refuse to be used by two threads at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One generated text."""
+
+    text: str  # empty where there is no tokenizer
+    tokens: list[int]
+    finish_reason: str  # "stop" or "length"; "cancelled" for one that was cancelled before its end
+    stats: Stats
+    logprobs: list[float] | None = None  # of the tokens, under the model's distribution before the policy
+    steps: list[Step] = field(default_factory=list, repr=False)  # what each target call added
+    seed: int = 0  # what this text was drawn with; generate(prompt, seed=out.seed) gives it again
+    top_logprobs: list[tuple[tuple[int, float], ...]] | None = None  # of the likeliest tokens in place of each
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # of the prompt's tokens; the first follows nothing
+    reused: int = 0  # tokens of the prompt that were known from another text and not read again
+
+
+@dataclass(slots=True)
+class TextReader:
+    """Turns the tokens of a text into pieces, and finds stop strings."""
+
+    stream: TextStream
+
+    def feed(self, tokens: list[int]) -> tuple[str, int | None]:
+        """What can be shown, and how many of the tokens belong to the text if a stop string ends it."""
+        pieces = []
+        with TOKENIZING:
+            for count, token in enumerate(tokens, start=1):
+                pieces.append(self.stream.feed(token))
+                if self.stream.ended:
+                    return "".join(pieces), count
+        return "".join(pieces), None
+
+    def finish(self) -> str:
+        """What was held back."""
+        with TOKENIZING:
+            return self.stream.finish()
+
+
+class TextHandle(Iterator[str]):
+    """A text in pieces as they come, never half a character: iterate, `await` or `async for`, ask for the `result`, or
+    `cancel`. What came so far can be looked at any time."""
+
+    def __init__(self, handle: Handle, ended: Callable[["TextHandle"], None] = lambda _: None) -> None:
+        self._handle, self._ended = handle, ended
+        self._has_begun = False
+
+    @property
+    def seed(self) -> int:
+        """What the text is drawn with."""
+        return self._handle.request.seed
+
+    @property
+    def stats(self) -> Stats:
+        """What speculation did so far."""
+        return self._handle.so_far.stats
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens that have come."""
+        return self._handle.so_far.tokens
+
+    @property
+    def steps(self) -> list[Step]:
+        """What each target call added."""
+        return self._handle.so_far.steps
+
+    @property
+    def text(self) -> str:
+        """Everything shown so far."""
+        return self._handle.so_far.text
+
+    @property
+    def reused(self) -> int:
+        """Tokens of the prompt that were known from another text and not read again."""
+        return self._handle.so_far.reused
+
+    @property
+    def finish_reason(self) -> str | None:
+        """None while it goes on; "cancelled" if it was cancelled before its end, "error" if it failed."""
+        return self._handle.so_far.finish_reason
+
+    @property
+    def output(self) -> Output:
+        """What has come so far, as `generate` would give it."""
+        return as_output(self._handle.so_far, self.seed)
+
+    def result(self, timeout: float | None = None) -> Output:
+        """The whole text, once it is there; raises what the request failed with."""
+        self._has_begun = True
+        self._handle.result(timeout)
+        self._finish()
+        return self.output
+
+    def __next__(self) -> str:
+        self._has_begun = True
+        try:
+            for step in self._handle:
+                if step.text:
+                    return step.text
+        except KeyboardInterrupt:
+            self.cancel()
+            raise
+        except BaseException:
+            self._handle.so_far.finish_reason = "error"
+            raise
+        self._finish()
+        raise StopIteration
+
+    def __await__(self) -> Generator[Any, None, Output]:
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> Output:
+        async for _ in self:
+            pass
+        return self.output
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        self._has_begun = True
+        async for step in self._handle:
+            if step.text:
+                yield step.text
+        self._finish()
+
+    def cancel(self) -> None:
+        """Stop; what came so far stays."""
+        if self.finish_reason is None:
+            self._handle.cancel()
+            if self._has_begun:
+                self._finish()
+
+    close = cancel
+
+    def _finish(self) -> None:
+        ended, self._ended = self._ended, lambda _: None
+        ended(self)
+
+    def __enter__(self) -> "TextHandle":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+
+def as_output(result: Result, seed: int) -> Output:
+    """A result as users get it."""
+    logprobs = result.logprobs
+    return Output(
+        result.text, list(result.tokens), result.finish_reason or "cancelled", result.stats,
+        None if logprobs is None else [token.logprob for token in logprobs], list(result.steps), seed,
+        None if logprobs is None else [token.top for token in logprobs], result.prompt_logprobs, result.reused,
+    )  # fmt: skip

@@ -1,0 +1,289 @@
+"""The borders of top-k and of the nucleus, found without sorting.
+
+Both ask where a running weight, largest logits first, reaches a target. For a rank every token weighs 1, for the
+nucleus its share of the softmax. Two passes weigh classes of logits, first coarse ones and then those within the class
+that reaches the target. The tokens of the class that is left, a few hundred of usual logits, are collected, and one
+program a row finds the border among them, digit by digit in keys that have the order of the logits. Shares are whole
+numbers that add up to about 2^61, so their sums do not depend on which program comes first, and differ from those of
+the softmax by less than 1e-12. Where nearly all logits of a row are alike more are collected, and it takes longer.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from spectr.kernels import placed
+from spectr.kernels.best import _key
+
+__all__ = ["nucleus_border", "rank_border"]
+
+# Digits of a class in bits, and what a program takes at a time; measured on an H200.
+_RANK = {"BITS": 8, "CHUNK": 2048, "num_warps": 4}
+_NUCLEUS = {"BITS": 4, "CHUNK": 2048, "num_warps": 4}
+_FINISH = {"CHUNK": 2048, "num_warps": 8}
+_LARGEST = tl.constexpr(3.4028234663852886e38)
+_KEYS = tl.constexpr(0xFFFFFFFF)
+
+
+@triton.jit
+def _limits(bound, vocabulary, NUCLEUS: tl.constexpr):
+    """Whether a bound excludes anything. A mass that is NaN does not."""
+    return bound < 1.0 if NUCLEUS else (bound >= 1) & (bound < vocabulary)
+
+
+@triton.jit
+def _order(value):
+    """Keys that have the order of the numbers if taken as unsigned. Both zeros have the same."""
+    return _key(tl.where(value == 0.0, 0.0, value)) ^ -2147483648
+
+
+@triton.jit
+def _logit(key):
+    """The number that has a key."""
+    signed = key ^ -2147483648
+    return (signed ^ ((signed >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _exponent(value):
+    """What the softmax takes: a NaN is no token here, and an infinite logit the largest there is."""
+    return tl.where(value == value, tl.minimum(value, _LARGEST), -float("inf"))
+
+
+@triton.jit(do_not_specialize=["nodes"])
+def _peaks(logits, bounds, peaks, vocabulary, nodes, CHUNK: tl.constexpr):
+    """The largest logit of one chunk and the sum of exp(logit − largest); float32, since it only scales the shares."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if not _limits(tl.load(bounds + row // nodes), vocabulary, True):
+        return
+    token = part * CHUNK + tl.arange(0, CHUNK)
+    value = _exponent(tl.load(logits + row * vocabulary + token, mask=token < vocabulary, other=-float("inf")))
+    most = tl.maximum(tl.max(value, 0), -_LARGEST)  # finite, so that a chunk without tokens weighs nothing
+    place = 2 * (row * tl.num_programs(1) + part)
+    tl.store(peaks + place, most)
+    tl.store(peaks + place + 1, tl.sum(tl.exp(value - most), 0))
+
+
+@triton.jit(do_not_specialize=["nodes", "parts"])
+def _measure(bounds, peaks, measures, vocabulary, nodes, parts, PARTS: tl.constexpr, CLASSES: tl.constexpr):
+    """Of a row the largest logit, what turns exp(logit − largest) into a share, and the classes in a unit of logits.
+
+    Tokens further than log(V / ((1 − mass) · sum)) below the largest hold less than 1 − mass, so the border is above.
+    """
+    row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
+    mass = tl.maximum(tl.load(bounds + row // nodes), 0.0)
+    if not _limits(mass, vocabulary, True):
+        return
+    place = 2 * (row * parts + part)
+    most = tl.load(peaks + place, mask=part < parts, other=-_LARGEST).to(tl.float64)
+    weight = tl.load(peaks + place + 1, mask=part < parts, other=0.0).to(tl.float64)
+    top = tl.max(most, 0)
+    total = tl.maximum(tl.sum(weight * tl.exp(most - top), 0), 1.0)
+    reach = tl.log(vocabulary / ((1.0 - mass) * total))
+    tl.store(measures + 3 * row, top)
+    tl.store(measures + 3 * row + 1, 2305843009213693952.0 / total)
+    tl.store(measures + 3 * row + 2, CLASSES / tl.maximum(reach, 0.01))
+
+
+@triton.jit
+def _measured(measures, row, NUCLEUS: tl.constexpr):
+    """What was measured; ranks need nothing of it."""
+    if NUCLEUS:
+        measures += 3 * row
+        top, scale, steps = tl.load(measures), tl.load(measures + 1), tl.load(measures + 2)
+    else:
+        top, scale, steps = 0.0, 0.0, 0.0
+    return top, scale, steps
+
+
+@triton.jit
+def _class(value, top, steps, NUCLEUS: tl.constexpr, CLASSES: tl.constexpr):
+    """The class of a logit, larger for larger logits: by the distance to the largest, or the first bits of the key."""
+    if NUCLEUS:
+        below = tl.minimum((top - _exponent(value).to(tl.float64)) * steps, CLASSES - 1.0)
+        found = CLASSES - 1 - below.to(tl.int32)
+    else:
+        found = (_order(value) >> 16) & (CLASSES - 1)
+    return found
+
+
+@triton.jit
+def _weights(value, digit, top, scale, NUCLEUS: tl.constexpr, BITS: tl.constexpr):
+    """What the logits of each digit weigh together; those of a digit below 0 do not count."""
+    if NUCLEUS:
+        share = (tl.exp(_exponent(value).to(tl.float64) - top) * scale).to(tl.int64)
+        sums = tl.zeros([1 << BITS], tl.int64)
+        for one in tl.static_range(1 << BITS):  # all at once, Triton computes the shares again for every digit
+            weight = tl.sum(tl.where(digit == one, share, 0), 0)
+            sums = tl.where(tl.arange(0, 1 << BITS) == one, weight, sums)
+    else:
+        sums = tl.histogram(digit, 1 << BITS, mask=digit >= 0).to(tl.int64)
+    return sums
+
+
+@triton.jit
+def _target(tally, bound, NUCLEUS: tl.constexpr, BITS: tl.constexpr):
+    """The weight to reach, at least 1: the largest logit always stays. The first tally holds all there is."""
+    target = bound
+    if NUCLEUS:
+        total = tl.sum(tl.load(tally + tl.arange(0, 1 << BITS)), 0)
+        target = tl.ceil(tl.maximum(bound, 0.0) * total.to(tl.float64)).to(tl.int64)
+        target = tl.maximum(tl.minimum(target, total), 1)
+    return target
+
+
+@triton.jit
+def _reached(sums, above, target, BITS: tl.constexpr):
+    """The digit in which the weight reaches the target, largest first, and the weight above that digit."""
+    digit = tl.arange(0, 1 << BITS)
+    reached = above + tl.cumsum(sums, 0, reverse=True)
+    reaches = (reached >= target) & (reached - sums < target)  # one digit, or none where nothing has weight
+    return tl.sum(tl.where(reaches, digit, 0), 0), tl.sum(tl.where(reaches, reached - sums, 0), 0)
+
+
+@triton.jit
+def _narrowed(tally, state, bound, turn, NUCLEUS: tl.constexpr, BITS: tl.constexpr):
+    """The classes that are left after `turn` passes, as their common first digits, and the weight above them."""
+    first, above = tl.load(state + 2 * turn - 2), tl.load(state + 2 * turn - 1)
+    sums = tl.load(tally + ((turn - 1) << BITS) + tl.arange(0, 1 << BITS))
+    digit, above = _reached(sums, above, _target(tally, bound, NUCLEUS, BITS), BITS)
+    return (first << BITS) + digit, above
+
+
+@triton.jit(do_not_specialize=["nodes", "turn"])
+def _tally(
+    logits, bounds, measures, tally, state, flawed, vocabulary, nodes, turn,
+    NUCLEUS: tl.constexpr, BITS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Adds to a row's tally what one chunk weighs, by the next digit of the classes that are left."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    bound = tl.load(bounds + row // nodes)
+    if not _limits(bound, vocabulary, NUCLEUS):
+        return
+    tally, state = tally + (row * 2 << BITS), state + row * 6
+    token = part * CHUNK + tl.arange(0, CHUNK)
+    value = tl.load(logits + row * vocabulary + token, mask=token < vocabulary, other=-float("inf"))
+    first = tl.cast(0, tl.int64)
+    if turn > 0:
+        first, above = _narrowed(tally, state, bound, turn, NUCLEUS, BITS)
+        if part == 0:
+            tl.store(state + 2, first)
+            tl.store(state + 3, above)
+    elif tl.max((value != value).to(tl.int32), 0) != 0:
+        tl.store(flawed + row, tl.cast(1, tl.int64))
+    top, scale, steps = _measured(measures, row, NUCLEUS)
+    known = _class(value, top, steps, NUCLEUS, 1 << 2 * BITS) >> (BITS * (1 - turn))
+    digit = tl.where(known >> BITS == first, known & ((1 << BITS) - 1), -1)
+    if tl.max(digit, 0) >= 0:
+        sums = _weights(value, digit, top, scale, NUCLEUS, BITS)
+        tl.atomic_add(tally + (turn << BITS) + tl.arange(0, 1 << BITS), sums, mask=sums != 0, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["nodes"])
+def _collect(
+    logits, bounds, measures, tally, state, kept, held, vocabulary, nodes,
+    NUCLEUS: tl.constexpr, BITS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Appends to a row's `kept` the keys of one chunk that are in the class that is left, in any order; `held` has how
+    many there are, the largest, and the smallest counted from the end of all keys."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    bound = tl.load(bounds + row // nodes)
+    if not _limits(bound, vocabulary, NUCLEUS):
+        return
+    token = part * CHUNK + tl.arange(0, CHUNK)
+    value = tl.load(logits + row * vocabulary + token, mask=token < vocabulary, other=-float("inf"))
+    first, above = _narrowed(tally + (row * 2 << BITS), state + row * 6, bound, 2, NUCLEUS, BITS)
+    if part == 0:
+        tl.store(state + row * 6 + 4, first)
+        tl.store(state + row * 6 + 5, above)
+    top, _, steps = _measured(measures, row, NUCLEUS)
+    within = (token < vocabulary) & (_class(value, top, steps, NUCLEUS, 1 << 2 * BITS) == first)
+    count = tl.sum(within.to(tl.int32), 0)
+    if count > 0:
+        key = _order(value)
+        whole = key.to(tl.int64) & _KEYS
+        start = tl.atomic_add(held + 3 * row, count.to(tl.int64), sem="relaxed")
+        tl.atomic_max(held + 3 * row + 1, tl.max(tl.where(within, whole, 0), 0), sem="relaxed")
+        tl.atomic_max(held + 3 * row + 2, tl.max(tl.where(within, _KEYS - whole, 0), 0), sem="relaxed")
+        place = start + tl.cumsum(within.to(tl.int32), 0) - 1
+        tl.store(kept + row * vocabulary + place, key, mask=within)
+
+
+@triton.jit(do_not_specialize=["nodes"])
+def _finish(
+    bounds, measures, tally, state, flawed, kept, held, border, vocabulary, nodes,
+    NUCLEUS: tl.constexpr, BITS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The border of one row, among the keys that were kept. Digits that all of them share are skipped."""
+    row = tl.program_id(0).to(tl.int64)
+    bound = tl.load(bounds + row // nodes)
+    found = tl.cast(-float("inf"), tl.float32)
+    if _limits(bound, vocabulary, NUCLEUS) & (tl.load(flawed + row) == 0):
+        top, scale, _ = _measured(measures, row, NUCLEUS)
+        target = _target(tally + (row * 2 << BITS), bound, NUCLEUS, BITS)
+        above = tl.load(state + row * 6 + 5)
+        count = tl.load(held + 3 * row).to(tl.int32)
+        low = tl.load(held + 3 * row + 1)
+        spread = low ^ (_KEYS - tl.load(held + 3 * row + 2))
+        shift = tl.cast(32 - BITS, tl.int32)
+        while (shift >= 0) & ((spread >> tl.maximum(shift, 0)) == 0):
+            shift -= BITS
+        low = (low >> (shift + BITS)) << (shift + BITS)
+        while shift >= 0:
+            sums = tl.zeros([1 << BITS], tl.int64)
+            for start in range(0, count, CHUNK):
+                place = start + tl.arange(0, CHUNK)
+                key = tl.load(kept + row * vocabulary + place, mask=place < count, other=0)
+                known = (key.to(tl.int64) & _KEYS) >> shift
+                left = (known >> BITS) == (low >> shift >> BITS)  # padding is key 0, below all numbers
+                digit = tl.where(left, (known & ((1 << BITS) - 1)).to(tl.int32), -1)
+                sums += _weights(_logit(key), digit, top, scale, NUCLEUS, BITS)
+            digit, above = _reached(sums, above, target, BITS)
+            low += digit.to(tl.int64) << shift
+            shift -= BITS
+        found = _logit(low.to(tl.int32))
+    tl.store(border + row, found)
+
+
+def _search(logits: Tensor, bounds: Tensor, nucleus: bool) -> Tensor:
+    batch, nodes, vocabulary = logits.shape
+    logits, bounds, rows = logits.contiguous(), bounds.contiguous(), batch * nodes
+    how = _NUCLEUS if nucleus else _RANK
+    parts, kind = triton.cdiv(vocabulary, how["CHUNK"]), {"NUCLEUS": nucleus, "BITS": how["BITS"]}
+    # (R, 2, digits) weights; (R, 3, 2) first digits and the weight above; (R, 3) what was collected; (R,) has a NaN
+    sizes = [rows * 2 << how["BITS"], rows * 6, rows * 3, rows]
+    tally, state, held, flawed = torch.zeros(sum(sizes), dtype=torch.int64, device=logits.device).split(sizes)
+    kept = torch.empty(rows, vocabulary, dtype=torch.int32, device=logits.device)
+    border = torch.empty(batch, nodes, dtype=torch.float32, device=logits.device)
+    measures = border
+    if nucleus:
+        peaks = torch.empty(rows, parts, 2, dtype=torch.float32, device=logits.device)
+        measures = torch.empty(rows, 3, dtype=torch.float64, device=logits.device)
+        wide, classes = triton.next_power_of_2(parts), 1 << 2 * how["BITS"]
+        _peaks[(rows, parts)](logits, bounds, peaks, vocabulary, nodes, CHUNK=how["CHUNK"])
+        _measure[(rows,)](bounds, peaks, measures, vocabulary, nodes, parts, PARTS=wide, CLASSES=classes, num_warps=1)
+    for turn in range(2):
+        _tally[(rows, parts)](
+            logits, bounds, measures, tally, state, flawed, vocabulary, nodes, turn, NUCLEUS=nucleus, **how
+        )
+    _collect[(rows, parts)](
+        logits, bounds, measures, tally, state, kept, held, vocabulary, nodes, NUCLEUS=nucleus, **how
+    )
+    _finish[(rows,)](bounds, measures, tally, state, flawed, kept, held, border, vocabulary, nodes, **kind, **_FINISH)
+    return border
+
+
+@placed
+def rank_border(logits: Tensor, count: Tensor) -> Tensor:
+    """The `count`-th (B,) int64 largest of logits (B, M, V) float32, as (B, M); −inf where the count is below 1 or not
+    below V, and where a logit is NaN."""
+    return _search(logits, count, nucleus=False)
+
+
+@placed
+def nucleus_border(logits: Tensor, mass: Tensor) -> Tensor:
+    """The smallest logit (B, M) of the smallest set of likeliest tokens that holds at least `mass` (B,) float64 of the
+    softmax of logits (B, M, V) float32; −inf where the mass is not below 1, where every token is excluded, and where a
+    logit is NaN."""
+    return _search(logits, mass, nucleus=True)

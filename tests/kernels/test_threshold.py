@@ -1,0 +1,225 @@
+"""The borders of top-k and of the nucleus, found by kernels, against those of sorted logits."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.gpu import no_host_sync
+from torch import Tensor
+
+from spectr.policy.filters import keep_nucleus, keep_ranks
+
+pytest.importorskip("triton")
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []  # there `-m gpu` runs the kernels as they are
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+VOCABULARY, FEWER = 5_003, 2_503  # chunks of which the last is not full, of ranks and of masses
+LARGE = 49_152
+OFF = -torch.inf
+
+
+def ranked(logits: Tensor, count: Tensor) -> Tensor:
+    """The count-th largest (B, M) of logits (B, M, V)."""
+    size = logits.shape[-1]
+    ordered = logits.sort(dim=-1, descending=True).values
+    place = (count - 1).clamp(0, size - 1)[:, None, None].expand(*logits.shape[:2], 1)
+    return ordered.gather(-1, place).squeeze(-1).masked_fill(((count < 1) | (count >= size))[:, None], OFF)
+
+
+def nucleus(logits: Tensor, mass: Tensor) -> Tensor:
+    """The last logit (B, M) before which less than the mass lies, likeliest first."""
+    ordered = logits.sort(dim=-1, descending=True).values
+    law = ordered.double().softmax(-1)
+    within = (law.cumsum(-1) - law < mass[:, None, None]) & (ordered > -torch.inf)
+    last = (within.sum(-1, keepdim=True) - 1).clamp_min(0)
+    return ordered.gather(-1, last).squeeze(-1).masked_fill((mass >= 1)[:, None], OFF)
+
+
+def some(kind: str, rows: int, nodes: int, size: int) -> Tensor:
+    """Logits (rows, nodes, size) of a kind."""
+    noise = torch.randn(rows, nodes, size, generator=torch.Generator().manual_seed(len(kind)))
+    if kind == "excluded":
+        gone = torch.rand(noise.shape, generator=torch.Generator().manual_seed(1)) < torch.tensor([[[0.5], [0.999]]])
+        return (3 * noise).masked_fill(gone, -torch.inf)
+    return {
+        "random": 3 * noise,
+        "tied": (2 * noise).round(),
+        "signed zeros": torch.where(noise > 1, noise, noise.sign() * 0.0),
+        "peaked": 12 * noise,
+        "flat": 0 * noise + 2.5,
+        "negative": noise - 40,
+        "neighbours": 17 + (40 * noise).round() * 2.0**-19,  # floats side by side
+        "tiny": noise * 1e-38,
+        "huge": noise * 1e37,
+    }[kind]
+
+
+KINDS = ["random", "tied", "signed zeros", "peaked", "flat", "excluded", "negative", "neighbours", "tiny", "huge"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rank_border(kind: str) -> None:
+    from spectr.kernels.threshold import rank_border
+
+    count = torch.tensor([1, 0, 40, VOCABULARY - 1, VOCABULARY, 4_100, 2])
+    logits = some(kind, len(count), 2, VOCABULARY)
+    assert torch.equal(rank_border(logits.to(DEVICE), count.to(DEVICE)).cpu(), ranked(logits, count))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nucleus_border(kind: str) -> None:
+    from spectr.kernels.threshold import nucleus_border
+
+    mass = torch.tensor([0.9, 1.0, 0.0, 0.37, 0.9999, 2.0], dtype=torch.float64)
+    logits = some(kind, len(mass), 2, FEWER)
+    assert torch.equal(nucleus_border(logits.to(DEVICE), mass.to(DEVICE)).cpu(), nucleus(logits, mass))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100, 4_096])
+def test_other_sizes(size: int) -> None:
+    from spectr.kernels.threshold import nucleus_border, rank_border
+
+    logits = some("random", 5, 3, size)
+    count, mass = torch.tensor([0, 1, 2, 3, 99]), torch.tensor([-1.0, 1e-9, 0.8, 0.99, 1.0], dtype=torch.float64)
+    assert torch.equal(rank_border(logits.to(DEVICE), count.to(DEVICE)).cpu(), ranked(logits, count))
+    assert torch.equal(nucleus_border(logits.to(DEVICE), mass.to(DEVICE)).cpu(), nucleus(logits, mass))
+
+
+def test_the_mass_counts_to_its_twelfth_digit() -> None:
+    """Masses 1e-12 to either side of what the k likeliest hold: the border is the k-th logit, and the one after it."""
+    from spectr.kernels.threshold import nucleus_border
+
+    for kind, size in (("random", FEWER), ("flat", FEWER), ("random", 60)):
+        noise = torch.rand(size, generator=torch.Generator().manual_seed(2)) / 8  # few are alike
+        logits = (some(kind, 1, 1, size)[0, 0] + noise).sort(descending=True).values
+        held = logits.double().softmax(-1).cumsum(-1)
+        places = torch.tensor([0, 1, 7, size // 3, size // 2])
+        assert bool((logits[places] > logits[places + 1]).all())
+        mass = torch.cat([held[places] - 1e-12, held[places] + 1e-12])
+        given = logits.expand(len(mass), 1, size).contiguous()
+        found = nucleus_border(given.to(DEVICE), mass.to(DEVICE)).cpu()[:, 0]
+        assert torch.equal(found, torch.cat([logits[places], logits[places + 1]]))
+
+
+def test_rows_without_an_answer() -> None:
+    """No token, one token, and logits that are NaN or infinite: no border, or that of what is left."""
+    from spectr.kernels.threshold import nucleus_border, rank_border
+
+    logits = some("random", 2, 7, FEWER)
+    for row in logits:
+        row[0], row[1, 1:], row[2], row[3, 2_400] = -torch.inf, -torch.inf, torch.nan, torch.nan
+        row[4, 17], row[5], row[5, 9] = torch.inf, torch.finfo(torch.float32).min, -3.3e38
+    plain = logits[:, 6:]
+    count, mass = torch.tensor([3, 2_500]), torch.tensor([0.8, 0.99], dtype=torch.float64)
+    ranks = rank_border(logits.to(DEVICE), count.to(DEVICE)).cpu()
+    masses = nucleus_border(logits.to(DEVICE), mass.to(DEVICE)).cpu()
+    for at in (0, 2, 3):
+        assert ranks[:, at].tolist() == masses[:, at].tolist() == [OFF, OFF]
+    assert ranks[:, 1].tolist() == [OFF, OFF]  # the third of one token
+    assert torch.equal(masses[:, 1], logits[:, 1, 0])
+    assert torch.equal(ranks[:, 4:6], ranked(logits[:, 4:6], count))
+    assert masses[:, 4].tolist() == [torch.inf, torch.inf]
+    assert torch.equal(masses[:, 5], logits[:, 5, 9])
+    assert torch.equal(ranks[:, 6:], ranked(plain, count))
+    assert torch.equal(masses[:, 6:], nucleus(plain, mass))
+
+
+def test_nothing_is_written_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the tokens that are collected are the last there are, beside what pads their chunk."""
+    from spectr.kernels.threshold import rank_border
+
+    logits = torch.full((1, 1, FEWER), -torch.inf, device=DEVICE)
+    logits[..., :3] = 1.0
+    guards = []
+
+    def guarded(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        size = math.prod(shape)
+        buffer = torch.full((size + 8192,), 77, dtype=dtype, device=device)
+        guards.append(buffer[size:])
+        return buffer[:size].view(shape)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", guarded)
+        border = rank_border(logits, torch.tensor([2_000], device=DEVICE))
+    assert border.tolist() == [[OFF]]
+    assert all(bool((guard == 77).all()) for guard in guards)
+    assert len(guards) == 2
+
+
+def test_a_row_does_not_depend_on_others() -> None:
+    from spectr.kernels.threshold import nucleus_border, rank_border
+
+    logits = some("random", 3, 2, FEWER).to(DEVICE)
+    count = torch.tensor([9, 0, 300], device=DEVICE)
+    mass = torch.tensor([0.5, 0.95, 1.0], dtype=torch.float64, device=DEVICE)
+    for border, bound in ((rank_border, count), (nucleus_border, mass)):
+        together = border(logits, bound)
+        for row in range(3):
+            assert torch.equal(border(logits[row : row + 1], bound[row : row + 1]), together[row : row + 1])
+            assert torch.equal(border(logits[row : row + 1, 1:], bound[row : row + 1]), together[row : row + 1, 1:])
+
+
+Filter = Callable[[Tensor, Tensor], Tensor]
+COUNT, MASS = torch.tensor([4, 0, FEWER, 700]), torch.tensor([0.6, 1.0, 0.99, 0.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("keep", "bound"), [(keep_ranks, COUNT), (keep_nucleus, MASS)])
+def test_filters(keep: Filter, bound: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With kernels and without the same tokens stay, ties included; bounds of single nodes are left to the plain
+    code."""
+    calls: list[torch.Size] = []
+    import spectr.kernels.threshold as threshold
+
+    search = threshold._search
+
+    def watched(x: Tensor, given: Tensor, **kind: bool) -> Tensor:
+        calls.append(x.shape)
+        return search(x, given, **kind)
+
+    monkeypatch.setattr(threshold, "_search", watched)
+    logits = some("tied", 4, 2, FEWER).to(DEVICE)
+    logits[:, :, ::3] = -torch.inf
+    by_row, by_node = bound[:, None, None].to(DEVICE), bound.view(2, 2).repeat(2, 1)[..., None].to(DEVICE)
+    flat, wide, peaked = logits[:, 0], logits.double(), some("peaked", 4, 1, FEWER).to(DEVICE)
+    peaked[..., 5] = 200.0  # all but 1e-40 of the mass; a mass of 1 keeps the others too
+    for x, given, kernel in (
+        (logits, by_row, True), (logits[:, :0], by_row, True), (logits[:, :1], by_row[0, 0, 0], True),
+        (logits.transpose(0, 1).contiguous().transpose(0, 1)[:, :1], by_row, True),
+        (peaked, by_row, True), (logits, by_node, False), (wide, by_row, False),
+        (flat, by_row[:, 0], False), (flat, by_row[0, 0, 0], False),
+    ):  # fmt: skip
+        monkeypatch.setattr("spectr.policy.filters.usable", lambda _: False)
+        meant = keep(x, given)
+        monkeypatch.setattr("spectr.policy.filters.usable", lambda _: True)
+        calls.clear()
+        assert torch.equal(keep(x, given), meant)
+        assert calls == ([x.shape] if kernel else [])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(1, 64), (8, 8)])
+@pytest.mark.parametrize("kind", ["random", "tied", "peaked", "flat"])
+def test_large_vocabularies(kind: str, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the plain code keeps on the same device, without waiting for it; and again from a CUDA graph, whose rows
+    then have other bounds."""
+    logits = some(kind, *shape, LARGE).cuda()
+    logits[:, :, 1::7] = -torch.inf
+    count = torch.tensor([50, 0, 1, 40_000, LARGE, 2, 600, LARGE - 1][: shape[0]], device="cuda")[:, None, None]
+    mass = torch.tensor([0.95, 1.0, 0.5, 0.999, 0.0, 0.1, 0.9, 0.7], dtype=torch.float64, device="cuda")
+    mass = mass[: shape[0], None, None]
+    bounds = {keep_ranks: (count, count.flip(0) + 3), keep_nucleus: (mass, 0.98 * mass.flip(0))}
+    for keep, (first, second) in bounds.items():
+        given = first.clone()
+        with no_host_sync():
+            found = keep(logits, given)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = keep(logits, given)
+        with monkeypatch.context() as patch:
+            patch.setattr("spectr.policy.filters.usable", lambda _: False)
+            meant = [keep(logits, bound) for bound in (first, second)]
+        assert torch.equal(found, meant[0])
+        for bound, expected in zip((first, second), meant, strict=True):
+            given.copy_(bound)
+            graph.replay()
+            assert torch.equal(captured, expected)

@@ -1,0 +1,163 @@
+"""Texts in the background, each with settings of its own; and lists of settings, one for each prompt."""
+
+import asyncio
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+
+import spectr
+from spectr.errors import ArgumentError
+from spectr.lm import LM, Output
+
+ASK = "the quick brown fox jumps over the quick brown"
+TIDES = "tides rise and fall with the moon"
+
+
+@pytest.fixture(scope="module")
+def lm(folder: Path, small: Path) -> LM:
+    return spectr.load(str(folder), str(small), nodes=6, dtype="float64")
+
+
+def same(one: Output, other: Output) -> None:
+    assert (one.tokens, one.text, one.finish_reason, one.seed) == (
+        other.tokens, other.text, other.finish_reason, other.seed,
+    )  # fmt: skip
+
+
+SETTINGS = [
+    {"temperature": 0.0}, {"top_k": 9, "seed": 4}, {"stop": ["a", "e"], "seed": 5}, {"max_new_tokens": 7, "seed": 6},
+    {"repetition_penalty": 1.4, "bad_words": ["the"], "seed": 7}, {"raw": True, "logprobs": 3, "seed": 8},
+    {"allowed": lambda text: range(5, 300, 1 + len(text) % 3), "seed": 9}, {"min_new_tokens": 12, "seed": 10},
+]  # fmt: skip
+
+
+def test_texts_run_together(lm: LM) -> None:
+    want = [lm.generate(ASK, **{"max_new_tokens": 20, "seed": 3, **own}) for own in SETTINGS]  # type: ignore[arg-type]
+    handles = [lm.submit(ASK, **{"max_new_tokens": 20, "seed": 3, **own}) for own in SETTINGS]  # type: ignore[arg-type]
+    for handle, output in zip(handles, want, strict=True):
+        same(handle.result(), output)
+        assert handle.result().logprobs == output.logprobs
+        assert handle.output.top_logprobs == output.top_logprobs
+    again = [lm.submit(ASK, **{"max_new_tokens": 20, "seed": 3, **own}) for own in SETTINGS]  # type: ignore[arg-type]
+    assert ["".join(handle) for handle in again] == [output.text for output in want]
+
+
+def test_readers_that_do_not_wait(lm: LM) -> None:
+    want = lm.generate(ASK, 16, seed=2)
+
+    async def pieces() -> str:
+        return "".join([piece async for piece in lm.submit(ASK, 16, seed=2)])
+
+    async def together() -> tuple[Output, str]:
+        return await asyncio.gather(_awaited(lm), pieces())
+
+    output, text = asyncio.run(together())
+    same(output, want)
+    assert text == want.text
+
+
+async def _awaited(lm: LM) -> Output:
+    return await lm.submit(ASK, 16, seed=2)
+
+
+def test_what_is_not_wanted_any_more(lm: LM) -> None:
+    handle = lm.submit(ASK, 300, seed=2, min_new_tokens=300)
+    first = next(handle)
+    handle.cancel()
+    assert handle.result().finish_reason == "cancelled"
+    assert handle.result().text.startswith(first)
+    dropped = lm.submit(ASK, 300, seed=2, min_new_tokens=300)
+    next(dropped)
+    delivery = dropped._handle._delivery
+    del dropped
+    gc.collect()
+    lm.generate(ASK, 4, seed=1)
+    assert delivery.is_cancelled
+    assert not delivery.has_ended  # it never came to its end
+
+
+def test_an_error_is_told_to_whoever_waits(lm: LM) -> None:
+    def refuses(text: list[int]) -> None:
+        raise KeyError(len(text))
+
+    good = lm.submit(ASK, 12, seed=1)
+    bad = lm.submit(ASK, 12, seed=1, allowed=refuses)
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            bad.result()
+    with pytest.raises(KeyError):
+        list(lm.submit(ASK, 12, seed=1, allowed=refuses))
+    same(good.result(), lm.generate(ASK, 12, seed=1))
+    with pytest.raises(ArgumentError, match="submit takes one prompt"):
+        lm.submit([ASK, ASK])
+    with pytest.raises(ArgumentError, match="submit gives one text and takes no n; use generate"):
+        lm.submit(ASK, n=2)
+
+
+def test_settings_for_each_prompt(lm: LM) -> None:
+    """A list has one value for each prompt, also of settings that are lists themselves."""
+    each = {
+        "temperature": [0.0, 0.7, 1.0], "max_new_tokens": [9, 12, 15], "stop": [["a"], [], None], "top_k": [0, 5, 0],
+        "bad_words": [["the", "fox"], [], [[5, 6]]], "logit_bias": [{7: 2.0}, {}, {8: -3.0}], "seed": [1, 2, 3],
+        "suppress_tokens": [[9], [], [10, 11]], "raw": [True, False, True], "logprobs": [None, 0, 2],
+    }  # fmt: skip
+    prompts = [ASK, TIDES, ASK]
+    together = lm.generate(prompts, **each)  # type: ignore[arg-type]
+    for at, prompt in enumerate(prompts):
+        alone = lm.generate(prompt, **{name: values[at] for name, values in each.items()})  # type: ignore[arg-type, index]
+        same(together[at], alone)
+        assert (together[at].logprobs is None) == (at == 0)
+    for name in ("temperature", "seed", "max_new_tokens"):
+        with pytest.raises(ArgumentError, match=f"{name} must have one value for each of 3 prompts, got 2"):
+            lm.generate(prompts, **{"max_new_tokens": 4, name: [1, 1]})  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="top_p"):
+        lm.generate(prompts, 4, top_p=[0.5, 7, 0.5])
+
+
+def test_settings_that_are_lists_hold_for_all(lm: LM) -> None:
+    shared = {"stop": ["a", "e"], "bad_words": ["the", "fox"], "suppress_tokens": [9, 10]}
+    together = lm.generate([ASK, TIDES], 16, seed=[5, 6], **shared)
+    for output, prompt, seed in zip(together, (ASK, TIDES), (5, 6), strict=True):
+        same(output, lm.generate(prompt, 16, seed=seed, **shared))  # type: ignore[arg-type]
+
+
+def test_several_texts_of_each_prompt(lm: LM) -> None:
+    """Their seeds are those of one prompt after the other; with a seed for each prompt, of that prompt alone."""
+    outputs = lm.generate([ASK, TIDES], 8, seed=3, n=[2, 3])
+    assert len({output.seed for output in outputs}) == len(outputs) == 5
+    for output, prompt in zip(outputs, [ASK] * 2 + [TIDES] * 3, strict=True):
+        same(output, lm.generate(prompt, 8, seed=output.seed))
+    outputs = lm.generate([ASK, TIDES], 8, seed=[3, 4], n=2)
+    alone = [*lm.generate(ASK, 8, seed=3, n=2), *lm.generate(TIDES, 8, seed=4, n=2)]
+    for one, other in zip(outputs, alone, strict=True):
+        same(one, other)
+
+
+def test_log_probabilities_of_the_prompt(lm: LM) -> None:
+    output = lm.generate(ASK, 4, seed=1, prompt_logprobs=2, logprobs=1)
+    ids = lm.encode(ASK)
+    with torch.no_grad():
+        law = lm.opened.target.model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+    assert output.prompt_logprobs is not None
+    assert output.prompt_logprobs[0] is None
+    for place, found in enumerate(output.prompt_logprobs[1:]):
+        assert found is not None
+        assert found.logprob == pytest.approx(float(law[place, ids[place + 1]]), abs=1e-5)
+        assert [token for token, _ in found.top] == law[place].topk(2).indices.tolist()
+    assert output.top_logprobs is not None
+    assert output.top_logprobs[0][0][0] == int(law[-1].argmax())
+
+
+def test_a_beginning_is_read_once(lm: LM) -> None:
+    first = lm.generate(ASK + " " + TIDES, 8, seed=1)
+    second = lm.generate(ASK + " " + TIDES + " and", 8, seed=1)
+    assert second.reused > 20
+    assert first.tokens == lm.generate(ASK + " " + TIDES, 8, seed=1).tokens
+
+
+def test_few_rows(folder: Path) -> None:
+    few, many = spectr.load(str(folder), rows=2, dtype="float64"), spectr.load(str(folder), dtype="float64")
+    for one, other in zip(*(lm.generate([ASK, TIDES], 9, seed=2, n=4) for lm in (few, many)), strict=True):
+        same(one, other)

@@ -1,0 +1,138 @@
+"""Rows of one session that come and go: windows, copied beginnings, more room, a source for each row. After each, one
+more token on every row gives what a plain forward of its whole text gives."""
+
+from typing import Any
+
+import pytest
+import torch
+
+NAMES = ["llama", "gemma3_text", "deepseek_v3", "gpt2", "bloom", "falcon alibi", "t5", "umt5", "bart"]
+ENCODERS = ["t5", "umt5", "bart"]
+
+
+def opened(play: Any, kinds: list[int], slots: int = 48, features: tuple[int, ...] | None = None) -> Any:
+    """A session whose rows answer to the sources of these kinds, and have read nothing."""
+    session = play.target.open(len(kinds), slots, features=features)
+    for row, kind in enumerate(kinds):
+        if play.sources is not None:
+            play.target.encode_row(session, row, play.sources[kind])
+    return session
+
+
+def read(play: Any, session: Any, first: int, texts: list[list[int]]) -> None:
+    """Texts of the rows from `first` on, by a window on them."""
+    filled = session.filled[first : first + len(texts)].tolist()
+    window = play.target.window(session, first, first + len(texts), max(filled))
+    play.target.read(window, texts, filled)
+
+
+def all_right(play: Any, session: Any, texts: list[list[int]], kinds: list[int]) -> None:
+    """Every row, by windows on one, on some and on all."""
+    lengths = [len(text) for text in texts]
+    assert session.filled.tolist() == lengths
+    for first, stop in ((0, len(texts)), (1, len(texts)), (0, 1), (len(texts) - 1, len(texts))):
+        window = play.target.window(session, first, stop, max(lengths[first:stop]))
+        play.next_is_right(window, texts[first:stop], kinds[first:stop])
+
+
+@pytest.mark.parametrize("joint", [False, True], ids=["apart", "joint"])
+@pytest.mark.parametrize("name", NAMES)
+def test_windows(name: str, joint: bool, make: Any) -> None:
+    """Rows are read and kept in windows; those outside stay as they are."""
+    play, kinds = make(name), [0, 1, 1, 0]
+    play.target.joint = joint
+    session = opened(play, kinds)
+    long, short = play.prompts
+    read(play, session, 1, [short, short[:3]])  # the first call of all makes the buffers of all rows
+    read(play, session, 0, [long])
+    read(play, session, 3, [long[:5]])
+    read(play, session, 2, [short[3:], [8, 9]])
+    texts = [long, short, short, [*long[:5], 8, 9]]
+    all_right(play, session, texts, kinds)
+    window = play.target.window(session, 0, 2, 11)
+    logits = play.target.score(window, play.tokens, play.seen, play.depth)
+    assert play.worst(logits) < 5e-5
+    play.target.keep(window, torch.tensor([[0, 1, 3, 6], [-1, 0, 2, -1]]))
+    texts[:2] = [long + play.path(0, 6), short + play.path(1, 2)]
+    all_right(play, session, texts, kinds)
+    play.target.rewind(play.target.window(session, 1, 3, 9), [4, 99])
+    texts[1] = texts[1][:4]
+    all_right(play, session, texts, kinds)
+
+
+@pytest.mark.parametrize("joint", [False, True], ids=["apart", "joint"])
+@pytest.mark.parametrize("name", NAMES)
+def test_beginnings_are_copied(name: str, joint: bool, make: Any) -> None:
+    """As many tokens as are wanted; rows may change places at once; what follows is read behind them."""
+    play, kinds = make(name), [0, 1, 0, 1]
+    play.target.joint = joint
+    session = opened(play, kinds)
+    long, short = play.prompts
+    read(play, session, 0, [long, short, long[:2], [7, 7, 7]])
+    play.target.copy_rows(session, [0], [3], 6)
+    kinds[3] = 0
+    all_right(play, session, [long, short, long[:2], long[:6]], kinds)
+    read(play, session, 3, [[5, 6, 7]])
+    all_right(play, session, [long, short, long[:2], [*long[:6], 5, 6, 7]], kinds)
+    play.target.copy_rows(session, [1, 2, 0], [0, 1, 2], 48)
+    kinds[:3] = [1, 0, 0]
+    all_right(play, session, [short, long[:2], long, [*long[:6], 5, 6, 7]], kinds)
+
+
+@pytest.mark.parametrize("joint", [False, True], ids=["apart", "joint"])
+@pytest.mark.parametrize("name", NAMES)
+def test_room_is_made(name: str, joint: bool, make: Any) -> None:
+    """For rows, for tokens, and for both; before anything was read, too."""
+    play, kinds = make(name), [0, 1]
+    play.target.joint = joint
+    long, short = play.prompts
+    session = opened(play, kinds, 16)
+    read(play, session, 0, [long, short])
+    for rows, slots in ((3, 16), (3, 48), (5, 80), (1, 1)):
+        before = (session.rows, session.cache.size)
+        play.target.make_room(session, rows, slots)
+        assert (session.rows, session.cache.size) == (max(rows, before[0]), max(slots, before[1]))
+        for row in range(before[0], session.rows):
+            if play.sources is not None:
+                play.target.encode_row(session, row, play.sources[0])
+            kinds.append(0)
+            read(play, session, row, [[*long, row]])
+        all_right(play, session, [long, short, [*long, 2], [*long, 3], [*long, 4]][: session.rows], kinds)
+    fresh = opened(play, [0], 16)
+    play.target.make_room(fresh, 2, 48)
+    if play.sources is not None:
+        play.target.encode_row(fresh, 1, play.sources[1])
+    read(play, fresh, 0, [long, short])
+    all_right(play, fresh, [long, short], [0, 1])
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_row_gets_another_source(name: str, make: Any) -> None:
+    """A longer or a shorter one than all others; windows that were in use notice."""
+    play = make(name)
+    session, long, short = opened(play, [1, 1]), *play.prompts
+    read(play, session, 0, [long, short])
+    all_right(play, session, [long, short], [1, 1])
+    for row, kind in ((1, 0), (0, 0), (1, 1)):
+        play.target.encode_row(session, row, play.sources[kind])
+        play.target.rewind(session, [0, 0])
+        read(play, session, 0, [long, short])
+        kinds = {(1, 0): [1, 0], (0, 0): [0, 0], (1, 1): [0, 1]}[row, kind]
+        all_right(play, session, [long, short], kinds)
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_features_go_with_their_rows(name: str, make: Any) -> None:
+    play = make(name)
+    session, long, short = opened(play, [0, 1], features=(0,) if name == "llama" else ()), *play.prompts
+    read(play, session, 0, [long, short])
+    places = torch.arange(7).expand(2, -1)
+    before = play.target.features_at(session, places).clone()
+    assert before.std() > 0
+    play.target.make_room(session, 3, 80)
+    play.target.copy_rows(session, [0, 1], [1, 2], 5)
+    after = play.target.features_at(session, torch.arange(5).expand(3, -1))
+    assert torch.equal(after, before[[0, 0, 1], :5])
+    window = play.target.window(session, 1, 3, 5)
+    assert torch.equal(play.target.features_at(window, places[:, :5]), after[1:])
+    assert not play.target.features_at(window, places[:, :1] - 1).any()  # before the first token
