@@ -31,6 +31,9 @@ def _write(buffer: Tensor, fresh: Tensor, slots: Tensor) -> Tensor:
         fresh = fresh.nan_to_num(0.0, 0.0, 0.0)
     if len(slots) == 1:
         return buffer.index_copy_(2, slots[0].to(fresh.device), fresh)
+    if torch.compiler.is_compiling():  # a compiled scatter copies the whole buffer, and this does not
+        row, head = (torch.arange(size, device=fresh.device) for size in fresh.shape[:2])
+        return buffer.index_put_((row[:, None, None], head[:, None], slots[:, None, :]), fresh)
     return buffer.scatter_(2, slots.to(fresh.device)[:, None, :, None].expand_as(fresh), fresh)
 
 

@@ -45,13 +45,13 @@ FEATURES = (*_SHAPING, *_EDITS, *_HOOKS)
 _LOOKING = frozenset(_EDITS) - {"bias"}
 _ALWAYS = frozenset({"temperature", "cold", "greedy"})
 _COMMON = frozenset({"temperature", "greedy", "cold", "top_k", "top_p", "min_p"})
-_USUAL = _COMMON | {"bias", "repetition_penalty", "counts", "least"}
+_PENALTIES = _ALWAYS | {"bias", "repetition_penalty", "counts", "least"}
 _ALL = frozenset(_SHAPING) | frozenset(_EDITS)
 
 
 def rounded(features: frozenset[str]) -> frozenset[str]:
     """A larger set, one of few: a captured step serves all policies that use no other features."""
-    tiers = (frozenset({"temperature"}), _ALWAYS, _COMMON, _USUAL, _ALL)
+    tiers = (frozenset({"temperature"}), _ALWAYS, _COMMON, _PENALTIES, _COMMON | _PENALTIES, _ALL)
     return next((tier for tier in tiers if features <= tier), _ALL | features)
 
 
