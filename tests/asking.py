@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
+from spectr.draft.model import ModelDrafting
 from spectr.engine import Engine, Handle, Request, Result
 from spectr.engine.handle import Delivery
-from spectr.engine.lane import Seat
+from spectr.engine.lane import Lane, Seat
 from spectr.engine.scheduler import Scheduler
 from spectr.policy import Policy
 
@@ -66,11 +67,39 @@ class TakesForEver(Exception):  # noqa: N818
     """Turns were taken in vain."""
 
 
+def _readers(drafting: Any) -> list[ModelDrafting]:
+    """The draft models at work in a drafting."""
+    if isinstance(drafting, ModelDrafting):
+        return [drafting]
+    parts = [*getattr(drafting, "parts", ()), *getattr(drafting, "draftings", ())]
+    return [found for part in parts for found in _readers(part)]
+
+
+def check_rows(lane: Lane) -> None:
+    """Each active row's text, cache and draft model go equally far, and the host knows no more than the device."""
+    if lane._rows is None:
+        return
+    rows, count = lane._rows, len(lane.active)
+    runs = rows.active[:count]
+    assert not rows.active[count:].any()
+    lengths = rows.history.length[:count]
+    assert torch.equal(lane._session.filled[:count][runs], lengths[runs] - 1)
+    for row, seat in enumerate(lane.active):
+        assert rows.history.tokens[row, : len(seat.text)].tolist() == seat.text
+        assert lane.lag or len(seat.text) == int(lengths[row])
+    for row, seat in enumerate(lane.reading, start=count):
+        assert int(lane._session.filled[row]) == seat.read
+    for reader in _readers(lane._drafting):
+        skipped = torch.tensor(reader._skipped[:count], dtype=torch.int64)
+        assert torch.equal(reader.session.filled[:count], reader.counts[:count] - skipped)
+        assert (reader.counts[:count][runs] < lengths[runs]).all()
+
+
 class Stepped:
     """The requests of an engine, of which all take a turn when the test says so."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.scheduler = Scheduler(engine.parts)
+    def __init__(self, engine: Engine, *, checks: bool = True) -> None:
+        self.scheduler, self.checks = Scheduler(engine.parts), checks
 
     def submit(self, request: Request) -> Handle:
         """Let a request wait for the next turn."""
@@ -79,9 +108,13 @@ class Stepped:
         return Handle(delivery, self.scheduler._wake)
 
     def turn(self, count: int = 1) -> bool:
-        """Take turns; whether there is more to do."""
-        with torch.no_grad():
-            return [self.scheduler.turn() for _ in range(count)][-1]
+        """Take turns, and check after each that all parts agree on what rows hold; whether there is more to do."""
+        for _ in range(count):
+            with torch.no_grad():
+                is_busy = self.scheduler.turn()
+            for lane in self.scheduler.lanes.values() if self.checks else ():
+                check_rows(lane)
+        return is_busy
 
     def finish(self, handles: Sequence[Handle], most: int = 1_000) -> list[Result]:
         """Take turns until nothing is left to do."""

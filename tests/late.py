@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from spectr.draft.model import ModelDrafting
 from spectr.engine.lane import Lane
 from spectr.policy import PolicyRows
 
@@ -30,3 +31,4 @@ def run_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every engine that begins from now on."""
     monkeypatch.setattr("spectr.engine.scheduler.Lane", LateLane)
     monkeypatch.setattr(PolicyRows, "_where_used", _for_all_rows)
+    monkeypatch.setattr(ModelDrafting, "_lags", lambda *_: False)  # the host would have to wait for the answer
