@@ -624,17 +624,31 @@ from spectr.engine import Engine, Request
 from spectr.models.target import Target
 
 engine = Engine(Target(llama(3)), drafter("lookup"), spectr.rule("race"))
+engine.generate([Request([3, 4, 5], 1, 5), Request([3, 4, 5], 1, 40)])
+"""
+RUNNING = """
 handle = engine.submit(Request([3, 4, 5], 1, 250))
 next(handle)
 """
+TIMED = """
+import atexit, time
+from spectr.engine import scheduler
+
+atexit.register(lambda: print(time.monotonic() - began < 2))  # after all that was registered later
+atexit.unregister(scheduler._close)
+atexit.register(scheduler._close)
+began = time.monotonic()
+"""
 
 
-def test_a_process_may_end_while_texts_run() -> None:
+@pytest.mark.parametrize("script", [EXITS, EXITS + RUNNING], ids=["ended", "running"])
+def test_a_process_may_end_at_any_time(script: str) -> None:
+    """Right after a text has come, without a pause, and while another one runs."""
     path = os.pathsep.join([str(Path(spectr.__file__).parents[1]), str(Path(__file__).parents[2])])
     done = subprocess.run(
-        [sys.executable, "-c", EXITS], env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False
+        [sys.executable, "-c", script + TIMED], env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False
     )
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"True\n", b"")
 
 
 # Planted faults: what these tests would see.

@@ -65,7 +65,7 @@ def opened(lookup: Lookup, rows: int) -> Drafting:
 def proposed(drafting: Drafting, texts: list[list[int]]) -> Draft:
     history = History.of(texts, SIZE)
     root = torch.tensor([text[-1] for text in texts])
-    return drafting.propose(Scene(history, root, root >= 0, *[None] * 4, 99))  # type: ignore[arg-type]
+    return drafting.propose(Scene(history, root, root >= 0, None, None, None, None, 99))  # type: ignore[arg-type]
 
 
 def begun(lookup: Lookup, texts: list[list[int]], sources: list[list[int]] | None = None) -> Drafting:

@@ -38,7 +38,8 @@ def engine(model: PreTrainedModel, name: str) -> Engine:
 def laws(model: PreTrainedModel, text: list[int]) -> torch.Tensor:
     """(L, V) logarithms of the model's distributions after each token."""
     with torch.no_grad():
-        return model(torch.tensor([text])).logits[0].float().log_softmax(-1)
+        logits: torch.Tensor = model(torch.tensor([text])).logits[0]
+    return logits.float().log_softmax(-1)
 
 
 def check(found: TokenLogprobs, law: torch.Tensor, token: int, top: int) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def same(one: Output, other: Output) -> None:
     )  # fmt: skip
 
 
-SETTINGS = [
+SETTINGS: list[dict[str, Any]] = [
     {"temperature": 0.0}, {"top_k": 9, "seed": 4}, {"stop": ["a", "e"], "seed": 5}, {"max_new_tokens": 7, "seed": 6},
     {"repetition_penalty": 1.4, "bad_words": ["the"], "seed": 7}, {"raw": True, "logprobs": 3, "seed": 8},
     {"allowed": lambda text: range(5, 300, 1 + len(text) % 3), "seed": 9}, {"min_new_tokens": 12, "seed": 10},
@@ -34,13 +35,13 @@ SETTINGS = [
 
 
 def test_texts_run_together(lm: LM) -> None:
-    want = [lm.generate(ASK, **{"max_new_tokens": 20, "seed": 3, **own}) for own in SETTINGS]  # type: ignore[arg-type]
-    handles = [lm.submit(ASK, **{"max_new_tokens": 20, "seed": 3, **own}) for own in SETTINGS]  # type: ignore[arg-type]
+    want = [lm.generate(ASK, **{"max_new_tokens": 20, "seed": 3, **own}) for own in SETTINGS]
+    handles = [lm.submit(ASK, **{"max_new_tokens": 20, "seed": 3, **own}) for own in SETTINGS]
     for handle, output in zip(handles, want, strict=True):
         same(handle.result(), output)
         assert handle.result().logprobs == output.logprobs
         assert handle.output.top_logprobs == output.top_logprobs
-    again = [lm.submit(ASK, **{"max_new_tokens": 20, "seed": 3, **own}) for own in SETTINGS]  # type: ignore[arg-type]
+    again = [lm.submit(ASK, **{"max_new_tokens": 20, "seed": 3, **own}) for own in SETTINGS]
     assert ["".join(handle) for handle in again] == [output.text for output in want]
 
 
@@ -91,36 +92,36 @@ def test_an_error_is_told_to_whoever_waits(lm: LM) -> None:
         list(lm.submit(ASK, 12, seed=1, allowed=refuses))
     same(good.result(), lm.generate(ASK, 12, seed=1))
     with pytest.raises(ArgumentError, match="submit takes one prompt"):
-        lm.submit([ASK, ASK])
+        lm.submit([ASK, ASK])  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="submit gives one text and takes no n; use generate"):
         lm.submit(ASK, n=2)
 
 
 def test_settings_for_each_prompt(lm: LM) -> None:
     """A list has one value for each prompt, also of settings that are lists themselves."""
-    each = {
+    each: dict[str, Any] = {
         "temperature": [0.0, 0.7, 1.0], "max_new_tokens": [9, 12, 15], "stop": [["a"], [], None], "top_k": [0, 5, 0],
         "bad_words": [["the", "fox"], [], [[5, 6]]], "logit_bias": [{7: 2.0}, {}, {8: -3.0}], "seed": [1, 2, 3],
         "suppress_tokens": [[9], [], [10, 11]], "raw": [True, False, True], "logprobs": [None, 0, 2],
     }  # fmt: skip
     prompts = [ASK, TIDES, ASK]
-    together = lm.generate(prompts, **each)  # type: ignore[arg-type]
+    together = lm.generate(prompts, **each)
     for at, prompt in enumerate(prompts):
-        alone = lm.generate(prompt, **{name: values[at] for name, values in each.items()})  # type: ignore[arg-type, index]
+        alone = lm.generate(prompt, **{name: values[at] for name, values in each.items()})
         same(together[at], alone)
         assert (together[at].logprobs is None) == (at == 0)
     for name in ("temperature", "seed", "max_new_tokens"):
         with pytest.raises(ArgumentError, match=f"{name} must have one value for each of 3 prompts, got 2"):
-            lm.generate(prompts, **{"max_new_tokens": 4, name: [1, 1]})  # type: ignore[arg-type]
+            lm.generate(prompts, **{"max_new_tokens": 4, name: [1, 1]})
     with pytest.raises(ArgumentError, match="top_p"):
         lm.generate(prompts, 4, top_p=[0.5, 7, 0.5])
 
 
 def test_settings_that_are_lists_hold_for_all(lm: LM) -> None:
-    shared = {"stop": ["a", "e"], "bad_words": ["the", "fox"], "suppress_tokens": [9, 10]}
+    shared: dict[str, Any] = {"stop": ["a", "e"], "bad_words": ["the", "fox"], "suppress_tokens": [9, 10]}
     together = lm.generate([ASK, TIDES], 16, seed=[5, 6], **shared)
     for output, prompt, seed in zip(together, (ASK, TIDES), (5, 6), strict=True):
-        same(output, lm.generate(prompt, 16, seed=seed, **shared))  # type: ignore[arg-type]
+        same(output, lm.generate(prompt, 16, seed=seed, **shared))
 
 
 def test_several_texts_of_each_prompt(lm: LM) -> None:
@@ -130,8 +131,8 @@ def test_several_texts_of_each_prompt(lm: LM) -> None:
     for output, prompt in zip(outputs, [ASK] * 2 + [TIDES] * 3, strict=True):
         same(output, lm.generate(prompt, 8, seed=output.seed))
     outputs = lm.generate([ASK, TIDES], 8, seed=[3, 4], n=2)
-    alone = [*lm.generate(ASK, 8, seed=3, n=2), *lm.generate(TIDES, 8, seed=4, n=2)]
-    for one, other in zip(outputs, alone, strict=True):
+    alone: list[Any] = [lm.generate(ASK, 8, seed=3, n=2), lm.generate(TIDES, 8, seed=4, n=2)]
+    for one, other in zip(outputs, [*alone[0], *alone[1]], strict=True):
         same(one, other)
 
 

@@ -110,7 +110,7 @@ def test_room_is_made(name: str, joint: bool, make: Any) -> None:
 def test_a_row_gets_another_source(name: str, make: Any) -> None:
     """A longer or a shorter one than all others; windows that were in use notice."""
     play = make(name)
-    session, long, short = opened(play, [1, 1]), *play.prompts
+    session, (long, short) = opened(play, [1, 1]), play.prompts
     read(play, session, 0, [long, short])
     all_right(play, session, [long, short], [1, 1])
     for row, kind in ((1, 0), (0, 0), (1, 1)):
@@ -124,7 +124,7 @@ def test_a_row_gets_another_source(name: str, make: Any) -> None:
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_features_go_with_their_rows(name: str, make: Any) -> None:
     play = make(name)
-    session, long, short = opened(play, [0, 1], features=(0,) if name == "llama" else ()), *play.prompts
+    session, (long, short) = opened(play, [0, 1], features=(0,) if name == "llama" else ()), play.prompts
     read(play, session, 0, [long, short])
     places = torch.arange(7).expand(2, -1)
     before = play.target.features_at(session, places).clone()

@@ -139,7 +139,7 @@ def _take_turns(found: "weakref.ref[Scheduler]", news: threading.Condition) -> b
         if scheduler is None or scheduler.is_busy:
             return scheduler is not None
         del scheduler  # nobody but its owner holds it while it waits
-        if news.wait(_IDLE):
+        if _closing.is_set() or news.wait(_IDLE):
             return True
         scheduler = found()
         if scheduler is not None and not scheduler.is_busy:
