@@ -12,14 +12,19 @@ __all__ = ["show"]
 
 
 def show(title: str, tables: Iterable[tuple[str, Cells]]) -> None:
-    """A line about the whole, then each table under its own title."""
+    """Print a line about the whole, then each table under its own title; no figure is cut on a narrow terminal."""
     where = console()
     where.print(title, markup=False)
     for name, (heads, rows) in tables:
-        table = Table(*heads, title=name, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        where.print()
+        if not heads:
+            where.print(name, markup=False)
+            continue
+        table = Table(title=name, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        columns = zip(*rows, strict=True) if rows else [()] * len(heads)
+        for head, cells in zip(heads, columns, strict=True):
+            words = max(map(len, head.split()), default=0)
+            table.add_column(head, min_width=max([words, *map(len, cells)]))
         for row in rows:
             table.add_row(*row)
-        for column in table.columns[:1]:
-            column.no_wrap = True
-        where.print()
-        where.print(table if heads else name, markup=False)
+        where.print(table, markup=False, width=max(where.width, where.measure(table).minimum), crop=False)

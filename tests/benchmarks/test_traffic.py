@@ -180,13 +180,15 @@ def test_traffic_on_a_gpu(order: Order) -> None:
 
 
 @pytest.mark.slow
-def test_the_command(command: Callable[..., Any], order: Order) -> None:
+def test_the_command(command: Callable[..., Any], order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")  # a narrow terminal cuts no figure
     flags = ("--prompts", str(order.prompts), "--model", order.model, "--drafter", order.drafter, "--device", "cpu")
     sizes = ("--prompt-tokens", "10,40", "--output-tokens", "4,12", "--minutes", "0.01", "--prefills", "2")
     more = ("--static-texts", "1", "--static-tokens", "8", "--shared", "0", "--out", str(order.out))
     ran = command(traffic, *flags, *sizes, *more, "--in-flight", "1,2")
     assert ran.code == 0, ran.err
     assert "share" in ran.out
+    assert "…" not in ran.out
     again = command(traffic, *flags, *sizes, *more, "--in-flight", "2", "--json")
     assert "everything is measured already" in again.err
     assert set(json.loads(again.out)["parts"]) == {"in_flight_1", "in_flight_2"}
