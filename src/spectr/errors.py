@@ -3,12 +3,21 @@
 SpectrError
 ├── LawError            a tensor that should be a probability law is not one            (also a ValueError)
 ├── ArgumentError       an argument out of its range: counts, ids, shapes, dtypes       (also a ValueError)
+│   └── NoRoomError     more memory is needed than there is
 ├── MismatchError       parts that do not belong together, e.g. a rule and a sibling law (also a ValueError)
 ├── UnknownNameError    a name the registry does not know; suggests the nearest          (also a LookupError)
 └── MissingExtraError   an optional dependency that is not installed                     (also an ImportError)
 """
 
-__all__ = ["ArgumentError", "LawError", "MismatchError", "MissingExtraError", "SpectrError", "UnknownNameError"]
+__all__ = [
+    "ArgumentError",
+    "LawError",
+    "MismatchError",
+    "MissingExtraError",
+    "NoRoomError",
+    "SpectrError",
+    "UnknownNameError",
+]
 
 
 class SpectrError(Exception):
@@ -21,6 +30,10 @@ class LawError(SpectrError, ValueError):
 
 class ArgumentError(SpectrError, ValueError):
     """An argument is out of its range."""
+
+
+class NoRoomError(ArgumentError):
+    """More memory is needed than there is."""
 
 
 class MismatchError(SpectrError, ValueError):

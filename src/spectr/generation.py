@@ -1,6 +1,7 @@
 """One text under way as users see it: pieces of text as they come, and an `Output` in the end."""
 
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,10 +10,14 @@ from spectr.engine import Handle, Result, Step, TokenLogprobs
 from spectr.metrics import Stats
 from spectr.text import TextStream
 
-__all__ = ["TOKENIZING", "Output", "TextHandle", "TextReader", "as_output"]
+__all__ = ["Output", "TextHandle", "TextReader", "as_output", "tokenizing"]
 
-TOKENIZING = threading.RLock()
-"""Held while a tokenizer is used: fast ones refuse to be used by two threads at once."""
+_locks: "weakref.WeakKeyDictionary[Any, threading.RLock]" = weakref.WeakKeyDictionary()
+
+
+def tokenizing(tokenizer: Any) -> threading.RLock:
+    """A lock to hold while a tokenizer is used: fast ones refuse to be used by two threads at once."""
+    return _locks.setdefault(tokenizer, threading.RLock())
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class TextReader:
     def feed(self, tokens: list[int]) -> tuple[str, int | None]:
         """What can be shown, and how many of the tokens belong to the text if a stop string ends it."""
         pieces = []
-        with TOKENIZING:
+        with tokenizing(self.stream.tokenizer):
             for count, token in enumerate(tokens, start=1):
                 pieces.append(self.stream.feed(token))
                 if self.stream.ended:
@@ -49,7 +54,7 @@ class TextReader:
 
     def finish(self) -> str:
         """What was held back."""
-        with TOKENIZING:
+        with tokenizing(self.stream.tokenizer):
             return self.stream.finish()
 
 

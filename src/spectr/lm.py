@@ -13,7 +13,7 @@ from spectr.coins import derived_seed
 from spectr.draft.options import DraftOptions
 from spectr.engine import Engine, Handle, Request
 from spectr.errors import ArgumentError
-from spectr.generation import TOKENIZING, Output, TextHandle, TextReader, as_output
+from spectr.generation import Output, TextHandle, TextReader, as_output, tokenizing
 from spectr.metrics import Stats
 from spectr.notices import notice
 from spectr.pairing import pair, planned_rule
@@ -41,6 +41,9 @@ class _RequestSettings:
     n: int | None = None  # texts per prompt; if given, outputs come as a list
     seeds: Sequence[int] | None = None  # one for each text, in place of those derived from `seed`
     stop: str | Sequence[str] | None = None  # strings that end a text
+    stop_ids: Sequence[int] | None = None  # tokens that end a text, beside those of the model
+    generated: Sequence[int] | None = None  # tokens that were generated before, if a text goes on
+    cache_scope: str = ""  # only prompts of the same scope share what was read of their beginnings
     logprobs: bool | int | None = None  # of the tokens; a number: of so many of the likeliest in place of each, too
     prompt_logprobs: bool | int | None = None  # the same for the prompt
     optimality_gap: bool = False
@@ -50,6 +53,9 @@ class _RequestSettings:
             whole("n", self.n, 1)
         if self.stop is not None and not isinstance(self.stop, Iterable):
             raise ArgumentError(f"stop must be a string or several, got {self.stop!r}")
+        for name in ("stop_ids", "generated"):
+            for token in getattr(self, name) or ():
+                whole(f"each of {name}", token, 0)
         if self.seeds is not None and not isinstance(self.seeds, Iterable):
             raise ArgumentError(f"seeds must be a list of whole numbers, one for each text, got {self.seeds!r}")
         for name in ("logprobs", "prompt_logprobs"):
@@ -89,7 +95,16 @@ def _each(name: str, values: Sequence[Any], count: int) -> Sequence[Any]:
     return values
 
 
-_LISTS = ("stop", "bad_words", "suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id", "processors")
+_LISTS = (
+    "stop",
+    "stop_ids",
+    "generated",
+    "bad_words",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "forced_eos_token_id",
+    "processors",
+)
 """Settings that are lists themselves: one for each prompt is a list of lists."""
 
 
@@ -172,7 +187,7 @@ class LM:
         text = check_text(prompt, "a prompt")
         self._need_tokenizer()
         if raw or not getattr(self.tokenizer, "chat_template", None):
-            with TOKENIZING:
+            with tokenizing(self.tokenizer):
                 return list(self.tokenizer(text)["input_ids"])
         return self.encode_turns([{"role": "user", "content": text}])
 
@@ -184,7 +199,7 @@ class LM:
         for turn in turns:
             check_text(turn["content"], "the content of a message")
         try:
-            with TOKENIZING:
+            with tokenizing(self.tokenizer):
                 made = self.tokenizer.apply_chat_template(
                     [dict(turn) for turn in turns], add_generation_prompt=True, return_dict=True
                 )
@@ -241,7 +256,16 @@ class LM:
         """A conversation: its turns are not read again."""
         return Chat(self)
 
+    def request(
+        self, prompt: Prompt, max_new_tokens: int | None = None, seed: int | None = None, **settings: Any
+    ) -> Request:
+        """What `submit` would ask of the engine."""
+        return self._requested("request", prompt, max_new_tokens, seed, settings)
+
     def _submitted(self, what: str, prompt: Prompt, limit: int | None, seed: int | None, settings: Any) -> Handle:
+        return self.engine.submit(self._requested(what, prompt, limit, seed, settings))
+
+    def _requested(self, what: str, prompt: Prompt, limit: int | None, seed: int | None, settings: Any) -> Request:
         if not is_single(prompt):
             raise ArgumentError(f"{what} takes one prompt: a string, token ids or messages, got {prompt!r}")
         for name in ("n", "seeds"):
@@ -249,7 +273,7 @@ class LM:
                 raise ArgumentError(f"{what} gives one text and takes no {name}; use generate")
         given = {**settings, **({} if limit is None else {"max_new_tokens": limit})}
         make, _ = self._asked(prompt, given)
-        return self.engine.submit(make(_seed(seed)))
+        return make(_seed(seed))
 
     def _asked(
         self, prompt: Prompt, settings: Mapping[str, Any], usual: int = _MAX_NEW_TOKENS
@@ -263,7 +287,8 @@ class LM:
 
         def make(seed: int) -> Request:
             return Request(
-                start, seed, limit, made, source=source, reader=self._reader(asked.stops),
+                start, seed, limit, made, tuple(asked.generated or ()), frozenset(asked.stop_ids or ()), source,
+                reader=self._reader(asked.stops, asked.generated), cache_scope=asked.cache_scope,
                 logprobs=asked.likeliest("logprobs"), prompt_logprobs=asked.likeliest("prompt_logprobs"),
                 optimality_gap=asked.optimality_gap,
             )  # fmt: skip
@@ -274,10 +299,12 @@ class LM:
         if self.tokenizer is None:
             raise ArgumentError("text needs a tokenizer, and this model came without; give it: load(…, tokenizer=…)")
 
-    def _reader(self, stops: Sequence[str]) -> TextReader | None:
-        """What turns tokens into text, where there is a tokenizer."""
+    def _reader(self, stops: Sequence[str], generated: Sequence[int] | None) -> TextReader | None:
+        """What turns tokens into text, where there is a tokenizer. What was generated before is read and not shown."""
         if self.tokenizer is not None:
-            return TextReader(TextStream(self.tokenizer, stops))
+            made = TextReader(TextStream(self.tokenizer, stops))
+            made.feed(list(generated or ()))
+            return made
         if stops:
             self._need_tokenizer()
         return None

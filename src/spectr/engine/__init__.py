@@ -20,12 +20,12 @@ from spectr.coins import seed_word
 from spectr.engine.handle import Handle
 from spectr.engine.lane import EngineParts
 from spectr.engine.request import Reader, Request, Result, Step, TokenLogprobs
-from spectr.engine.scheduler import LOCK, Scheduler
+from spectr.engine.scheduler import LOCK, Load, Scheduler
 from spectr.errors import ArgumentError, MismatchError
 from spectr.types import Drafter, TreeModel
 from spectr.verify import Rule
 
-__all__ = ["LOCK", "Engine", "Handle", "Reader", "Request", "Result", "Step", "TokenLogprobs"]
+__all__ = ["LOCK", "Engine", "Handle", "Load", "Reader", "Request", "Result", "Step", "TokenLogprobs"]
 
 
 class Engine:
@@ -86,6 +86,11 @@ class Engine:
             getattr(model, "compile", lambda: None)()
         self.scheduler.close()  # graphs of layers as they were
         self.generate([Request([0], 0, min(4 * drafter.nodes, self.target.context - 1))])
+
+    @property
+    def load(self) -> Load:
+        """How much there is to do, for whoever watches."""
+        return self.scheduler.load
 
     def submit(self, request: Request) -> Handle:
         """Begin with a request as soon as there is room for it. From any thread."""

@@ -6,8 +6,10 @@ cancelled.
 
 import asyncio
 import threading
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import suppress
 from typing import Any
 
 from spectr.engine.request import Request, Result, Step, TokenLogprobs
@@ -62,6 +64,12 @@ class Delivery:
                 raise TimeoutError(f"no step came within {timeout} seconds; the request goes on")
             return self._steps.popleft() if self._steps and not self.is_cancelled else None
 
+    def take_all(self) -> tuple[list[Delivered], bool]:
+        """The steps that have come and were not taken, without waiting, and whether no more will come."""
+        with self.news:
+            found, self._steps = self._steps, deque()
+            return [] if self.is_cancelled else list(found), self.has_ended
+
     def listen(self, listener: Callable[[], None]) -> None:
         """Call once, from whichever thread, when the next step can be taken or nothing more comes."""
         with self.news:
@@ -78,6 +86,42 @@ class Delivery:
         for listener in listeners:
             listener()
         self.news.notify_all()
+
+
+class Mailbox:
+    """Wakes futures of one event loop from other threads. A step of many rows makes one call to the loop, not one for
+    each row."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        self._futures: deque[asyncio.Future[None]] = deque()
+        self._is_called = False
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> "Mailbox":
+        """The mailbox of a loop."""
+        if loop not in _mailboxes:
+            _mailboxes[loop] = cls(loop)
+        return _mailboxes[loop]
+
+    def post(self, future: "asyncio.Future[None]") -> None:
+        """Resolve a future soon. From any thread."""
+        self._futures.append(future)
+        loop = self._loop()
+        if not self._is_called and loop is not None:
+            self._is_called = True
+            with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
+                loop.call_soon_threadsafe(self._resolve)
+
+    def _resolve(self) -> None:
+        self._is_called = False  # before the futures are taken: what is posted from now on makes another call
+        while self._futures:
+            future = self._futures.popleft()
+            if not future.done():
+                future.set_result(None)
+
+
+_mailboxes: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox]" = weakref.WeakKeyDictionary()
 
 
 class Handle(Iterator[Step]):
@@ -147,22 +191,21 @@ class Handle(Iterator[Step]):
             except StopIteration:
                 return
 
+    async def arrivals(self) -> AsyncIterator[list[Step]]:
+        """Steps as they come, all those at once that came since the last time; raises what the request failed with."""
+        has_ended = False
+        while not has_ended:
+            await self._readiness()
+            found, has_ended = self._delivery.take_all()
+            if found:
+                yield [self._add(*delivered) for delivered in found]
+        self._finish()
+
     async def _readiness(self) -> None:
         """Until a step can be taken without waiting."""
         loop = asyncio.get_running_loop()
-        ready = loop.create_future()
-
-        def tell() -> None:
-            if not ready.done():
-                ready.set_result(None)
-
-        def listener() -> None:
-            try:
-                loop.call_soon_threadsafe(tell)
-            except RuntimeError:  # the loop was closed meanwhile: nobody waits
-                return
-
-        self._delivery.listen(listener)
+        ready, mailbox = loop.create_future(), Mailbox.of(loop)
+        self._delivery.listen(lambda: mailbox.post(ready))
         await ready
 
     def __del__(self) -> None:

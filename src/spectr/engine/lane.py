@@ -35,7 +35,7 @@ _SIZES = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 """Slots of a row, and of the part of it that a captured step looks at."""
 _ALONE = 8  # times as many prompt tokens are read at once where no other text goes on
 _SCORED_CHUNK = 64  # prompt tokens read at once where their log-probabilities are wanted
-_KEPT = 4  # rows that a lane has room for before texts that have ended are forgotten
+_AHEAD = 512  # tokens that a row has room for beyond its text when it begins, if its limit is further away
 _LIKELIEST = (0, 5, 20)  # how many log-probabilities captured steps give
 
 
@@ -51,6 +51,7 @@ class EngineParts:
     captures: bool = False  # replay steps as graphs
     chunk: int = 512  # most prompt tokens that are read between two steps
     reuses: bool = True  # copy the beginning of a prompt from a text that began alike; benchmarks read every prompt
+    kept: int = 4  # rows there are at least, where memory allows, so that texts that have ended can be gone on with
     policies: type[PolicyRows] = PolicyRows  # what computes the policies of rows; audits plant faults there
 
 
@@ -68,6 +69,16 @@ class Seat:
     def request(self) -> Request:
         """What is asked for."""
         return self.delivery.request
+
+    @property
+    def resumed(self) -> Request:
+        """What is asked for, going on from the text so far."""
+        return replace(self.request, generated=self.text[len(self.request.prompt) :])
+
+    @property
+    def scope(self) -> tuple[Any, str]:
+        """What two requests must have in common for one to copy the beginning of the other."""
+        return self.request.source, self.request.cache_scope
 
     @property
     def unread(self) -> int:
@@ -116,23 +127,37 @@ class Lane:
         self._widest = 1  # of any step
         self._since = time.perf_counter()  # when the last step was read
         self._has_read_prompts = False  # since then
+        self.starts_over = 0  # how often requests began again for want of memory
+        self._reserves_all = False  # room up to the limit of a request is made when it begins
 
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do."""
         return not (self.queue or self.reading or self.active or self.flights)
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of the texts that run or are being read."""
+        return sum(len(seat.text) for seat in [*self.active, *self.reading])
+
+    @property
+    def room(self) -> int:
+        """Tokens that all rows together have room for."""
+        rows = self._rows
+        return 0 if rows is None else len(rows) * self._slots
+
     def turn(self) -> None:
         """Let requests in, read a part of their prompts, and take one step of those that have read them."""
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
             self._drop_cancelled()
             self._admit()
-            if self.active:
+            if self.active and self._has_room_for_a_step():
                 self._launch()
             while self.flights and (len(self.flights) > self.lag or not self.active):
                 self._read(self.flights.popleft())
             while self.flights and all(seat.is_done for seat in self.flights[-1].seats):
                 self.flights.pop()  # launched before the last of them had ended: nobody waits for it
+            self._reserves_all &= not self.is_idle
 
     def fail(self, error: BaseException) -> None:
         """End every request with one error."""
@@ -179,8 +204,9 @@ class Lane:
             return False
         if not self.reuses:
             return True
-        known = self.beginnings.longest(seat.text, seat.request.source, self._living())[1]
-        likeliest = max(common_start(seat.text[:-1], other.text[:-1]) for other in cohort)
+        known = self.beginnings.longest(seat.text, seat.scope, self._living())[1]
+        alike = [other for other in cohort if other.scope == seat.scope]
+        likeliest = max((common_start(seat.text[:-1], other.text[:-1]) for other in alike), default=0)
         return likeliest < max(known, 1) + self.beginnings.least
 
     def _begin(self, cohort: list[Seat]) -> None:
@@ -189,16 +215,19 @@ class Lane:
         first = len(self.active)
         known = [self._known(seat, row) for row, seat in enumerate(cohort, start=first)]
         copied = [(source, row, count) for row, (source, count) in enumerate(known, start=first) if source != row]
-        copied += self.beginnings.saved([row for _, row, _ in copied], range(first + len(cohort), len(rows)))
+        displaced = [row for row, (source, count) in enumerate(known, start=first) if source != row or count == 0]
+        copied += self.beginnings.saved(displaced, range(first + len(cohort), len(rows)))
         if copied:
             sources, targets, counts = (list(column) for column in zip(*copied, strict=True))
             self.parts.target.copy_rows(session, sources, targets, max(counts))
             drafting.copy_rows(sources, targets, max(counts))
-        rows.put(first, [seat.request for seat in cohort], self.parts.stops)
+        rows.put(first, [seat.resumed for seat in cohort], self.parts.stops)
         for row, (seat, (_, count)) in enumerate(zip(cohort, known, strict=True), start=first):
             request, seat.host = seat.request, rows.history.host[row]
             seat.is_whole = drafting.begin(row, seat.text, request.limit, request.source)
-            seat.read = seat.delivery.reused = count if seat.is_whole else 0
+            seat.read = count if seat.is_whole else 0
+            if len(seat.text) == len(request.tokens):
+                seat.delivery.reused = seat.read
             if request.source is not None:
                 self.parts.target.encode_row(session, row, list(request.source))
             self.beginnings.forget(row)
@@ -209,12 +238,12 @@ class Lane:
         """The row whose text begins most like this one, and how many of its tokens can be taken."""
         if not self.reuses or seat.request.prompt_logprobs is not None:
             return row, 0
-        return self.beginnings.longest(seat.text, seat.request.source, self._living(), here=row)
+        return self.beginnings.longest(seat.text, seat.scope, self._living(), here=row)
 
     def _living(self) -> dict[int, tuple[list[int], Any]]:
         """What the active rows surely have read."""
         return {
-            row: (seat.text[: self._surely_read(seat)], seat.request.source)
+            row: (seat.text[: self._surely_read(seat)], seat.scope)
             for row, seat in enumerate(self.active)
             if seat.is_whole
         }
@@ -360,7 +389,9 @@ class Lane:
         counted = found.counted.cut(count)
         seat.text += found.tokens[:count]
         logprobs = None if found.logprobs is None else found.logprobs[:count]
-        step = Step(found.tokens[:count], len(counted.ranks), counted.corrected, reason, logprobs, text)
+        step = Step(
+            found.tokens[:count], len(counted.ranks), counted.corrected, reason, logprobs, text, counted.drafted
+        )
         seat.delivery.add(step, counted, marks)
         return step
 
@@ -397,7 +428,7 @@ class Lane:
             seat = before[old]
             is_sound = seat.delivery.error is None and seat.request.prompt_logprobs is None
             if self.reuses and seat.is_whole and is_sound:
-                self.beginnings.keep(new, seat.text[: known[old]], seat.request.source)
+                self.beginnings.keep(new, seat.text[: known[old]], seat.scope)
             else:
                 self.beginnings.forget(new)
 
@@ -417,8 +448,8 @@ class Lane:
     def _make_room(self, rows: int, seat: Seat) -> bool:
         """Room for so many rows, one of them for a request; False if it has to wait for others to end. What there is no
         room for at all ends with an error."""
-        needed = seat.request.limit + 3 * self.nodes + 2
-        wanted = max(rows, min(_KEPT, rows + len(self.beginnings), self.parts.rows))
+        needed = self._needed(len(seat.text) + _AHEAD, seat)
+        wanted = max(rows, min(self.parts.kept, rows + len(self.beginnings), self.parts.rows))
         if self._rows is not None and wanted <= len(self._rows) and needed <= self._slots:
             return True
         slots = max(self._slots, next((size for size in _SIZES if size >= needed), needed))
@@ -440,6 +471,38 @@ class Lane:
                 return False
         return True
 
+    def _needed(self, length: int, seat: Seat) -> int:
+        """Slots of a row for a request whose text has so many tokens at most for now."""
+        longest = seat.request.limit if self._reserves_all else min(seat.request.limit, length)
+        return longest + 3 * self.nodes + 2
+
+    def _has_room_for_a_step(self) -> bool:
+        """Make room for what another step may add; where memory is short, requests begin again, the first first."""
+        ahead = (len(self.flights) + 1) * max(self._widest, self.nodes)
+        needed = max(self._needed(len(seat.text) + ahead, seat) for seat in self.active)
+        if needed <= self._slots:
+            return True
+        slots = next((size for size in _SIZES if size >= needed), needed)
+        try:
+            self._grow(len(self._state()[0]), slots)
+        except (ArgumentError, torch.OutOfMemoryError):
+            self._start_over()
+        return bool(self.active)
+
+    def _start_over(self) -> None:
+        """Give all room back and queue every request again with its text so far: as many as there is room for run on,
+        the others wait."""
+        while self.flights:
+            self._read(self.flights.popleft())
+        waiting = [seat for seat in [*self.active, *self.reading] if not seat.is_done]
+        for seat in waiting:
+            seat.read, seat.delivery.prompt_logprobs = 0, None
+        self.active, self.reading = [], []
+        self.queue.extendleft(reversed(waiting))
+        self.close()
+        self._reserves_all = True
+        self.starts_over += 1
+
     def _grow(self, rows: int, slots: int) -> None:
         """Room for so many rows and tokens."""
         if self._rows is None:
@@ -458,7 +521,7 @@ class Lane:
     def _open(self, rows: int, slots: int) -> None:
         """The first rows."""
         if self.device.type == "cuda":
-            rows, slots = max(rows, min(_KEPT, self.parts.rows)), max(slots, 1024)
+            rows, slots = max(rows, min(self.parts.kept, self.parts.rows)), max(slots, 1024)
         target, drafter = self.parts.target, self.parts.drafter
         with torch.inference_mode(False):
             session = target.open(rows, slots, features=getattr(drafter, "wants_features", None))

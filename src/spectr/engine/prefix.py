@@ -31,7 +31,7 @@ class _Kept:
     """What a row has read, and when its request ended."""
 
     text: list[int]
-    source: Any
+    scope: Any
     time: int
 
 
@@ -47,10 +47,10 @@ class Beginnings:
         """How many there are."""
         return len(self.kept)
 
-    def keep(self, row: int, text: list[int], source: Any) -> None:
+    def keep(self, row: int, text: list[int], scope: Any) -> None:
         """A request has ended, and its row has read this much."""
         self._time += 1
-        self.kept[row] = _Kept(text, source, self._time)
+        self.kept[row] = _Kept(text, scope, self._time)
 
     def clear(self) -> None:
         """Forget them all."""
@@ -76,16 +76,16 @@ class Beginnings:
     def longest(
         self,
         text: list[int],
-        source: Any,
+        scope: Any,
         living: Mapping[int, tuple[list[int], Any]],
         here: int | None = None,
     ) -> tuple[int, int]:
-        """The row, ended or `living`, whose text begins most like `text`, which answers to `source`, and how many of
-        its tokens are the same: all but the last of the text at most. Of equals the row that is `here` already."""
+        """The row, ended or `living`, whose text begins most like `text` and has the same `scope`, and how many of its
+        tokens are the same: all but the last of the text at most. Of equals the row that is `here` already."""
         wanted, found = text[:-1], (here if here is not None else 0, 0)
-        rows = {**{row: (kept.text, kept.source) for row, kept in self.kept.items()}, **living}
-        for row, (known, answered) in rows.items():
-            if answered != source:
+        rows = {**{row: (kept.text, kept.scope) for row, kept in self.kept.items()}, **living}
+        for row, (known, their_scope) in rows.items():
+            if their_scope != scope:
                 continue
             count = common_start(wanted, known)
             if count > found[1] or (count == found[1] and row == here):

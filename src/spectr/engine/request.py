@@ -40,6 +40,7 @@ class Request:
     logprobs: int | None = None  # of every token, and of so many of the likeliest in its place
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt, but the first
     optimality_gap: bool = False
+    cache_scope: str = ""  # only requests of the same scope share the beginnings of their prompts
 
     @property
     def tokens(self) -> list[int]:
@@ -75,6 +76,7 @@ class Step:
     finish_reason: str | None = None  # "stop", "length", or None while the text goes on
     logprobs: list[TokenLogprobs] | None = None
     text: str = ""  # what can be shown, if the request has a reader
+    drafted: int = 0  # draft tokens that were scored
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -16,7 +17,7 @@ from spectr.engine.handle import Delivery, Handle
 from spectr.engine.lane import EngineParts, Lane, Seat
 from spectr.engine.request import Request
 
-__all__ = ["LOCK", "Scheduler"]
+__all__ = ["LOCK", "Load", "Scheduler"]
 
 LOCK = threading.RLock()
 """Held while steps run."""
@@ -36,6 +37,18 @@ def _close() -> None:
         with news:
             news.notify_all()
         thread.join(_PATIENCE)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an engine has to do, and how much of its room is used."""
+
+    running: int  # requests that take part in steps
+    reading: int  # whose prompts are being read
+    waiting: int  # for a row
+    tokens: int  # of the texts in rows
+    slots: int  # that rows have room for
+    starts_over: int  # how often requests began again for want of memory
 
 
 class Scheduler:
@@ -84,6 +97,24 @@ class Scheduler:
                 del self.lanes[key]
                 lane.fail(error)
         return self.is_busy
+
+    @property
+    def starts_over(self) -> int:
+        """How often requests had to begin again for want of memory, in the lanes that there are."""
+        return sum(lane.starts_over for lane in self.lanes.values())
+
+    @property
+    def load(self) -> "Load":
+        """How much there is to do. From any thread: counts of one moment, which may not fit together exactly."""
+        lanes = list(self.lanes.values())
+        return Load(
+            sum(len(lane.active) for lane in lanes),
+            sum(len(lane.reading) for lane in lanes),
+            len(self._waiting) + sum(len(lane.queue) for lane in lanes),
+            sum(lane.tokens for lane in lanes),
+            sum(lane.room for lane in lanes),
+            self.starts_over,
+        )
 
     @property
     def is_busy(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spectr.errors import ArgumentError
+from spectr.errors import NoRoomError
 
 __all__ = ["afford", "available", "in_words", "memory_of_the_machine", "need", "weights_on_disk"]
 
@@ -48,7 +48,7 @@ def afford(size: int, device: torch.device, what: str, remedy: str) -> None:
     """Refuse `what` when it takes more than there is."""
     free = available(device)
     if free is not None and size > free:
-        raise ArgumentError(f"{what} takes {in_words(size)} and {device} has {in_words(free)} free; {remedy}")
+        raise NoRoomError(f"{what} takes {in_words(size)} and {device} has {in_words(free)} free; {remedy}")
 
 
 def _first(config: Any, *names: str) -> int | None:

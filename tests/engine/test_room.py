@@ -1,0 +1,72 @@
+"""Room for texts: it grows with them, and where memory is short some of them wait and go on later."""
+
+import pytest
+import torch
+from tests.tiny import llama
+
+import spectr
+from spectr.draft import drafter
+from spectr.engine import Engine, Request, lane
+from spectr.errors import NoRoomError
+from spectr.models import memory
+from spectr.models.target import Target
+from spectr.policy import Policy
+
+POLICIES = [Policy(), Policy(repetition_penalty=1.2), Policy(0.7, frequency_penalty=0.1), Policy(0)]
+REQUESTS = [Request([3 + row, 4, 5, 3, 4], row, 700 - 90 * row, policy) for row, policy in enumerate(POLICIES)]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target(llama(3, max_position_embeddings=1024))
+
+
+@pytest.fixture(autouse=True)
+def _little_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "_AHEAD", 100)
+
+
+def engine(target: Target) -> Engine:
+    return Engine(target, drafter("lookup", drafts=2, length=3), spectr.rule("race"))
+
+
+@pytest.fixture(scope="module")
+def alone(target: Target) -> list[list[int]]:
+    return [engine(target).generate([request])[0].tokens for request in REQUESTS]
+
+
+def test_room_grows_with_the_text(target: Target, alone: list[list[int]]) -> None:
+    made = engine(target)
+    handle = made.submit(Request([3, 4, 5, 3, 4], 0, 700))
+    next(handle)
+    assert made.load.slots < 700
+    assert handle.result().tokens == alone[0]
+    assert made.load.slots > 700
+
+
+def test_texts_that_find_no_room_wait(target: Target, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    free = target.memory(4, 600)
+    monkeypatch.setattr(memory, "available", lambda _: free)
+    made = engine(target)
+    handles = [made.submit(request) for request in REQUESTS]
+    assert [handle.result().tokens for handle in handles] == alone
+    assert made.scheduler.starts_over > 0
+    assert all(handle.so_far.stats.emitted == len(text) for handle, text in zip(handles, alone, strict=True))
+
+
+def test_a_text_that_never_fits(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, free = engine(target), target.memory(1, 300)
+    monkeypatch.setattr(memory, "available", lambda _: free)
+    with pytest.raises(NoRoomError, match="a cache of 1 rows"):
+        made.generate([REQUESTS[0]])
+    short = Request([3, 4, 5, 3, 4], 0, 40)
+    assert made.generate([short])[0].tokens == engine(target).generate([short])[0].tokens
+
+
+def test_beginnings_are_shared_within_a_scope_only(target: Target) -> None:
+    made, prompt = engine(target), torch.arange(3, 11).repeat(8).tolist()
+    first, other, same = (made.generate([Request(prompt, 1, 4, cache_scope=name)])[0] for name in ("a", "b", "a"))
+    assert [first.reused, other.reused, same.reused] == [0, 0, len(prompt) - 1]
+    assert first.tokens == other.tokens == same.tokens
+    together = made.generate([Request([9, *prompt], 1, 4, cache_scope=name) for name in ("c", "c", "d")])
+    assert [result.reused for result in together] == [0, len(prompt), 0]
