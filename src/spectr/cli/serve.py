@@ -1,0 +1,211 @@
+"""`spectr serve` and `spectr replay`."""
+
+import json
+import logging
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spectr.cli.flags import (
+    SPECULATION,
+    DeviceFlag,
+    DrafterFlag,
+    DtypeFlag,
+    ModelFlag,
+    RuleFlag,
+    given,
+)
+from spectr.cli.output import JsonFlag, print_json, talk
+from spectr.errors import ArgumentError, MissingExtraError
+
+if TYPE_CHECKING:
+    from spectr.lm import LM
+    from spectr.serve import ServerSettings
+
+__all__ = ["read_keys", "replay", "serve"]
+
+ADDRESS, LIMITS, OPERATION = "Address and access", "Limits", "Operation"
+_KEYS = "SPECTR_API_KEYS"
+
+
+def read_keys(path: Path | None) -> tuple[str, ...]:
+    """API keys from a file, one on a line, and from the environment, separated by commas."""
+    lines = os.environ.get(_KEYS, "").split(",")
+    if path is not None:
+        try:
+            lines += path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArgumentError(f"--api-key-file must be a file of keys, one on a line: {error}") from error
+        if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+            talk(f"other users of this machine can read the keys in {path}; chmod 600 it")
+    keys = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+    if path is not None and not keys:
+        raise ArgumentError(f"--api-key-file must hold at least one key, and {path} holds none")
+    if short := [key for key in keys if len(key) < 8]:
+        raise ArgumentError(f"an API key must have at least 8 characters, and {len(short)} of {len(keys)} have fewer")
+    return tuple(dict.fromkeys(keys))
+
+
+def _needs_extra() -> None:
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(error.name or "fastapi", "serve", "spectr serve") from error
+
+
+def _log(verbose: bool) -> None:
+    """Log lines on stderr, one for each request."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log = logging.getLogger("spectr.serve")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO if verbose else logging.WARNING)
+    logging.getLogger("uvicorn.error").addHandler(handler)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+
+
+def serve(
+    model: ModelFlag = "smollm2-135m",
+    host: Annotated[
+        str, typer.Option(metavar="HOST", help="Address to listen on.", rich_help_panel=ADDRESS)
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="PORT", help="0: any.", rich_help_panel=ADDRESS)
+    ] = 8000,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What clients call the model.", rich_help_panel=ADDRESS)
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help=f"API keys, one on a line; also {_KEYS}, separated by commas.", rich_help_panel=ADDRESS
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Serve other machines without a key.", rich_help_panel=ADDRESS)
+    ] = False,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help="Let pages of this origin call; several times.", rich_help_panel=ADDRESS),
+    ] = None,
+    device: DeviceFlag = "auto",
+    dtype: DtypeFlag = "auto",
+    drafter: DrafterFlag = "auto",
+    rule: RuleFlag = "race",
+    nodes: Annotated[
+        int | None, typer.Option(min=2, metavar="N", help="Most nodes of a token tree.", rich_help_panel=SPECULATION)
+    ] = None,
+    compile_layers: Annotated[
+        bool, typer.Option("--compile", help="Compile layers; takes a while once.", rich_help_panel=SPECULATION)
+    ] = False,
+    max_running: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Texts that run at once.", rich_help_panel=LIMITS)
+    ] = 64,
+    max_queue: Annotated[int, typer.Option(min=0, metavar="N", help="Texts that wait.", rich_help_panel=LIMITS)] = 256,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Of one prompt.", rich_help_panel=LIMITS)
+    ] = None,
+    max_body_bytes: Annotated[
+        int, typer.Option(min=1024, metavar="N", help="Of one request.", rich_help_panel=LIMITS)
+    ] = 4 << 20,
+    max_texts: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Texts that one request may ask for.", rich_help_panel=LIMITS)
+    ] = 64,
+    rate: Annotated[
+        float | None, typer.Option(min=0.1, metavar="N", help="Requests a minute of one key.", rich_help_panel=LIMITS)
+    ] = None,
+    request_timeout: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="For a whole request.", rich_help_panel=LIMITS)
+    ] = 600.0,
+    drain_timeout: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="For what runs at SIGTERM.", rich_help_panel=LIMITS)
+    ] = 30.0,
+    audit_share: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            metavar="SHARE",
+            help="Recompute this share of steps, and check them.",
+            rich_help_panel=OPERATION,
+        ),
+    ] = 0.0,
+    vllm_metrics: Annotated[
+        bool, typer.Option("--vllm-metrics", help="Count under vLLM's names too.", rich_help_panel=OPERATION)
+    ] = False,
+    receipts: Annotated[bool, typer.Option(help="Put receipts into responses.", rich_help_panel=OPERATION)] = True,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Log a line for every request.", rich_help_panel=OPERATION)
+    ] = False,
+    log_prompts: Annotated[
+        bool, typer.Option("--log-prompts", help="Log what clients ask, too.", rich_help_panel=OPERATION)
+    ] = False,
+) -> None:
+    """Serve a model over HTTP as OpenAI's clients expect it. Ctrl-C or SIGTERM lets running requests finish first."""
+    _needs_extra()
+    from spectr.serve import Limits, ServerSettings
+    from spectr.serve.run import serve as run_server
+
+    settings = ServerSettings(
+        host, port, name or model, read_keys(api_key_file), insecure, tuple(cors_origin or ()), audit_share,
+        vllm_metrics, log_prompts, receipts,
+        limits=Limits(
+            body_bytes=max_body_bytes, prompt_tokens=max_prompt_tokens, texts=max_texts, running=max_running,
+            queue=max_queue, rate=rate, request_time=request_timeout, drain_time=drain_timeout,
+        ),
+    )  # fmt: skip
+    _log(verbose or log_prompts)
+
+    def load() -> "LM":
+        from spectr.lm import load as load_model
+
+        options = given(nodes=nodes, compile=compile_layers or None)
+        return load_model(model, drafter, rule, device=device, dtype=dtype, progress=talk, rows=max_running, **options)
+
+    def started(url: str) -> None:
+        talk(f"serving {settings.name} at {url}/v1 ({'with' if settings.keys else 'without'} API keys); Ctrl-C ends it")
+        talk(f"try: {_example(url, settings)}")
+
+    run_server(settings, load, talk, started)
+
+
+def _example(url: str, settings: "ServerSettings") -> str:
+    body = json.dumps({"messages": [{"role": "user", "content": "Explain tides."}], "max_tokens": 64})
+    key = " -H 'Authorization: Bearer KEY'" if settings.keys else ""
+    return f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+
+
+def replay(
+    receipt: Annotated[Path, typer.Argument(metavar="RECEIPT", help="A receipt, or the response it came in.")],
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model; the one that the receipt names by default.")
+    ] = None,
+    device: DeviceFlag = "auto",
+    dtype: DtypeFlag = "auto",
+    drafter: DrafterFlag = "auto",
+    as_json: JsonFlag = False,
+) -> None:
+    """Generate the text of a receipt again, and say whether it is the same. Exit code 1 if it is not."""
+    _needs_extra()
+    from spectr.lm import load
+    from spectr.serve.receipt import read_receipt
+    from spectr.serve.receipt import replay as run_again
+
+    found = read_receipt(receipt)
+    lm = load(model or found["model"]["name"], drafter, found["speculation"]["rule"], device=device, dtype=dtype,
+              progress=talk)  # fmt: skip
+    texts = run_again(lm, found, talk)
+    if as_json:
+        print_json({"texts": [{"text": one.output.text, "same": one.is_same} for one in texts]})
+    else:
+        for one in texts:
+            print(one.output.text)
+            talk("the same tokens as in the receipt" if one.is_same else "NOT the tokens of the receipt")
+    if not all(one.is_same for one in texts):
+        raise typer.Exit(1)

@@ -1,0 +1,181 @@
+"""From the body of a request to requests of the engine."""
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from spectr.coins import derived_seed
+from spectr.engine import Request
+from spectr.lm import LM
+from spectr.serve.problems import ApiError
+from spectr.serve.protocol import ChatRequest, CompletionRequest, GenerationFields, Message, TextPart
+from spectr.serve.service import Service
+from spectr.serve.settings import Limits
+
+__all__ = ["Asked", "as_turns", "ask"]
+
+_RANDOM_BITS = 53  # a seed that any JSON reader keeps whole
+_SAME = (
+    "temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
+"""Fields that are settings of the same name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one body asks for."""
+
+    body: GenerationFields
+    lm: LM  # under the rule and with the drafter that the body names
+    prompts: list[list[int]]
+    n: int
+    seed: int
+    settings: dict[str, Any]  # of `LM.request`, but for the number of new tokens
+    limits: list[int]  # most new tokens, for each prompt
+    drops_text: bool  # no new token is wanted, and one is generated nevertheless
+
+    @property
+    def count(self) -> int:
+        """How many texts."""
+        return len(self.prompts) * self.n
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether it is a conversation."""
+        return isinstance(self.body, ChatRequest)
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the prompt is repeated."""
+        return isinstance(self.body, CompletionRequest) and bool(self.body.echo)
+
+    @property
+    def logprobs(self) -> int | None:
+        """How many log-probabilities are wanted in place of each token; 0 for that of the token alone."""
+        if isinstance(self.body, CompletionRequest):
+            return self.body.logprobs
+        assert isinstance(self.body, ChatRequest)
+        return (self.body.top_logprobs or 0) if self.body.logprobs else None
+
+    def seed_of(self, index: int) -> int:
+        """The seed of one text: as `LM.generate` derives them."""
+        return derived_seed(self.seed, index)
+
+    def request(self, index: int, scope: str = "") -> Request:
+        """What the engine is asked for one text."""
+        at = index // self.n
+        return self.lm.request(
+            self.prompts[at], self.limits[at], self.seed_of(index), cache_scope=scope, **self.settings
+        )
+
+
+async def ask(body: CompletionRequest | ChatRequest, service: Service) -> Asked:
+    """Check a body and read its prompts, in a worker."""
+    service.check_name(body.model)
+    _check_bounds(body, service.settings.limits)
+    return await service.in_worker(lambda lm: _asked(body, service, lm))
+
+
+def _asked(body: CompletionRequest | ChatRequest, service: Service, reader: LM) -> Asked:
+    lm = service.variant(body.spectr)
+    prompts = _prompts(body, reader)
+    n = body.n or 1
+    if (count := n * len(prompts)) > service.settings.limits.texts:
+        raise ApiError(400, f"one request may ask for {service.settings.limits.texts} texts, got {count}", "n")
+    most = service.settings.limits.prompt_tokens
+    longest = max(map(len, prompts))
+    if longest >= service.context or (most is not None and longest > most):
+        bound = min(service.context - 1, most or service.context)
+        param = "messages" if isinstance(body, ChatRequest) else "prompt"
+        raise ApiError(400, f"a prompt must have at most {bound} tokens, got {longest}; shorten it", param,
+                       "context_length_exceeded")  # fmt: skip
+    limit, drops = _limit(body)
+    limits = [service.context - len(prompt) if limit is None else limit for prompt in prompts]
+    seed = secrets.randbits(_RANDOM_BITS) if body.seed is None else body.seed
+    asked = Asked(body, lm, prompts, n, seed, _settings(body), limits, drops)
+    for at in range(len(prompts)):  # refused here, before anything waits or runs
+        lm.engine.check(asked.request(at * n))
+    return asked
+
+
+def _check_bounds(body: GenerationFields, limits: Limits) -> None:
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    strings = [stop for stop in stops if isinstance(stop, str)]
+    if len(stops) > limits.stop_strings:
+        raise ApiError(400, f"stop may have {limits.stop_strings} entries, got {len(stops)}", "stop")
+    if any(not stop or len(stop) > limits.stop_characters for stop in strings):
+        raise ApiError(400, f"a stop string must have 1 to {limits.stop_characters} characters", "stop")
+    if len(body.logit_bias or ()) > limits.bias_tokens:
+        raise ApiError(400, f"logit_bias may have {limits.bias_tokens} entries, got {len(body.logit_bias or ())}",
+                       "logit_bias")  # fmt: skip
+    if isinstance(body, ChatRequest) and body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs to be true", "top_logprobs")
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream to be true", "stream_options")
+
+
+def _limit(body: CompletionRequest | ChatRequest) -> tuple[int | None, bool]:
+    """Most new tokens, if the body says, and whether none is wanted."""
+    given = body.max_tokens
+    if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
+        if given is not None and given != body.max_completion_tokens:
+            raise ApiError(400, "max_tokens and max_completion_tokens mean the same; give one of them", "max_tokens")
+        given = body.max_completion_tokens
+    if given == 0:
+        if not (isinstance(body, CompletionRequest) and body.echo):
+            raise ApiError(400, "max_tokens must be at least 1, or 0 with echo, got 0", "max_tokens")
+        return 1, True
+    return given, False
+
+
+def _prompts(body: CompletionRequest | ChatRequest, reader: LM) -> list[list[int]]:
+    if isinstance(body, ChatRequest):
+        return [reader.encode_turns(as_turns(body.messages))]
+    given: Any = body.prompt
+    if isinstance(given, str) or (given and isinstance(given[0], int)):
+        given = [given]
+    if not given or not all(given):
+        raise ApiError(400, "a prompt must not be empty", "prompt")
+    return [reader.encode(prompt, raw=True) for prompt in given]
+
+
+def as_turns(messages: list[Message]) -> list[dict[str, str]]:
+    """Messages as a chat template takes them."""
+    roles = {"developer": "system"}
+    return [{"role": roles.get(one.role, one.role), "content": joined(one.content)} for one in messages]
+
+
+def joined(content: str | list[TextPart]) -> str:
+    """The text of a content in parts."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _settings(body: CompletionRequest | ChatRequest) -> dict[str, Any]:
+    """What `LM.request` takes, with the model's own values for what the body leaves out."""
+    found = {name: getattr(body, name) for name in _SAME if getattr(body, name) is not None}
+    if body.top_k is not None:
+        found["top_k"] = max(0, body.top_k)
+    if body.min_tokens:
+        found["min_new_tokens"] = body.min_tokens
+    if body.logit_bias:
+        found["logit_bias"] = _bias(body.logit_bias)
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    found["stop"] = [stop for stop in stops if isinstance(stop, str)]
+    found["stop_ids"] = [*(stop for stop in stops if isinstance(stop, int)), *(body.stop_token_ids or ())]
+    found["raw"] = True
+    logprobs = body.logprobs
+    if isinstance(body, ChatRequest):
+        logprobs = (body.top_logprobs or True) if logprobs else None
+    elif logprobs == 0:
+        logprobs = True
+    found["logprobs"] = logprobs
+    if isinstance(body, CompletionRequest) and body.echo and logprobs is not None:
+        found["prompt_logprobs"] = logprobs
+    return {name: value for name, value in found.items() if value not in (None, [])}
+
+
+def _bias(given: dict[str, float]) -> dict[int, float]:
+    try:
+        return {int(token): value for token, value in given.items()}
+    except ValueError:
+        raise ApiError(400, f"the keys of logit_bias must be token ids, got {list(given)[:5]}", "logit_bias") from None

@@ -1,0 +1,166 @@
+"""Who may come in: request ids, hosts, keys, and bounds on the size and time of a body. Wraps the whole application, so
+that nothing behind it sees a request that is refused here."""
+
+import asyncio
+import hmac
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from hashlib import sha256
+from typing import Any
+
+from spectr.serve.problems import ApiError, as_api_error
+from spectr.serve.settings import ServerSettings
+
+__all__ = ["OPEN_PATHS", "Gate", "Keys"]
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/openapi.json"})
+"""Pages that need no key."""
+
+_OWN_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_LOG = logging.getLogger("spectr.serve")
+
+
+class Keys:
+    """The API keys of a server. A request is compared with all of them in constant time."""
+
+    def __init__(self, keys: tuple[str, ...]) -> None:
+        self._digests = [sha256(key.encode()).digest() for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def tenant(self, given: str | None) -> str | None:
+        """Who has the key that was given, as a name that does not tell it; None for a wrong one."""
+        digest = sha256((given or "").encode("utf-8", "surrogateescape")).digest()
+        found = None
+        for place, own in enumerate(self._digests):
+            if hmac.compare_digest(digest, own):
+                found = f"key-{place}"
+        return found if self._digests else "all"
+
+
+class Gate:
+    """An ASGI application that lets requests through to another."""
+
+    def __init__(self, app: Any, settings: ServerSettings, open_paths: frozenset[str] = OPEN_PATHS) -> None:
+        self.app, self.settings, self.open_paths = app, settings, open_paths
+        self.keys = Keys(settings.keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or pass it on."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+            return
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        visit = _Visit(headers, send)
+        scope.setdefault("state", {})["request_id"] = visit.id
+        try:
+            scope["state"]["tenant"] = self._identified(scope["path"], headers)
+            await self.app(scope, self._bounded(headers, receive), visit.send)
+        except Exception as error:
+            if not isinstance(error, ApiError):
+                _LOG.exception("request %s failed", visit.id)
+            await visit.refuse(as_api_error(error))
+        finally:
+            tenant = scope["state"].get("tenant", "-")
+            _LOG.info(
+                "%s %s %s %s %.0f ms %s",
+                visit.id,
+                scope["method"],
+                scope["path"],
+                visit.status,
+                visit.age * 1e3,
+                tenant,
+            )
+
+    def _identified(self, path: str, headers: dict[str, str]) -> str:
+        """The name of whoever asks; an error if it may not."""
+        host = re.sub(r":\d+$", "", headers.get("host", ""))
+        if not self.keys and not self.settings.insecure and host not in _OWN_HOSTS:
+            raise ApiError(
+                403, f"this server answers to localhost only, and was called {host[:80]!r}; start it with API keys "
+                "to be reached under other names", code="wrong_host",
+            )  # fmt: skip
+        if path in self.open_paths:
+            return "-"
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        tenant = self.keys.tenant(key.strip() if kind.lower() == "bearer" else None)
+        if tenant is None:
+            raise ApiError(
+                401, "an API key must be given as a header, Authorization: Bearer KEY, and "
+                + ("this one is not known" if key else "none was"), code="invalid_api_key",
+            )  # fmt: skip
+        return tenant
+
+    def _bounded(self, headers: dict[str, str], receive: Receive) -> Receive:
+        """`receive` with bounds on the size and the time of a body."""
+        limits = self.settings.limits
+        too_large = ApiError(413, f"a body must have at most {limits.body_bytes} bytes", code="body_too_large")
+        if (
+            headers.get("content-length", "0").isdecimal()
+            and int(headers.get("content-length", "0")) > limits.body_bytes
+        ):
+            raise too_large
+        got, is_whole, deadline = 0, False, time.monotonic() + limits.body_time
+
+        async def bounded() -> Message:
+            nonlocal got, is_whole
+            if is_whole:
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), max(0.01, deadline - time.monotonic()))
+            except TimeoutError:
+                raise ApiError(408, f"a body must arrive within {limits.body_time:g} seconds", code="timeout") from None
+            got += len(message.get("body", b""))
+            if got > limits.body_bytes:
+                raise too_large
+            is_whole = not message.get("more_body", False)
+            return message
+
+        return bounded
+
+
+class _Visit:
+    """One request on its way through: its id, and what was answered."""
+
+    def __init__(self, headers: dict[str, str], send: Send) -> None:
+        given = headers.get("x-request-id", "")
+        self.id = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+        self.status, self._send, self._start = 0, send, time.monotonic()
+
+    @property
+    def age(self) -> float:
+        """Seconds since it came in."""
+        return time.monotonic() - self._start
+
+    async def send(self, message: Message) -> None:
+        """Pass an answer on, with the id of the request."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
+        await self._send(message)
+
+    async def refuse(self, error: ApiError) -> None:
+        """Answer with an error, unless an answer has begun: then nothing can be done but to close the connection."""
+        if self.status:
+            raise error
+        body = json.dumps(error.body).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        headers += [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
+        if error.status in (408, 413):
+            headers.append((b"connection", b"close"))
+        await self.send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await self.send({"type": "http.response.body", "body": body})

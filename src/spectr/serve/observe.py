@@ -1,0 +1,96 @@
+"""Counters for Prometheus: what speculation did, what clients waited for, and what the engine has to do."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from spectr.metrics import Stats
+from spectr.serve.admission import Admission
+from spectr.serve.service import Service
+
+__all__ = ["Observations"]
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
+_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+class _Speculation:
+    """Counters of speculation under one prefix."""
+
+    def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
+        def counter(name: str, what: str, *labels: str) -> Counter:
+            return Counter(f"{prefix}:spec_decode_num_{name}", what, labels, registry=registry)
+
+        self.drafts = counter("drafts", "Steps: target calls.")
+        self.drafted = counter("draft_tokens", "Draft tokens that were scored.")
+        self.accepted = counter("accepted_tokens", "Draft tokens that were accepted.")
+        self.by_position = counter("accepted_tokens_per_pos", "Draft tokens accepted at each depth.", "position")
+
+    def add(self, stats: Stats) -> None:
+        self.drafts.inc(stats.steps)
+        self.drafted.inc(stats.drafted)
+        self.accepted.inc(stats.accepted)
+        for depth, kept in enumerate(stats.kept):
+            self.by_position.labels(str(depth)).inc(kept)
+
+
+class _Now:
+    """What the engine has to do at the moment of a look."""
+
+    def __init__(self, service: Service, admission: Admission) -> None:
+        self.service, self.admission = service, admission
+
+    def collect(self) -> Iterator[Any]:
+        load = self.service.lm.engine.load
+        gauges = {
+            "num_requests_running": ("Texts that take part in steps.", load.running + load.reading),
+            "num_requests_waiting": ("Texts that wait for a place.", self.admission.waiting + load.waiting),
+            "kv_cache_usage_perc": ("Share of the cache that holds texts.", load.tokens / max(1, load.slots)),
+            "ready": ("Whether the server takes requests and its law is intact.", float(self.service.is_ready)),
+        }
+        for name, (what, value) in gauges.items():
+            yield GaugeMetricFamily(f"spectr:{name}", what, value=value)
+        yield CounterMetricFamily(
+            "spectr:num_preemptions", "Times that texts began again for want of memory.", value=load.starts_over
+        )
+        audited = self.service.audited
+        for name, value in audited.items():
+            yield CounterMetricFamily(f"spectr:audit_{name}", "Of the steps that were recomputed.", value=value)
+
+
+class Observations:
+    """Everything that is counted."""
+
+    def __init__(self, service: Service, admission: Admission) -> None:
+        self.registry = registry = CollectorRegistry()
+        registry.register(_Now(service, admission))
+        names = ["spectr", *(["vllm"] if service.settings.vllm_names else [])]
+        self._speculation = [_Speculation(name, registry) for name in names]
+        self.prompt_tokens = Counter("spectr:prompt_tokens", "Tokens of prompts.", registry=registry)
+        self.reused_tokens = Counter("spectr:prefix_cache_hits", "Prompt tokens that were known.", registry=registry)
+        self.generated = Counter("spectr:generation_tokens", "Tokens generated.", registry=registry)
+        self.requests = Counter(
+            "spectr:requests", "Requests by how they ended.", ["finished_reason"], registry=registry
+        )
+        self.first = Histogram(
+            "spectr:time_to_first_token_seconds", "Until the first token.", registry=registry, buckets=_SECONDS
+        )
+        self.per_token = Histogram(
+            "spectr:time_per_output_token_seconds", "From token to token.", registry=registry, buckets=_FRACTIONS
+        )
+        self.whole = Histogram(
+            "spectr:e2e_request_latency_seconds", "Until the last token.", registry=registry, buckets=_SECONDS
+        )
+
+    def speculated(self, stats: Stats) -> None:
+        """Count what speculation did to one text."""
+        for counters in self._speculation:
+            counters.add(stats)
+        self.generated.inc(stats.emitted)
+
+    def page(self) -> bytes:
+        """What Prometheus reads."""
+        return generate_latest(self.registry)

@@ -1,0 +1,240 @@
+"""What a client may send, field by field, with OpenAI's names and vLLM's where OpenAI has none.
+
+An unknown field is refused by name. So is one that OpenAI's interface knows and this server does not support: it would
+change the answer, and is never ignored.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from spectr.registry import nearest
+from spectr.serve.problems import ApiError
+
+__all__ = [
+    "ChatRequest",
+    "CompletionRequest",
+    "DetokenizeRequest",
+    "GenerationFields",
+    "Message",
+    "SpeculationFields",
+    "TokenizeRequest",
+    "as_problem",
+]
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "tools": ([],), "functions": ([],), "tool_choice": ("none",), "function_call": ("none",), "store": (False,),
+    "modalities": (["text"],), "best_of": (1,), "suffix": ("",), "service_tier": ("auto", "default"),
+    "parallel_tool_calls": (True, False), "metadata": ({},), "skip_special_tokens": (True,), "ignore_eos": (False,),
+    "use_beam_search": (False,), "truncate_prompt_tokens": (), "reasoning_effort": (), "verbosity": (), "audio": (),
+    "web_search_options": (), "chat_template": (), "chat_template_kwargs": ({},), "guided_json": (),
+    "guided_regex": (), "guided_choice": (), "guided_grammar": (), "length_penalty": (1.0,), "bad_words": ([],),
+    "add_generation_prompt": (True,), "continue_final_message": (False,), "prompt_cache_key": (), "documents": (),
+    "safety_identifier": (), "prompt_cache_retention": (), "include_stop_str_in_output": (False,),
+}  # fmt: skip
+"""Fields of OpenAI's and vLLM's interfaces that are not supported, with the values that ask for nothing."""
+
+_USE_INSTEAD = {
+    "guided_json": "use structured_outputs.json", "guided_regex": "use structured_outputs.regex",
+    "guided_choice": "use structured_outputs.choice", "guided_grammar": "use structured_outputs.grammar",
+    "best_of": "use n and choose by logprobs", "tools": "describe the tools in a message and ask for a json_schema",
+    "functions": "describe them in a message and ask for a json_schema",
+}  # fmt: skip
+
+
+class _Fields(BaseModel):
+    """Takes the fields that are declared, of their types, and no others."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class _Body(_Fields):
+    """The body of a request."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_neutral(cls, given: Any) -> Any:
+        """Leave out fields that are not supported where their values ask for nothing."""
+        if not isinstance(given, dict):
+            return given
+        return {
+            name: value
+            for name, value in given.items()
+            if name in cls.model_fields
+            or name not in _NEUTRAL
+            or not (value is None or any(value == neutral for neutral in _NEUTRAL[name]))
+        }
+
+
+Token = Annotated[int, Field(ge=0, lt=1 << 31)]
+Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+
+
+class StreamOptions(_Fields):
+    """What a stream carries beside the text."""
+
+    include_usage: bool | None = Field(None, description="Send a last chunk with the usage of the whole request.")
+    continuous_usage_stats: Literal[False] | None = None
+
+
+class JsonSchema(_Fields):
+    """A schema as `response_format` carries it."""
+
+    name: str | None = Field(None, max_length=64)
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Fields):
+    """The form that the answer must have."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(_Fields):
+    """The form that the text must have; give one of them."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json", description="A JSON schema, or its text.")
+    regex: str | None = None
+    grammar: str | None = Field(None, description="A grammar in GBNF; its first rule is `root`.")
+    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    json_object: bool | None = None
+
+
+class TextPart(_Fields):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(_Fields):
+    """A text that the answer will probably repeat. It saves time where it is right, and changes nothing else."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+
+class SpeculationFields(_Fields):
+    """How this one request is speculated on. The distribution of the text does not depend on it; under the race the
+    text of a seed does not either."""
+
+    rule: str | None = Field(None, description="The rule that accepts drafts, such as race, optimal or kseq.")
+    drafter: str | None = Field(None, description="auto (the server's own), none, lookup or ngram.")
+    nodes: Annotated[int, Field(ge=2, le=256)] | None = Field(None, description="Most nodes of a token tree.")
+    trace: bool | None = Field(None, description="Tell what each step added, and where its tokens came from.")
+    statistics: bool | None = Field(None, description="Tell also what each step accepted.")
+    receipt: bool | None = Field(None, description="Tell how to get the same text again; on by default.")
+
+
+class GenerationFields(_Body):
+    """What all requests for text have in common."""
+
+    model: str | None = Field(None, description="The model's name; the only one by default.")
+    n: Annotated[int, Field(ge=1, le=1024)] | None = Field(None, description="Texts for each prompt.")
+    seed: Seed | None = Field(None, description="What texts are drawn with; a random one by default, and told.")
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = Field(None, description="0 or -1: all tokens.")
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    stop: str | list[str | Token] | None = Field(None, description="Strings, or token ids, that end the text.")
+    stop_token_ids: list[Token] | None = None
+    max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    prediction: Prediction | None = None
+    user: Annotated[str, Field(max_length=512)] | None = None
+    spectr: SpeculationFields | None = None
+
+
+class CompletionRequest(GenerationFields):
+    """The body of `/v1/completions`."""
+
+    prompt: str | list[Token] | list[str] | list[list[Token]]
+    echo: bool | None = Field(None, description="Repeat the prompt before the text.")
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+
+class Message(_Fields):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+
+
+class ChatRequest(GenerationFields):
+    """The body of `/v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+
+class TokenizeRequest(_Body):
+    """The body of `/tokenize`: a text, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(_Body):
+    """The body of `/detokenize`."""
+
+    model: str | None = None
+    tokens: list[Token]
+
+
+_UNION_TAGS = (
+    "str",
+    "list[",
+    "function-",
+    "constrained-",
+    "int",
+    "float",
+    "bool",
+    "dict[",
+    "lax-or-strict",
+    "TextPart",
+)
+
+
+def as_problem(error: ValidationError, known: type[BaseModel]) -> ApiError:
+    """The first thing that is wrong with a body, in one sentence, with the name of the field."""
+    first = error.errors(include_url=False)[0]
+    places = [str(part) for part in first["loc"] if not str(part).startswith(_UNION_TAGS)]
+    param = ".".join(places) or None
+    if first["type"] == "extra_forbidden":
+        return _unknown(param or "", known)
+    if first["type"] in ("json_invalid", "model_type", "model_attributes_type", "dict_type") and param is None:
+        return ApiError(400, f"the body must be a JSON object: {first['msg']}", code="invalid_json")
+    if first["type"] == "missing":
+        return ApiError(400, f"{param} must be given, and is missing", param, "missing_field")
+    return ApiError(400, f"{param}: {first['msg']}; got {_shown(first.get('input'))}", param, "invalid_value")
+
+
+def _unknown(param: str, known: type[BaseModel]) -> ApiError:
+    if param in _NEUTRAL:
+        instead = _USE_INSTEAD.get(param, "leave it out")
+        return ApiError(400, f"{param} is not supported by this server; {instead}", param, "unsupported_field")
+    names = [field.alias or name for name, field in known.model_fields.items()]
+    hint = nearest(param, names) if "." not in param else "leave it out"
+    return ApiError(400, f"there is no field {param!r}; {hint}", param, "unknown_field")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,93 @@
+"""A receipt says how a text came about, so that anybody with the same model can get it again: `spectr replay`."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from spectr.coins import derived_seed
+from spectr.engine import Result
+from spectr.errors import ArgumentError
+from spectr.lm import LM, Output
+from spectr.models.digest import weights_digest
+from spectr.serve.asking import Asked
+from spectr.serve.service import Service
+
+__all__ = ["Replayed", "make_receipt", "read_receipt", "replay"]
+
+_FORMAT = 1
+_FIELDS = ("model", "prompts", "n", "seed", "max_new_tokens", "settings", "speculation", "texts")
+
+
+def _digest(tokens: Sequence[int]) -> str:
+    return sha256(json.dumps(list(tokens)).encode()).hexdigest()
+
+
+def make_receipt(asked: Asked, service: Service, results: Sequence[Result]) -> dict[str, Any]:
+    """What the texts of one request depend on, and how to recognise them."""
+    engine = asked.lm.engine
+    return {
+        "format": _FORMAT,
+        "model": {"name": service.name, "digest": service.fingerprint},
+        "versions": service.versions,
+        "arithmetic": service.arithmetic,
+        "speculation": {
+            "rule": engine.rule.card.name, "drafter": engine.drafter.name, "nodes": engine.drafter.nodes,
+            "lossless": engine.rule.card.lossless,
+        },
+        "seed": asked.seed,
+        "n": asked.n,
+        "prompts": asked.prompts,
+        "max_new_tokens": asked.limits,
+        "settings": {name: value for name, value in asked.settings.items() if name != "raw"},
+        "texts": [{"tokens": len(result.tokens), "sha256": _digest(result.tokens)} for result in results],
+    }  # fmt: skip
+
+
+def read_receipt(path: Path) -> dict[str, Any]:
+    """A receipt from a file: itself, or the response that it came in."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"a receipt must be a file of JSON, and {path} is not: {error}") from error
+    if isinstance(found, dict) and isinstance(found.get("spectr"), dict):
+        found = found["spectr"].get("receipt")
+    if not isinstance(found, dict) or found.get("format") != _FORMAT or any(name not in found for name in _FIELDS):
+        raise ArgumentError(
+            f"a receipt must be what a response has under spectr.receipt, in format {_FORMAT}, and {path} is not"
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A text that was generated again."""
+
+    output: Output
+    is_same: bool
+
+
+def replay(lm: LM, receipt: dict[str, Any], talk: Callable[[str], None]) -> list[Replayed]:
+    """Generate the texts of a receipt again, and compare them; says what differs from when they were made."""
+    digest = weights_digest(lm.opened.target.model)
+    if digest != receipt["model"]["digest"]:
+        talk(f"these weights are not those of the receipt ({digest} and {receipt['model']['digest']})")
+    if lm.engine.rule.card.name != receipt["speculation"]["rule"]:
+        talk(
+            f"the receipt was made under rule {receipt['speculation']['rule']!r}, this is {lm.engine.rule.card.name!r}"
+        )
+    settings = dict(receipt["settings"])
+    if "logit_bias" in settings:
+        settings["logit_bias"] = {int(token): value for token, value in settings["logit_bias"].items()}
+    n, prompts, limits = receipt["n"], receipt["prompts"], receipt["max_new_tokens"]
+    handles = [
+        lm.submit(prompts[index // n], limits[index // n], derived_seed(receipt["seed"], index), raw=True, **settings)
+        for index in range(n * len(prompts))
+    ]
+    outputs = [handle.result() for handle in handles]
+    return [
+        Replayed(output, _digest(output.tokens) == text["sha256"])
+        for output, text in zip(outputs, receipt["texts"], strict=True)
+    ]

@@ -1,0 +1,195 @@
+"""From texts to the bodies that clients read."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spectr.engine import Result, Step, TokenLogprobs
+from spectr.metrics import Stats
+from spectr.serve.asking import Asked
+from spectr.serve.tokens import TokenTexts
+
+__all__ = ["Reply", "speculation"]
+
+
+def speculation(results: Sequence[Result], nodes: int, *, detailed: bool) -> dict[str, Any]:
+    """Statistics in the form of vLLM's `metrics.speculative_decoding`, over all texts of a response."""
+    steps = [step for result in results for step in result.steps]
+    stats = [result.stats for result in results]
+    drafted, accepted = sum(one.drafted for one in stats), sum(one.accepted for one in stats)
+    calls = sum(one.steps for one in stats)
+    most = max((step.accepted for step in steps), default=0)
+    histogram = [sum(step.accepted == count for step in steps) for count in range(most + 1)]
+    found: dict[str, Any] = {
+        "mean_acceptance_length": sum(one.emitted for one in stats) / calls if calls else 0.0,
+        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+        "acceptance_histogram": histogram,
+        "num_spec_steps": calls,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+        "num_spec_tokens": nodes - 1,
+    }
+    if detailed:
+        found["per_step_accepted"] = [step.accepted for step in steps]
+        found["per_step_drafted"] = [step.drafted for step in steps]
+    return found
+
+
+def merged(stats: Sequence[Stats]) -> dict[str, list[int]]:
+    """Steps that came to each depth with a draft there, and those that accepted it, over several texts."""
+    depth = max((len(one.reached) for one in stats), default=0)
+
+    def summed(name: str) -> list[int]:
+        return [sum(values[at] for one in stats if at < len(values := getattr(one, name))) for at in range(depth)]
+
+    return {"reached": summed("reached"), "kept": summed("kept")}
+
+
+@dataclass(slots=True)
+class Reply:
+    """One response: its id and time, and how its parts are written."""
+
+    asked: Asked
+    model: str
+    fingerprint: str
+    texts: TokenTexts
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def whole(self, results: Sequence[Result], receipt: dict[str, Any] | None) -> dict[str, Any]:
+        """The body of a response that is not streamed."""
+        choices = [self._choice(index, result) for index, result in enumerate(results)]
+        return {**self._head(chunk=False), "choices": choices, **self.closing(results, receipt)}
+
+    def chunk(self, index: int, steps: Sequence[Step], *, begins: bool) -> dict[str, Any] | None:
+        """What a stream says of steps of one text; None if there is nothing to say yet."""
+        text, reason = "".join(step.text for step in steps), steps[-1].finish_reason if steps else None
+        tokens = [token for step in steps for token in step.tokens]
+        logprobs = [entry for step in steps for entry in step.logprobs or ()]
+        if self.asked.drops_text:
+            text, tokens, logprobs = "", [], []
+        if not (text or reason or begins or logprobs):
+            return None
+        said = self._logprobs(tokens, logprobs, 0) if self.asked.logprobs is not None and logprobs else None
+        choice: dict[str, Any] = {"index": index, "logprobs": said, "finish_reason": self._reason(reason)}
+        if self.asked.is_chat:
+            delta = ({"role": "assistant"} if begins else {}) | ({"content": text} if text or begins else {})
+            choice["delta"] = delta
+        else:
+            choice["text"] = text
+        found = {**self._head(chunk=True), "choices": [choice]}
+        if self.asked.body.spectr is not None and self.asked.body.spectr.trace:
+            found["spectr"] = {"trace": [_traced(step) for step in steps]}
+        return found
+
+    def echo(self, index: int, result: Result) -> dict[str, Any]:
+        """The prompt of one text, as the first chunk of a stream."""
+        prompt = self.asked.prompts[index // self.asked.n]
+        logprobs = self._logprobs(prompt, result.prompt_logprobs or [], 0) if self.asked.logprobs is not None else None
+        choice = {"index": index, "text": self.texts.decode(prompt), "logprobs": logprobs, "finish_reason": None}
+        return {**self._head(chunk=True), "choices": [choice]}
+
+    def last(self, results: Sequence[Result], receipt: dict[str, Any] | None, *, usage: bool) -> dict[str, Any]:
+        """The chunk after all texts: usage, statistics and receipt, and no choice."""
+        closing = self.closing(results, receipt)
+        if not usage:
+            del closing["usage"]
+        return {**self._head(chunk=True), "choices": [], **closing}
+
+    def closing(self, results: Sequence[Result], receipt: dict[str, Any] | None) -> dict[str, Any]:
+        """What is said of the whole request."""
+        detailed = self.asked.body.spectr is not None and bool(self.asked.body.spectr.statistics)
+        nodes = self.asked.lm.engine.drafter.nodes
+        said = {"seed": self.asked.seed, **({} if receipt is None else {"receipt": receipt})}
+        return {
+            "usage": self._usage(results),
+            "metrics": {"speculative_decoding": speculation(results, nodes, detailed=detailed)},
+            "spectr": said,
+        }
+
+    def _head(self, *, chunk: bool) -> dict[str, Any]:
+        chat = self.asked.is_chat
+        kind = ("chat.completion.chunk" if chunk else "chat.completion") if chat else "text_completion"
+        return {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{self.id}",
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": f"fp_{self.fingerprint[:16]}",
+        }
+
+    def _choice(self, index: int, result: Result) -> dict[str, Any]:
+        prompt = self.asked.prompts[index // self.asked.n]
+        tokens, logprobs, text = result.tokens, list[TokenLogprobs | None](result.logprobs or []), result.text
+        if self.asked.drops_text:
+            tokens, logprobs, text = [], [], ""
+        if self.asked.echoes:
+            tokens, text = [*prompt, *tokens], self.texts.decode(prompt) + text
+            logprobs = [*(result.prompt_logprobs or []), *logprobs]
+        said = self._logprobs(tokens, logprobs, 0) if self.asked.logprobs is not None else None
+        choice: dict[str, Any] = {"index": index, "logprobs": said, "finish_reason": self._reason(result.finish_reason)}
+        if self.asked.is_chat:
+            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+        else:
+            choice["text"] = text
+        if self.asked.body.spectr is not None and self.asked.body.spectr.trace:
+            choice["spectr"] = {"trace": [_traced(step) for step in result.steps]}
+        return choice
+
+    def _reason(self, reason: str | None) -> str | None:
+        return "length" if self.asked.drops_text and reason is not None else reason
+
+    def _usage(self, results: Sequence[Result]) -> dict[str, Any]:
+        prompt = sum(map(len, self.asked.prompts))
+        new = 0 if self.asked.drops_text else sum(len(result.tokens) for result in results)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": new,
+            "total_tokens": prompt + new,
+            "prompt_tokens_details": {"cached_tokens": max((result.reused for result in results), default=0)},
+            "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
+        }
+
+    def _logprobs(self, tokens: Sequence[int], found: Sequence[TokenLogprobs | None], start: int) -> dict[str, Any]:
+        write = self._chat_logprobs if self.asked.is_chat else self._completion_logprobs
+        return write(tokens, found, start)
+
+    def _chat_logprobs(self, tokens: Sequence[int], found: Sequence[TokenLogprobs | None], _: int) -> dict[str, Any]:
+        def one(token: int, logprob: float) -> dict[str, Any]:
+            return {"token": self.texts.text(token), "logprob": logprob, "bytes": list(self.texts.raw(token))}
+
+        content = [
+            {**one(token, entry.logprob), "top_logprobs": [one(*pair) for pair in entry.top]}
+            for token, entry in zip(tokens, found, strict=True)
+            if entry is not None
+        ]
+        return {"content": content, "refusal": None}
+
+    def _completion_logprobs(
+        self, tokens: Sequence[int], found: Sequence[TokenLogprobs | None], start: int
+    ) -> dict[str, Any]:
+        texts = [self.texts.text(token) for token in tokens]
+        offsets = [start + sum(map(len, texts[:at])) for at in range(len(texts))]
+        top = [
+            None if entry is None else {self.texts.text(token): value for token, value in reversed(entry.top)}
+            for entry in found
+        ]
+        return {
+            "tokens": texts,
+            "token_logprobs": [None if entry is None else entry.logprob for entry in found],
+            "top_logprobs": top if self.asked.logprobs else None,
+            "text_offset": offsets,
+        }
+
+
+def _traced(step: Step) -> dict[str, Any]:
+    """What one step added to a text."""
+    return {
+        "tokens": step.tokens,
+        "accepted": step.accepted,
+        "drafted": step.drafted,
+        "corrected": step.corrected,
+        "text": step.text,
+    }

@@ -1,0 +1,171 @@
+"""A server's life: start, signals, drain, end."""
+
+import asyncio
+import logging
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ipaddress import ip_address
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from spectr.errors import ArgumentError
+from spectr.lm import LM
+from spectr.serve.app import build_app
+from spectr.serve.service import Service
+from spectr.serve.settings import Limits, ServerSettings
+
+__all__ = ["background", "bind", "check_address", "serve"]
+
+_LOG = logging.getLogger("spectr.serve")
+
+
+def check_address(settings: ServerSettings) -> None:
+    """Refuse to be reached from elsewhere without keys, unless that is meant."""
+    if settings.keys or settings.insecure or _is_loopback(settings.host):
+        return
+    raise ArgumentError(
+        f"host {settings.host!r} can be reached from other machines and no API key was given; give --api-key-file or "
+        "SPECTR_API_KEYS, use --host 127.0.0.1, or say --insecure if everybody may use this server"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def bind(settings: ServerSettings) -> socket.socket:
+    """The socket that the server will listen on: a port that is taken is noticed before a model is loaded."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((settings.host, settings.port))
+    except (OSError, OverflowError) as error:
+        made.close()
+        raise ArgumentError(
+            f"the server must be able to listen on {settings.host}:{settings.port}: {error}; choose another --port or "
+            "--host"
+        ) from error
+    return made
+
+
+def _patient(limits: Limits) -> type[asyncio.Protocol]:
+    """uvicorn's protocol, which also closes connections whose headers do not arrive in time."""
+    Base: Any = AutoHTTPProtocol
+
+    class Patient(Base):  # type: ignore[misc]
+        timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._wait()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.cycle is None or self.cycle.response_complete:
+                self._wait()
+            else:
+                self._stop()
+
+        def connection_lost(self, error: Exception | None) -> None:
+            self._stop()
+            super().connection_lost(error)
+
+        def _wait(self) -> None:
+            if self.timer is None:
+                self.timer = self.loop.call_later(limits.header_time, self.transport.close)
+
+        def _stop(self) -> None:
+            if self.timer is not None:
+                self.timer.cancel()
+                self.timer = None
+
+    return Patient
+
+
+class _Server(uvicorn.Server):
+    """Drains at the first signal: what runs goes on, and new requests are answered with 503. The second ends it."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, talk: Callable[[str], None]) -> None:
+        super().__init__(config)
+        self.service, self.talk = service, talk
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Take note of a signal."""
+        if self.service.is_draining:
+            self.should_exit = self.force_exit = True
+        else:
+            self.service.is_draining = True
+            self.talk(f"{signal.Signals(sig).name}: finishing what runs; again to stop at once")
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether to end."""
+        if self.service.is_draining and not self.should_exit:
+            loop = asyncio.get_running_loop()
+            if not hasattr(self, "deadline"):
+                self.deadline = loop.time() + self.service.settings.limits.drain_time
+            self.should_exit = not self.server_state.tasks or loop.time() > self.deadline
+        return await super().on_tick(counter)
+
+
+def _server(service: Service, talk: Callable[[str], None]) -> _Server:
+    limits = service.settings.limits
+    config = uvicorn.Config(
+        build_app(service), log_config=None, access_log=False, http=_patient(limits), ws="none", lifespan="off",
+        limit_concurrency=limits.connections, server_header=False, proxy_headers=False,
+        timeout_keep_alive=max(1, round(limits.idle_time)), timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    return _Server(config, service, talk)
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(
+    settings: ServerSettings, load: Callable[[], LM], talk: Callable[[str], None], started: Callable[[str], None]
+) -> None:
+    """Load a model and serve it until a signal ends the process. `started` gets the address."""
+    check_address(settings)
+    listener = bind(settings)
+    try:
+        service = Service(load(), settings)
+        talk("warming up")
+        service.warm_up()
+        server = _server(service, talk)
+        started(_url(listener))
+        server.run([listener])
+        service.close()
+    finally:
+        listener.close()
+
+
+@contextmanager
+def background(lm: LM, settings: ServerSettings) -> Iterator[tuple[str, Service]]:
+    """A server in a thread of this process, as long as the block runs: its address, and the service behind it."""
+    check_address(settings)
+    listener = bind(settings)
+    service = Service(lm, settings)
+    service.warm_up()
+    server = _server(service, lambda _: None)
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    try:
+        while not server.started and thread.is_alive():
+            time.sleep(0.01)
+        yield _url(listener), service
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        service.close()
+        listener.close()

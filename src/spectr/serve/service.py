@@ -1,0 +1,175 @@
+"""The model behind a server: its name, its tokenizers, and the variants of it that single requests ask for."""
+
+import asyncio
+import copy
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+import transformers
+
+from spectr.draft.options import DraftOptions
+from spectr.engine import Engine
+from spectr.lm import LM
+from spectr.models.digest import weights_digest
+from spectr.pairing import as_rule, pair
+from spectr.registry import nearest
+from spectr.serve.problems import ApiError
+from spectr.serve.protocol import SpeculationFields
+from spectr.serve.settings import ServerSettings
+from spectr.verify import RULES
+from spectr.version import __version__
+
+__all__ = ["DRAFTERS", "Service", "Variant"]
+
+DRAFTERS = ("auto", "none", "lookup", "ngram")
+"""What a request may name: nothing that would be loaded from elsewhere."""
+
+_VARIANTS = 4  # engines beside the server's own that are kept
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A rule, a drafter and a size of tree; None where the server's own is meant."""
+
+    rule: str | None = None
+    drafter: str | None = None
+    nodes: int | None = None
+
+
+class Service:
+    """A model that requests are run on."""
+
+    def __init__(self, lm: LM, settings: ServerSettings) -> None:
+        self.lm, self.settings = lm, settings
+        self.name = settings.name or getattr(lm.opened.target.model, "name_or_path", "") or "model"
+        self.created = int(time.time())
+        self.is_draining = False
+        self.is_warm = False
+        self._variants: OrderedDict[Variant, LM] = OrderedDict()
+        self._making = threading.Lock()
+        self._workers = ThreadPoolExecutor(2, thread_name_prefix="spectr-tokenize")
+        self._local = threading.local()
+
+    @property
+    def context(self) -> int:
+        """Most tokens of prompt and text."""
+        return self.lm.engine.target.context
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of the weights."""
+        return weights_digest(self.lm.opened.target.model)
+
+    @property
+    def arithmetic(self) -> dict[str, Any]:
+        """What the numbers of a text depend on beside the weights."""
+        net = self.lm.opened.target.model
+        device = net.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+        return {"dtype": str(net.dtype).removeprefix("torch."), "device": device.type, "hardware": name}
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of the programs that take part."""
+        return {"spectr": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
+
+    @property
+    def audited(self) -> dict[str, float]:
+        """Counts of the self-audit; empty if there is none."""
+        return {}
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why the server should get no requests; None if it should."""
+        if not self.is_warm:
+            return "the model is not warm yet"
+        if self.is_draining:
+            return "the server is shutting down"
+        if self.audited.get("violations", 0):
+            return "a step of the engine broke the law it samples from; the log has the step"
+        return None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it should get requests."""
+        return self.not_ready is None
+
+    def warm_up(self) -> None:
+        """Generate a few tokens, so that the first client does not wait for what is made once."""
+        self.lm.generate([0], max_new_tokens=min(8, self.context - 1), seed=0)
+        _ = self.fingerprint
+        self.is_warm = True
+
+    def check_name(self, name: str | None) -> None:
+        """Refuse a model that is not this one."""
+        if name is not None and name != self.name:
+            raise ApiError(404, f"there is no model {name[:200]!r}; this server has {self.name!r}", "model",
+                           "model_not_found")  # fmt: skip
+
+    async def in_worker(self, work: Callable[[LM], Found]) -> Found:
+        """Do something with a tokenizer in a thread that has one of its own: neither the event loop nor the engine
+        waits for it."""
+        return await asyncio.get_running_loop().run_in_executor(self._workers, self._with_tokenizer, work)
+
+    def _with_tokenizer(self, work: Callable[[LM], Found]) -> Found:
+        if not hasattr(self._local, "lm"):
+            self._local.lm = copy.copy(self.lm)
+            with self._making:
+                self._local.lm.tokenizer = copy.deepcopy(self.lm.tokenizer)
+        return work(self._local.lm)
+
+    def variant(self, asked: SpeculationFields | None) -> LM:
+        """The model as a request wants it speculated on. Makes an engine the first time, so call it in a thread."""
+        wanted = _checked(asked)
+        if wanted == Variant():
+            return self.lm
+        with self._making:
+            if wanted not in self._variants:
+                self._variants[wanted] = self._made(wanted)
+            self._variants.move_to_end(wanted)
+            while len(self._variants) > _VARIANTS:
+                self._variants.popitem(last=False)
+            return self._variants[wanted]
+
+    def _made(self, wanted: Variant) -> LM:
+        own = self.lm.engine
+        rule = own.rule if wanted.rule is None else as_rule(wanted.rule)
+        if wanted.drafter is None and wanted.nodes is None and own.drafter.siblings in rule.card.siblings:
+            engine = own.with_rule(rule)
+        else:
+            options = DraftOptions(nodes=None if wanted.drafter == "none" else wanted.nodes)
+            drafter = pair(wanted.drafter or "auto", self.lm.opened, rule.card, options)
+            engine = Engine(own.target, drafter, rule, own.stops, rows=min(8, own.parts.rows))
+        made = copy.copy(self.lm)
+        made.engine = engine
+        return made
+
+    def close(self) -> None:
+        """End the threads."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+
+def _checked(asked: SpeculationFields | None) -> Variant:
+    """What a request names, if it may name it."""
+    if asked is None:
+        return Variant()
+    if asked.rule is not None:
+        if asked.rule not in RULES.names():
+            raise ApiError(400, f"there is no rule {asked.rule[:80]!r}; {nearest(asked.rule[:80], RULES.names())}",
+                           "spectr.rule", "invalid_value")  # fmt: skip
+        if not as_rule(asked.rule).card.lossless:
+            raise ApiError(400, f"rule {asked.rule!r} is lossy: it would change the distribution of the text; choose "
+                           "race, optimal or kseq", "spectr.rule", "invalid_value")  # fmt: skip
+    if asked.drafter is not None and asked.drafter not in DRAFTERS:
+        raise ApiError(400, f"drafter must be one of {', '.join(DRAFTERS)}, got {asked.drafter[:80]!r}",
+                       "spectr.drafter", "invalid_value")  # fmt: skip
+    drafter = None if asked.drafter == "auto" else asked.drafter
+    return Variant(asked.rule, drafter, asked.nodes)

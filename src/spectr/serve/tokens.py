@@ -1,0 +1,57 @@
+"""The text and the bytes of single tokens."""
+
+from typing import Any
+
+from spectr.generation import tokenizing
+
+__all__ = ["TokenTexts"]
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Which byte each character of a byte-level vocabulary stands for: printable ones for themselves, the others for
+    characters from 256 on, in order."""
+    own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in own]
+    return {chr(byte): byte for byte in own} | {chr(256 + at): byte for at, byte in enumerate(others)}
+
+
+class TokenTexts:
+    """The tokens of a tokenizer, one by one. A token may hold a part of a character: its text then has a replacement
+    character, and its bytes are exact."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        decoder = type(getattr(backend, "decoder", None)).__name__
+        self._alphabet = _byte_alphabet() if decoder == "ByteLevel" else None
+
+    def text(self, token: int) -> str:
+        """What a token reads alone."""
+        return self.raw(token).decode("utf-8", "replace")
+
+    def raw(self, token: int) -> bytes:
+        """The bytes of a token."""
+        word = self._word(token)
+        if word is None:
+            return b""
+        if self._alphabet is not None:
+            if all(sign in self._alphabet for sign in word):
+                return bytes(self._alphabet[sign] for sign in word)
+            return word.encode()  # an added token, which stands for itself
+        if len(word) == 6 and word.startswith("<0x") and word.endswith(">"):
+            return bytes([int(word[3:5], 16)])
+        return word.replace("▁", " ").encode()
+
+    def decode(self, tokens: list[int]) -> str:
+        """The text of a prompt, special tokens included."""
+        with tokenizing(self._tokenizer):
+            return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+
+    def _word(self, token: int) -> str | None:
+        """A token as its vocabulary spells it; None for one beyond the vocabulary."""
+        try:
+            with tokenizing(self._tokenizer):
+                found = self._tokenizer.convert_ids_to_tokens(token)
+        except (IndexError, OverflowError, TypeError):
+            return None
+        return None if found is None else str(found)
