@@ -1,7 +1,8 @@
 """Who comes next: at most so many texts run at once, the others wait, and every key gets its share.
 
 A request that asks for several texts takes several places. Of the keys that wait, the one with the fewest texts running
-is next, and its oldest request. It stays next until it fits, so that a large request is not overtaken for ever.
+is next, of equals the one that was let in longest ago, with its oldest request. It stays next until it fits, so that a
+large request is not overtaken for ever.
 """
 
 import asyncio
@@ -32,6 +33,7 @@ class _Tenant:
     """What one key has running and waiting."""
 
     running: int = 0
+    served: int = 0  # the turn in which it was last let in
     waiting: deque[tuple["asyncio.Future[None]", int]] = field(default_factory=deque)
 
 
@@ -42,6 +44,7 @@ class Admission:
         self.limits = limits
         self.running = 0
         self.waiting = 0
+        self._turn = 0
         self._tenants: defaultdict[str, _Tenant] = defaultdict(_Tenant)
         self._buckets: dict[str, _Bucket] = {}
 
@@ -88,10 +91,10 @@ class Admission:
         try:
             await granted
         except asyncio.CancelledError:
-            if granted.done() and not granted.cancelled():  # it was let in and cancelled at once
+            if not granted.cancelled():  # it was let in, and cancelled at once
                 self._tenants[tenant].running -= texts
                 self.running -= texts
-            else:
+            elif entry in self._tenants[tenant].waiting:
                 self._tenants[tenant].waiting.remove(entry)
                 self.waiting -= texts
             self._admit()
@@ -100,12 +103,16 @@ class Admission:
     def _admit(self) -> None:
         """Let in those that come next, as long as there are places."""
         while waiting := [tenant for tenant in self._tenants.values() if tenant.waiting]:
-            tenant = min(waiting, key=lambda one: one.running)
+            tenant = min(waiting, key=lambda one: (one.running, one.served))
             granted, texts = tenant.waiting[0]
-            if self.running + texts > self.limits.running:
+            if not granted.done() and self.running + texts > self.limits.running:
                 return
             tenant.waiting.popleft()
             self.waiting -= texts
+            if granted.done():  # whoever waited has gone
+                continue
+            self._turn += 1
+            tenant.served = self._turn
             tenant.running += texts
             self.running += texts
             granted.set_result(None)

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from spectr.engine import Handle, Result, Step
+from spectr.errors import SpectrError
 from spectr.serve.admission import Admission
 from spectr.serve.asking import Asked, as_turns, ask
 from spectr.serve.events import Disconnected, EventStream, unless_disconnected
@@ -64,7 +65,6 @@ class Desk:
     admission: Admission
     observations: Observations
     texts: TokenTexts
-    requests: set[asyncio.Task[Any]] = field(default_factory=set)
 
     @classmethod
     def of(cls, service: Service) -> "Desk":
@@ -217,11 +217,11 @@ class _Job:
 def build_app(service: Service) -> Any:
     """The server as an ASGI application."""
     app = FastAPI(title="spectr", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.desk = Desk.of(service)
+    desk = service.desk = Desk.of(service)
     _add_errors(app)
-    _add_texts(app, app.state.desk)
+    _add_texts(app, desk)
     _add_tokens(app, service)
-    _add_operations(app, app.state.desk)
+    _add_operations(app, desk)
     described = describe(app, [CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest])
 
     @app.get("/openapi.json", include_in_schema=False)
@@ -233,9 +233,7 @@ def build_app(service: Service) -> Any:
         inner = CORSMiddleware(
             app, allow_origins=list(service.settings.origins), allow_methods=["GET", "POST"], allow_headers=["*"]
         )
-    gate = Gate(inner, service.settings)
-    gate.desk = app.state.desk  # type: ignore[attr-defined]
-    return gate
+    return Gate(inner, service.settings)
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -245,13 +243,10 @@ def _add_errors(app: FastAPI) -> None:
         if isinstance(error, HTTPException):
             error = ApiError(error.status_code, str(error.detail))
         elif not isinstance(error, ApiError):
-            found = as_api_error(error)
-            if found.status >= 500:
-                _LOG.error("a request failed", exc_info=error)
-            error = found
+            error = as_api_error(error)
         return JSONResponse(error.body, error.status, dict(error.headers))
 
-    for kind in (ApiError, HTTPException, Disconnected, Exception):
+    for kind in (ApiError, HTTPException, Disconnected, SpectrError, TimeoutError, MemoryError, Exception):
         app.add_exception_handler(kind, told)
 
 

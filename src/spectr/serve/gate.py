@@ -71,9 +71,10 @@ class Gate:
             scope["state"]["tenant"] = self._identified(scope["path"], headers)
             await self.app(scope, self._bounded(headers, receive), visit.send)
         except Exception as error:
-            if not isinstance(error, ApiError):
+            found = as_api_error(error)
+            if found.status >= 500 and not isinstance(error, ApiError):
                 _LOG.exception("request %s failed", visit.id)
-            await visit.refuse(as_api_error(error))
+            await visit.refuse(found)
         finally:
             tenant = scope["state"].get("tenant", "-")
             _LOG.info(
@@ -140,6 +141,7 @@ class _Visit:
         given = headers.get("x-request-id", "")
         self.id = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
         self.status, self._send, self._start = 0, send, time.monotonic()
+        self._is_complete = False
 
     @property
     def age(self) -> float:
@@ -152,9 +154,12 @@ class _Visit:
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
         await self._send(message)
+        self._is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
 
     async def refuse(self, error: ApiError) -> None:
         """Answer with an error, unless an answer has begun: then nothing can be done but to close the connection."""
+        if self._is_complete:
+            return
         if self.status:
             raise error
         body = json.dumps(error.body).encode()

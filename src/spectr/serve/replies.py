@@ -173,8 +173,8 @@ class Reply:
         texts = [self.texts.text(token) for token in tokens]
         offsets = [start + sum(map(len, texts[:at])) for at in range(len(texts))]
         top = [
-            None if entry is None else {self.texts.text(token): value for token, value in reversed(entry.top)}
-            for entry in found
+            None if entry is None else {text: entry.logprob} | self._by_text(entry.top)
+            for text, entry in zip(texts, found, strict=True)
         ]
         return {
             "tokens": texts,
@@ -182,6 +182,10 @@ class Reply:
             "top_logprobs": top if self.asked.logprobs else None,
             "text_offset": offsets,
         }
+
+    def _by_text(self, likeliest: Sequence[tuple[int, float]]) -> dict[str, float]:
+        """Log-probabilities by text; of several tokens with one text that of the likeliest."""
+        return {self.texts.text(token): value for token, value in reversed(likeliest)}
 
 
 def _traced(step: Step) -> dict[str, Any]:

@@ -57,6 +57,7 @@ class Service:
         self._making = threading.Lock()
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="spectr-tokenize")
         self._local = threading.local()
+        self.desk: Any = None  # where requests are taken, once there is an application
 
     @property
     def context(self) -> int:

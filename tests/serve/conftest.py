@@ -1,0 +1,56 @@
+"""A server on a small model, in a thread of this process, and a client."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from tests.lm.conftest import _llama, _save, tokenizer
+
+import spectr
+from spectr.lm import LM
+from spectr.serve import Limits, ServerSettings
+from spectr.serve.run import background
+from spectr.serve.service import Service
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _save(_llama(0, 320), tmp_path_factory.mktemp("served"), tokenizer())
+
+
+@pytest.fixture(scope="session")
+def lm(folder: Path) -> LM:
+    """In float64, so that texts do not depend on who runs beside them."""
+    return spectr.load(str(folder), "lookup", dtype="float64")
+
+
+@pytest.fixture(scope="session")
+def _stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def running(lm: LM, _stack: ExitStack) -> tuple[str, Service]:
+    return _stack.enter_context(background(lm, ServerSettings(port=0, name="tiny")))
+
+
+@pytest.fixture(scope="session")
+def client(running: tuple[str, Service], _stack: ExitStack) -> httpx2.Client:
+    return _stack.enter_context(httpx2.Client(base_url=running[0], timeout=60))
+
+
+@pytest.fixture
+def other(lm: LM) -> Iterator[Callable[..., tuple[httpx2.Client, Service]]]:
+    """Starts another server with other settings, and gives a client of it."""
+    with ExitStack() as stack:
+
+        def start(limits: Limits | None = None, model: LM = lm, **settings: Any) -> tuple[httpx2.Client, Service]:
+            made = ServerSettings(port=0, name="tiny", limits=limits or Limits(), **settings)
+            url, service = stack.enter_context(background(model, made))
+            return stack.enter_context(httpx2.Client(base_url=url, timeout=60)), service
+
+        yield start

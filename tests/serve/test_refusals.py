@@ -1,0 +1,103 @@
+"""What is refused: with which status, naming which field, and without harm to the server."""
+
+from typing import Any
+
+import httpx2
+import pytest
+
+CHAT = {"messages": [{"role": "user", "content": "tides"}]}
+DEEP = b'{"prompt": "a", "spectr": ' + b"[" * 5000 + b"]" * 5000 + b"}"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"prompt": "a", "max_tokns": 5}, "max_tokns", "did you mean max_tokens"),
+        ({"prompt": "a", "tools": [{"type": "function"}]}, "tools", "not supported"),
+        ({"prompt": "a", "best_of": 3}, "best_of", "not supported"),
+        ({"prompt": "a", "suffix": "end"}, "suffix", "not supported"),
+        ({}, "prompt", "missing"),
+        ({"prompt": ""}, "prompt", "must not be empty"),
+        ({"prompt": []}, "prompt", "must not be empty"),
+        ({"prompt": [[]]}, "prompt", "must not be empty"),
+        ({"prompt": [400]}, None, "0 … 319"),
+        ({"prompt": "a", "temperature": -1}, "temperature", "greater than or equal to 0"),
+        ({"prompt": "a", "temperature": "hot"}, "temperature", "valid number"),
+        ({"prompt": "a", "n": True}, "n", "valid integer"),
+        ({"prompt": "a", "n": 0}, "n", "greater than or equal to 1"),
+        ({"prompt": "a", "n": 65}, "n", "64 texts"),
+        ({"prompt": "a", "seed": 1 << 70}, "seed", "less than"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens", "at least 1"),
+        ({"prompt": "a", "max_tokens": 100000}, None, "512 positions"),
+        ({"prompt": "a " * 600}, "prompt", "at most 511 tokens"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs", "less than or equal to 20"),
+        ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias", "token ids"),
+        ({"prompt": "a", "logit_bias": {"400": 1}}, None, "400"),
+        ({"prompt": "a", "stop": ["x"] * 17}, "stop", "16 entries"),
+        ({"prompt": "a", "stop": [""]}, "stop", "1 to 1024 characters"),
+        ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
+        ({"prompt": "a", "spectr": {"rule": "rase"}}, "spectr.rule", "did you mean race"),
+        ({"prompt": "a", "spectr": {"rule": "lenience"}}, "spectr.rule", "lossy"),
+        ({"prompt": "a", "spectr": {"drafter": "/etc/passwd"}}, "spectr.drafter", "one of auto"),
+        ({"prompt": "a", "spectr": {"depth": 3}}, "spectr.depth", "no field"),
+        ({"prompt": "a", "spectr": {"rule": "optimal", "drafter": "lookup"}}, None, "use race or match"),
+        ({"prompt": "a", "user": 5}, "user", "valid string"),
+    ],
+)
+def test_a_field(client: httpx2.Client, body: Any, param: str | None, words: str) -> None:
+    found = client.post("/v1/completions", json=body)
+    assert found.status_code == 400, found.text
+    error = found.json()["error"]
+    assert error["param"] == param
+    assert words in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, None),
+        ({"messages": [{"role": "user", "content": "a", "name": "bob"}]}, "messages.0.name"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ],
+)
+def test_a_field_of_a_conversation(client: httpx2.Client, more: Any, param: str | None) -> None:
+    found = client.post("/v1/chat/completions", json={**CHAT, **more})
+    assert found.status_code == 400, found.text
+    if param is not None:
+        assert found.json()["error"]["param"] == param
+
+
+def test_fields_that_ask_for_nothing_are_taken(client: httpx2.Client) -> None:
+    neutral = {"tools": [], "tool_choice": None, "store": False, "service_tier": "auto", "parallel_tool_calls": True}
+    found = client.post("/v1/chat/completions", json={**CHAT, **neutral, "max_tokens": 2, "user": "somebody"})
+    assert found.status_code == 200, found.text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"null", b"[]", b'"text"', b'{"prompt": "\xff\xfe"}', b'{"prompt": "a", "temperature": NaN}',
+        b'{"prompt": "a", "temperature": Infinity}', b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}", DEEP,
+        b'{"prompt": "a", "temperature": 1e999}', b'{"prompt": "\\ud800", "max_tokens": 2}',
+    ],
+)  # fmt: skip
+def test_a_body_that_is_no_json_object(client: httpx2.Client, body: bytes) -> None:
+    found = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert found.status_code == 400, found.text
+    assert found.json()["error"]["message"]
+
+
+def test_other_bodies(client: httpx2.Client) -> None:
+    found = client.post("/v1/completions", content=b'{"prompt": "a"}', headers={"content-type": "text/plain"})
+    assert found.status_code == 415
+    assert client.post("/v1/completions", json={"prompt": "a", "model": "gpt-9"}).status_code == 404
+    assert client.get("/v1/completions").status_code == 405
+    assert client.get("/nothing").status_code == 404
+    assert "error" in client.get("/nothing").json()
