@@ -12,6 +12,7 @@ INSTALL := $(PIP) install --quiet --constraint constraints.txt
 TORCH := .venv/torch.stamp
 RUNTIME := .venv/runtime.stamp
 DEV := .venv/dev.stamp
+SERVER := .venv/server.stamp
 OLDEST := .venv-oldest/dev.stamp
 
 # The tests of one file stay in one process, where they share their models.
@@ -19,7 +20,7 @@ PYTEST := -m pytest --numprocesses $(JOBS) --dist loadscope
 QUICK := "not slow and not network"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-gpu test-oldest bench audit lint fmt size docs clean
+.PHONY: help setup demo serve test test-slow test-gpu test-oldest bench audit lint fmt size docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +41,9 @@ test-gpu: $(DEV) ## the tests that need a CUDA device
 
 test-oldest: $(OLDEST) ## the tests of `make test` with the oldest supported torch and transformers
 	.venv-oldest/bin/python $(PYTEST) -m $(QUICK)
+
+serve: $(SERVER) ## serve the default model on 127.0.0.1:8000 (installs the server once)
+	$(BIN)/spectr serve
 
 bench: $(RUNTIME) ## compare methods on the default model, at most ten minutes; an interrupted run goes on
 	@mkdir -p build
@@ -78,6 +82,11 @@ $(TORCH): constraints.txt
 $(RUNTIME): $(TORCH) pyproject.toml
 	@echo "installing spectr"
 	@$(INSTALL) --editable '.[plot,models]'
+	@touch $@
+
+$(SERVER): $(RUNTIME) pyproject.toml
+	@echo "installing the server"
+	@$(INSTALL) --editable '.[plot,models,serve,grammar]'
 	@touch $@
 
 $(DEV): $(TORCH) pyproject.toml

@@ -1,0 +1,73 @@
+"""`python -m benchmarks.serving`: the server under load."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.command import command_line, run_command
+from benchmarks.inflate.model import LLAMA_8B
+from benchmarks.serving import run, tables
+from benchmarks.show import show
+from benchmarks.traffic.order import Load, Order
+from spectr.cli.flags import ModelFlag
+from spectr.cli.output import JsonFlag, check_folder, numbers, print_json, talk
+
+__all__ = ["serving"]
+
+_MODULE = "benchmarks.serving"
+
+
+def serving(
+    prompts: Annotated[
+        Path, typer.Option(metavar="FILE", help="Texts to cut prompts from: one a line, or JSON with `prompts`.")
+    ] = Path("benchmarks/heldout.json"),
+    model: ModelFlag = "smollm2-135m",
+    drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="As in spectr.load.")] = "auto",
+    inflate: Annotated[bool, typer.Option("--inflate", help="At the cost of a model of 7.4 G weights.")] = False,
+    clients: Annotated[str, typer.Option(metavar="N,N,...", help="Requests at once.")] = "1,4,16,64",
+    requests: Annotated[int, typer.Option(min=1, metavar="N", help="Of each client in a run.")] = 4,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Runs of each way.")] = 3,
+    prompt_tokens: Annotated[str, typer.Option(metavar="N,N", help="Least and most of a prompt.")] = "32,512",
+    output_tokens: Annotated[str, typer.Option(metavar="N,N", help="Least and most of a text.")] = "16,256",
+    soak_clients: Annotated[int, typer.Option(min=1, metavar="N", help="Clients of the part that lasts.")] = 4,
+    soak_minutes: Annotated[float, typer.Option(min=0, metavar="M", help="How long it lasts; 0: leave it out.")] = 0.0,
+    only: Annotated[str, typer.Option(metavar="PART,PART,...", help="Of clients_1, ..., soak_4.")] = "",
+    again: Annotated[bool, typer.Option("--again", help="Measure once more what is in the file.")] = False,
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile the model and its head.")] = False,
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="DTYPE", help="auto: bfloat16 on a GPU, float32 on a CPU.")
+    ] = "auto",
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The result; parts that are there are kept.")] = Path(
+        "spectr-serving.json"
+    ),
+    as_json: JsonFlag = False,
+) -> None:
+    """Run the same requests on the engine alone and over HTTP, and keep a few clients busy for minutes."""
+    check_folder(out)
+    lengths = [
+        numbers(name, text, int, 1)
+        for name, text in (("--prompt-tokens", prompt_tokens), ("--output-tokens", output_tokens))
+    ]
+    load = Load(
+        numbers("--clients", clients, int, 1) if clients else (), (lengths[0][0], lengths[0][-1]),
+        (lengths[1][0], lengths[1][-1]), repeats=repeats,
+    )  # fmt: skip
+    order = Order(
+        out, prompts, model, drafter, LLAMA_8B if inflate else None, device, dtype, compiled,
+        tuple(dict.fromkeys(word.strip() for word in only.split(",") if word.strip())), again, command_line(_MODULE),
+        load,
+    )  # fmt: skip
+    found = run(order, requests, (soak_clients, soak_minutes), talk)
+    if as_json:
+        print_json(found)
+    else:
+        about = found["about"]
+        show(f"{about['texts_of']}, {about['dtype']} on {about['device']}", tables(found))
+    if any("error" in part for part in found["parts"].values()):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    run_command(_MODULE, serving)

@@ -1,0 +1,58 @@
+"""The same requests on the engine alone: nothing but the engine's thread, and one that submits."""
+
+import queue
+import time
+from dataclasses import dataclass, replace
+
+from benchmarks.record import Found
+from spectr.generation import TextReader
+from spectr.lm import LM
+from spectr.text import TextStream
+
+__all__ = ["run_alone"]
+
+
+@dataclass(slots=True)
+class _Noted(TextReader):
+    """Reads a text as the server does, and notes when its tokens came."""
+
+    number: int
+    ended: "queue.SimpleQueue[int]"
+    found: Found
+
+    def feed(self, tokens: list[int]) -> tuple[str, int | None]:
+        """Read, and note the time."""
+        now = time.perf_counter()
+        self.found.setdefault("first", now)
+        self.found["last"] = now
+        self.found["tokens"] = self.found.get("tokens", 0) + len(tokens)
+        self.found["events"] = self.found.get("events", 0) + 1
+        return super(_Noted, self).feed(tokens)
+
+    def finish(self) -> str:
+        """The text has ended."""
+        self.ended.put(self.number)
+        return super(_Noted, self).finish()
+
+
+def run_alone(lm: LM, count: int, bodies: list[Found]) -> list[Found]:
+    """Keep `count` requests in flight, in the order in which they are given."""
+    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+    found: list[Found] = [{} for _ in bodies]
+    handles, waiting = dict[int, object](), iter(enumerate(bodies))
+
+    def submit() -> None:
+        number, body = next(waiting, (None, None))
+        if number is None or body is None:
+            return
+        request = lm.request(body["prompt"], body["max_tokens"], body["seed"], temperature=body["temperature"])
+        reader = _Noted(TextStream(lm.tokenizer), number, ended, found[number])
+        found[number]["sent"] = time.perf_counter()
+        handles[number] = lm.engine.submit(replace(request, reader=reader))
+
+    for _ in range(count):
+        submit()
+    while handles:
+        del handles[ended.get(timeout=600)]
+        submit()
+    return found

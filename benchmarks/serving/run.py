@@ -1,0 +1,158 @@
+"""The run: one part for each number of clients, and one that lasts."""
+
+import copy
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import Circumstances, Found, Part, Record, chosen, measure
+from benchmarks.serving.alone import run_alone
+from benchmarks.traffic.flow import percentiles
+from benchmarks.traffic.order import Order
+from benchmarks.traffic.subject import DEFAULT, Subject, subject_of
+from spectr.lm import LM
+from spectr.serve import Limits, ServerSettings
+from spectr.serve.run import background
+from spectr.serve.service import Service
+
+__all__ = ["run"]
+
+_ROOT = Path(__file__).resolve().parents[2]
+_ALONE, _HTTP = "engine", "server"
+_EVERY = 10.0  # seconds between two looks at memory
+
+
+def run(order: Order, requests: int, soak: tuple[int, float], told: Callable[[str], None]) -> Found:
+    """Measure what is missing, and give all there is. `requests` is for each client; `soak` is clients and minutes."""
+    names = [*(f"clients_{count}" for count in order.load.in_flight), *([f"soak_{soak[0]}"] if soak[1] else [])]
+    about = {**order.about(), "what": "the server under load, against the engine alone"}
+    record = Record(order.out, about, "benchmarks.serving")
+    missing = [n for n in chosen(names, order.only) if order.again or not record.is_done(n)]
+    told(f"to measure: {', '.join(missing)}" if missing else "everything is measured already")
+    if missing:
+        subject = subject_of(order, told)
+        settings = {"load": asdict(order.load), "requests": requests}
+        how = Circumstances(order.command, subject.target.device, settings)
+        for name in missing:
+            measure(name, _part(name, subject, requests, soak), how, record, told)
+    return record.data
+
+
+def _part(name: str, subject: Subject, requests: int, soak: tuple[int, float]) -> Part:
+    if name.startswith("soak"):
+        return partial(_soak, subject, *soak)
+    return partial(_clients, subject, int(name.rpartition("_")[2]), requests)
+
+
+def _lm(subject: Subject, rows: int) -> LM:
+    """The model as users load it, but for stop tokens: texts have the lengths that are asked for."""
+    made = copy.copy(subject.lm)
+    made.engine = subject.engine(DEFAULT, rows)
+    return made
+
+
+def _serving(lm: LM, count: int) -> AbstractContextManager[tuple[str, Service]]:
+    limits = Limits(running=max(64, count), queue=10_000, texts=64)
+    return background(lm, ServerSettings(port=0, name="measured", receipts=False, limits=limits))
+
+
+def _bodies(subject: Subject, seed: int, count: int) -> list[Found]:
+    """Requests as a client sends them."""
+    stream = subject.stream(seed)
+    made = [stream.next() for _ in range(count)]
+    return [
+        {"prompt": list(r.prompt), "max_tokens": r.max_new_tokens, "seed": r.seed, "temperature": r.policy.temperature}
+        for r in made
+    ]
+
+
+def _over_http(url: str, count: int, bodies: list[Found], *more: str) -> list[Found]:
+    command = [sys.executable, "-m", "benchmarks.serving.client", url, str(count), *more]
+    ran = subprocess.run(command, input=json.dumps(bodies), capture_output=True, text=True, check=True, cwd=_ROOT)
+    found: list[Found] = json.loads(ran.stdout)
+    return found
+
+
+def _clients(subject: Subject, count: int, requests: int) -> Iterator[Found]:
+    """Engine and server in turn, each on the same requests, which no run before has seen."""
+    repeats = subject.load.repeats
+    lm = _lm(subject, count)
+    rows: dict[str, list[Found]] = {_ALONE: [], _HTTP: []}
+    with _serving(lm, count) as (url, _):
+        ways: dict[str, Callable[[list[Found]], list[Found]]] = {
+            _ALONE: lambda bodies: run_alone(lm, count, bodies),
+            _HTTP: lambda bodies: _over_http(url, count, bodies),
+        }
+        for way in ways.values():  # graphs and kernels are made now
+            way(_bodies(subject, 1, 2 * count))
+        for repeat in range(repeats):
+            bodies = _bodies(subject, 2 + repeat, requests * count)
+            order = list(ways) if repeat % 2 == 0 else list(reversed(ways))
+            for name in order:
+                rows[name].append(_row(ways[name](bodies)))
+                lm.engine.scheduler.close()
+            yield {"clients": count, **_summary(rows), "runs": rows, "left": repeats - repeat - 1}
+
+
+def _row(found: list[Found]) -> Found:
+    """One run as numbers."""
+    fine = [one for one in found if "error" not in one]
+    seconds = max(one["last"] for one in fine) - min(one["sent"] for one in found)
+    tokens = sum(one["tokens"] for one in fine)
+    paces = [(one["last"] - one["first"]) / (one["tokens"] - 1) for one in fine if one["tokens"] > 1]
+    return {
+        "requests": len(found), "errors": len(found) - len(fine), "tokens": tokens, "seconds": seconds,
+        "tokens_per_second": tokens / seconds, "events": sum(one["events"] for one in fine),
+        "time_to_first_token": percentiles([one["first"] - one["sent"] for one in fine]),
+        "time_per_output_token": percentiles(paces),
+        "first_error": next((one["error"] for one in found if "error" in one), None),
+    }  # fmt: skip
+
+
+def _summary(rows: dict[str, list[Found]]) -> Found:
+    """Medians of both ways, and of their ratios in each run."""
+    rates = {way: [row["tokens_per_second"] for row in found] for way, found in rows.items()}
+    ratios = [http / alone for http, alone in zip(rates[_HTTP], rates[_ALONE], strict=True)]
+    return {
+        "tokens_per_second": {way: statistics.median(found) for way, found in rates.items()},
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+    }
+
+
+def _memory() -> int:
+    """Resident bytes of this process now."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmRSS"))
+
+
+def _soak(subject: Subject, count: int, minutes: float) -> Iterator[Found]:
+    """Clients that go on for minutes: errors, and memory as it was seen."""
+    lm, seen, is_over = _lm(subject, count), list[tuple[float, int]](), threading.Event()
+
+    def watch() -> None:
+        start = time.perf_counter()
+        while not is_over.wait(_EVERY):
+            seen.append((time.perf_counter() - start, _memory()))
+
+    with _serving(lm, count) as (url, _):
+        _over_http(url, count, _bodies(subject, 1, 2 * count))
+        threading.Thread(target=watch, daemon=True).start()
+        found = _over_http(url, count, _bodies(subject, 2, 4000), str(60 * minutes))
+        is_over.set()
+    quarter = max(1, len(seen) // 4)
+    early, late = ([size for _, size in part] for part in (seen[quarter : 2 * quarter], seen[-quarter:]))
+    growth: Any = statistics.median(late) / statistics.median(early) if early and late else None
+    yield {"clients": count, "minutes": minutes, **_row(found), "memory": seen, "memory_growth": growth, "left": 0}
