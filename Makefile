@@ -20,10 +20,10 @@ PYTEST := -m pytest --numprocesses $(JOBS) --dist loadscope
 QUICK := "not slow and not network"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-slow test-gpu test-oldest bench audit lint fmt size docs clean
+.PHONY: help setup demo serve test test-slow test-gpu test-clients test-oldest bench audit lint fmt size docs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(DEV) ## create .venv and install spectr with the developer's tools
 
@@ -38,6 +38,9 @@ test-slow: $(DEV) ## the tests marked slow or network
 
 test-gpu: $(DEV) ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
+
+test-clients: $(DEV) ## clients of others against the server: openai 2 and 3, schemathesis, lm-eval, aiperf (not in CI)
+	$(BIN)/python tools/clients
 
 test-oldest: $(OLDEST) ## the tests of `make test` with the oldest supported torch and transformers
 	.venv-oldest/bin/python $(PYTEST) -m $(QUICK)

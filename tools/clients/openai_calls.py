@@ -1,0 +1,89 @@
+"""Every endpoint through OpenAI's client, streamed and not. Run by the client's own environment; knows no spectr."""
+
+import asyncio
+import sys
+
+import openai
+from openai import AsyncOpenAI, OpenAI
+
+URL = sys.argv[1]
+TURNS = [{"role": "user", "content": "the tides rise"}]
+
+
+def check_models(client: OpenAI) -> None:
+    """List and retrieve."""
+    (model,) = client.models.list().data
+    assert client.models.retrieve(model.id).id == model.id
+    try:
+        client.models.retrieve("other")
+        raise AssertionError("a model that is not there was found")
+    except openai.NotFoundError as error:
+        assert error.code == "model_not_found"
+
+
+def check_completions(client: OpenAI) -> None:
+    """Whole, streamed, with log-probabilities, several at once."""
+    asked = {"model": "tiny", "prompt": "one two", "max_tokens": 12, "seed": 3}
+    whole = client.completions.create(**asked, logprobs=2, n=2)
+    assert len(whole.choices) == 2
+    assert len(whole.choices[0].logprobs.tokens) == whole.usage.completion_tokens / 2 == 12
+    pieces = list(client.completions.create(**asked, n=2, stream=True, stream_options={"include_usage": True}))
+    for index in range(2):
+        text = "".join(c.text for piece in pieces for c in piece.choices if c.index == index)
+        assert text == whole.choices[index].text
+    assert pieces[-1].usage.completion_tokens == 24
+    echo = client.completions.create(model="tiny", prompt="one two", max_tokens=1, echo=True, logprobs=1)
+    assert echo.choices[0].text.startswith("one two")
+    batch = client.completions.create(model="tiny", prompt=["one", "two"], max_tokens=3)
+    assert [choice.index for choice in batch.choices] == [0, 1]
+
+
+def check_chat(client: OpenAI) -> None:
+    """Whole, streamed, with settings, and what is refused."""
+    asked = {"model": "tiny", "messages": TURNS, "max_completion_tokens": 12, "seed": 3}
+    more = {"temperature": 0.8, "top_p": 0.9, "presence_penalty": 0.1, "frequency_penalty": 0.1, "stop": ["zzz"]}
+    whole = client.chat.completions.create(**asked, **more, logprobs=True, top_logprobs=2)
+    assert len(whole.choices[0].logprobs.content) == whole.usage.completion_tokens
+    assert whole.usage.prompt_tokens_details.cached_tokens >= 0
+    pieces = list(client.chat.completions.create(**asked, **more, stream=True))
+    text = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
+    assert text == whole.choices[0].message.content
+    extra = client.chat.completions.create(**asked, extra_body={"spectr": {"drafter": "none"}, "top_k": 5})
+    assert extra.model_extra["metrics"]["speculative_decoding"]["num_spec_steps"] == extra.usage.completion_tokens
+    for wrong in ({"temperature": -1}, {"tools": [{"type": "function", "function": {"name": "f"}}]}):
+        try:
+            client.chat.completions.create(**asked, **wrong)
+            raise AssertionError(f"{wrong} was taken")
+        except openai.BadRequestError as error:
+            assert error.param == next(iter(wrong))
+    if hasattr(client.chat.completions, "stream"):
+        with client.chat.completions.stream(model="tiny", messages=TURNS, max_tokens=5, seed=1) as events:
+            kinds = {event.type for event in events}
+        assert {"chunk", "content.delta", "content.done"} <= kinds
+
+
+async def check_async() -> None:
+    """Many at once, some of them left amid the stream."""
+    async with AsyncOpenAI(base_url=f"{URL}/v1", api_key="none") as client:
+        asked = {"model": "tiny", "messages": TURNS, "max_tokens": 40}
+
+        async def one(seed: int) -> str:
+            text = ""
+            async for piece in await client.chat.completions.create(**asked, seed=seed, stream=True):
+                text += (piece.choices[0].delta.content or "") if piece.choices else ""
+                if seed % 3 == 0 and text:
+                    break
+            return text
+
+        texts = await asyncio.gather(*(one(seed) for seed in range(12)))
+        whole = await client.chat.completions.create(**asked, seed=1)
+        assert whole.choices[0].message.content == texts[1]
+
+
+if __name__ == "__main__":
+    with OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0) as made:
+        check_models(made)
+        check_completions(made)
+        check_chat(made)
+    asyncio.run(check_async())
+    print(f"openai {openai.__version__}: models, completions, chat, streams, refusals")
