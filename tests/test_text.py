@@ -1,5 +1,6 @@
 """Streams of text against whole texts: with tokenizers of every kind, and stop strings cut anywhere."""
 
+import random
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -8,9 +9,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from spectr.errors import ArgumentError
 from spectr.text import TextStream, first_stop
+from spectr.token_bytes import token_bytes
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, and the dog doesn't mind.",
@@ -295,3 +298,20 @@ def test_first_stop() -> None:
 def test_bad_stops(stops: Any) -> None:
     with pytest.raises(ArgumentError, match="stops must be a sequence of strings that are not empty"):
         TextStream(Letters([]), stops)
+
+
+def test_bytes_of_tokens_are_used_where_they_are_the_text() -> None:
+    """With a tokenizer of transformers, whose tokens are bytes: the same text as from the whole, and the same pieces in
+    sum as from windows."""
+    made = PreTrainedTokenizerFast(tokenizer_object=byte_level(), bos_token="<s>")
+    table = token_bytes(made)
+    assert table is not None
+    assert table[made.bos_token_id] == b""
+    rng = random.Random(1)
+    for _ in range(200):
+        tokens = [rng.randrange(len(made)) for _ in range(rng.randrange(30))]
+        stream = TextStream(made)
+        pieces = [stream.feed(token) for token in tokens]
+        assert "".join(pieces) + stream.finish() == made.decode(tokens, skip_special_tokens=True)
+    assert token_bytes(PreTrainedTokenizerFast(tokenizer_object=metaspace())) is None
+    assert token_bytes(Letters(["a"])) is None

@@ -3,6 +3,7 @@
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,13 +45,8 @@ class TextReader:
 
     def feed(self, tokens: list[int]) -> tuple[str, int | None]:
         """What can be shown, and how many of the tokens belong to the text if a stop string ends it."""
-        pieces = []
-        with tokenizing(self.stream.tokenizer):
-            for count, token in enumerate(tokens, start=1):
-                pieces.append(self.stream.feed(token))
-                if self.stream.ended:
-                    return "".join(pieces), count
-        return "".join(pieces), None
+        with nullcontext() if self.stream.knows_bytes else tokenizing(self.stream.tokenizer):
+            return self.stream.feed_all(tokens)
 
     def finish(self) -> str:
         """What was held back."""

@@ -1,13 +1,16 @@
 """Tokens to text, piece by piece, and stop strings. A tokenizer is anything with `decode`; knows no model.
 
 A token alone is no text: it may be part of a character, and the space before it may depend on its neighbours. So a
-short window of tokens is decoded again and again, and what is new at its end is shown.
+short window of tokens is decoded again and again, and what is new at its end is shown. Where the bytes of every token
+are known, they are decoded in place of that.
 """
 
+import codecs
 from collections.abc import Sequence
 from typing import Protocol
 
 from spectr.errors import ArgumentError
+from spectr.token_bytes import token_bytes
 
 __all__ = ["TextStream", "Tokenizer", "first_stop"]
 
@@ -62,8 +65,8 @@ class TextStream:
 
     The pieces together are `text`, and `text` is what the tokenizer decodes from all tokens at once. Two differences
     are inherent: a clean-up of spaces that looks ahead comes too late for what was shown (WordPiece: "do n't"), and so
-    does an invalid byte by which a byte-fallback decoder disowns valid ones before it. Each token costs two calls of
-    `decode` on a few tokens.
+    does an invalid byte by which a byte-fallback decoder disowns valid ones before it. Unless the bytes of tokens are
+    known, each token costs two calls of `decode` on a few tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
@@ -77,6 +80,8 @@ class TextStream:
         self._context = 0  # tokens of the window that are there for their neighbours only
         self._base = 0  # length of their text
         self._shown = ""  # what was passed on of the window's text
+        self._bytes = token_bytes(tokenizer)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     @property
     def ended(self) -> bool:
@@ -88,10 +93,31 @@ class TextStream:
         """Everything shown so far."""
         return "".join(self._pieces)
 
+    @property
+    def knows_bytes(self) -> bool:
+        """Whether the tokenizer is not asked."""
+        return self._bytes is not None
+
+    def feed_all(self, tokens: Sequence[int]) -> tuple[str, int | None]:
+        """The text that is safe to show once these tokens are there, and how many of them belong to the text, if a stop
+        string ends it among them."""
+        if self._bytes is not None and not self.stops:
+            table = self._bytes
+            data = b"".join([table[token] for token in tokens if token < len(table)])
+            return self._record(self._decoder.decode(data)), None
+        pieces = []
+        for count, token in enumerate(tokens, start=1):
+            pieces.append(self.feed(token))
+            if self.ended:
+                return "".join(pieces), count
+        return "".join(pieces), None
+
     def feed(self, token: int) -> str:
         """The text that is safe to show once this token is there; often more or less than its own."""
         if self.ended:
             return ""
+        if self._bytes is not None:
+            return self._show(self._decoder.decode(self._bytes[token] if token < len(self._bytes) else b""))
         self._window.append(token)
         text = self._decode()
         piece = self._pass_on(text, len(text) - self._unfinished(text))
@@ -105,8 +131,11 @@ class TextStream:
         """What was held back, once no token follows."""
         if self.ended:
             return ""
-        text = self._decode()
-        shown = self._show(self._pass_on(text, len(text)))
+        if self._bytes is not None:
+            shown = self._show(self._decoder.decode(b"", final=True))
+        else:
+            text = self._decode()
+            shown = self._show(self._pass_on(text, len(text)))
         rest, self._waiting = self._waiting, ""
         return shown + self._record("" if self.ended else rest)
 

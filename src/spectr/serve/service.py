@@ -9,10 +9,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version as package_version
 from typing import Any, TypeVar
 
 import torch
-import transformers
 
 from spectr.draft.options import DraftOptions
 from spectr.engine import Engine
@@ -80,7 +80,7 @@ class Service:
     @property
     def versions(self) -> dict[str, str]:
         """Of the programs that take part."""
-        return {"spectr": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
+        return {"spectr": __version__, "torch": torch.__version__, "transformers": package_version("transformers")}
 
     @property
     def audited(self) -> dict[str, float]:

@@ -3,16 +3,9 @@
 from typing import Any
 
 from spectr.generation import tokenizing
+from spectr.token_bytes import byte_alphabet
 
 __all__ = ["TokenTexts"]
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Which byte each character of a byte-level vocabulary stands for: printable ones for themselves, the others for
-    characters from 256 on, in order."""
-    own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in own]
-    return {chr(byte): byte for byte in own} | {chr(256 + at): byte for at, byte in enumerate(others)}
 
 
 class TokenTexts:
@@ -23,7 +16,7 @@ class TokenTexts:
         self._tokenizer = tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
         decoder = type(getattr(backend, "decoder", None)).__name__
-        self._alphabet = _byte_alphabet() if decoder == "ByteLevel" else None
+        self._alphabet = byte_alphabet() if decoder == "ByteLevel" else None
 
     def text(self, token: int) -> str:
         """What a token reads alone."""
