@@ -1,7 +1,7 @@
-"""Clients that nobody here wrote, against a server on a tiny model: `python tools/clients [NAME …]`, `make test-clients`.
+"""Clients that nobody here wrote, against a server on a tiny model: `make test-clients`, `python tools/clients [NAME …]`.
 
-Each client has a virtual environment of its own under `.venv-clients`, made the first time. Names: openai2, openai3 (every
-endpoint, streamed and not), schemathesis (random requests by our own description), lm_eval (two tasks, with the scores
+Each client has a virtual environment of its own under `.venv-clients`, made the first time. Names: openai2, openai3
+(every endpoint, streamed and not), schemathesis (random requests by our own description), lm_eval (two tasks, with the scores
 that the model has in this process), aiperf (a load generator, which reads our figures of speculation).
 """
 
@@ -30,7 +30,10 @@ PACKAGES = {
     "lm_eval": ["lm-eval[api]>=0.4.13", "transformers"], "aiperf": ["aiperf>=0.13"],
 }  # fmt: skip
 CASES = 10_000  # of schemathesis, at least
-WORDS = "the tides rise and fall with the moon twice a day and one two three four five six seven eight nine ten".split()
+WORDS = [
+    "the", "tides", "rise", "and", "fall", "with", "moon", "twice", "a", "day", "one", "two", "three", "four", "five",
+    "six", "seven", "eight", "nine", "ten",
+]  # fmt: skip
 TEMPLATE = (
     "{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -92,7 +95,7 @@ def run_schemathesis(name: str, url: str, folder: Path, _: LM) -> str:
     while cases < CASES:
         said = called(
             [str(environment(name) / "schemathesis"), "run", f"{url}/openapi.json", "--url", url, "--checks", checks,
-             "--max-examples", "600", "--seed", str(seed), "--no-color", "--phases", "examples,coverage,fuzzing"],
+             "--max-examples", "600", "--seed", str(seed), "--no-color", "--workers", "4", "--phases", "examples,coverage,fuzzing"],
             folder,
         )  # fmt: skip
         counted = re.search(r"(\d+) generated", said)

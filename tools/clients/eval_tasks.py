@@ -43,7 +43,7 @@ metric_list:
 
 
 def write_tasks(folder: Path, words: list[str], lm: LM) -> None:
-    """Data and descriptions of both. Every other text to repeat is what the model will say, so that scores are not 0."""
+    """Data and descriptions of both. Every other text is what the model will say, so that scores are not 0."""
     rng = random.Random(0)
     rows = [
         {"text": " ".join(rng.choices(words, k=5)), "choices": rng.sample(sorted(set(words)), 3),

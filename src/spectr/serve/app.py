@@ -40,6 +40,7 @@ from spectr.version import __version__
 __all__ = ["Desk", "build_app"]
 
 _LOG = logging.getLogger("spectr.serve")
+_EITHER = ("application/json", "text/event-stream")  # whole, or as a stream
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -251,11 +252,11 @@ def _add_errors(app: FastAPI) -> None:
 
 
 def _add_texts(app: FastAPI, desk: Desk) -> None:
-    @app.post("/v1/completions", **documented(CompletionRequest, "Complete prompts.", 429, 503, 504))
+    @app.post("/v1/completions", **documented(CompletionRequest, "Complete prompts.", 429, 503, 504, media=_EITHER))
     async def completions(request: Request) -> Response:
         return await desk.answer(request, await read_body(request, CompletionRequest))
 
-    @app.post("/v1/chat/completions", **documented(ChatRequest, "Answer a conversation.", 429, 503, 504))
+    @app.post("/v1/chat/completions", **documented(ChatRequest, "Answer a conversation.", 429, 503, 504, media=_EITHER))
     async def chat(request: Request) -> Response:
         return await desk.answer(request, await read_body(request, ChatRequest))
 
@@ -320,7 +321,7 @@ def _add_operations(app: FastAPI, desk: Desk) -> None:
             raise ApiError(503, reason, code="not_ready", wait=5)
         return {"status": "ready", **service.audited}
 
-    @app.get("/metrics", **documented(None, "Counters for Prometheus.", media="text/plain"))
+    @app.get("/metrics", **documented(None, "Counters for Prometheus.", media=("text/plain",)))
     async def metrics() -> Response:
         return Response(desk.observations.page(), media_type="text/plain; version=0.0.4")
 

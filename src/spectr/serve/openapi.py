@@ -32,13 +32,13 @@ _OF_BODIES = (400, 404, 408, 413, 415)
 
 
 def documented(
-    body: type[BaseModel] | None, summary: str, *statuses: int, media: str = "application/json"
+    body: type[BaseModel] | None, summary: str, *statuses: int, media: Sequence[str] = ("application/json",)
 ) -> dict[str, Any]:
     """What FastAPI is told about an endpoint whose body is read by `read_body`."""
     known = sorted({*_ALWAYS, *statuses, *(_OF_BODIES if body is not None else ())})
     error = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
     responses: dict[int | str, Any] = {status: {"description": STATUSES[status], **error} for status in known}
-    responses[200] = {"description": "The answer.", "content": {media: {}}}
+    responses[200] = {"description": "The answer.", "content": {kind: {} for kind in media}}
     found: dict[str, Any] = {"summary": summary, "responses": responses}
     if body is not None:
         schema = {"$ref": f"#/components/schemas/{body.__name__}"}
