@@ -1,8 +1,8 @@
-"""Clients that nobody here wrote, against a server on a tiny model: `make test-clients`, `python tools/clients [NAME …]`.
+"""Clients that nobody here wrote, against a server on a tiny model: `make test-clients`, or this folder with names.
 
 Each client has a virtual environment of its own under `.venv-clients`, made the first time. Names: openai2, openai3
-(every endpoint, streamed and not), schemathesis (random requests by our own description), lm_eval (two tasks, with the scores
-that the model has in this process), aiperf (a load generator, which reads our figures of speculation).
+(every endpoint, streamed and not), schemathesis (random requests by our own description), lm_eval (two tasks, with the
+scores that the model has in this process), aiperf (a load generator, which reads our figures of speculation).
 """
 
 import json
@@ -95,7 +95,8 @@ def run_schemathesis(name: str, url: str, folder: Path, _: LM) -> str:
     while cases < CASES:
         said = called(
             [str(environment(name) / "schemathesis"), "run", f"{url}/openapi.json", "--url", url, "--checks", checks,
-             "--max-examples", "600", "--seed", str(seed), "--no-color", "--workers", "4", "--phases", "examples,coverage,fuzzing"],
+             "--max-examples", "600", "--seed", str(seed), "--no-color", "--workers", "4", "--phases",
+             "examples,coverage,fuzzing"],
             folder,
         )  # fmt: skip
         counted = re.search(r"(\d+) generated", said)
