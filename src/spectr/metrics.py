@@ -35,6 +35,8 @@ class Stats:
     ranks: list[int] = field(default_factory=list)  # by rank among its siblings: draft tokens accepted
     best: float = 0.0  # draft tokens that the best coupling would be expected to accept at the nodes reached, if asked
     measured: int = 0  # nodes it was computed for
+    prediction: int = 0  # tokens of the prediction that came with the request
+    predicted: int = 0  # tokens of the text that the prediction had in their place
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
     @property
@@ -52,6 +54,17 @@ class Stats:
         """Of the nodes with children that were reached, the share that went on to the first child, the second, …"""
         reached = sum(self.reached)
         return [kept / reached for kept in self.ranks] if reached else []
+
+    @property
+    def accepted_prediction_tokens(self) -> int:
+        """Tokens of the prediction that came in the text where they were predicted, as drafts or as the token that the
+        target adds to them; all of it at most, though a text may repeat it twice."""
+        return min(self.predicted, self.prediction)
+
+    @property
+    def rejected_prediction_tokens(self) -> int:
+        """The other tokens of the prediction: they did not come, or nothing was predicted where they came."""
+        return self.prediction - self.accepted_prediction_tokens
 
     @property
     def optimality_gap(self) -> float | None:
@@ -72,6 +85,7 @@ class Counted:
     corrected: bool
     ranks: list[int]  # of the accepted nodes
     best: list[float] | None  # chance to go on under the best coupling, at each node that a token came from
+    predicted: int = 0  # tokens from the first on that the row's reference predicted
 
     def cut(self, count: int) -> "Counted":
         """The step if only its first `count` tokens belong to the text. The cut looks at no token after it, so that
@@ -79,7 +93,8 @@ class Counted:
         if count == self.emitted:
             return self
         best = None if self.best is None else self.best[:count]
-        return Counted(self.drafted, count, self.corrected and count == self.emitted, self.ranks[:count], best)
+        corrected = self.corrected and count == self.emitted
+        return Counted(self.drafted, count, corrected, self.ranks[:count], best, min(self.predicted, count))
 
 
 def _add_at(counts: list[int], place: int, amount: int) -> None:
@@ -94,6 +109,7 @@ def count_step(stats: Stats, step: Counted, marks: list[float]) -> None:
     stats.drafted += step.drafted
     stats.emitted += step.emitted
     stats.accepted += length
+    stats.predicted += step.predicted
     stats.corrections += step.corrected
     stats.bonuses += step.emitted > length and not step.corrected
     for depth in range(length + step.corrected):
