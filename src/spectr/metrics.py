@@ -35,8 +35,8 @@ class Stats:
     ranks: list[int] = field(default_factory=list)  # by rank among its siblings: draft tokens accepted
     best: float = 0.0  # draft tokens that the best coupling would be expected to accept at the nodes reached, if asked
     measured: int = 0  # nodes it was computed for
-    prediction: int = 0  # tokens of the prediction that came with the request
-    predicted: int = 0  # tokens of the text that the prediction had in their place
+    accepted_prediction_tokens: int = 0  # tokens of the prediction that came where they were predicted
+    rejected_prediction_tokens: int = 0  # the other tokens of the prediction, those still to come included
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
     @property
@@ -54,17 +54,6 @@ class Stats:
         """Of the nodes with children that were reached, the share that went on to the first child, the second, …"""
         reached = sum(self.reached)
         return [kept / reached for kept in self.ranks] if reached else []
-
-    @property
-    def accepted_prediction_tokens(self) -> int:
-        """Tokens of the prediction that came in the text where they were predicted, as drafts or as the token that the
-        target adds to them; all of it at most, though a text may repeat it twice."""
-        return min(self.predicted, self.prediction)
-
-    @property
-    def rejected_prediction_tokens(self) -> int:
-        """The other tokens of the prediction: they did not come, or nothing was predicted where they came."""
-        return self.prediction - self.accepted_prediction_tokens
 
     @property
     def optimality_gap(self) -> float | None:
@@ -109,7 +98,6 @@ def count_step(stats: Stats, step: Counted, marks: list[float]) -> None:
     stats.drafted += step.drafted
     stats.emitted += step.emitted
     stats.accepted += length
-    stats.predicted += step.predicted
     stats.corrections += step.corrected
     stats.bonuses += step.emitted > length and not step.corrected
     for depth in range(length + step.corrected):
@@ -117,6 +105,9 @@ def count_step(stats: Stats, step: Counted, marks: list[float]) -> None:
         _add_at(stats.kept, depth, depth < length)
     for rank in step.ranks:
         _add_at(stats.ranks, rank, 1)
+    predicted = min(step.predicted, stats.rejected_prediction_tokens)  # a text that repeats it counts it once
+    stats.accepted_prediction_tokens += predicted
+    stats.rejected_prediction_tokens -= predicted
     if step.best is not None:
         stats.best += sum(step.best)
         stats.measured += length + step.corrected

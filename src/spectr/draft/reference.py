@@ -6,7 +6,6 @@ tables are on the device, in fixed places, and changed in place, so that a captu
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,11 +20,10 @@ __all__ = ["LENGTH", "Referring", "ReferringDrafting"]
 LENGTH = 16
 """Most tokens of the branch."""
 
+_FEW = 8  # tokens of a branch until a whole one was right
 _TOGETHER = 128  # tokens of the branches of all rows, where their length may depend on the number of rows
-_FIRST = 8  # tokens of a row's first branch
-_LONGEST = 4  # tokens of a match that are compared; a longer match is no better
-_NEAR = 32  # tokens ahead where a match of one token is enough
-_SURE = 3  # tokens that a match needs anywhere else
+_MATCH = 4  # tokens of a match that are compared, and that one needs far from where it is expected
+_NEAR = 12  # tokens around that place where a shorter match is enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,7 @@ class Referring:
     """Another drafter, and beside its tree a branch from the row's reference. For rules that read no draft laws."""
 
     drafter: Drafter
-    shares: bool = False  # the branches of many rows are shorter: for the race, whose text does not depend on it
+    races: bool = False  # under the race, whose text does not depend on drafts, they may depend on the other rows
 
     @property
     def name(self) -> str:
@@ -103,7 +101,11 @@ class ReferringDrafting(DelegatingDrafting):
         """The other drafter's tree, and the branch; also what the references predict, drafted or not."""
         draft = self.inner.propose(scene)
         branch = self.references.follow(scene.texts, scene.active, self._longest(len(scene.root)))
-        merged, self._origin = _beside(draft, _chain(scene.root, branch.tokens, branch.count), self.drafter.siblings)
+        chain = _chain(scene.root, branch.tokens, branch.count)
+        if self.drafter.races and chain.tokens.shape[1] == 1:
+            merged, self._origin = draft, None
+        else:  # other rules flip coins by the numbers of nodes, which have to be the same whatever other rows draft
+            merged, self._origin = _beside(draft, chain, self.drafter.siblings)
         return replace(merged, predicted=branch.predicted)
 
     def keep(self, path: Tensor) -> None:
@@ -128,7 +130,7 @@ class ReferringDrafting(DelegatingDrafting):
         self.inner.make_room(rows, slots)
 
     def _longest(self, rows: int) -> int:
-        return max(1, min(LENGTH, _TOGETHER // rows)) if self.drafter.shares else LENGTH
+        return max(1, min(LENGTH, _TOGETHER // rows)) if self.drafter.races else LENGTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +148,14 @@ _TABLES = {"tokens": -1, "size": 0, "start": 0, "since": 0, "place": 0, "reach":
 class _References:
     """The references of R rows, and where each row's text stands in its own.
 
-    `place` is the token of the reference that should follow the first `since` tokens of the row's text. What has come
-    since then is compared with it: as long as it is the same, the place moves along. Else it is searched: the place
-    behind the longest match of the last tokens of the text, of equals the nearest one ahead. Edited copies mostly go
-    on a little behind the place where they differed, so that one token is enough of a match there.
+    `place` is the token of the reference that should follow the first `since` tokens of the row's text. When n tokens
+    have come, the next place is n tokens further on: for certain if they were all as predicted, else the place behind
+    the longest match of the last tokens of the text is searched, the nearest of equals. An edited copy mostly goes on
+    close by, so that one token is enough of a match there.
 
-    `reach` is how many tokens to draft: twice as many after a step whose tokens were all predicted, half as many, or
-    what was right, after any other. It can come to none, and grows again once the reference was right about a token
-    that was not drafted: no probing is needed, since what is predicted is always compared with what comes.
+    `reach` is how many tokens to draft: a few at first, `LENGTH` after a step whose tokens were all predicted, and none
+    after a step whose first token was not. What is predicted is compared with what comes whether it was drafted or not,
+    so that a reference which is right again is drafted again, and one that is wrong costs next to nothing.
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
@@ -165,7 +167,6 @@ class _References:
             self.place, self.reach = self.size.clone(), self.size.clone()
             self.given = torch.full((rows, LENGTH), -1, device=device)  # for the next step alone
         self._sizes = [0] * rows  # the same on the host
-        self._given = [False] * rows
 
     @torch.inference_mode(False)
     def put(self, row: int, tokens: Sequence[int], after: int) -> None:
@@ -175,20 +176,18 @@ class _References:
             wide = 1 << (size - 1).bit_length()
             self.tokens = torch.nn.functional.pad(self.tokens, (0, wide - room), value=-1)
             self.version += 1
-        if size or self._sizes[row]:
-            self.tokens[row] = -1
+        self.tokens[row] = -1
+        if size:
             self.tokens[row, :size] = sent(list(tokens), self.device)
-        for table, value in (("size", size), ("start", after), ("since", after), ("place", 0), ("reach", _FIRST)):
+        for table, value in (("size", size), ("start", after), ("since", after), ("place", 0), ("reach", _FEW)):
             getattr(self, table)[row] = value
         self._sizes[row] = size
         self.give(row, ())
 
     def give(self, row: int, tokens: Sequence[int]) -> None:
         """Tokens of a row for the next step alone."""
-        if tokens or self._given[row]:
-            used = list(tokens[:LENGTH])
-            self.given[row] = sent([*used, *[-1] * (LENGTH - len(used))], self.device)
-        self._given[row] = bool(tokens)
+        used = list(tokens[:LENGTH])
+        self.given[row] = sent([*used, *[-1] * (LENGTH - len(used))], self.device)
 
     def copy_rows(self, sources: list[int], targets: list[int]) -> None:
         """Some rows take the places of others."""
@@ -196,10 +195,8 @@ class _References:
         for name in _TABLES:
             table: Tensor = getattr(self, name)
             table[target] = table[source]
-        for known in (self._sizes, self._given):
-            values: list[Any] = [known[row] for row in sources]
-            for row, value in zip(targets, values, strict=True):
-                known[row] = value
+        for row, size in zip(targets, [self._sizes[row] for row in sources], strict=True):
+            self._sizes[row] = size
 
     @torch.inference_mode(False)
     def make_room(self, rows: int) -> None:
@@ -211,7 +208,6 @@ class _References:
             table: Tensor = getattr(self, name)
             setattr(self, name, torch.cat([table, table.new_full((extra, *table.shape[1:]), value)]))
         self._sizes += [0] * extra
-        self._given += [False] * extra
         self.version += 1
 
     def follow(self, texts: TextState, active: Tensor, longest: int) -> _Branch:
@@ -227,9 +223,7 @@ class _References:
         tokens = torch.where(is_given, given, predicted[:, :-1])
         most = torch.where(is_given[:, 0], LENGTH, self.reach[:rows]).clamp_max(longest)
         count = torch.minimum((tokens >= 0).sum(-1), most)
-        if self.device.type != "cpu" or any(self._given[:rows]):
-            given.fill_(-1)
-            self._given[:rows] = [False] * rows
+        given.masked_fill_(active[:, None], -1)
         return _Branch(tokens, count, predicted)
 
     def _read(self, place: Tensor, count: int) -> Tensor:
@@ -247,39 +241,33 @@ class _References:
         at = (since[:, None] + places).clamp_max(texts.tokens.shape[1] - 1)
         same = (texts.tokens.gather(1, at) == self._read(place, LENGTH + 1)) & (places < fresh[:, None])
         right = same.long().cumprod(-1).sum(-1)
-        is_right = right == fresh
-        anchor = place + right
+        is_right, expected = right == fresh, torch.minimum(place + fresh, self.size[:rows])
         if self.device.type == "cpu" and bool((is_right | ~active).all()):
-            found = anchor
+            found = expected
         else:
-            found = torch.where(is_right, anchor, self._search(texts, anchor, fresh - right))
-        longer = torch.where(fresh > 0, (2 * reach).clamp(1, LENGTH), reach)
-        shorter = torch.maximum(reach // 2, right.clamp_max(LENGTH))
-        place.copy_(torch.where(active, found, place))
-        reach.copy_(torch.where(active, torch.where(is_right, longer, shorter), reach))
-        since.copy_(torch.where(active, length, since))
+            found = torch.where(is_right, expected, self._search(texts, expected))
+        longer = torch.where(is_right & (reach > 0), LENGTH, reach.clamp_min(_FEW))
+        longer = torch.where(fresh == 0, reach, torch.where(right > 0, longer, 0))
+        for table, value in ((place, found), (reach, longer), (since, length)):
+            table.copy_(torch.where(active, value, table))
 
-    def _search(self, texts: TextState, anchor: Tensor, missed: Tensor) -> Tensor:
-        """(B,): the place behind the best match of each text's last tokens, of which `missed` (B,) were not as the
-        reference has them from `anchor` (B,) on; where there is no match they are taken to stand for as many tokens."""
-        rows = len(anchor)
+    def _search(self, texts: TextState, expected: Tensor) -> Tensor:
+        """(B,): the place behind the best match of each text's last tokens, and the expected one (B,) if none is."""
+        rows = len(expected)
         widest = max(self._sizes[:rows]) if self.device.type == "cpu" else self.tokens.shape[1]
         tokens, places = self.tokens[:rows, :widest], ladder(widest + 1, self.device)
         matched = torch.zeros(rows, widest + 1, dtype=torch.int64, device=self.device)
         run = torch.ones_like(matched, dtype=torch.bool)
-        for back in range(1, _LONGEST + 1):
+        for back in range(1, _MATCH + 1):
             at = texts.length[:, None] - back
             last = texts.tokens.gather(1, at.clamp_min(0))
             before = torch.nn.functional.pad(tokens, (back, 0), value=-1)[:, : widest + 1]
             run = run & (before == last) & (at >= self.start[:rows, None])
             matched = matched + run
-        ahead = places - anchor[:, None]
-        is_near = (ahead >= 0) & (ahead <= _NEAR)
-        matched = torch.where(is_near | (matched >= _SURE), matched, 0)
-        distance = torch.where(ahead >= 0, ahead, widest - ahead)  # all that lies ahead is nearer than what is behind
-        best = (matched * (2 * widest + 2) - distance).argmax(-1)
-        lost = matched.gather(1, best[:, None])[:, 0] == 0
-        return torch.where(lost, torch.minimum(anchor + missed, self.size[:rows]), best)
+        ahead = places - expected[:, None]
+        matched = torch.where((ahead.abs() <= _NEAR) | (matched == _MATCH), matched, 0)
+        order = 2 * ahead.abs() - (ahead > 0).long()  # the nearest first, and of two the one ahead
+        return (matched * (2 * widest + 2) - order).argmax(-1)
 
 
 def _chain(root: Tensor, tokens: Tensor, count: Tensor) -> Draft:
@@ -295,10 +283,8 @@ def _chain(root: Tensor, tokens: Tensor, count: Tensor) -> Draft:
     return Draft(words, parents, alive, fixed, None, "fixed", max(length, 1), 1)
 
 
-def _beside(draft: Draft, branch: Draft, siblings: Siblings) -> tuple[Draft, Tensor | None]:
+def _beside(draft: Draft, branch: Draft, siblings: Siblings) -> tuple[Draft, Tensor]:
     """A draft with a branch beside its tree, of which no node goes, and the node of the draft that each node was."""
-    if branch.tokens.shape[1] == 1:
-        return draft, None
     if draft.tokens.shape[1] == 1:
         return replace(branch, siblings=siblings), torch.full_like(branch.tokens, -1)
     merged = merge([draft, branch], siblings)
