@@ -53,7 +53,8 @@ class _RequestSettings:
             raise ArgumentError(f"stop must be a string or several, got {self.stop!r}")
         if self.seeds is not None and not isinstance(self.seeds, Iterable):
             raise ArgumentError(f"seeds must be a list of whole numbers, one for each text, got {self.seeds!r}")
-        if not isinstance(self.prediction, str | None) and self.prediction != [] and as_ids(self.prediction) is None:
+        is_nothing = isinstance(self.prediction, list | tuple) and not self.prediction
+        if not (is_nothing or isinstance(self.prediction, str | None) or as_ids(self.prediction) is not None):
             raise ArgumentError(f"prediction must be a string or a list of token ids, got {self.prediction!r}")
         for name in ("logprobs", "prompt_logprobs"):
             if not isinstance(value := getattr(self, name), bool | None):
