@@ -247,3 +247,18 @@ def test_operations(client: httpx2.Client) -> None:
     described = client.get("/openapi.json").json()
     assert {"/v1/completions", "/v1/chat/completions", "/tokenize", "/health"} <= set(described["paths"])
     assert all("422" not in one["responses"] for path in described["paths"].values() for one in path.values())
+
+
+def test_a_prediction_changes_nothing(client: httpx2.Client) -> None:
+    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 40, "seed": 4, "temperature": 0.9}
+    plain = post(client, "/v1/completions", **asked)
+    text = plain["choices"][0]["text"]
+    found = post(client, "/v1/completions", **asked, prediction={"type": "content", "content": text})
+    assert found["choices"] == plain["choices"]
+    details = found["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"] > 0
+    wrong = post(client, "/v1/completions", **asked, prediction={"type": "content", "content": "entirely different"})
+    assert wrong["choices"] == plain["choices"]
+    parts = {"type": "content", "content": [{"type": "text", "text": text}]}
+    assert post(client, "/v1/completions", **asked, prediction=parts)["choices"] == plain["choices"]
+    post(client, "/v1/completions", 400, **asked, prediction=parts, spectr={"rule": "kseq", "drafter": "ngram"})

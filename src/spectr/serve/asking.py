@@ -92,7 +92,7 @@ def _asked(body: CompletionRequest | ChatRequest, service: Service, reader: LM) 
     limit, drops = _limit(body)
     limits = [service.context - len(prompt) if limit is None else limit for prompt in prompts]
     seed = secrets.randbits(_RANDOM_BITS) if body.seed is None else body.seed
-    asked = Asked(body, lm, prompts, n, seed, _settings(body), limits, drops)
+    asked = Asked(body, lm, prompts, n, seed, _settings(body, reader, service.context), limits, drops)
     for at in range(len(prompts)):  # refused here, before anything waits or runs
         lm.engine.check(asked.request(at * n))
     return asked
@@ -150,7 +150,7 @@ def joined(content: str | list[TextPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-def _settings(body: CompletionRequest | ChatRequest) -> dict[str, Any]:
+def _settings(body: CompletionRequest | ChatRequest, reader: LM, context: int) -> dict[str, Any]:
     """What `LM.request` takes, with the model's own values for what the body leaves out."""
     found = {name: getattr(body, name) for name in _SAME if getattr(body, name) is not None}
     if body.top_k is not None:
@@ -163,6 +163,8 @@ def _settings(body: CompletionRequest | ChatRequest) -> dict[str, Any]:
     found["stop"] = [stop for stop in stops if isinstance(stop, str)]
     found["stop_ids"] = [*(stop for stop in stops if isinstance(stop, int)), *(body.stop_token_ids or ())]
     found["raw"] = True
+    if body.prediction is not None:
+        found["prediction"] = reader.encode_prediction(joined(body.prediction.content))[:context]
     logprobs = body.logprobs
     if isinstance(body, ChatRequest):
         logprobs = (body.top_logprobs or True) if logprobs else None

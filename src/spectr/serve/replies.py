@@ -142,14 +142,17 @@ class Reply:
         return "length" if self.asked.drops_text and reason is not None else reason
 
     def _usage(self, results: Sequence[Result]) -> dict[str, Any]:
-        prompt = sum(map(len, self.asked.prompts))
+        prompt, stats = sum(map(len, self.asked.prompts)), [result.stats for result in results]
         new = 0 if self.asked.drops_text else sum(len(result.tokens) for result in results)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": new,
             "total_tokens": prompt + new,
             "prompt_tokens_details": {"cached_tokens": max((result.reused for result in results), default=0)},
-            "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": sum(one.accepted_prediction_tokens for one in stats),
+                "rejected_prediction_tokens": sum(one.rejected_prediction_tokens for one in stats),
+            },
         }
 
     def _logprobs(self, tokens: Sequence[int], found: Sequence[TokenLogprobs | None], start: int) -> dict[str, Any]:
