@@ -47,6 +47,7 @@ class _RequestSettings:
     logprobs: bool | int | None = None  # of the tokens; a number: of so many of the likeliest in place of each, too
     prompt_logprobs: bool | int | None = None  # the same for the prompt
     optimality_gap: bool = False
+    trace: bool = False  # steps tell what was drafted, and why it was kept or not
     prediction: str | Sequence[int] | None = None  # what the text will probably repeat
 
     def __post_init__(self) -> None:
@@ -229,10 +230,10 @@ class LM:
 
         A prompt is a string, a list of token ids, or a list of messages. At most 128 new tokens unless
         `max_new_tokens` (or `max_tokens`) says otherwise. Without a `seed` a random one is taken; every output tells
-        its own. `settings`: n, seeds, stop, raw, logprobs, prompt_logprobs, optimality_gap, prediction (a string or
-        token ids that the text will probably repeat: they are drafted, which makes it faster and changes nothing else),
-        and those of the policy (temperature, top_k, …), whose defaults are the model's own. With several prompts, each
-        setting has one value for all, or a list with one for each.
+        its own. `settings`: n, seeds, stop, raw, logprobs, prompt_logprobs, optimality_gap, trace, prediction (a string
+        or token ids that the text will probably repeat: they are drafted, which makes it faster and changes nothing
+        else), and those of the policy (temperature, top_k, …), whose defaults are the model's own. With several
+        prompts, each setting has one value for all, or a list with one for each.
         """
         several = [prompts] if is_single(prompts) else self._several(prompts)
         given = {**settings, **({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})}
@@ -298,7 +299,7 @@ class LM:
                 start, seed, limit, made, tuple(asked.generated or ()), frozenset(asked.stop_ids or ()), source,
                 reader=self._reader(asked.stops, asked.generated), cache_scope=asked.cache_scope,
                 logprobs=asked.likeliest("logprobs"), prompt_logprobs=asked.likeliest("prompt_logprobs"),
-                optimality_gap=asked.optimality_gap, reference=reference,
+                optimality_gap=asked.optimality_gap, trace=asked.trace, reference=reference,
             )  # fmt: skip
 
         return make, asked.n or 1

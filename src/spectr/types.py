@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "ORIGINS",
     "SIBLINGS",
     "Coins",
     "Draft",
@@ -41,6 +42,10 @@ LogitsAt = Callable[[Tensor | None], Tensor]
 that filters are not computed where nobody looks."""
 
 
+ORIGINS = ("drafter", "lookup", "prediction", "grammar")
+"""Where the nodes of a tree may come from, by number: a drafter, the row's own text, its reference, its grammar."""
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A batch of token trees. Node 0 is the last committed token; a parent stands before its children."""
@@ -54,6 +59,7 @@ class Draft:
     depth: int  # capacity: no alive node is deeper
     width: int  # capacity: no depth has more alive nodes
     predicted: Tensor | None = None  # (B, P) int64: what a row's reference says of the next tokens, padded with -1
+    origin: Tensor | None = None  # (B, N) int64: places in ORIGINS, if somebody looks; None: all from the drafter
 
 
 @dataclass(frozen=True, slots=True)

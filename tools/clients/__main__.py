@@ -95,7 +95,8 @@ def run_schemathesis(name: str, url: str, folder: Path, _: LM) -> str:
     while cases < CASES:
         said = called(
             [str(environment(name) / "schemathesis"), "run", f"{url}/openapi.json", "--url", url, "--checks", checks,
-             "--max-examples", "600", "--seed", str(seed), "--no-color", "--workers", "4", "--phases",
+             "--max-examples", "600", "--seed", str(seed), "--no-color", "--workers", "4",
+             "--request-timeout", "120", "--phases",
              "examples,coverage,fuzzing"],
             folder,
         )  # fmt: skip

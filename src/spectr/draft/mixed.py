@@ -1,7 +1,7 @@
 """Several drafters in one tree: their trees stand side by side under one root, and what they agree on is one node."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from spectr.draft.stateless import SingleChoice
 from spectr.errors import ArgumentError, MismatchError
 from spectr.trees import topology
-from spectr.types import Draft, Drafter, Drafting, Layers, Opening, Scene, Siblings
+from spectr.types import ORIGINS, Draft, Drafter, Drafting, Layers, Opening, Scene, Siblings
 
 __all__ = ["Mixed", "merge"]
 
@@ -37,7 +37,8 @@ class Mixed:
 
     def open(self, opening: Opening) -> Drafting:
         """Open every part."""
-        return _MixedDrafting(self.siblings, [part.open(opening) for part in self.parts])
+        codes = [ORIGINS.index("lookup" if part.name == "lookup" else "drafter") for part in self.parts]
+        return _MixedDrafting(self.siblings, [part.open(opening) for part in self.parts], codes)
 
 
 def _wanted(parts: list[Drafter]) -> Layers | None:
@@ -52,8 +53,8 @@ def _wanted(parts: list[Drafter]) -> Layers | None:
 class _MixedDrafting(SingleChoice):
     """The parts at work, and where each node of the last tree stands in the tree of each part."""
 
-    def __init__(self, siblings: Siblings, parts: list[Drafting]) -> None:
-        self.siblings, self.parts = siblings, parts
+    def __init__(self, siblings: Siblings, parts: list[Drafting], codes: list[int]) -> None:
+        self.siblings, self.parts, self.codes = siblings, parts, codes
         self._origins: list[Tensor] = []
 
     def propose(self, scene: Scene) -> Draft:
@@ -61,7 +62,14 @@ class _MixedDrafting(SingleChoice):
         drafts = [part.propose(scene) for part in self.parts]
         merged = merge(drafts, self.siblings)
         self._origins = merged.origins
-        return merged.draft
+        return replace(merged.draft, origin=self._origin()) if scene.wants_laws else merged.draft
+
+    def _origin(self) -> Tensor:
+        """(B, N): where each node came from; of several parts that drafted it, the first."""
+        found = torch.zeros_like(self._origins[0])
+        for code, nodes in reversed(list(zip(self.codes, self._origins, strict=True))):
+            found = torch.where(nodes >= 0, code, found)
+        return found
 
     def keep(self, path: Tensor) -> None:
         """Every part keeps as much of the path as it drafted itself."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from spectr.draft.delegating import DelegatingDrafting
 from spectr.draft.mixed import merge
 from spectr.rows import ladder, sent
-from spectr.types import Draft, Drafter, Drafting, Layers, Opening, Scene, Siblings, TextState
+from spectr.types import ORIGINS, Draft, Drafter, Drafting, Layers, Opening, Scene, Siblings, TextState
 
 __all__ = ["LENGTH", "Referring", "ReferringDrafting"]
 
@@ -106,7 +106,16 @@ class ReferringDrafting(DelegatingDrafting):
             merged, self._origin = draft, None
         else:  # other rules flip coins by the numbers of nodes, which have to be the same whatever other rows draft
             merged, self._origin = _beside(draft, chain, self.drafter.siblings)
-        return replace(merged, predicted=branch.predicted)
+        origin = self._origin_of(draft, branch) if scene.wants_laws else None
+        return replace(merged, predicted=branch.predicted, origin=origin)
+
+    def _origin_of(self, draft: Draft, branch: "_Branch") -> Tensor | None:
+        """(B, N): where each node of the last tree came from; None if all are the other drafter's."""
+        if self._origin is None:
+            return draft.origin
+        own = torch.zeros_like(draft.tokens) if draft.origin is None else draft.origin
+        code = torch.where(branch.is_given, ORIGINS.index("grammar"), ORIGINS.index("prediction"))
+        return torch.where(self._origin >= 0, own.gather(1, self._origin.clamp_min(0)), code)
 
     def keep(self, path: Tensor) -> None:
         """The other drafter keeps as much of the path as it drafted itself."""
@@ -140,6 +149,7 @@ class _Branch:
     tokens: Tensor  # (B, L)
     count: Tensor  # (B,) int64: how many of them to draft
     predicted: Tensor  # (B, L + 1): what the reference says of the next tokens, drafted or not; -1 where nothing
+    is_given: Tensor  # (B, 1) bool: the tokens were given for this step alone
 
 
 _TABLES = {"tokens": -1, "size": 0, "start": 0, "since": 0, "place": 0, "reach": 0, "given": -1}
@@ -224,7 +234,7 @@ class _References:
         most = torch.where(is_given[:, 0], LENGTH, self.reach[:rows]).clamp_max(longest)
         count = torch.minimum((tokens >= 0).sum(-1), most)
         given.masked_fill_(active[:, None], -1)
-        return _Branch(tokens, count, predicted)
+        return _Branch(tokens, count, predicted, is_given)
 
     def _read(self, place: Tensor, count: int) -> Tensor:
         """(B, count): the tokens of each reference from a place (B,) on, padded with -1."""

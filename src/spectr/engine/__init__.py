@@ -20,13 +20,25 @@ from spectr.coins import seed_word
 from spectr.draft.reference import Referring
 from spectr.engine.handle import Handle
 from spectr.engine.lane import EngineParts
-from spectr.engine.request import Reader, Request, Result, Step, TokenLogprobs
+from spectr.engine.request import Reader, Request, Result, Step, StepTree, TokenLogprobs, TreeNode
 from spectr.engine.scheduler import LOCK, Load, Scheduler
 from spectr.errors import ArgumentError, MismatchError
 from spectr.types import Drafter, TreeModel
 from spectr.verify import Rule
 
-__all__ = ["LOCK", "Engine", "Handle", "Load", "Reader", "Request", "Result", "Step", "TokenLogprobs"]
+__all__ = [
+    "LOCK",
+    "Engine",
+    "Handle",
+    "Load",
+    "Reader",
+    "Request",
+    "Result",
+    "Step",
+    "StepTree",
+    "TokenLogprobs",
+    "TreeNode",
+]
 
 
 class Engine:

@@ -105,14 +105,15 @@ class _Flight:
 class Lane:
     """Requests that wait, read and run."""
 
-    def __init__(self, parts: EngineParts, *, on_host: bool, optimality_gap: bool) -> None:
-        self.parts, self.optimality_gap = parts, optimality_gap
+    def __init__(self, parts: EngineParts, *, on_host: bool, optimality_gap: bool, traces: bool = False) -> None:
+        self.parts, self.optimality_gap, self.traces = parts, optimality_gap, traces
         self.nodes = parts.drafter.nodes  # counted once: some drafters add up a tree
         self.device = parts.target.device
         can_be_late = self.device.type == "cuda" and not on_host and getattr(parts.drafter, "capturable", False)
         self.lag = 1 if can_be_late else 0
         self.reuses = parts.reuses and parts.target.keeps_beginnings
-        self.captures = can_be_late and parts.captures and parts.rule.card.capturable and not optimality_gap
+        self.captures = can_be_late and parts.captures and parts.rule.card.capturable
+        self.captures = self.captures and not (optimality_gap or traces)  # those look at all distributions
         self.queue: deque[Seat] = deque()
         self.active: list[Seat] = []
         self.reading: list[Seat] = []
@@ -323,6 +324,7 @@ class Lane:
         parts = StepParts(
             self.parts.target, None, drafting, self.parts.rule, rows.window(wide), features, longest,
             None if asks else self._width, self._wanted_logprobs(), self.optimality_gap,
+            self.traces,
         )  # fmt: skip
 
         def step(marks: list[float]) -> StepReadout:
@@ -357,7 +359,7 @@ class Lane:
 
     def _read(self, flight: _Flight) -> None:
         """Tell the requests of a step what it gave them, and let those go that have ended."""
-        readout, ended, tokens = flight.readout.wait(), list[Seat](), 0
+        readout, ended, tokens = flight.readout.wait(self._usual_origin(flight.choice)), list[Seat](), 0
         now = time.perf_counter()
         took = [self._since, self._since, now, now]  # a replayed step is one piece, and counts as the target's
         for row, seat in enumerate(flight.seats):
@@ -373,6 +375,12 @@ class Lane:
         self._since, self._has_read_prompts = now, False
         if ended:
             self._let_go(ended)
+
+    def _usual_origin(self, choice: int) -> str:
+        """Where drafts come from in a step that says nothing else."""
+        drafter: Any = self.parts.drafter
+        chosen = drafter.drafters[choice] if hasattr(drafter, "drafters") else drafter
+        return "lookup" if chosen.name == "lookup" else "drafter"
 
     def _told(self, seat: Seat, readout: HostReadout, row: int, marks: list[float]) -> Step | None:
         """Deliver what a step did to one row; None if it failed, which ends this request and no other."""
@@ -394,8 +402,9 @@ class Lane:
         seat.text += found.tokens[:count]
         logprobs = None if found.logprobs is None else found.logprobs[:count]
         step = Step(
-            found.tokens[:count], len(counted.ranks), counted.corrected, reason, logprobs, text, counted.drafted
-        )
+            found.tokens[:count], len(counted.ranks), counted.corrected, reason, logprobs, text, counted.drafted,
+            found.tree,
+        )  # fmt: skip
         seat.delivery.add(step, counted, marks)
         return step
 

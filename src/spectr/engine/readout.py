@@ -6,18 +6,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spectr.engine.request import TokenLogprobs
+from spectr.engine.request import StepTree, TokenLogprobs, TreeNode
 from spectr.errors import ArgumentError, LawError
 from spectr.metrics import Counted, child_ranks
 from spectr.rows import ladder
 from spectr.trees import Topology
-from spectr.types import Draft, Verdict
+from spectr.types import ORIGINS, Draft, Verdict
 
 __all__ = ["HostReadout", "PendingReadout", "RowReadout", "StepReadout", "copy_to_host", "pack"]
 
 _REASONS = (None, "stop", "length")
 _FIELDS = 7  # numbers of a row before its tokens
 SOUND, NO_NUMBERS, NO_TOKENS = 0, 1, 2  # what is wrong with a row
+
+
+@dataclass(frozen=True, slots=True)
+class TreeReadout:
+    """The trees of a step as tensors."""
+
+    nodes: Tensor  # (B, N, 4) int64: token, parent, whether it is alive, place in ORIGINS or -1
+    chances: Tensor  # (B, N, 2) float32: of the token under the draft's distribution, -1 if unknown, and the model's
+    path: Tensor  # (B, D) int64: accepted nodes, padded with -1
+    added: Tensor  # (B,) float32: the chance of the token that was added
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +38,7 @@ class StepReadout:
     logprobs: Tensor | None = None  # (B, D + 1, 1 + K) float32: of the token, and of the likeliest
     likeliest: Tensor | None = None  # (B, D + 1, K) int64
     best: Tensor | None = None  # (B, D + 1): what the best coupling would accept
+    tree: TreeReadout | None = None
 
     @property
     def width(self) -> int:
@@ -44,6 +55,7 @@ class RowReadout:
     counted: Counted
     logprobs: list[TokenLogprobs] | None
     error: Exception | None  # why no token could be drawn after these
+    tree: StepTree | None = None
 
 
 def pack(draft: Draft, tree: Topology, verdict: Verdict, ended: tuple[Tensor, Tensor, Tensor], fault: Tensor) -> Tensor:
@@ -77,11 +89,11 @@ class PendingReadout:
     held: StepReadout
     event: Any = None
 
-    def wait(self) -> "HostReadout":
-        """What it says, once it is there."""
+    def wait(self, origin: str = "drafter") -> "HostReadout":
+        """What it says, once it is there; `origin` is where drafts come from that say nothing else."""
         if self.event is not None:
             self.event.synchronize()
-        return HostReadout(self.held)
+        return HostReadout(self.held, origin)
 
 
 def copy_to_host(readout: StepReadout) -> PendingReadout:
@@ -98,7 +110,11 @@ def copy_to_host(readout: StepReadout) -> PendingReadout:
 
     numbers = sent(readout.numbers)
     assert numbers is not None
-    held = StepReadout(numbers, sent(readout.logprobs), sent(readout.likeliest), sent(readout.best))
+    tree = readout.tree
+    if tree is not None:
+        parts: list[Any] = [sent(part) for part in (tree.nodes, tree.chances, tree.path, tree.added)]
+        tree = TreeReadout(*parts)
+    held = StepReadout(numbers, sent(readout.logprobs), sent(readout.likeliest), sent(readout.best), tree)
     event = torch.cuda.Event()
     event.record()
     return PendingReadout(held, event)
@@ -107,8 +123,8 @@ def copy_to_host(readout: StepReadout) -> PendingReadout:
 class HostReadout:
     """A step on the host."""
 
-    def __init__(self, readout: StepReadout) -> None:
-        self._readout = readout
+    def __init__(self, readout: StepReadout, origin: str = "drafter") -> None:
+        self._readout, self._origin = readout, origin
         self._rows: list[list[int]] = readout.numbers.tolist()
 
     @property
@@ -123,7 +139,25 @@ class HostReadout:
         best = None if self._readout.best is None else self._readout.best[row].tolist()[: length + 1]
         counted = Counted(drafted, length + 1, bool(corrected), ranks, best, predicted).cut(count)
         error = _error(fault) if fault else None
-        return RowReadout(rest[:count], _REASONS[reason], counted, self._logprobs(row, count, top), error)
+        logprobs, tree = self._logprobs(row, count, top), self._tree(row)
+        return RowReadout(rest[:count], _REASONS[reason], counted, logprobs, error, tree)
+
+    def _tree(self, row: int) -> StepTree | None:
+        """The tree of one row, without dead nodes."""
+        if (found := self._readout.tree) is None:
+            return None
+        path = [node for node in found.path[row].tolist() if node >= 0]
+        places, nodes = dict[int, int](), list[TreeNode]()
+        for number, ((token, parent, alive, origin), (draft, target)) in enumerate(
+            zip(found.nodes[row].tolist(), found.chances[row].tolist(), strict=True)
+        ):
+            if not alive:
+                continue
+            places[number] = len(nodes)
+            name = self._origin if origin < 0 else ORIGINS[origin]
+            known = number > 0, number in path, name
+            nodes.append(_node(token, places.get(parent, 0), (draft, target), known))
+        return StepTree(nodes, places[path[-1]] if path else 0, float(found.added[row]))
 
     def _logprobs(self, row: int, count: int, top: int | None) -> list[TokenLogprobs] | None:
         if self._readout.logprobs is None or top is None:
@@ -132,6 +166,14 @@ class HostReadout:
         values = self._readout.logprobs[row, :count, : 1 + top].tolist()
         tokens = [[]] * count if likeliest is None else likeliest[row, :count, :top].tolist()
         return [TokenLogprobs(v[0], tuple(zip(t, v[1:], strict=True))) for v, t in zip(values, tokens, strict=True)]
+
+
+def _node(token: int, parent: int, chances: tuple[float, float], known: tuple[bool, bool, str]) -> TreeNode:
+    """A node; `known` is whether it is below the root, whether it was accepted, and its origin."""
+    (draft, target), (is_draft, accepted, origin) = chances, known
+    if not is_draft:
+        return TreeNode(token, None, None, None, False, origin)
+    return TreeNode(token, parent, None if draft < 0 else draft, target, accepted, origin)
 
 
 def _error(fault: int) -> Exception:

@@ -7,7 +7,7 @@ from typing import Protocol
 from spectr.metrics import Stats
 from spectr.policy import Policy
 
-__all__ = ["Reader", "Request", "Result", "Step", "TokenLogprobs"]
+__all__ = ["Reader", "Request", "Result", "Step", "StepTree", "TokenLogprobs", "TreeNode"]
 
 
 class Reader(Protocol):
@@ -41,6 +41,7 @@ class Request:
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt, but the first
     optimality_gap: bool = False
     cache_scope: str = ""  # only requests of the same scope share the beginnings of their prompts
+    trace: bool = False  # steps tell their trees
     reference: Sequence[int] = ()  # what the text will probably repeat: tokens that are drafted, and decide nothing
 
     @property
@@ -73,6 +74,27 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeNode:
+    """One node of a token tree. Chances are those of its token after the text before it, under the policy."""
+
+    token: int
+    parent: int | None  # place of its parent among the nodes; None: the root, the last token before the step
+    draft: float | None  # its chance under the drafter's distribution; None where the drafter has none
+    target: float | None  # its chance under the model's
+    accepted: bool
+    origin: str  # one of ORIGINS
+
+
+@dataclass(frozen=True, slots=True)
+class StepTree:
+    """The token tree of a step, parents before children, and the token that the model added to the accepted path."""
+
+    nodes: list[TreeNode]
+    last: int  # place of the last accepted node, which the added token follows
+    added: float  # the chance of the added token
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """What one step added to one text: the only thing that leaves the loop."""
 
@@ -83,6 +105,15 @@ class Step:
     logprobs: list[TokenLogprobs] | None = None
     text: str = ""  # what can be shown, if the request has a reader
     drafted: int = 0  # draft tokens that were scored
+    tree: StepTree | None = None  # what was drafted, if the request is traced
+
+    @property
+    def origins(self) -> list[str]:
+        """Where each token came from: one of ORIGINS for an accepted draft, else correction, bonus or plain."""
+        nodes = [] if self.tree is None else [node.origin for node in self.tree.nodes if node.accepted]
+        drafts = (nodes or ["drafter"] * self.accepted)[: len(self.tokens)]
+        own = "correction" if self.corrected else "bonus" if self.drafted else "plain"
+        return [*drafts[: self.accepted], *[own] * (len(self.tokens) - self.accepted)]
 
 
 @dataclass(slots=True)

@@ -58,7 +58,7 @@ class Scheduler:
 
     def __init__(self, parts: EngineParts) -> None:
         self.parts = parts
-        self.lanes: dict[tuple[bool, bool, bool], Lane] = {}
+        self.lanes: dict[tuple[bool, bool, bool, bool], Lane] = {}
         self._news = threading.Condition()
         self._waiting: deque[Seat] = deque()
         self.thread: threading.Thread | None = None
@@ -133,10 +133,11 @@ class Scheduler:
         with self._news:
             waiting, self._waiting = self._waiting, deque()
         for seat in waiting:
-            key = (seat.request.has_hooks, seat.request.optimality_gap, seat.request.refers)
+            asked = seat.request
+            key = (asked.has_hooks, asked.optimality_gap, asked.refers, asked.trace)
             if key not in self.lanes:
-                parts = _with_references(self.parts) if seat.request.refers else self.parts
-                self.lanes[key] = Lane(parts, on_host=key[0], optimality_gap=key[1])
+                parts = _with_references(self.parts) if asked.refers else self.parts
+                self.lanes[key] = Lane(parts, on_host=key[0], optimality_gap=key[1], traces=asked.trace)
             self.lanes[key].queue.append(seat)
 
     def _wake(self) -> None:

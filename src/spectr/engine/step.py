@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from spectr.coins import SeededCoins
-from spectr.engine.readout import NO_NUMBERS, NO_TOKENS, SOUND, StepReadout, pack
+from spectr.engine.readout import NO_NUMBERS, NO_TOKENS, SOUND, StepReadout, TreeReadout, pack
 from spectr.engine.rows import Rows
 from spectr.metrics import best_possible
 from spectr.policy import Past
 from spectr.rows import ladder, pick_rows
-from spectr.transport.laws import sound
+from spectr.transport.laws import law_of, sound
 from spectr.trees import Topology, topology
-from spectr.types import Draft, Drafting, Scene, TreeModel, Verdict
+from spectr.types import Draft, Drafting, LogitsAt, Scene, TreeModel, Verdict
 from spectr.verify import Rule
 
 __all__ = ["Scored", "StepParts", "draft_trees", "run_step", "score_trees", "settle"]
@@ -38,6 +38,7 @@ class StepParts:
     unread: int | None = None  # no row got more tokens since the last step; None: the drafter may ask
     logprobs: int | None = None  # of emitted tokens, and of so many of the likeliest
     optimality_gap: bool = False
+    traces: bool = False  # the readout has the trees
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def draft_trees(parts: StepParts) -> tuple[Draft, SeededCoins]:
 
     scene = Scene(
         history, rows.root, rows.active, coins, shaped, ranked, temperature, parts.longest, parts.unread,
-        parts.optimality_gap,
+        parts.optimality_gap or parts.traces,
     )  # fmt: skip
     return parts.drafting.propose(scene), coins
 
@@ -109,11 +110,29 @@ def settle(parts: StepParts, scored: Scored) -> StepReadout:
     fault, count = _fault(parts, scored, verdict, words, count)
     reason = torch.where(fault == SOUND, reason, 0)
     readout = StepReadout(
-        pack(draft, tree, verdict, (emitted, count, reason), fault), *_logprobs(parts, scored, verdict, emitted), best
-    )
+        pack(draft, tree, verdict, (emitted, count, reason), fault), *_logprobs(parts, scored, verdict, emitted), best,
+        _tree(scored, verdict, law) if parts.traces else None,
+    )  # fmt: skip
     rows.history.append(emitted, count)
     rows.active &= (reason == 0) & (fault == SOUND)
     return readout
+
+
+def _tree(scored: Scored, verdict: Verdict, law: LogitsAt) -> TreeReadout:
+    """All trees, with the chances of their tokens."""
+    draft = scored.draft
+    target = law_of(law(None))  # (B, N, V)
+
+    def chance(laws: Tensor, nodes: Tensor, tokens: Tensor) -> Tensor:
+        return pick_rows(laws, nodes).gather(-1, tokens.clamp(0, laws.shape[-1] - 1)[..., None])[..., 0].float()
+
+    own = chance(target, draft.parents, draft.tokens)
+    drafted = torch.full_like(own, -1.0) if draft.laws is None else chance(draft.laws, draft.parents, draft.tokens)
+    last = torch.nn.functional.pad(verdict.path, (1, 0)).gather(1, verdict.length[:, None])  # (B, 1)
+    added = chance(target, last, verdict.bonus[:, None])
+    origin = torch.full_like(draft.tokens, -1) if draft.origin is None else draft.origin
+    nodes = torch.stack([draft.tokens, draft.parents, draft.alive.long(), origin], -1)
+    return TreeReadout(nodes, torch.stack([drafted, own], -1), verdict.path, added[:, 0])
 
 
 def _keep(parts: StepParts, verdict: Verdict) -> None:

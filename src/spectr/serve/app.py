@@ -23,6 +23,7 @@ from spectr.serve.events import Disconnected, EventStream, unless_disconnected
 from spectr.serve.gate import Gate
 from spectr.serve.observe import Observations
 from spectr.serve.openapi import describe, documented
+from spectr.serve.pages import add_pages
 from spectr.serve.problems import ApiError, as_api_error
 from spectr.serve.protocol import (
     ChatRequest,
@@ -223,6 +224,7 @@ def build_app(service: Service) -> Any:
     _add_texts(app, desk)
     _add_tokens(app, service)
     _add_operations(app, desk)
+    add_pages(app, service)
     described = describe(app, [CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest])
 
     @app.get("/openapi.json", include_in_schema=False)

@@ -163,6 +163,8 @@ def _settings(body: CompletionRequest | ChatRequest, reader: LM, context: int) -
     found["stop"] = [stop for stop in stops if isinstance(stop, str)]
     found["stop_ids"] = [*(stop for stop in stops if isinstance(stop, int)), *(body.stop_token_ids or ())]
     found["raw"] = True
+    if body.spectr is not None and body.spectr.trace:
+        found["trace"] = True
     if body.prediction is not None:
         found["prediction"] = reader.encode_prediction(joined(body.prediction.content))[:context]
     logprobs = body.logprobs

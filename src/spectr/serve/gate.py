@@ -22,8 +22,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/openapi.json"})
-"""Pages that need no key."""
+OPEN_PATHS = frozenset({"/", "/health", "/ready", "/version", "/openapi.json"})
+"""Pages that need no key; those of the playground do not either."""
 
 _OWN_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -95,7 +95,7 @@ class Gate:
                 403, f"this server answers to localhost only, and was called {host[:80]!r}; start it with API keys "
                 "to be reached under other names", code="wrong_host",
             )  # fmt: skip
-        if path in self.open_paths:
+        if path in self.open_paths or path.startswith("/play/"):
             return "-"
         kind, _, key = headers.get("authorization", "").partition(" ")
         tenant = self.keys.tenant(key.strip() if kind.lower() == "bearer" else None)

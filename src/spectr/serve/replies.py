@@ -10,6 +10,7 @@ from spectr.engine import Result, Step, TokenLogprobs
 from spectr.metrics import Stats
 from spectr.serve.asking import Asked
 from spectr.serve.tokens import TokenTexts
+from spectr.serve.trace import traced
 
 __all__ = ["Reply", "speculation"]
 
@@ -81,7 +82,7 @@ class Reply:
             choice["text"] = text
         found = {**self._head(chunk=True), "choices": [choice]}
         if self.asked.body.spectr is not None and self.asked.body.spectr.trace:
-            found["spectr"] = {"trace": [_traced(step) for step in steps]}
+            found["spectr"] = {"trace": [traced(step, self.texts) for step in steps]}
         return found
 
     def echo(self, index: int, result: Result) -> dict[str, Any]:
@@ -135,7 +136,7 @@ class Reply:
         else:
             choice["text"] = text
         if self.asked.body.spectr is not None and self.asked.body.spectr.trace:
-            choice["spectr"] = {"trace": [_traced(step) for step in result.steps]}
+            choice["spectr"] = {"trace": [traced(step, self.texts) for step in result.steps]}
         return choice
 
     def _reason(self, reason: str | None) -> str | None:
@@ -189,14 +190,3 @@ class Reply:
     def _by_text(self, likeliest: Sequence[tuple[int, float]]) -> dict[str, float]:
         """Log-probabilities by text; of several tokens with one text that of the likeliest."""
         return {self.texts.text(token): value for token, value in reversed(likeliest)}
-
-
-def _traced(step: Step) -> dict[str, Any]:
-    """What one step added to a text."""
-    return {
-        "tokens": step.tokens,
-        "accepted": step.accepted,
-        "drafted": step.drafted,
-        "corrected": step.corrected,
-        "text": step.text,
-    }

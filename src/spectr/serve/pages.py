@@ -1,0 +1,60 @@
+"""The playground: files of this package, and what they need to know of the server."""
+
+from importlib.resources import files
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.responses import Response
+
+from spectr.serve.problems import ApiError
+from spectr.serve.service import Service
+from spectr.verify import RULES
+from spectr.verify import rule as named_rule
+
+__all__ = ["add_pages"]
+
+_KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+_SAFE = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+_OFFERED = {"race": None, "optimal": "ngram", "kseq": "ngram", "recursive": "ngram", "match": None}
+"""Rules that the playground compares, and the drafter for those that cannot take every server's own."""
+
+
+def add_pages(app: FastAPI, service: Service) -> None:
+    """Serve the playground."""
+    folder = files("spectr.serve").joinpath("playground")
+    pages = {path.name: path.read_bytes() for path in folder.iterdir() if path.name.rpartition(".")[2] in _KINDS}
+
+    @app.get("/", include_in_schema=False)
+    async def index() -> Response:
+        return Response(pages["index.html"], media_type=_KINDS["html"], headers=_SAFE)
+
+    @app.get("/play/about", include_in_schema=False)
+    async def about() -> dict[str, Any]:
+        return {
+            "model": service.name, "drafter": service.lm.engine.drafter.name, "arithmetic": service.arithmetic,
+            "ready": service.is_ready, "reason": service.not_ready, "needs_key": bool(service.settings.keys),
+            "rules": [_rule(name, service) for name in RULES.names()],
+        }  # fmt: skip
+
+    @app.get("/play/{name}", include_in_schema=False)
+    async def page(name: str) -> Response:
+        if name not in pages:
+            raise ApiError(404, "there is no such page")
+        return Response(pages[name], media_type=_KINDS[name.rpartition(".")[2]], headers=_SAFE)
+
+
+def _rule(name: str, service: Service) -> dict[str, Any]:
+    card = named_rule(name).card
+    own = service.lm.engine.drafter
+    fits = own.siblings in card.siblings and (own.gives_laws or not card.needs_laws)
+    return {
+        "name": name, "lossless": card.lossless, "offered": name in _OFFERED and card.lossless,
+        "drafter": None if fits else _OFFERED.get(name),
+    }  # fmt: skip
