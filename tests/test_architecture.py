@@ -34,6 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("draft",),
     ("models",),
     ("engine",),
+    ("view",),
     ("generation", "pairing", "lm", "hf"),
     ("theory", "tune", "train", "bench", "audit"),
     ("serve",),

@@ -1,24 +1,18 @@
 """One text under way as users see it: pieces of text as they come, and an `Output` in the end."""
 
-import threading
-import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from html import escape
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
-from spectr.engine import Handle, Result, Step, TokenLogprobs
+from spectr.engine import Handle, Request, Result, Step, TokenLogprobs
 from spectr.metrics import Stats
-from spectr.text import TextStream
+from spectr.text import TextStream, tokenizing
 
-__all__ = ["Output", "TextHandle", "TextReader", "as_output", "tokenizing"]
-
-_locks: "weakref.WeakKeyDictionary[Any, threading.RLock]" = weakref.WeakKeyDictionary()
-
-
-def tokenizing(tokenizer: Any) -> threading.RLock:
-    """A lock to hold while a tokenizer is used: fast ones refuse to be used by two threads at once."""
-    return _locks.setdefault(tokenizer, threading.RLock())
+__all__ = ["Output", "TextHandle", "TextReader", "as_output"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +29,31 @@ class Output:
     top_logprobs: list[tuple[tuple[int, float], ...]] | None = None  # of the likeliest tokens in place of each
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # of the prompt's tokens; the first follows nothing
     reused: int = 0  # tokens of the prompt that were known from another text and not read again
+    tokenizer: Any = field(default=None, repr=False, compare=False)  # to show single tokens with
+
+    def save_html(self, path: str | PathLike[str]) -> None:
+        """Write a page that shows the text and the tree of every step, in one file that needs nothing else. The text
+        must have been traced: `generate(…, trace=True)`."""
+        from spectr.view import TokenTexts, save_page
+
+        save_page(Path(path), self.steps, TokenTexts(self.tokenizer), self._summary)
+
+    def _repr_html_(self) -> str | None:
+        """The same page, for notebooks; None if the text was not traced."""
+        from spectr.view import TokenTexts, page
+
+        if self.tokenizer is None or all(step.tree is None for step in self.steps):
+            return None
+        shown = escape(page(self.steps, TokenTexts(self.tokenizer), self._summary))
+        return f'<iframe srcdoc="{shown}" width="100%" height="640" sandbox="allow-scripts"></iframe>'
+
+    @property
+    def _summary(self) -> str:
+        stats = self.stats
+        return (
+            f"{len(self.tokens)} tokens in {stats.steps} calls of the model, {stats.block_efficiency:.2f} a call, "
+            f"seed {self.seed}"
+        )
 
 
 @dataclass(slots=True)
@@ -100,7 +119,7 @@ class TextHandle(Iterator[str]):
     @property
     def output(self) -> Output:
         """What has come so far, as `generate` would give it."""
-        return as_output(self._handle.so_far, self.seed)
+        return as_output(self._handle.so_far, self._handle.request)
 
     def result(self, timeout: float | None = None) -> Output:
         """The whole text, once it is there; raises what the request failed with."""
@@ -159,11 +178,13 @@ class TextHandle(Iterator[str]):
         self.cancel()
 
 
-def as_output(result: Result, seed: int) -> Output:
+def as_output(result: Result, request: Request) -> Output:
     """A result as users get it."""
-    logprobs = result.logprobs
+    logprobs, reader, seed = result.logprobs, request.reader, request.seed
+    tokenizer = reader.stream.tokenizer if isinstance(reader, TextReader) else None
     return Output(
         result.text, list(result.tokens), result.finish_reason or "cancelled", result.stats,
         None if logprobs is None else [token.logprob for token in logprobs], list(result.steps), seed,
         None if logprobs is None else [token.top for token in logprobs], result.prompt_logprobs, result.reused,
+        tokenizer,
     )  # fmt: skip

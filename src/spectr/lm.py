@@ -13,14 +13,14 @@ from spectr.coins import derived_seed
 from spectr.draft.options import DraftOptions
 from spectr.engine import Engine, Handle, Request
 from spectr.errors import ArgumentError
-from spectr.generation import Output, TextHandle, TextReader, as_output, tokenizing
+from spectr.generation import Output, TextHandle, TextReader, as_output
 from spectr.metrics import Stats
 from spectr.notices import notice
 from spectr.pairing import pair, planned_rule
 from spectr.policy import Policy, merge_settings
 from spectr.prompt import Message, Prompt, as_ids, as_messages, check_text, is_single
 from spectr.registry import nearest
-from spectr.text import TextStream
+from spectr.text import TextStream, tokenizing
 from spectr.types import Drafter
 from spectr.verify import Rule
 
@@ -244,7 +244,7 @@ class LM:
         drawn = iter(_seeds(seed, _listed(seeds), [count for _, count in asked]))
         requests = [make(next(drawn)) for make, count in asked for _ in range(count)]
         results = self.engine.generate(requests)
-        outputs = [as_output(result, request.seed) for result, request in zip(results, requests, strict=True)]
+        outputs = [as_output(result, request) for result, request in zip(results, requests, strict=True)]
         return outputs[0] if one and n is None else outputs
 
     def submit(

@@ -6,18 +6,28 @@ are known, they are decoded in place of that.
 """
 
 import codecs
+import threading
+import weakref
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from spectr.errors import ArgumentError
 from spectr.token_bytes import token_bytes
 
-__all__ = ["TextStream", "Tokenizer", "first_stop"]
+__all__ = ["TextStream", "Tokenizer", "first_stop", "tokenizing"]
 
 _UNFINISHED = "\ufffd"  # what decoders show for the bytes of a character that lacks its end
 _BYTES = 3  # most bytes such a character has, and most signs that decoders show for it
 _WAIT = 4 * _BYTES  # tokens after which a run of such signs is taken for what it is: broken, and shown
 _PATIENCE = 32  # tokens without an end of a character after which the first are forgotten
+
+
+_locks: "weakref.WeakKeyDictionary[Any, threading.RLock]" = weakref.WeakKeyDictionary()
+
+
+def tokenizing(tokenizer: Any) -> threading.RLock:
+    """A lock to hold while a tokenizer is used: fast ones refuse to be used by two threads at once."""
+    return _locks.setdefault(tokenizer, threading.RLock())
 
 
 class Tokenizer(Protocol):

@@ -20,6 +20,7 @@ COMMANDS = {
     "generate": LazyCommand("spectr.cli.generate:generate", "Generate text, and say what speculation did."),
     "chat": LazyCommand("spectr.cli.chat:chat", "Talk with a model in the terminal."),
     "serve": LazyCommand("spectr.cli.serve:serve", "Serve a model over HTTP, for OpenAI's clients."),
+    "play": LazyCommand("spectr.cli.serve:play", "See the tree think, in the browser."),
     "replay": LazyCommand("spectr.cli.serve:replay", "Generate the text of a receipt again."),
     "models": LazyCommand("spectr.cli.models:models", "List the models that can be loaded by name."),
     "pull": LazyCommand("spectr.cli.models:pull_model", "Fetch and convert a catalog model, once."),

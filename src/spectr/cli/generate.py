@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -276,6 +277,12 @@ def generate(
             "--trace", help="Colour tokens by their origin; with --json, list the steps.", rich_help_panel=OUTPUT
         ),
     ] = False,
+    trace_html: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write a page with the tree of every step to this file.", rich_help_panel=OUTPUT
+        ),
+    ] = None,
     gap: Annotated[
         bool,
         typer.Option("--gap", help="Also report how much more the best coupling would accept.", rich_help_panel=OUTPUT),
@@ -308,10 +315,14 @@ def generate(
     warn_if_lossy(lm)
     start = time.perf_counter()
     pieces = lm.stream(
-        text, max_new_tokens, seed, raw=raw, stop=stops, logprobs=logprobs, optimality_gap=gap, **settings
-    )
+        text, max_new_tokens, seed, raw=raw, stop=stops, logprobs=logprobs, optimality_gap=gap,
+        trace=trace_html is not None, **settings,
+    )  # fmt: skip
     interrupted = _streamed(pieces, _screen(lm, stops, trace=trace, as_json=as_json))
     output, seconds = pieces.output, time.perf_counter() - start
+    if trace_html is not None:
+        output.save_html(trace_html)
+        talk(f"the tree of every step is in {trace_html}")
     if as_json:
         print_json(_as_json(output, seconds, trace=trace, interrupted=interrupted))
     elif logprobs:

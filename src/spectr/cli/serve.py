@@ -1,10 +1,11 @@
-"""`spectr serve` and `spectr replay`."""
+"""`spectr serve`, `spectr play` and `spectr replay`."""
 
 import json
 import logging
 import os
 import stat
 import sys
+import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from spectr.lm import LM
     from spectr.serve import ServerSettings
 
-__all__ = ["read_keys", "replay", "serve"]
+__all__ = ["play", "read_keys", "replay", "serve"]
 
 ADDRESS, LIMITS, OPERATION = "Address and access", "Limits", "Operation"
 _KEYS = "SPECTR_API_KEYS"
@@ -179,6 +180,37 @@ def _example(url: str, settings: "ServerSettings") -> str:
     body = json.dumps({"messages": [{"role": "user", "content": "Explain tides."}], "max_tokens": 64})
     key = " -H 'Authorization: Bearer KEY'" if settings.keys else ""
     return f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+
+
+def play(
+    model: ModelFlag = "smollm2-135m",
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="0: any that is free.")] = 0,
+    device: DeviceFlag = "auto",
+    dtype: DtypeFlag = "auto",
+    drafter: DrafterFlag = "auto",
+    nodes: Annotated[
+        int | None, typer.Option(min=2, metavar="N", help="Most nodes of a token tree.", rich_help_panel=SPECULATION)
+    ] = 16,
+    browser: Annotated[bool, typer.Option(help="Open the browser.")] = True,
+) -> None:
+    """Serve a model on this machine alone and open the playground in the browser. Ctrl-C ends it."""
+    _needs_extra()
+    from spectr.serve import ServerSettings
+    from spectr.serve.run import serve as run_server
+
+    _log(False)
+
+    def load() -> "LM":
+        from spectr.lm import load as load_model
+
+        return load_model(model, drafter, device=device, dtype=dtype, progress=talk, **given(nodes=nodes))
+
+    def started(url: str) -> None:
+        talk(f"the playground is at {url}/ ; Ctrl-C ends it")
+        if browser:
+            webbrowser.open(f"{url}/")
+
+    run_server(ServerSettings(port=port, name=model), load, talk, started)
 
 
 def replay(

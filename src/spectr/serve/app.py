@@ -35,8 +35,8 @@ from spectr.serve.protocol import (
 from spectr.serve.receipt import make_receipt
 from spectr.serve.replies import Reply
 from spectr.serve.service import Service
-from spectr.serve.tokens import TokenTexts
 from spectr.version import __version__
+from spectr.view.tokens import TokenTexts
 
 __all__ = ["Desk", "build_app"]
 

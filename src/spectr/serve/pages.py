@@ -28,8 +28,9 @@ _OFFERED = {"race": None, "optimal": "ngram", "kseq": "ngram", "recursive": "ngr
 
 def add_pages(app: FastAPI, service: Service) -> None:
     """Serve the playground."""
-    folder = files("spectr.serve").joinpath("playground")
-    pages = {path.name: path.read_bytes() for path in folder.iterdir() if path.name.rpartition(".")[2] in _KINDS}
+    folders = [files("spectr.view").joinpath("assets"), files("spectr.serve").joinpath("playground")]
+    found = [path for folder in folders for path in folder.iterdir()]
+    pages = {path.name: path.read_bytes() for path in found if path.name.rpartition(".")[2] in _KINDS}
 
     @app.get("/", include_in_schema=False)
     async def index() -> Response:

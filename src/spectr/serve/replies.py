@@ -9,8 +9,8 @@ from typing import Any
 from spectr.engine import Result, Step, TokenLogprobs
 from spectr.metrics import Stats
 from spectr.serve.asking import Asked
-from spectr.serve.tokens import TokenTexts
-from spectr.serve.trace import traced
+from spectr.view.tokens import TokenTexts
+from spectr.view.trace import traced
 
 __all__ = ["Reply", "speculation"]
 

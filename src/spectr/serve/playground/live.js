@@ -85,7 +85,7 @@ export class Live {
     const name = /^spectr:spec_decode_num_accepted_tokens_per_pos_total\{position="(\d+)"\}$/, kept = [];
     for (const [key, value] of found) { const match = key.match(name); if (match) kept[Number(match[1])] = value; }
     const calls = found.get("spectr:spec_decode_num_drafts_total") || 1;
-    const picture = svg("svg", { viewBox: "0 0 600 180", role: "img", "aria-label": "Share of calls that accepted a draft at each depth" });
+    const picture = svg("svg", { viewBox: "0 0 600 180", preserveAspectRatio: "xMinYMid", role: "img", "aria-label": "Share of calls that accepted a draft at each depth" });
     kept.slice(0, 12).forEach((value, depth) => {
       const share = value / calls, height = 130 * share;
       picture.append(svg("rect", { class: "col", x: 12 + depth * 48, y: 150 - height, width: 34, height: Math.max(1, height), rx: 4 }),

@@ -82,5 +82,6 @@ export function drawTree(into, step, say) {
   boxes.push(watch(box(places.get("bonus"), bonus.text, bonus.target, "added", words), words));
   edges.sort((one, other) => one.classList.contains("kept") - other.classList.contains("kept"));
   svg.append(...edges, ...boxes);
+  svg.style.minWidth = `${Math.round(0.62 * width)}px`; // a wide tree shrinks to fit, as far as it stays legible
   into.replaceChildren(svg);
 }

@@ -3,7 +3,7 @@
 from typing import Any
 
 from spectr.engine import Step, StepTree
-from spectr.serve.tokens import TokenTexts
+from spectr.view.tokens import TokenTexts
 
 __all__ = ["traced"]
 

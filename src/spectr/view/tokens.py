@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from spectr.generation import tokenizing
+from spectr.text import tokenizing
 from spectr.token_bytes import byte_alphabet
 
 __all__ = ["TokenTexts"]
