@@ -1,9 +1,10 @@
-// A slider and a play button over the steps of a text. Draws at most once a frame, and only the step that is looked at.
+// A slider and a play button over the steps of a text. Only the step that is looked at is drawn, a few times a second.
 
 import { drawTree } from "./tree.js";
 import { gain } from "./trace.js";
 
 const PACE = 700; // milliseconds a step while playing
+const REST = 120; // milliseconds between two drawings while steps stream in
 
 export class Steps {
   constructor(parts, onShow = () => {}) {
@@ -45,12 +46,14 @@ export class Steps {
     this.at = at;
     if (this.waiting) return;
     this.waiting = true;
-    requestAnimationFrame(() => { this.waiting = false; this.draw(); });
+    const rest = Math.max(0, REST - (performance.now() - (this.drawn ?? -REST)));
+    setTimeout(() => requestAnimationFrame(() => { this.waiting = false; this.draw(); }), rest);
   }
 
   draw() {
     const step = this.steps[this.at];
     if (!step) return;
+    this.drawn = performance.now();
     this.parts.slider.value = String(this.at);
     this.parts.slider.setAttribute("aria-valuetext", `step ${this.at + 1} of ${this.steps.length}`);
     this.parts.number.textContent = `${this.at + 1} of ${this.steps.length}`;

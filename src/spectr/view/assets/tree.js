@@ -58,30 +58,37 @@ function edge(from, to, classes) {
   return made("path", { class: `edge ${classes}`, d: `M${x0} ${y0}C${middle} ${y0} ${middle} ${y1} ${x1} ${y1}` });
 }
 
-export function drawTree(into, step, say) {
+const PART = 12; // nodes that are made in one task, so that a large tree does not hold up the page
+const later = () => new Promise((next) => setTimeout(next, 0));
+
+// Draws a step; gives up when another step is drawn into the same place meanwhile.
+export async function drawTree(into, step, say) {
   const { nodes, bonus } = step.tree;
+  const ticket = (into.ticket = (into.ticket ?? 0) + 1);
   const { places, rows } = layout(nodes, bonus.parent);
   const depth = Math.max(...[...places.values()].map((place) => place.depth));
   const width = 2 * PAD + depth * (BOX + GAP_X) + BOX, height = 2 * PAD + rows * (HIGH + GAP_Y) - GAP_Y;
   const svg = made("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "The token tree of this step" });
-  const edges = [], boxes = [];
-  const watch = (group, words) => {
-    group.addEventListener("pointerenter", () => say(words));
-    group.addEventListener("focus", () => say(words));
-    return group;
-  };
-  nodes.forEach((node, id) => {
-    const kept = node.parent === null || node.accepted;
-    const words = explain(step, id);
-    if (node.parent !== null) edges.push(edge(places.get(node.parent), places.get(id), node.accepted ? "kept" : ""));
-    const classes = node.parent === null ? "root" : kept ? "kept" : "lost";
-    boxes.push(watch(box(places.get(id), node.text, node.parent === null ? null : node.target, classes, words), words));
-  });
-  const words = explainBonus(step);
-  edges.push(edge(places.get(bonus.parent), places.get("bonus"), "added"));
-  boxes.push(watch(box(places.get("bonus"), bonus.text, bonus.target, "added", words), words));
-  edges.sort((one, other) => one.classList.contains("kept") - other.classList.contains("kept"));
-  svg.append(...edges, ...boxes);
   svg.style.minWidth = `${Math.round(0.62 * width)}px`; // a wide tree shrinks to fit, as far as it stays legible
+  const edges = { lost: [], kept: [] }, boxes = [];
+  for (let id = 0; id < nodes.length; id += 1) {
+    const node = nodes[id], isRoot = node.parent === null;
+    if (!isRoot) edges[node.accepted ? "kept" : "lost"].push(edge(places.get(node.parent), places.get(id), node.accepted ? "kept" : ""));
+    const group = box(places.get(id), node.text, isRoot ? null : node.target, isRoot ? "root" : node.accepted ? "kept" : "lost", explain(step, id));
+    boxes.push(group);
+    if (id % PART === PART - 1) {
+      await later();
+      if (into.ticket !== ticket) return;
+    }
+  }
+  edges.kept.push(edge(places.get(bonus.parent), places.get("bonus"), "added"));
+  boxes.push(box(places.get("bonus"), bonus.text, bonus.target, "added", explainBonus(step)));
+  svg.append(...edges.lost, ...edges.kept, ...boxes);
+  const tell = (event) => {
+    const group = event.target.closest?.(".node");
+    if (group) say(group.getAttribute("aria-label"));
+  };
+  svg.addEventListener("pointerover", tell);
+  svg.addEventListener("focusin", tell);
   into.replaceChildren(svg);
 }
