@@ -19,7 +19,9 @@ _MODULE = "benchmarks.cliffs"
 def cliffs(
     model: ModelFlag = "smollm2-135m",
     drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="As in spectr.load.")] = "auto",
-    only: Annotated[str, typer.Option(metavar="PART,PART,...", help="Of settings, lookup, auto, many.")] = "",
+    only: Annotated[
+        str, typer.Option(metavar="PART,PART,...", help="Of settings, lookup, auto, prediction, many.")
+    ] = "",
     again: Annotated[bool, typer.Option("--again", help="Measure once more what is in the file.")] = False,
     tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Of a text.")] = 256,
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Texts of which the median is taken.")] = 5,

@@ -1,4 +1,4 @@
-"""The comparisons: settings, lookup, and `auto` where a model has no trained drafter."""
+"""The comparisons: settings, lookup, predictions, and `auto` where a model has no trained drafter."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.cliffs.compare import Case, compared
+from benchmarks.cliffs.edits import EDITS
 from benchmarks.cliffs.order import Order, Trial
 from benchmarks.record import Found
 from spectr.bench.ask import requests as asked_requests
@@ -22,7 +23,7 @@ from spectr.prompts import built_in
 from spectr.types import Drafter
 from spectr.verify import rule as named_rule
 
-__all__ = ["Subject", "auto", "lookup", "settings"]
+__all__ = ["Subject", "auto", "lookup", "prediction", "settings"]
 
 _HOT = 4.0  # a temperature at which hardly a token comes twice
 
@@ -104,6 +105,36 @@ def _pair(subject: Subject, engines: dict[str, Engine], text: str, asked: tuple[
         Case(f"{text}: {first}", one, request),
         Case(f"{text}: {second}", other, request, f"{text}: {first}"),
     ]
+
+
+def prediction(subject: Subject) -> Iterator[Found]:
+    """Edits of a text that the model has room for, with the text as a prediction, without, and with another one, which
+    has nothing to do with it. Texts end at stop tokens, as they do for users."""
+    tokenizer = subject.lm.tokenizer
+    texts = [tokenizer(edit.text, add_special_tokens=False)["input_ids"] for edit in EDITS.values()]
+    cases = list[Case]()
+    for name, text, other in zip(EDITS, texts, reversed(texts), strict=True):
+        prompt = subject.lm.encode(EDITS[name].prompt)
+        if len(prompt) + subject.trial.tokens <= subject.lm.engine.target.context:
+            predictions = {"without": [], "with": text, "another": other}
+            cases += _predicted(subject, f"{name}, T=0", (prompt, Policy(0)), predictions)
+            cases += _predicted(subject, f"{name}, T=0.7", (prompt, Policy(0.7)), predictions)
+    yield from compared(cases, subject.trial.rounds)
+
+
+def _predicted(
+    subject: Subject, title: str, asked: tuple[list[int], Policy], predictions: dict[str, list[int]]
+) -> list[Case]:
+    """A text with each of several predictions, all against the first."""
+    engine, (prompt, policy), first = subject.lm.engine.with_rule(named_rule("race")), asked, next(iter(predictions))
+
+    def case(way: str, reference: list[int]) -> Case:
+        def request(number: int) -> Request:
+            return subject.request(prompt, number, policy, reference=reference)
+
+        return Case(f"{title}: {way}", engine, request, None if way == first else f"{title}: {first}")
+
+    return [case(way, reference) for way, reference in predictions.items()]
 
 
 def auto(subject: Subject) -> Iterator[Found]:

@@ -6,7 +6,7 @@ from functools import partial
 
 from benchmarks.cliffs.many import many
 from benchmarks.cliffs.order import Order
-from benchmarks.cliffs.parts import Subject, auto, lookup, settings
+from benchmarks.cliffs.parts import Subject, auto, lookup, prediction, settings
 from benchmarks.record import Circumstances, Found, Record, chosen, measure
 from spectr.lm import load
 
@@ -16,6 +16,7 @@ PARTS: dict[str, Callable[[Subject], Iterator[Found]]] = {
     "settings": settings,
     "lookup": lookup,
     "auto": auto,
+    "prediction": prediction,
     "many": many,
 }
 """In the order they are run."""

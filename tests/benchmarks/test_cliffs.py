@@ -64,6 +64,15 @@ def test_lookup_and_auto_against_plain_decoding(order: Order) -> None:
     assert min(ratios) == found["least_ratio"] <= found["mean_ratio"] <= max(ratios)
 
 
+def test_edits_with_and_without_a_prediction(order: Order) -> None:
+    rows = {row["case"]: row for row in part(order, "prediction")["rows"]}
+    assert len(rows) == 6  # there is no room for the code
+    usual, helped = rows["word in prose, T=0: without"], rows["word in prose, T=0: with"]
+    assert "ratio" not in usual
+    assert helped["against"] == "word in prose, T=0: without"
+    assert helped["tokens_per_call"] > 0
+
+
 def test_auto_without_a_trained_drafter(target: str) -> None:
     lm = load(target, "none", device="cpu")
     table: Any = lm.opened.target.model.get_input_embeddings()
@@ -106,7 +115,7 @@ def test_the_command(command: Callable[..., Any], order: Order) -> None:
     sizes = ("--tokens", "6", "--rounds", "1", "--requests", "10", "--in-flight", "2")
     ran = command(cliffs, *flags, *sizes)
     assert ran.code == 0, ran.err
-    assert {"settings", "lookup", "auto", "many"} <= set(ran.out.split())
+    assert {"settings", "lookup", "auto", "prediction", "many"} <= set(ran.out.split())
     found = json.loads(command(cliffs, *flags, *sizes, "--json").out)
     assert list(found["parts"]) == list(PARTS)
     titles = dict(tables(found))

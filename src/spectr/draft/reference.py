@@ -14,8 +14,9 @@ from spectr.draft.delegating import DelegatingDrafting
 from spectr.draft.mixed import merge
 from spectr.rows import ladder, sent
 from spectr.types import ORIGINS, Draft, Drafter, Drafting, Layers, Opening, Scene, Siblings, TextState
+from spectr.verify import Card
 
-__all__ = ["LENGTH", "Referring", "ReferringDrafting"]
+__all__ = ["LENGTH", "Referring", "ReferringDrafting", "fits"]
 
 LENGTH = 16
 """Most tokens of the branch."""
@@ -67,6 +68,11 @@ class Referring:
     def open(self, opening: Opening) -> "ReferringDrafting":
         """Open the other drafter, and room for references."""
         return ReferringDrafting(self, self.drafter.open(opening), opening)
+
+
+def fits(drafter: Drafter, card: Card) -> bool:
+    """Whether a rule takes a branch without a draft law beside the trees of a drafter: the race and match do."""
+    return card.tree and not card.needs_laws and Referring(drafter).siblings in card.siblings
 
 
 class ReferringDrafting(DelegatingDrafting):
