@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spectr.engine.record import Evidence, RowVerdict
 from spectr.engine.request import TokenLogprobs
 from spectr.errors import ArgumentError, LawError
 from spectr.metrics import Counted, child_ranks
@@ -27,6 +28,7 @@ class StepReadout:
     logprobs: Tensor | None = None  # (B, D + 1, 1 + K) float32: of the token, and of the likeliest
     likeliest: Tensor | None = None  # (B, D + 1, K) int64
     best: Tensor | None = None  # (B, D + 1): what the best coupling would accept
+    evidence: Evidence | None = None  # for a witness; stays on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,12 @@ class HostReadout:
         counted = Counted(drafted, length + 1, bool(corrected), ranks, best).cut(count)
         error = _error(fault) if fault else None
         return RowReadout(rest[:count], _REASONS[reason], counted, self._logprobs(row, count, top), error)
+
+    def verdict(self, row: int) -> RowVerdict:
+        """What was decided for one row, as a witness wants it."""
+        length, corrected, _, fault, count, reason = self._rows[row][:6]
+        tokens = self._rows[row][_FIELDS : _FIELDS + length + 1]
+        return RowVerdict(tuple(tokens), length, bool(corrected), count, _REASONS[reason], fault)
 
     def _logprobs(self, row: int, count: int, top: int | None) -> list[TokenLogprobs] | None:
         if self._readout.logprobs is None or top is None:
