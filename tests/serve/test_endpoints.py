@@ -1,6 +1,7 @@
 """Every endpoint, as a client sees it; texts are those that `LM.generate` gives for the same seed."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +263,19 @@ def test_a_prediction_changes_nothing(client: httpx2.Client) -> None:
     parts = {"type": "content", "content": [{"type": "text", "text": text}]}
     assert post(client, "/v1/completions", **asked, prediction=parts)["choices"] == plain["choices"]
     post(client, "/v1/completions", 400, **asked, prediction=parts, spectr={"rule": "kseq", "drafter": "ngram"})
+
+
+def test_a_server_that_checks_itself(other: Callable[..., Any]) -> None:
+    client, service = other(audit_share=1.0)
+    asked = {"prompt": PROMPT, "max_tokens": 30, "n": 4, "top_p": 0.9, "frequency_penalty": 0.3}
+    post(client, "/v1/completions", **asked)
+    post(client, "/v1/completions", **asked, spectr={"drafter": "none"})
+    assert service.witness is not None
+    assert service.witness.drain(30)
+    found = client.get("/ready").json()
+    assert found["checked"] > 0
+    assert found["violations"] == 0
+    assert "spectr:audit_checked_total" in client.get("/metrics").text
+    service.witness._violations = 1
+    assert client.get("/ready").status_code == 503
+    assert "broke the law" in client.get("/ready").json()["error"]["message"]

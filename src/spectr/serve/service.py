@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from spectr.audit.witness import Witness
 from spectr.draft.options import DraftOptions
 from spectr.engine import Engine
 from spectr.lm import LM
@@ -48,7 +49,8 @@ class Service:
     """A model that requests are run on."""
 
     def __init__(self, lm: LM, settings: ServerSettings) -> None:
-        self.lm, self.settings = lm, settings
+        self.witness = Witness(settings.audit_share) if settings.audit_share else None
+        self.lm, self.settings = self._watched(lm), settings
         self.name = settings.name or getattr(lm.opened.target.model, "name_or_path", "") or "model"
         self.created = int(time.time())
         self.is_draining = False
@@ -85,7 +87,19 @@ class Service:
     @property
     def audited(self) -> dict[str, float]:
         """Counts of the self-audit; empty if there is none."""
-        return {}
+        found = self.witness
+        if found is None:
+            return {}
+        names = ("steps", "checked", "rows", "near_ties", "violations", "skipped")
+        return {name: getattr(found, name) for name in names} | {"not_covered": sum(found.not_covered.values())}
+
+    def _watched(self, lm: LM) -> LM:
+        """The same model, with a share of its steps checked."""
+        if self.witness is None:
+            return lm
+        made = copy.copy(lm)
+        made.engine = lm.engine.with_parts(witness=self.witness)
+        return made
 
     @property
     def not_ready(self) -> str | None:
@@ -151,10 +165,12 @@ class Service:
             engine = Engine(own.target, drafter, rule, own.stops, rows=min(8, own.parts.rows))
         made = copy.copy(self.lm)
         made.engine = engine
-        return made
+        return self._watched(made)
 
     def close(self) -> None:
         """End the threads."""
+        if self.witness is not None:
+            self.witness.close()
         self._workers.shutdown(wait=False, cancel_futures=True)
 
 
