@@ -150,7 +150,9 @@ class _Program:
 
     def _table(self, model: Any, trunk: Any) -> NDArray[np.int64]:
         config, is_head = self.config, isinstance(model, FeatureHead)
-        embedding: Any = None if is_head else model.get_input_embeddings()  # a head is given what enters its first layer
+        embedding: Any = (
+            None if is_head else model.get_input_embeddings()
+        )  # a head is given what enters its first layer
         known = isinstance(embedding, PackedEmbedding)
         return filled_table(
             PROGRAM,
@@ -239,8 +241,13 @@ class CpuTarget(Target):
         self.joint, self.program, self._buffers = True, _Program(model), _Buffers()
         self.threads = torch.get_num_threads()
 
+    @property
+    def _alike(self) -> int:  # type: ignore[override]
+        """All layers keep as much of a token, whatever window they look through."""
+        return len(self.program.layers)
+
     def compile(self) -> None:
-        """It is."""
+        """Nothing is left to compile."""
 
     def _run(self, session: Session, fresh: Fresh, choose: Callable[[Tensor], Tensor] | None) -> Tensor:
         """One call of the compiled decoder; logits of all fresh tokens, or of those chosen, none of a prompt."""

@@ -231,7 +231,15 @@ class Body:
     def halves(self, bits: Any) -> Any:
         """IEEE half-precision numbers, given as 16-bit words, in single precision."""
         lanes = bits.type.count
-        return self.builder.fpext(self.builder.bitcast(bits, vector(HALF, lanes)), vector(F32, lanes))
+        if self.processor.has_halves:
+            return self.builder.fpext(self.builder.bitcast(bits, vector(HALF, lanes)), vector(F32, lanes))
+        wide = self.builder.zext(bits, vector(I32, lanes))
+        size = self.shift_left(self.mask(wide, 0x7FFF), 13)  # exponent and fraction, as single precision has them
+        finite = self.builder.fmul(self.singles(size), self.number(2.0**112, lanes))  # the exponents' biases differ
+        endless = self.singles(self.builder.or_(size, self.words(0x7F800000, lanes)))
+        is_endless = self.builder.icmp_signed(">=", size, self.words(0x7C00 << 13, lanes))
+        found = self.builder.bitcast(self.builder.select(is_endless, endless, finite), wide.type)
+        return self.singles(self.builder.or_(found, self.shift_left(self.mask(wide, 0x8000), 16)))
 
     def bfloats(self, bits: Any) -> Any:
         """Numbers in bfloat16, given as 16-bit words, in single precision."""

@@ -34,6 +34,11 @@ class Processor:
         return 16 if self._has("avx512f") else 8
 
     @property
+    def has_halves(self) -> bool:
+        """Whether it converts half-precision numbers."""
+        return self._has("f16c") or self._has("neon")
+
+    @property
     def has_fma(self) -> bool:
         """Whether a product and a sum are one instruction."""
         return self._has("fma") or self._has("neon")
