@@ -100,7 +100,7 @@ def config_of(file: GgufFile) -> Any:
     heads, width = known.whole("attention.head_count"), known.whole("embedding_length")
     head_width = known.whole("attention.key_length", max(1, width // heads))
     special = {name: file.setting(f"tokenizer.ggml.{name}") for name in ("bos_token_id", "eos_token_id")}
-    embedding = _tensor(file, "token_embd.weight")
+    embedding, rope = _tensor(file, "token_embd.weight"), _rope(known, head_width)
     more: dict[str, Any] = {}
     if known.architecture == "llama":
         more = {"attention_bias": "blk.0.attn_q.bias" in file.tensors, "mlp_bias": False}
@@ -115,7 +115,7 @@ def config_of(file: GgufFile) -> Any:
             head_dim=head_width,
             max_position_embeddings=known.whole("context_length"),
             rms_norm_eps=known.real("attention.layer_norm_rms_epsilon", 1e-6),
-            rope_parameters=_rope(known, head_width),
+            rope_parameters=rope,
             tie_word_embeddings="output.weight" not in file.tensors,
             **special, **more,
         )  # fmt: skip
