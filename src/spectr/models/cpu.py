@@ -242,7 +242,7 @@ class CpuTarget(Target):
         self.threads = torch.get_num_threads()
 
     @property
-    def _alike(self) -> int:  # type: ignore[override]
+    def _alike(self) -> int:
         """All layers keep as much of a token, whatever window they look through."""
         return len(self.program.layers)
 

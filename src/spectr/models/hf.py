@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from spectr.models.catalog import CATALOG, FetchError, Progress, pull
 from spectr.models.cpu import is_known_family, target_of
 from spectr.models.generation_config import default_settings
 from spectr.models.gguf.build import config_of, model_of
-from spectr.models.gguf.reader import open_gguf
+from spectr.models.gguf.reader import GgufFile, open_gguf
 from spectr.models.hub import why_not_on_hub
 from spectr.models.memory import afford, need, weights_on_disk
 from spectr.models.packed import pack
@@ -196,18 +197,25 @@ def _open_gguf(path: Path, loading: Loading, progress: Progress, tokenizer: Any)
         progress(f"{path.name}: its {file.kinds} weights are unpacked to {name} on {loading.place}")
         net.to(loading.place, dtype)
         tune(net)
-    return open_loaded(net, tokenizer or _gguf_tokenizer(path))
+    return open_loaded(net, tokenizer or _gguf_tokenizer(file))
 
 
-def _gguf_tokenizer(path: Path) -> Any:
-    """The tokenizer that a GGUF file describes, with its chat template."""
+def _gguf_tokenizer(file: GgufFile) -> Any:
+    """The tokenizer that a GGUF file describes, with its chat template. What else is in its folder may belong to other
+    models, so it is read in a folder of its own."""
+    path = file.path
     try:
-        return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+        with TemporaryDirectory(prefix="spectr-") as alone:
+            (Path(alone) / path.name).symlink_to(path.resolve())
+            made: Any = AutoTokenizer.from_pretrained(alone, gguf_file=path.name)
     except ImportError:
         raise MissingExtraError("gguf", "models", f"reading the tokenizer of {path.name}") from None
     except Exception as error:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise FetchError(f"{str(path)!r} has no tokenizer that can be read ({said}); give one: tokenizer=…") from error
+    made.chat_template = file.setting("tokenizer.chat_template")
+    made.name_or_path = str(path)
+    return made
 
 
 def open_loaded(net: PreTrainedModel, tokenizer: Any = None) -> OpenedModel:
