@@ -19,7 +19,7 @@ PACKAGE = ROOT / "src" / "spectr"
 
 FACADE = "spectr"  # the package itself: what `spectr/__init__.py` exports
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "version", "notices"),
+    ("errors", "version", "notices", "folders"),
     ("checks", "rows", "threads", "kernels", "prompt"),
     ("types",),
     ("registry",),

@@ -97,7 +97,8 @@ def smollm() -> Any:
 
     from spectr.models.catalog import pull
 
-    return AutoTokenizer.from_pretrained(pull("smollm2-135m"))
+    file = pull("smollm2-135m")
+    return AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
 
 
 EXACT = [byte_level, metaspace, llama, smollm]

@@ -121,14 +121,14 @@ def _ngram(pairing: _Pairing) -> Drafter:
 
 
 def _early_exit(pairing: _Pairing) -> Drafter:
+    from spectr.models.cpu import target_of
     from spectr.models.early import truncated
-    from spectr.models.target import Target
 
     net = pairing.target.target.model
     layers = pairing.options.layers
     if layers is None:
         layers = max(1, net.config.get_text_config(decoder=True).num_hidden_layers // 4)
-    return named_drafter("early_exit", model=Target(truncated(net, layers)), plan=pairing.plan())
+    return named_drafter("early_exit", model=target_of(truncated(net, layers)), plan=pairing.plan())
 
 
 def _model(pairing: _Pairing, opened: "OpenedModel") -> Drafter:
@@ -140,7 +140,7 @@ def _model(pairing: _Pairing, opened: "OpenedModel") -> Drafter:
 
 def _trained(pairing: _Pairing, folder: Path) -> Drafter:
     from spectr.models.blockwise import BlockwiseHead
-    from spectr.models.target import Target
+    from spectr.models.cpu import target_of
     from spectr.models.trained import load_drafter
 
     target = pairing.target.target
@@ -150,7 +150,7 @@ def _trained(pairing: _Pairing, folder: Path) -> Drafter:
     if isinstance(head, BlockwiseHead):
         return named_drafter("blockwise", heads=head, target=target, plan=pairing.plan(length=head.shape.depths))
     plan, taps = pairing.plan(**_usual(pairing)), head.shape.taps
-    return named_drafter("feature", head=Target(head), target=target, plan=plan, wants_features=taps)
+    return named_drafter("feature", head=target_of(head), target=target, plan=plan, wants_features=taps)
 
 
 def _usual(pairing: _Pairing) -> dict[str, int]:

@@ -15,9 +15,10 @@ Spectr = Callable[..., Any]
 
 
 def test_models_and_pull(spectr: Spectr) -> None:
-    folder = spectr("pull").out.strip()
+    file = spectr("pull").out.strip()
+    assert file.endswith(".gguf")
     listed = json.loads(spectr("models", "--json").out)
-    assert listed["models"]["smollm2-135m"]["folder"] == folder
+    assert listed["models"]["smollm2-135m"]["file"] == file
     assert "smollm2-135m" in spectr("models").out
 
 
@@ -27,6 +28,7 @@ def test_doctor(spectr: Spectr) -> None:
     assert ran.code == 0
     assert found["packages"]["torch"]
     assert found["model"]["weights, float32"] == "513.1 MiB"
+    assert found["model"]["weights, file"] == "92.1 MiB of Q4_1, Q8_0, run as they are on a CPU"
     assert found["advice"] == []
     assert "comes with spectr" in found["model"]["drafter, auto"]
     shown = spectr("doctor")

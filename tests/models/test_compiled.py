@@ -10,7 +10,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from spectr.errors import MismatchError
 from spectr.models.attention import group_heads
 from spectr.models.compiled import CompiledLayers
-from spectr.models.products import narrow_products
 from spectr.models.target import Target
 
 
@@ -50,12 +49,11 @@ def scored(target: Target, slots: int, nodes: int, rows: int = 1) -> torch.Tenso
     return torch.cat([first, target.score(session, tokens[:, :1], ancestors[:, :1, :1], depth[:, :1])], 1)
 
 
-@pytest.mark.parametrize("tuned", [False, True], ids=["usual", "narrow"])
+@pytest.mark.parametrize("tuned", [False, True], ids=["usual", "grouped"])
 def test_the_same_numbers_from_one_function(net: PreTrainedModel, tuned: bool) -> None:
     """Traced once for several nodes and once for one, whatever the layers and slots; run as traced."""
     if tuned:
         group_heads(net)
-        narrow_products(net)
     target, cases = Target(net), ((16, 4, 1), (32, 4, 1), (48, 7, 1))
     plain = [scored(target, *case) for case in cases]
     target._compiled = CompiledLayers(target.layers)  # nothing beside them

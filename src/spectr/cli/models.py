@@ -14,7 +14,7 @@ __all__ = ["doctor", "models", "pull_model"]
 def pull_model(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name of `spectr models`.")] = "smollm2-135m",
 ) -> None:
-    """Fetch and convert a catalog model, once. Its folder is printed."""
+    """Fetch a catalog model, once. Its file is printed."""
     from spectr.models.catalog import pull
 
     typer.echo(pull(name, talk))
@@ -25,7 +25,7 @@ def models(as_json: JsonFlag = False) -> None:
     from spectr.models.catalog import CATALOG, locate
 
     if as_json:
-        listed = {name: {"about": m.about, "folder": str(locate(name) or "") or None} for name, m in CATALOG.items()}
+        listed = {name: {"about": m.about, "file": str(locate(name) or "") or None} for name, m in CATALOG.items()}
         print_json({"models": listed})
         return
     table = Table(box=None)

@@ -79,7 +79,7 @@ class Scheduler:
             return handles
         with self._news:
             self._waiting += seats
-            self.threads = torch.get_num_threads()
+            self.threads = 1 if getattr(self.parts.target, "runs_own_threads", False) else torch.get_num_threads()
             if self.thread is None or not self.thread.is_alive():
                 self.thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._news), daemon=True)
                 _running[self.thread] = self._news

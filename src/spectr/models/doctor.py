@@ -4,6 +4,7 @@ import os
 import platform
 import shutil
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig
 
 from spectr.models.catalog import CATALOG, FetchError, home, locate
-from spectr.models.hf import chosen_dtype
+from spectr.models.gguf.build import config_of
+from spectr.models.gguf.reader import open_gguf
+from spectr.models.hf import chosen_dtype, is_gguf
 from spectr.models.hub import why_not_on_hub
 from spectr.models.memory import available, in_words, need, weights_on_disk
 from spectr.models.trained import shipped_targets
@@ -20,10 +23,10 @@ from spectr.version import __version__, installed
 
 __all__ = ["examine"]
 
-_NEEDED = {"torch": "2.11", "transformers": "5.17"}
+_NEEDED = {"torch": "2.11", "transformers": "5.17", "llvmlite": "0.46"}
 _OPTIONAL = {
-    "gguf": "convert catalog models: pip install 'spectr-lm[models]'",
-    "accelerate": "convert catalog models, device_map: pip install 'spectr-lm[models]'",
+    "gguf": "tokenizers of GGUF files with older transformers: pip install 'spectr-lm[models]'",
+    "accelerate": "device_map: pip install 'spectr-lm[models]'",
     "triton": "kernels on CUDA",
     "matplotlib": "figures: pip install 'spectr-lm[plot]'",
     "httpx2": "ask servers: pip install 'spectr-lm[endpoint]'",
@@ -81,7 +84,7 @@ class _Place:
     """Where a model's files are."""
 
     source: str  # in words
-    config: str  # what transformers loads the config from
+    config: str  # what transformers loads the config from, or a GGUF file
     folder: Path | None  # with the weights, where they are on this machine
 
 
@@ -90,6 +93,8 @@ def _find(model: str) -> _Place | None:
     if model in CATALOG:
         there = locate(model)
         return None if there is None else _Place("catalog", str(there), there)
+    if is_gguf(model):
+        return _Place("GGUF file", model, Path(model))
     if Path(model).exists():
         if not (Path(model) / "config.json").is_file():
             raise FetchError(f"{model!r} is no folder of a model: it has no config.json")
@@ -112,18 +117,31 @@ def _drafter(model: str) -> str:
     )
 
 
+def _needs_of_file(path: Path) -> dict[str, Any]:
+    """Weights and cache of the model in a GGUF file."""
+    file = open_gguf(path)
+    config = config_of(file)
+    slots, numbers = min(config.max_position_embeddings, 4096), sum(prod(t.shape) for t in file.tensors.values())
+    return {
+        "dtype, auto": _dtype(config) if _place().type == "cpu" else "bfloat16: GGUF files are unpacked on a GPU",
+        "weights, file": f"{in_words(file.bytes)} of {file.kinds}, run as they are on a CPU",
+        "weights, float32": in_words(4 * numbers),
+        f"cache of {slots} tokens, float32": in_words(need(config, 1, slots, torch.float32)),
+    }
+
+
 def _needs(model: str) -> dict[str, Any]:
     """Weights and cache of a model, from its config and files alone, and what is chosen for it."""
     place = _find(model)
     if place is None:
         return {"weights": f"not here yet: spectr pull {model}", "drafter, auto": _drafter(model)}
+    if is_gguf(place.config):
+        return {"source": place.source, **_needs_of_file(Path(place.config)), "drafter, auto": _drafter(model)}
     try:
         config = AutoConfig.from_pretrained(place.config)
     except (OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or ["transformers gives no reason"])[0]
         raise FetchError(f"{model!r} has a config that cannot be read: {reason}") from None
-    if model in CATALOG:
-        config.dtype = getattr(torch, CATALOG[model].dtype)  # of the weights before they were quantised
     text = config if config.is_encoder_decoder else config.get_text_config(decoder=True)
     slots = min(int(getattr(text, "max_position_embeddings", 0) or 4096), 4096)
     found = {"source": place.source, "dtype, auto": _dtype(config), "drafter, auto": _drafter(model)}
@@ -151,9 +169,6 @@ def examine(model: str | None = None) -> dict[str, Any]:
         here = found["packages"][name]
         if here is None or _older(here, least):
             advice.append(f"{name} must be at least {least}, found {here}: pip install '{name}>={least}'")
-    missing = [name for name in ("gguf", "accelerate") if found["packages"][name] is None]
-    if missing and not any(locate(name) for name in CATALOG):
-        advice.append(f"{', '.join(missing)} missing, needed to {_OPTIONAL['gguf']}")
     if model is not None:
         found["model"] = {"name": model, **_needs(model)}
     return {**found, "advice": advice}

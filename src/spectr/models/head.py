@@ -15,8 +15,9 @@ from transformers import LlamaConfig, LlamaModel, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from spectr.draft.model import LACKING
+from spectr.kernels.cpu.matrix import Matrix
 from spectr.models.int8 import rounded
-from spectr.models.products import narrow_products
+from spectr.models.packed import PackedLinear
 from spectr.types import Layers
 
 __all__ = ["Borrowing", "FeatureHead", "HeadShape", "finished", "head_of"]
@@ -90,7 +91,9 @@ class Borrowing:
     def borrow(self, target: PreTrainedModel, rows: Tensor | None = None) -> None:
         """Use this target's embedding and output layer; of the latter only the `rows` (R,), if given."""
         output: Any = target.get_output_embeddings()  # type: ignore[no-untyped-call]
-        if rows is not None:
+        if rows is not None and isinstance(output, PackedLinear):
+            output = PackedLinear(output.matrix.some(rows))
+        elif rows is not None:
             few = nn.Linear(output.in_features, len(rows), bias=output.bias is not None, device=output.weight.device)
             few.weight = nn.Parameter(output.weight.detach()[rows], requires_grad=False)
             if output.bias is not None:
@@ -124,11 +127,17 @@ class Borrowing:
         return found
 
     def logits(self, features: Tensor) -> Tensor:
-        """Over the target's vocabulary. Rows left out come last: hardly ever drafted, and yet a law is left where a
-        policy leaves no others."""
-        output, rows = self._borrowed["output"], self._borrowed["rows"]
+        """Over the target's vocabulary."""
+        output = self._borrowed["output"]
+        if isinstance(output, PackedLinear):
+            return self.complete(output(features))
         own = output.weight.dtype if output.weight.is_floating_point() else features.dtype
-        made = finished(output(features.to(own)), self._borrowed["config"])
+        return self.complete(output(features.to(own)))
+
+    def complete(self, logits: Tensor) -> Tensor:
+        """What leaves the output layer, over the target's whole vocabulary. Rows left out come last: hardly ever
+        drafted, and yet a law is left where a policy leaves no others."""
+        rows, made = self._borrowed["rows"], finished(logits, self._borrowed["config"])
         if rows is None:
             return made
         last = made.amax(-1, keepdim=True) - LACKING
@@ -152,14 +161,17 @@ class FeatureHead(Borrowing, PreTrainedModel):  # type: ignore[no-untyped-call]
 
     def features(self, tokens: Tensor, features: Tensor, **attention: Any) -> Tensor:
         """What it expects (B, T, H) at `tokens` (B, T), given the features (B, T, F) of the tokens before them."""
+        rows, join = self.joining(tokens, features)
+        found: Tensor = self.trunk(inputs_embeds=join(rows), **attention).last_hidden_state
+        return found
+
+    def joining(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Any]:
+        """What is joined (B, T, C) before the first layer, and the linear layer that joins it."""
         embedded, features = self.embed(tokens).to(self.dtype), features.to(self.dtype)
         short = None if self.training else self._short.get("join")
         if short is not None and features.shape[-1] == self.shape.width:
-            joined = short(torch.cat([features, embedded], -1))
-        else:
-            joined = self.join(torch.cat([*self._given(features), embedded], -1))
-        found: Tensor = self.trunk(inputs_embeds=joined, **attention).last_hidden_state
-        return found
+            return torch.cat([features, embedded], -1), short
+        return torch.cat([*self._given(features), embedded], -1), self.join
 
     def _given(self, features: Tensor) -> list[Tensor]:
         """What entered the output layer, and what left the layers in a size of its own: zeros where it is not known."""
@@ -169,15 +181,17 @@ class FeatureHead(Borrowing, PreTrainedModel):  # type: ignore[no-untyped-call]
         left = features[..., width:].unflatten(-1, (count, width))
         return [features[..., :width], nn.functional.rms_norm(left, (width,)).flatten(-2)]
 
-    def shorten(self) -> None:
+    def shorten(self, matrix: Matrix | None = None) -> None:
         """For drafting: below the root, where nothing is known of the layers, join what is known with weights of its
-        own, which are the same numbers. Training does without."""
+        own, which are the same numbers, or with a packed matrix of them. Training does without."""
         if not self.shape.taps:
+            return
+        if matrix is not None:
+            self._short = {"join": PackedLinear(matrix)}
             return
         parts = self.join.weight.detach().split(self.shape.width, 1)
         made = nn.Linear(2 * self.shape.width, self.shape.width, bias=False, device="meta")
         made.weight = nn.Parameter(torch.cat([parts[0], parts[-1]], 1), requires_grad=False)
-        narrow_products(made)
         self._short = {"join": rounded(made)}
 
     deepest: int | None = None

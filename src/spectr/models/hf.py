@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -11,20 +13,25 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.utils import logging
 from transformers.utils.hub import has_file
 
-from spectr.errors import ArgumentError, MismatchError
+from spectr.errors import ArgumentError, MismatchError, MissingExtraError
 from spectr.models.catalog import CATALOG, FetchError, Progress, pull
+from spectr.models.cpu import is_known_family, target_of
 from spectr.models.generation_config import default_settings
+from spectr.models.gguf.build import config_of, model_of
+from spectr.models.gguf.reader import GgufFile, open_gguf
 from spectr.models.hub import why_not_on_hub
 from spectr.models.memory import afford, need, weights_on_disk
+from spectr.models.packed import pack
 from spectr.models.support import UNBOUNDED
 from spectr.models.target import Target
 from spectr.models.tuned import tune
 from spectr.notices import notice
 from spectr.registry import nearest
 
-__all__ = ["Loading", "OpenedModel", "chosen_dtype", "open_loaded", "open_model", "weigh"]
+__all__ = ["Loading", "OpenedModel", "chosen_dtype", "is_gguf", "open_loaded", "open_model", "weigh"]
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
+_WEIGHTS = ("file", "float32", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +55,13 @@ class Loading:
     quantization_config: Any = None
     trust_remote_code: bool = False
     attn_implementation: str | None = None
+    weights: str = "file"  # how weights are stored on a CPU: as they come, or as float32, or rounded to int8
 
     def __post_init__(self) -> None:
+        if self.weights not in _WEIGHTS:
+            raise ArgumentError(f"weights must be {', '.join(_WEIGHTS[:-1])} or {_WEIGHTS[-1]}, got {self.weights!r}")
+        if self.weights == "int8" and (self.is_placed or self.place.type != "cpu"):
+            raise ArgumentError("weights='int8' is for models on a CPU; on a GPU give a quantization_config")
         if self._dtype not in _DTYPES:
             raise ArgumentError(f"dtype must be {', '.join(_DTYPES[:-1])} or {_DTYPES[-1]}, got {self.dtype!r}")
         try:
@@ -76,6 +88,11 @@ class Loading:
     @property
     def _dtype(self) -> str:
         return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the dtype is left open."""
+        return self._dtype == "auto"
 
     @property
     def place(self) -> torch.device:
@@ -116,29 +133,89 @@ def chosen_dtype(config: Any, device: torch.device) -> tuple[torch.dtype, str]:
 
 
 def open_model(model: str, progress: Progress = lambda _: None, tokenizer: Any = None, **options: Any) -> OpenedModel:
-    """A catalog name, a hub id or a local folder, with its tokenizer or another; `options` are those of `Loading`."""
+    """A catalog name, a hub id, a local folder or a GGUF file, with its tokenizer or another; `options` are those of
+    `Loading`."""
     loading = Loading.of(options)
-    folder = str(pull(model, progress)) if model in CATALOG else model
+    place = str(pull(model, progress)) if model in CATALOG else model
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    config = _config(model, folder, loading.trust_remote_code)
-    if model in CATALOG:
-        config.dtype = getattr(torch, CATALOG[model].dtype)  # of the weights before they were quantised
-    auto, dtype = _auto_of(model, config), loading.kind(config)
-    if Path(folder).is_dir() and not loading.is_placed:
-        name = str(dtype).removeprefix("torch.")
-        size = weights_on_disk(Path(folder), dtype)
-        afford(size, loading.place, f"{model!r} in {name}", "use a smaller dtype or another device")
+    if is_gguf(place):
+        return _open_gguf(Path(place), loading, progress, tokenizer)
+    config = _config(model, place, loading.trust_remote_code)
+    auto, packs = _auto_of(model, config), _packs(config, loading)
+    if Path(place).is_dir() and not loading.is_placed:
+        dtype = None if packs and loading.weights == "file" else loading.kind(config)
+        name = "as it is stored" if dtype is None else f"in {str(dtype).removeprefix('torch.')}"
+        size = weights_on_disk(Path(place), dtype)
+        afford(size, loading.place, f"{model!r} {name}", "use a smaller dtype or another device")
     try:
-        net: PreTrainedModel = auto.from_pretrained(folder, **loading.keywords(config))
+        keywords = loading.keywords(config)
+        stored = packs and loading.weights != "float32"
+        net: PreTrainedModel = auto.from_pretrained(place, **{**keywords, **({"dtype": "auto"} if stored else {})})
     except (OSError, ValueError) as error:
         raise _unloadable(model, error) from error
     if tokenizer is None:
-        tokenizer = _tokenizer(model, folder, loading.trust_remote_code)
+        tokenizer = _tokenizer(model, place, loading.trust_remote_code)
+    if packs:
+        progress("packing weights for this processor")
+        pack(net, "INT8" if loading.weights == "int8" else None)
+        net.float()  # type: ignore[no-untyped-call]
     if not loading.is_placed:
         net.to(loading.place)  # type: ignore[arg-type]
         if loading.attn_implementation is None:
             tune(net)
     return open_loaded(net, tokenizer)
+
+
+def _packs(config: Any, loading: Loading) -> bool:
+    """Whether weights are packed and run by the compiled decoder, or at least by compiled products: on a CPU, in
+    float32, for the Llama family, or where int8 is asked for."""
+    is_plain = not loading.is_placed and loading.attn_implementation is None and loading.place.type == "cpu"
+    if not is_plain or loading.kind(config) != torch.float32:
+        if loading.weights == "int8":
+            raise ArgumentError("weights='int8' needs float32 arithmetic and spectr's own attention; leave dtype out")
+        return False
+    return loading.weights == "int8" or is_known_family(config)
+
+
+def is_gguf(place: str) -> bool:
+    """Whether a name means a GGUF file."""
+    return place.lower().endswith(".gguf")
+
+
+def _open_gguf(path: Path, loading: Loading, progress: Progress, tokenizer: Any) -> OpenedModel:
+    """A model from a GGUF file: packed as it is on a CPU, unpacked elsewhere and in other arithmetic than float32."""
+    file = open_gguf(path)
+    config = config_of(file)
+    dtype = torch.bfloat16 if loading.place.type == "cuda" and loading.is_auto else loading.kind(config)
+    packs = loading.place.type == "cpu" and dtype == torch.float32
+    name = str(dtype).removeprefix("torch.")
+    numbers = sum(prod(tensor.shape) for tensor in file.tensors.values())
+    size = file.bytes if packs and loading.weights == "file" else numbers * dtype.itemsize
+    afford(size, loading.place, f"{str(path)!r}", "use a smaller file, or another device")
+    net: Any = model_of(file, loading.weights if packs else None, progress)
+    if not packs:
+        progress(f"{path.name}: its {file.kinds} weights are unpacked to {name} on {loading.place}")
+        net.to(loading.place, dtype)
+        tune(net)
+    return open_loaded(net, tokenizer or _gguf_tokenizer(file))
+
+
+def _gguf_tokenizer(file: GgufFile) -> Any:
+    """The tokenizer that a GGUF file describes, with its chat template. What else is in its folder may belong to other
+    models, so it is read in a folder of its own."""
+    path = file.path
+    try:
+        with TemporaryDirectory(prefix="spectr-") as alone:
+            (Path(alone) / path.name).symlink_to(path.resolve())
+            made: Any = AutoTokenizer.from_pretrained(alone, gguf_file=path.name)
+    except ImportError:
+        raise MissingExtraError("gguf", "models", f"reading the tokenizer of {path.name}") from None
+    except Exception as error:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise FetchError(f"{str(path)!r} has no tokenizer that can be read ({said}); give one: tokenizer=…") from error
+    made.chat_template = file.setting("tokenizer.chat_template")
+    made.name_or_path = str(path)
+    return made
 
 
 def open_loaded(net: PreTrainedModel, tokenizer: Any = None) -> OpenedModel:
@@ -152,7 +229,7 @@ def open_loaded(net: PreTrainedModel, tokenizer: Any = None) -> OpenedModel:
             "this model keeps its own attention, so trees are scored without spectr's kernel, slower; let spectr.load "
             "open its folder to have it"
         )
-    target = Target(net)
+    target = target_of(net)
     settings = default_settings(net, target.vocabulary)
     return OpenedModel(target, tokenizer, _stops(net, tokenizer), _start(net), settings)
 

@@ -28,13 +28,13 @@ from spectr.models.tap import last_state, tap
 from spectr.rows import ladder, pick_rows, sent
 from spectr.types import Layers
 
-__all__ = ["Session", "Target"]
+__all__ = ["Fresh", "Session", "Target"]
 
 _FEWER = "use fewer rows or a smaller max_new_tokens"
 
 
 @dataclass(frozen=True, slots=True)
-class _Fresh:
+class Fresh:
     """Tokens of one call, where they go, and which scratch slots they see."""
 
     tokens: Tensor  # (B, T)
@@ -188,7 +188,7 @@ class Target:
         where = (session.filled[:, None] + depth).clamp_max(self.context - 1)  # beyond it nothing is ever emitted
         choose = None if only is None else partial(pick_rows, nodes=only)
         with nullcontext() if self._compiled is None else self._compiled.on():
-            logits = self._run(session, _Fresh(tokens, where, slots, ancestors, used), choose)
+            logits = self._run(session, Fresh(tokens, where, slots, ancestors, used), choose)
         session.pending = scratch
         return logits
 
@@ -276,15 +276,15 @@ class Target:
             raise ArgumentError(f"a row must fit into {room} tokens, got one of {longest}; shorten it")
         return filled
 
-    def _chunk(self, session: Session, part: Tensor, fresh: Tensor, used: int) -> _Fresh:
+    def _chunk(self, session: Session, part: Tensor, fresh: Tensor, used: int) -> Fresh:
         """The first `fresh` (B,) of the tokens (B, T) of each row follow its text; the rest is padding."""
         ids = torch.arange(part.shape[1], device=self.device)
         places = session.filled[:, None] + ids
         slots = torch.where(ids < fresh[:, None], places, session.cache.size)
         within = (ids[:, None] >= ids).expand(len(part), -1, -1)  # causal among the fresh tokens
-        return _Fresh(part, places.clamp_max(self.context - 1), slots, within, used)
+        return Fresh(part, places.clamp_max(self.context - 1), slots, within, used)
 
-    def _run(self, session: Session, fresh: _Fresh, choose: Callable[[Tensor], Tensor] | None) -> Tensor:
+    def _run(self, session: Session, fresh: Fresh, choose: Callable[[Tensor], Tensor] | None) -> Tensor:
         """One forward pass; logits of all fresh tokens, or of those chosen."""
         store, count = session.store, fresh.tokens.shape[1]
         slots = fresh.slots[:, -count:]
@@ -309,7 +309,7 @@ def _wide(slots: Tensor, features: Tensor) -> Tensor:
     return slots[..., None].expand(-1, -1, features.shape[-1])
 
 
-def _seen(filled: Tensor, fresh: _Fresh) -> Tensor:
+def _seen(filled: Tensor, fresh: Fresh) -> Tensor:
     """(B, T, M) bool: all committed slots, and of the scratch what `within` allows. Padding stands past the end."""
     if usable(filled):
         from spectr.kernels.mask import seen_slots

@@ -12,11 +12,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from spectr.errors import ArgumentError, MismatchError
-from spectr.models.blocks import packed, unpacked
+from spectr.kernels.cpu.kinds import GROUP
+from spectr.models.blocks import SCALE, packed, unpacked
 from spectr.models.blockwise import BlockwiseHead, BlockwiseShape
 from spectr.models.head import FeatureHead, HeadShape
 from spectr.models.int8 import Int8Linear
-from spectr.models.products import narrow_products
+from spectr.models.packed import PackedLinear, block_matrix, embedded_rows
 from spectr.models.tuned import tune_head
 
 __all__ = [
@@ -40,8 +41,9 @@ def fingerprint(model: PreTrainedModel) -> str:
     for name in ("model_type", "hidden_size", "num_hidden_layers", "vocab_size"):
         digest.update(f"{name}={getattr(config, name, None)};".encode())
     embedding: Any = model.get_input_embeddings()
-    rows: Tensor = embedding.weight.detach()
-    some = rows[:: max(1, len(rows) // 256)].to("cpu", torch.bfloat16).contiguous()
+    count = int(embedding.num_embeddings)
+    rows = embedded_rows(embedding, torch.arange(0, count, max(1, count // 256)))
+    some = rows.to("cpu", torch.bfloat16).contiguous()
     digest.update(some.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()
 
@@ -127,6 +129,18 @@ def pupil(folder: Path, target: PreTrainedModel) -> FeatureHead | BlockwiseHead:
     return made
 
 
+def _pack(head: Any, tensors: dict[str, Tensor]) -> None:
+    """Let the linear layers of a head run on the stored int8 values, and with them those of its short form."""
+    width = head.shape.width
+    for name, codes in tensors.items():
+        if (scale := tensors.get(name + SCALE)) is None or codes.shape[1] % GROUP:
+            continue
+        above, _, last = name.removesuffix(".weight").rpartition(".")
+        setattr(head.get_submodule(above), last, PackedLinear(block_matrix(codes, scale)))
+        if name == "join.weight" and width % GROUP == 0 and isinstance(head, FeatureHead):
+            head.shorten(block_matrix(codes, scale, [slice(0, width), slice(-width, None)]))
+
+
 def load_drafter(folder: Path, target: PreTrainedModel, vocabulary: int | None = None) -> FeatureHead | BlockwiseHead:
     """The head in `folder`, for the target it was trained for and no other. It drafts the `vocabulary` most frequent
     tokens; if nothing is said all of them, or on a CPU, where most of drafting is the output layer, as many as its
@@ -137,8 +151,7 @@ def load_drafter(folder: Path, target: PreTrainedModel, vocabulary: int | None =
     head.borrow(target, None if count >= len(order) else order[:count].sort().values.to(target.device))
     if isinstance(head, FeatureHead):
         tune_head(head)
-    else:
-        narrow_products(head)
-        narrow_products(head.get_output_embeddings())
+    if isinstance(head.get_output_embeddings(), PackedLinear):
+        _pack(head, load_file(folder / _WEIGHTS))
     made: FeatureHead | BlockwiseHead = head.eval()
     return made

@@ -8,22 +8,19 @@ from transformers import PreTrainedModel
 from spectr.models.attention import group_heads
 from spectr.models.head import FeatureHead
 from spectr.models.int8 import int8_products
-from spectr.models.products import narrow_products, usual_products
 
 __all__ = ["tune", "tune_head", "untuned"]
 
 
 def tune(model: PreTrainedModel) -> None:
-    """Attention without copies of grouped heads, and on a CPU products that do not pack weights."""
+    """Attention without copies of grouped heads."""
     group_heads(model)
-    narrow_products(model)
 
 
 def tune_head(head: FeatureHead) -> None:
     """The same for a head that was trained, which may round: on a GPU its weights become int8."""
     head.shorten()
     tune(head)
-    narrow_products(head.get_output_embeddings())
     int8_products(head)
     head.round_output()
 
@@ -34,7 +31,6 @@ def untuned(model: PreTrainedModel) -> Iterator[None]:
     ours = model.config._attn_implementation
     if ours == "spectr_grouped":
         model.set_attn_implementation("sdpa")
-    usual_products(model)
     try:
         yield
     finally:

@@ -1,0 +1,83 @@
+"""The threads that run compiled kernels together."""
+
+import atexit
+import ctypes
+import os
+import threading
+
+import numpy as np
+
+from spectr.kernels.cpu.library import Library, library
+from spectr.kernels.cpu.pool import STATE, STATE_BYTES
+
+__all__ = ["Threads", "threads"]
+
+_PATIENCE = 5.0  # seconds that the end of the process waits for a thread
+
+
+class Threads:
+    """A number of threads, this one included. The others are made at the first call, and wait without using a core."""
+
+    def __init__(self, kernels: Library, count: int) -> None:
+        self.count = count
+        self._room = np.zeros(STATE_BYTES + 64, np.uint8)
+        self._start = -self._room.ctypes.data % 64  # values of different threads must not share a cache line
+        self._state = self._room[self._start : self._start + STATE_BYTES].view(np.int64)
+        self._state[STATE.places["threads"]] = count
+        pointer, whole = ctypes.c_void_p, ctypes.c_int64
+        self._run = kernels.function("run", pointer, whole, pointer, pointer)
+        self._work = kernels.function("work", pointer, whole, whole)
+        self._wake = kernels.function("wake", pointer)
+        self._decode = kernels.address("decode")
+        self._workers: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    def run(self, program: int, call: int) -> None:
+        """Run the decoder with tables at these addresses."""
+        with self._lock:
+            if len(self._workers) < self.count - 1:
+                self._hire()
+            self._run(self._state.ctypes.data, self._decode, program, call)
+
+    def _hire(self) -> None:
+        """Make the other threads. They run compiled code alone, without Python's lock."""
+        calls = int(self._state[STATE.places["job"]])
+        for number in range(1, self.count):
+            arguments = (self._state.ctypes.data, calls, number)
+            worker = threading.Thread(target=self._work, args=arguments, daemon=True, name=f"spectr-{number}")
+            worker.start()
+            self._workers.append(worker)
+
+    def close(self) -> None:
+        """End the other threads; the next call makes new ones."""
+        with self._lock:
+            if self._workers:
+                self._state[STATE.places["stops"]] = 1
+                self._wake(self._state.ctypes.data)
+                for worker in self._workers:
+                    worker.join(_PATIENCE)
+                self._state[STATE.places["stops"]] = 0
+                self._workers = []
+
+
+_made: dict[int, Threads] = {}
+_making = threading.Lock()
+
+
+def threads(count: int) -> Threads:
+    """So many threads, the same for everybody who asks."""
+    with _making:
+        if count not in _made:
+            library().load(set())
+            _made[count] = Threads(library(), count)
+        return _made[count]
+
+
+@atexit.register
+def _close() -> None:
+    """End all threads while the code they run is still there."""
+    for made in _made.values():
+        made.close()
+
+
+os.register_at_fork(after_in_child=_made.clear)  # a forked process has this thread alone
