@@ -177,12 +177,16 @@ class LM:
         return self.opened.settings
 
     def __repr__(self) -> str:
+        from spectr.models.packed import packed_bytes
+
         net, drafter = self.opened.target.model, self.engine.drafter
         name = getattr(net, "name_or_path", "") or type(net).__name__
         dtype = str(net.dtype).removeprefix("torch.")
         nodes = f", nodes={drafter.nodes}" if drafter.nodes > 1 else ""
         rule = self.engine.rule.card.name
-        return f"<LM {name!r}: drafter={drafter.name}{nodes}, rule={rule}, {dtype} on {net.device}>"
+        held = ", ".join(sorted(packed_bytes(net)))
+        weights = f" over {held} weights" if held else ""
+        return f"<LM {name!r}: drafter={drafter.name}{nodes}, rule={rule}, {dtype}{weights} on {net.device}>"
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """Token ids of a prompt: a string, with the chat template applied where the model has one unless it is `raw`;

@@ -1,4 +1,4 @@
-"""The real default model: fetched and converted once per machine, then real text, the same with and without drafts."""
+"""The real default model: fetched once per machine, then real text, the same with and without drafts."""
 
 from pathlib import Path
 
@@ -27,6 +27,19 @@ def test_text_is_the_same_with_and_without_drafts(folder: Path) -> None:
     assert outputs[0].tokens == outputs[1].tokens == outputs[2].tokens
     assert outputs[1].stats.steps < outputs[0].stats.steps
     assert "fox" in outputs[1].text
+
+
+@pytest.mark.slow
+def test_a_hundred_texts_are_plain_decoding_to_the_token(folder: Path) -> None:
+    """Drafts of any size change no token of the packed model: its logits are the same to the bit in every tree."""
+    prompts = [
+        f"{task} number {number}." for task in ("Describe city", "Tell a joke about animal") for number in range(10)
+    ]
+    plain, drafted = spectr.load(folder, "none"), [spectr.load(folder, nodes=nodes) for nodes in (2, 5)]
+    for seed in range(5):
+        right = [out.tokens for out in plain.generate(prompts, 24, seed=seed)]
+        for lm in drafted:
+            assert [out.tokens for out in lm.generate(prompts, 24, seed=seed)] == right
 
 
 def test_the_default_pair_is_a_trained_head(folder: Path) -> None:

@@ -49,6 +49,7 @@ def write(path: Path, kind: str = "Q8_0", architecture: str = "llama", **setting
     writer.add_eos_token_id(1)
     writer.add_chat_template(TEMPLATE)
     for name, value in settings.items():
+        writer.kv_data[0].pop(name, None)
         writer.add_uint32(name, value)
 
     def matrix(name: str, rows: int, columns: int, kind: str = kind) -> None:

@@ -45,7 +45,10 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 def versions() -> dict[str, str | None]:
     """The versions of Python, the system, and every package that computes."""
-    packages = {name: installed(name) for name in ("spectr", "torch", "transformers", "numpy", "triton")}
+    packages = {
+        name: installed(name)
+        for name in ("spectr", "torch", "transformers", "numpy", "triton", "llvmlite", "xllamacpp")
+    }
     return {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}", **packages}
 
 

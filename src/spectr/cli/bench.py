@@ -115,6 +115,48 @@ def bench_step(
         console().print(step_table(found["results"]))
 
 
+@app.command("cpu")
+def bench_cpu(
+    model: ModelFlag = "smollm2-135m",
+    ways: Annotated[
+        str | None, typer.Option(metavar="NAME,NAME,...", help="Of transformers,spectr plain,spectr default,llama.cpp.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Text, one prompt a line, or JSON with `prompts`.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=8, metavar="N", help="Tokens of each text.")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds over the prompts.")] = 3,
+    threads: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Threads; otherwise one for each core.")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The result; a run that is there goes on.")] = Path(
+        "spectr-bench-cpu.json"
+    ),
+    as_json: JsonFlag = False,
+) -> None:
+    """Decode on a CPU with transformers, spectr and llama.cpp in turn: the same file, prompts and threads."""
+    from importlib.util import find_spec
+
+    from spectr.cli.tables import cpu_table
+
+    check_folder(out)
+    from spectr.bench.cpu import WAYS, CpuTrial, run
+    from spectr.prompts import read_prompts, timing
+
+    some = timing() if prompts is None else [one.text for one in read_prompts(prompts)]
+    chosen = _names("--ways", ways)
+    if chosen is None:
+        chosen = WAYS if find_spec("xllamacpp") is not None else WAYS[:-1]
+        if chosen is not WAYS:
+            talk("llama.cpp is left out: pip install xllamacpp to compare with it")
+    command = f"spectr {shlex.join(sys.argv[1:])}"
+    found = run(CpuTrial(model, out, some, chosen, tokens, rounds, threads, command), talk)
+    if as_json:
+        print_json(found)
+    else:
+        console().print(cpu_table(found["results"]))
+
+
 @app.command("acceptance")
 def bench_acceptance(
     prompts: Annotated[Path, typer.Option(metavar="FILE", help="Text, one prompt a line, or JSON with `prompts`.")],

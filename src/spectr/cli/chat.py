@@ -21,6 +21,7 @@ from spectr.cli.flags import (
     SeedFlag,
     TemperatureFlag,
     TopPFlag,
+    WeightsFlag,
     given,
 )
 from spectr.cli.generate import summary, warn_if_lossy
@@ -242,6 +243,7 @@ def chat(
     model: ModelFlag = "smollm2-135m",
     device: DeviceFlag = "auto",
     dtype: DtypeFlag = "auto",
+    weights: WeightsFlag = "file",
     drafter: DrafterFlag = "auto",
     rule: RuleFlag = "race",
     system: Annotated[
@@ -262,7 +264,7 @@ def chat(
 
     Policy(**settings)  # a wrong value is refused before a model is loaded
     turns = [] if system is None else [{"role": "system", "content": check_text("--system", system)}]
-    lm = load(model, drafter, rule, device=device, dtype=dtype, progress=talk)
+    lm = load(model, drafter, rule, device=device, dtype=dtype, weights=weights, progress=talk)
     conversation = lm.chat()
     lm.encode_turns([*turns, {"role": "user", "content": "Hello."}])  # a model without a template is refused now
     conversation.turns = turns

@@ -14,6 +14,7 @@ __all__ = [
     "SeedFlag",
     "TemperatureFlag",
     "TopPFlag",
+    "WeightsFlag",
     "given",
 ]
 
@@ -22,7 +23,7 @@ LOADING, SPECULATION, SAMPLING, OUTPUT = "Model", "Speculation", "Sampling", "Ou
 
 ModelFlag = Annotated[
     str,
-    typer.Option("--model", metavar="NAME", help="Catalog name, hub id or folder.", rich_help_panel=LOADING),
+    typer.Option("--model", metavar="NAME", help="Catalog name, hub id, folder or GGUF file.", rich_help_panel=LOADING),
 ]
 DeviceFlag = Annotated[
     str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.", rich_help_panel=LOADING)
@@ -33,6 +34,15 @@ DtypeFlag = Annotated[
         "--dtype",
         metavar="DTYPE",
         help="float32, bfloat16, ..., or auto: as stored on a GPU, float32 on a CPU.",
+        rich_help_panel=LOADING,
+    ),
+]
+WeightsFlag = Annotated[
+    str,
+    typer.Option(
+        "--weights",
+        metavar="STORAGE",
+        help="How weights are kept on a CPU: file (as they come), float32, or int8 (rounded: another model).",
         rich_help_panel=LOADING,
     ),
 ]

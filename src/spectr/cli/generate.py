@@ -25,6 +25,7 @@ from spectr.cli.flags import (
     SeedFlag,
     TemperatureFlag,
     TopPFlag,
+    WeightsFlag,
     given,
 )
 from spectr.cli.group import INTERRUPTED
@@ -187,6 +188,7 @@ def generate(
     model: ModelFlag = "smollm2-135m",
     device: DeviceFlag = "auto",
     dtype: DtypeFlag = "auto",
+    weights: WeightsFlag = "file",
     drafter: DrafterFlag = "auto",
     rule: RuleFlag = "race",
     drafts: Annotated[
@@ -311,7 +313,7 @@ def generate(
 
     Policy(**settings)  # a wrong value is refused before a model is loaded
     options = given(drafts=drafts, length=length, nodes=nodes, tree=shape, plan=plan, profile=profile)
-    lm = load(model, drafter, rule, device=device, dtype=dtype, progress=talk, **options)
+    lm = load(model, drafter, rule, device=device, dtype=dtype, weights=weights, progress=talk, **options)
     warn_if_lossy(lm)
     start = time.perf_counter()
     pieces = lm.stream(

@@ -19,6 +19,7 @@ __all__ = [
     "comparison_heading",
     "comparison_reading",
     "comparison_table",
+    "cpu_table",
     "rule_page",
     "rules_table",
     "step_table",
@@ -172,6 +173,23 @@ def step_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
     for name, row in results.items():
         more = [f"{row[key]:.2f}" if key in row else "" for key in keys]
         table.add_row(Text(name, "bold"), f"{row['ms_per_token']:.1f}", *more)
+    return table
+
+
+def cpu_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
+    """One way to decode on a CPU a row, against llama.cpp and transformers."""
+    table = _table("way")
+    keys = {
+        "tok/s": "tokens_per_second", "× llama.cpp": "ratio_to_llama.cpp", "× transformers": "ratio_to_transformers",
+        "first token ms": "first_token_ms", "prefill tok/s": "prefill_tokens_per_second",
+        "prefill × llama.cpp": "prefill_ratio_to_llama.cpp",
+    }  # fmt: skip
+    for name in keys:
+        table.add_column(name, justify="right")
+    for way, row in results.items():
+        cells = (f"{row[key]:.2f}" if "×" in name else f"{row[key]:.1f}" for name, key in keys.items() if key in row)
+        found = iter(cells)
+        table.add_row(Text(way, "bold"), *(next(found) if key in row else "" for key in keys.values()))
     return table
 
 

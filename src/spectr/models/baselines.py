@@ -8,8 +8,9 @@ logits come from a function of the text, so that its generation loop can be audi
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from transformers.utils import logging
 
 from spectr.errors import ArgumentError
 from spectr.models.hf import OpenedModel
+from spectr.models.packed import unpacked
 from spectr.models.tuned import untuned
 from spectr.policy import Policy
 
@@ -91,6 +93,18 @@ def _configured(net: PreTrainedModel, config: GenerationConfig) -> Iterator[None
         net.generation_config = own
 
 
+_unpacked: "WeakKeyDictionary[PreTrainedModel, Any]" = WeakKeyDictionary()
+
+
+def _usual(net: PreTrainedModel) -> PreTrainedModel:
+    """The model that transformers runs: one with packed weights is unpacked to float32, once."""
+    if net not in _unpacked:
+        made = unpacked(net)
+        _unpacked[net] = None if made is net else made
+    found: PreTrainedModel = _unpacked[net] or net
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class BaselineText:
     """One text that transformers wrote."""
@@ -116,6 +130,8 @@ class TransformersBaseline:
     ) -> BaselineText:
         """Write a text after `prompt`, or in answer to `source` if the model has an encoder. `settings` holds the
         temperature and what else a generation config takes, such as max_new_tokens."""
+        if _usual(self.net) is not self.net:
+            return replace(self, net=_usual(self.net)).write(prompt, seed, settings, source)
         target, draft = ForwardTimer(), ForwardTimer()
         torch.manual_seed(seed)  # transformers has no other source of randomness
         with ExitStack() as stack:
@@ -158,7 +174,7 @@ class TransformersBaseline:
 @torch.no_grad()
 def plain_rows(opened: OpenedModel, texts: Sequence[tuple[int, ...]]) -> Tensor:
     """Logits (n, V) after texts, each by a plain forward pass of the model as transformers runs it."""
-    net: Any = opened.target.model
+    net: Any = _usual(opened.target.model)
     with _stock(net):
         found = [net(torch.tensor([text], device=net.device), use_cache=False).logits[0, -1] for text in texts]
     return torch.stack(found).float().cpu()
@@ -166,7 +182,7 @@ def plain_rows(opened: OpenedModel, texts: Sequence[tuple[int, ...]]) -> Tensor:
 
 def greedy_text(opened: OpenedModel, prompt: Sequence[int], length: int) -> list[int]:
     """What transformers generates greedily, up to a stop token."""
-    net: Any = opened.target.model
+    net: Any = _usual(opened.target.model)
     ids = torch.tensor([list(prompt)], device=net.device)
     settings = {"do_sample": False, "max_new_tokens": length, "pad_token_id": 0, "eos_token_id": sorted(opened.stops)}
     with _stock(net):

@@ -1,5 +1,6 @@
 """Linear layers and embeddings whose weights stay packed, on a CPU: modules of transformers keep working with them."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from spectr.kernels.cpu.kinds import GROUP, KINDS
 from spectr.kernels.cpu.matrix import Matrix, fits
 
-__all__ = ["PackedEmbedding", "PackedLinear", "block_matrix", "embedded_rows", "pack", "packed_bytes"]
+__all__ = ["PackedEmbedding", "PackedLinear", "block_matrix", "embedded_rows", "pack", "packed_bytes", "unpacked"]
 
 
 class PackedLinear(nn.Module):
@@ -102,6 +103,47 @@ def _matrix(weight: Tensor, kind: str | None, bias: Tensor | None, made: dict[in
     if weight.data_ptr() not in made:
         made[weight.data_ptr()] = Matrix.of(weight, kind)
     return made[weight.data_ptr()]
+
+
+def unpacked(model: nn.Module) -> nn.Module:
+    """The same model with the usual layers of torch in place of packed ones, in float32: for comparison, and for
+    training. It shares everything else. A model without packed layers is given as it is."""
+    if not any(isinstance(module, PackedLinear | PackedEmbedding) for module in model.modules()):
+        return model
+    made: dict[int, nn.Parameter] = {}
+
+    def weight(matrix: Matrix) -> nn.Parameter:
+        if id(matrix) not in made:
+            made[id(matrix)] = nn.Parameter(matrix.look(torch.arange(matrix.rows)), requires_grad=False)
+        return made[id(matrix)]
+
+    def change(module: Any) -> Any:
+        if isinstance(module, PackedLinear):
+            linear = nn.Linear(module.in_features, module.out_features, bias=module.bias is not None, device="meta")
+            linear.weight = weight(module.matrix)
+            if module.bias is not None:
+                linear.bias = nn.Parameter(module.bias, requires_grad=False)
+            return linear
+        if isinstance(module, PackedEmbedding):
+            return _ScaledEmbedding(weight(module.matrix), module.scale)
+        fork = copy.copy(module)
+        fork._modules = {name: change(child) for name, child in module._modules.items()}
+        return fork
+
+    found: nn.Module = change(model)
+    return found
+
+
+class _ScaledEmbedding(nn.Embedding):
+    """An embedding times a number."""
+
+    def __init__(self, weight: nn.Parameter, scale: float) -> None:
+        super().__init__(weight.shape[0], weight.shape[1], device="meta")
+        self.weight, self.scale = weight, scale
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - as torch calls it
+        found = super().forward(input)
+        return found if self.scale == 1.0 else found * self.scale
 
 
 def packed_bytes(model: nn.Module) -> dict[str, int]:

@@ -14,6 +14,7 @@ from spectr.errors import ArgumentError
 from spectr.lm import LM, load
 from spectr.models.blockwise import BlockwiseHead, blockwise_of
 from spectr.models.head import FeatureHead, head_of
+from spectr.models.packed import unpacked
 from spectr.models.trained import Trained, fingerprint, is_drafter, pupil, save_drafter
 from spectr.prompts import read_prompts, split, training
 from spectr.train.card import write_card
@@ -145,9 +146,10 @@ def _distil(how: Distilling, say: Say, bar: Bar) -> Trained:
     lm = load(how.target, "none", progress=say, **how.loading)
     target = lm.opened.target
     target.model.requires_grad_(False)
-    begun = None if how.begin_with is None else pupil(how.begin_with, target.model)  # refused before hours of work
+    net: Any = unpacked(target.model)  # gradients pass its output layer
+    begun = None if how.begin_with is None else pupil(how.begin_with, net)  # refused before hours of work
     texts, held = _sampled(how, lm, say, bar)
-    head = begun or _fresh(how, target.model)
+    head = begun or _fresh(how, net)
     corpora = [Corpus(part, target.device, getattr(head.shape, "taps", ())) for part in (texts, held)]
     with bar("reading the target's features", sum(corpus.tokens for corpus in corpora)) as advance:
         for corpus in corpora:
