@@ -1,8 +1,8 @@
 """A second implementation of the policy, which the audit compares the first one with.
 
-Plain Python in float64: lists, loops, one text at a time. It reads the settings of a `Policy` and shares no code with
-`spectr.policy`, so a filter that is wrong there is not wrong here as well. Settings act in the order that `Policy`
-documents. A setting that this file does not know is refused, so that none can be added without its reference.
+NumPy in float64, one text at a time. It reads the settings of a `Policy` and shares no code with `spectr.policy`, so a
+filter that is wrong there is not wrong here as well. Settings act in the order that `Policy` documents. A setting that
+this file does not know is refused, so that none can be added without its reference.
 
 Rules for ties, where an implementation has a choice:
 
@@ -19,14 +19,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from spectr.errors import ArgumentError
 
-__all__ = ["ReferencePolicy"]
+__all__ = ["ReferencePolicy", "softmax"]
 
 NEVER = -math.inf
-Numbers = list[float]
+Numbers = npt.NDArray[np.float64]  # (V,)
+Mask = npt.NDArray[np.bool_]  # (V,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class _Text:
     generated: tuple[int, ...]
     stops: frozenset[int]
     limit: int | None  # the most tokens that may be generated
+    allowed: Mask | None = None  # what may follow, where that is known without asking a hook
 
     @property
     def whole(self) -> tuple[int, ...]:
@@ -47,16 +51,28 @@ Edit = Callable[[Any, Numbers, _Text], Numbers]
 Filter = Callable[[Any, Numbers, float], Numbers]
 
 
+def _ids(tokens: Iterable[int], logits: Numbers) -> list[int]:
+    """Each token once; an id beyond the vocabulary has no logit."""
+    return [token for token in set(tokens) if 0 <= token < len(logits)]
+
+
 def _without(logits: Numbers, tokens: Iterable[int]) -> Numbers:
-    gone = set(tokens)
-    return [NEVER if token in gone else logit for token, logit in enumerate(logits)]
+    kept = logits.copy()
+    kept[_ids(tokens, logits)] = NEVER
+    return kept
+
+
+def _only(logits: Numbers, kept: Mask) -> Numbers:
+    return np.where(kept, logits, NEVER)
 
 
 # What depends on the text, in the order in which it acts.
 
 
 def _logit_bias(bias: Any, logits: Numbers, _: _Text) -> Numbers:
-    return [logit + bias.get(token, 0.0) for token, logit in enumerate(logits)]
+    added = np.zeros_like(logits)
+    added[list(bias)] = list(bias.values())
+    return logits + added
 
 
 def _suppress_tokens(tokens: Any, logits: Numbers, _: _Text) -> Numbers:
@@ -65,20 +81,24 @@ def _suppress_tokens(tokens: Any, logits: Numbers, _: _Text) -> Numbers:
 
 def _repetition_penalty(penalty: float, logits: Numbers, text: _Text) -> Numbers:
     """Tokens of the prompt and of the text: positive logits are divided, others multiplied (Keskar et al. 2019)."""
-    seen = set(text.whole)
-    pressed = [logit / penalty if logit > 0 else logit * penalty for logit in logits]
-    return [pressed[token] if token in seen else logit for token, logit in enumerate(logits)]
+    seen, pressed = _ids(text.whole, logits), logits.copy()
+    pressed[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+    return pressed
 
 
 def _presence_penalty(penalty: float, logits: Numbers, text: _Text) -> Numbers:
     """Tokens of the generated text, once; the prompt does not count."""
-    return [logit - penalty if token in text.generated else logit for token, logit in enumerate(logits)]
+    pressed = logits.copy()
+    pressed[_ids(text.generated, logits)] -= penalty
+    return pressed
 
 
 def _frequency_penalty(penalty: float, logits: Numbers, text: _Text) -> Numbers:
     """Tokens of the generated text, as often as they occur; the prompt does not count."""
-    counts = Counter(text.generated)
-    return [logit - penalty * counts[token] for token, logit in enumerate(logits)]
+    counts, pressed = Counter(text.generated), logits.copy()
+    for token in _ids(counts, logits):
+        pressed[token] -= penalty * counts[token]
+    return pressed
 
 
 def _no_repeat_ngram_size(size: int, logits: Numbers, text: _Text) -> Numbers:
@@ -110,7 +130,11 @@ def _min_length(least: int, logits: Numbers, text: _Text) -> Numbers:
 
 
 def _allowed(hook: Any, logits: Numbers, text: _Text) -> Numbers:
-    """Only what the hook lets follow: ids, a mask of booleans, or None for all tokens."""
+    """Only what the hook lets follow: ids, a mask of booleans, or None for all tokens. What is known is not asked."""
+    if text.allowed is not None:
+        return _only(logits, text.allowed)
+    if hook is None:
+        return logits
     if not callable(hook):
         raise ArgumentError("a reference policy is for one row: give it the hook of that row as allowed")
     answer = hook(list(text.whole))
@@ -132,16 +156,17 @@ def _forced_eos_token_id(tokens: Any, logits: Numbers, text: _Text) -> Numbers:
         raise ArgumentError("forced_eos_token_id needs the most tokens that may be generated: give limit=")
     if len(text.generated) != text.limit - 1:
         return logits
-    forced = {tokens} if isinstance(tokens, int) else set(tokens)
-    return [0.0 if token in forced else NEVER for token in range(len(logits))]
+    forced = np.full_like(logits, NEVER)
+    forced[_ids({tokens} if isinstance(tokens, int) else tokens, logits)] = 0.0
+    return forced
 
 
 def _processors(processors: Any, logits: Numbers, text: _Text) -> Numbers:
     """A user's functions of (texts (1, L), logits (1, V)), one after the other."""
-    ids, scores = torch.tensor([text.whole], dtype=torch.int64), torch.tensor([logits], dtype=torch.float64)
+    ids, scores = torch.tensor([text.whole], dtype=torch.int64), torch.from_numpy(logits.copy())[None]
     for processor in processors:
         scores = processor(ids, scores)
-    found: Numbers = scores[0].double().tolist()
+    found: Numbers = scores[0].double().numpy()
     return found
 
 
@@ -166,70 +191,62 @@ _EDITS: dict[str, Edit] = {
 # side of a limit by rounding alone.
 
 
-def _softmax(logits: Numbers) -> Numbers:
-    most = max(logits)
-    weights = [math.exp(logit - most) for logit in logits]
-    total = math.fsum(weights)
-    return [weight / total for weight in weights]
+def softmax(logits: Numbers) -> Numbers:
+    """The law that logits (V,) stand for."""
+    weights = np.exp(logits - logits.max())
+    law: Numbers = weights / weights.sum()
+    return law
 
 
 def _point_mass(logits: Numbers) -> Numbers:
-    best = logits.index(max(logits))  # the first of equals
-    return [0.0 if token == best else NEVER for token in range(len(logits))]
+    point = np.full_like(logits, NEVER)
+    point[logits.argmax()] = 0.0  # the first of equals
+    return point
 
 
 def _top_k(count: int, logits: Numbers, slack: float) -> Numbers:
     if count >= len(logits):
         return logits
-    least = sorted(logits, reverse=True)[count - 1]
-    return [logit if logit >= least - slack else NEVER for logit in logits]
+    least = np.partition(logits, len(logits) - count)[len(logits) - count]
+    return _only(logits, logits >= least - slack)
 
 
 def _top_p(mass: float, logits: Numbers, slack: float) -> Numbers:
     """Tokens from the likeliest on, until they hold `mass`; equals stay or go together."""
-    law, held, border = _softmax(logits), 0.0, math.inf
-    for logit, p in sorted(zip(logits, law, strict=True), reverse=True):
-        if held >= mass + slack and logit < border:
-            break
-        held, border = held + p, logit
-    return [logit if logit >= border else NEVER for logit in logits]
+    ordered = np.sort(logits)[::-1]
+    held = softmax(ordered).cumsum()
+    complete = int(np.searchsorted(held, mass + slack))  # the token which completes the mass
+    return _only(logits, logits >= ordered[min(complete, len(ordered) - 1)] - slack)
 
 
 def _min_p(share: float, logits: Numbers, slack: float) -> Numbers:
-    law = _softmax(logits)
-    least = share * max(law) * (1 - slack)
-    return [logit if p >= least else NEVER for logit, p in zip(logits, law, strict=True)]
+    law = softmax(logits)
+    return _only(logits, law >= share * law.max() * (1 - slack))
 
 
 def _entropy(law: Numbers) -> float:
-    return -math.fsum(p * math.log(p) for p in law if p > 0)
+    likely = law[law > 0]
+    return -float((likely * np.log(likely)).sum())
 
 
 def _typical_p(mass: float, logits: Numbers, slack: float) -> Numbers:
     """Tokens from the one whose surprise is nearest to the entropy on, until they hold `mass` (Meister et al. 2022)."""
-    law = _softmax(logits)
-    entropy, far = _entropy(law), [math.inf] * len(law)
-    for token, p in enumerate(law):
-        if p > 0:
-            far[token] = abs(-math.log(p) - entropy)
-    held, border = 0.0, math.inf
-    for token in sorted(range(len(law)), key=lambda token: far[token]):
-        held, border = held + law[token], far[token]
-        if held >= mass + slack:
-            break
-    return [logit if far[token] <= border + slack else NEVER for token, logit in enumerate(logits)]
+    law = softmax(logits)
+    far = np.full_like(law, math.inf)
+    far[law > 0] = abs(-np.log(law[law > 0]) - _entropy(law))
+    order = far.argsort(kind="stable")
+    last = int(np.searchsorted(law[order].cumsum(), mass + slack))
+    return _only(logits, far <= far[order[min(last, len(law) - 1)]] + slack)
 
 
 def _at_least(chance: float, logits: Numbers, slack: float) -> Numbers:
     """Tokens of probability `chance` at least, and the likeliest in any case."""
-    law, most = _softmax(logits), max(logits)
-    kept = [p >= chance * (1 - slack) or logit == most for logit, p in zip(logits, law, strict=True)]
-    return [logit if keep else NEVER for logit, keep in zip(logits, kept, strict=True)]
+    return _only(logits, (softmax(logits) >= chance * (1 - slack)) | (logits == logits.max()))
 
 
 def _eta_cutoff(epsilon: float, logits: Numbers, slack: float) -> Numbers:
     """Tokens of probability min(ε, √ε · exp(−entropy)) at least (Hewitt et al. 2022)."""
-    return _at_least(min(epsilon, math.sqrt(epsilon) * math.exp(-_entropy(_softmax(logits)))), logits, slack)
+    return _at_least(min(epsilon, math.sqrt(epsilon) * math.exp(-_entropy(softmax(logits)))), logits, slack)
 
 
 _FILTERS: dict[str, Filter] = {
@@ -266,8 +283,7 @@ class ReferencePolicy:
                 f"the reference policy must know every setting, and does not know {', '.join(sorted(unknown))}; "
                 "add it to spectr.audit.reference_policy"
             )
-        self._edits = [(edit, used[name]) for name, edit in _EDITS.items() if name in used]
-        self._filters = [(cut, used[name]) for name, cut in _FILTERS.items() if name in used]
+        self._used = used
 
     @staticmethod
     def settings() -> frozenset[str]:
@@ -277,20 +293,35 @@ class ReferencePolicy:
     @property
     def depends_on_text(self) -> bool:
         """Whether the law after a text depends on more than the model's logits."""
-        return bool(self._edits)
+        return not self._used.keys().isdisjoint(_EDITS)
 
     def law(self, logits: Sequence[float], prompt: Sequence[int] = (), generated: Sequence[int] = ()) -> list[float]:
         """The law of the next token, given the model's logits after `prompt` and `generated`."""
-        text = _Text(tuple(prompt), tuple(generated), self.stops, self.limit)
-        shaped = [float(logit) for logit in logits]
-        for edit, value in self._edits:
-            shaped = edit(value, shaped, text)
-        if not max(shaped) > NEVER:
-            raise ArgumentError(f"a policy must leave at least one token, and leaves none after {text.whole}")
+        edited = self.edited(np.asarray(logits, dtype=np.float64), prompt, generated)
+        if not edited.max() > NEVER:
+            raise ArgumentError(
+                f"a policy must leave at least one token, and leaves none after {(*prompt, *generated)}"
+            )
+        law: list[float] = softmax(self.shaped(edited)).tolist()
+        return law
+
+    def edited(
+        self, logits: Numbers, prompt: Sequence[int], generated: Sequence[int], allowed: Mask | None = None
+    ) -> Numbers:
+        """Logits (V,) after all that comes before the temperature; they may exclude every token. `allowed` (V,) stands
+        for the answer of a hook or of a grammar."""
+        text = _Text(tuple(prompt), tuple(generated), self.stops, self.limit, allowed)
+        for name, edit in _EDITS.items():
+            if name in self._used or (name == "allowed" and allowed is not None):
+                logits = edit(self._used.get(name), logits, text)
+        return logits
+
+    def shaped(self, edited: Numbers) -> Numbers:
+        """Logits (V,) of the law, from those that `edited` gives: temperature and filters, or the point mass."""
         if self.temperature == 0:
-            return _softmax(_point_mass(shaped))
-        most = max(shaped)
-        shaped = [(logit - most) / self.temperature for logit in shaped]
-        for cut, value in self._filters:
-            shaped = cut(value, shaped, self.slack)
-        return _softmax(shaped)
+            return _point_mass(edited)
+        shaped: Numbers = (edited - edited.max()) / self.temperature
+        for name, cut in _FILTERS.items():
+            if name in self._used:
+                shaped = cut(self._used[name], shaped, self.slack)
+        return shaped
