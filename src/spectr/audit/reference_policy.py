@@ -13,6 +13,7 @@ Rules for ties, where an implementation has a choice:
 - typical_p: every token that is as far from the entropy as the last one stays.
 """
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +26,7 @@ import torch
 
 from spectr.errors import ArgumentError
 
-__all__ = ["ReferencePolicy", "softmax"]
+__all__ = ["Mask", "Numbers", "ReferencePolicy", "softmax"]
 
 NEVER = -math.inf
 Numbers = npt.NDArray[np.float64]  # (V,)
@@ -289,6 +290,12 @@ class ReferencePolicy:
     def settings() -> frozenset[str]:
         """The names of all settings that there is a reference for."""
         return frozenset({"temperature", *_EDITS, *_FILTERS})
+
+    def with_slack(self, slack: float) -> "ReferencePolicy":
+        """The same with other slack."""
+        made = copy.copy(self)
+        made.slack = slack
+        return made
 
     @property
     def depends_on_text(self) -> bool:

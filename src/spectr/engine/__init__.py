@@ -8,6 +8,7 @@
 `step`      draft, score, settle: one step of all active rows
 `readout`   what the host reads of a step
 `handle`    how its steps get back to whoever asked
+`record`    what a witness is given of a step, if there is one
 """
 
 import copy

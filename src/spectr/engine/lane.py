@@ -19,6 +19,7 @@ from spectr.draft.reference import ReferringDrafting
 from spectr.engine.handle import Delivery
 from spectr.engine.prefix import Beginnings, common_start
 from spectr.engine.readout import HostReadout, PendingReadout, StepReadout, copy_to_host
+from spectr.engine.record import PendingEvidence, StepRecord, WatchedRow, Witness, copy_evidence
 from spectr.engine.request import Request, Step, TokenLogprobs
 from spectr.engine.rows import Rows
 from spectr.engine.step import StepParts, run_step
@@ -54,6 +55,7 @@ class EngineParts:
     reuses: bool = True  # copy the beginning of a prompt from a text that began alike; benchmarks read every prompt
     kept: int = 4  # rows there are at least, where memory allows, so that texts that have ended can be gone on with
     policies: type[PolicyRows] = PolicyRows  # what computes the policies of rows; audits plant faults there
+    witness: Witness | None = None  # checks some of the steps while they run
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +102,7 @@ class _Flight:
     readout: PendingReadout
     marks: list[float]  # times before draft, target and rule, and after; none if it was replayed
     choice: int  # of the drafter
+    evidence: PendingEvidence | None = None  # if a witness wants it
 
 
 class Lane:
@@ -324,7 +327,7 @@ class Lane:
         parts = StepParts(
             self.parts.target, None, drafting, self.parts.rule, rows.window(wide), features, longest,
             None if asks else self._width, self._wanted_logprobs(), self.optimality_gap,
-            self.traces,
+            self.traces, self.parts.witness is not None,
         )  # fmt: skip
 
         def step(marks: list[float]) -> StepReadout:
@@ -343,7 +346,14 @@ class Lane:
         readout = copy_to_host(found)
         self._width = found.width
         self._widest = max(self._widest, self._width)
-        self.flights.append(_Flight(list(self.active), readout, marks, choice))
+        self.flights.append(_Flight(list(self.active), readout, marks, choice, self._evidence(found)))
+
+    def _evidence(self, readout: StepReadout) -> PendingEvidence | None:
+        """A copy of what the step just launched decides with, if a witness wants this step."""
+        witness = self.parts.witness
+        if witness is None or readout.evidence is None or not witness.wants_step():
+            return None
+        return copy_evidence(readout.evidence, len(self.active), laws=self.parts.rule.card.needs_laws)
 
     def _looked_at(self, longest: int) -> int:
         """The bound that stands in a captured step: one of few."""
@@ -360,6 +370,7 @@ class Lane:
     def _read(self, flight: _Flight) -> None:
         """Tell the requests of a step what it gave them, and let those go that have ended."""
         readout, ended, tokens = flight.readout.wait(self._usual_origin(flight.choice)), list[Seat](), 0
+        self._show(flight, readout)
         now = time.perf_counter()
         took = [self._since, self._since, now, now]  # a replayed step is one piece, and counts as the target's
         for row, seat in enumerate(flight.seats):
@@ -381,6 +392,17 @@ class Lane:
         drafter: Any = self.parts.drafter
         chosen = drafter.drafters[choice] if hasattr(drafter, "drafters") else drafter
         return "lookup" if chosen.name == "lookup" else "drafter"
+
+    def _show(self, flight: _Flight, readout: HostReadout) -> None:
+        """Give the witness a step that it wants, with the texts as they were before it: steps are read in order."""
+        if flight.evidence is None or self.parts.witness is None:
+            return
+        rows = [
+            WatchedRow(row, seat.request, tuple(seat.text), readout.verdict(row))
+            for row, seat in enumerate(flight.seats)
+            if not seat.is_done
+        ]
+        self.parts.witness.add(StepRecord(self.parts.rule, self.parts.stops, rows, flight.evidence))
 
     def _told(self, seat: Seat, readout: HostReadout, row: int, marks: list[float]) -> Step | None:
         """Deliver what a step did to one row; None if it failed, which ends this request and no other."""

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spectr.engine.record import Evidence, RowVerdict
 from spectr.engine.request import StepTree, TokenLogprobs, TreeNode
 from spectr.errors import ArgumentError, LawError
 from spectr.metrics import Counted, child_ranks
@@ -39,6 +40,7 @@ class StepReadout:
     likeliest: Tensor | None = None  # (B, D + 1, K) int64
     best: Tensor | None = None  # (B, D + 1): what the best coupling would accept
     tree: TreeReadout | None = None
+    evidence: Evidence | None = None  # for a witness; stays on the device
 
     @property
     def width(self) -> int:
@@ -158,6 +160,12 @@ class HostReadout:
             known = number > 0, number in path, name
             nodes.append(_node(token, places.get(parent, 0), (draft, target), known))
         return StepTree(nodes, places[path[-1]] if path else 0, float(found.added[row]))
+
+    def verdict(self, row: int) -> RowVerdict:
+        """What was decided for one row, as a witness wants it."""
+        length, corrected, _, fault, count, reason = self._rows[row][:6]
+        tokens = self._rows[row][_FIELDS : _FIELDS + length + 1]
+        return RowVerdict(tuple(tokens), length, bool(corrected), count, _REASONS[reason], fault)
 
     def _logprobs(self, row: int, count: int, top: int | None) -> list[TokenLogprobs] | None:
         if self._readout.logprobs is None or top is None:

@@ -4,7 +4,7 @@ The same functions run eagerly and are captured as graphs.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from spectr.coins import SeededCoins
 from spectr.engine.readout import NO_NUMBERS, NO_TOKENS, SOUND, StepReadout, TreeReadout, pack
+from spectr.engine.record import Evidence
 from spectr.engine.rows import Rows
 from spectr.metrics import best_possible
 from spectr.policy import Past
@@ -39,6 +40,7 @@ class StepParts:
     logprobs: int | None = None  # of emitted tokens, and of so many of the likeliest
     optimality_gap: bool = False
     traces: bool = False  # the readout has the trees
+    watched: bool = False  # hand over what the verdict was made of
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ def run_step(parts: StepParts, marks: list[float]) -> StepReadout:
     marks.append(time.perf_counter())
     readout = settle(parts, scored)
     marks.append(time.perf_counter())
-    return readout
+    return replace(readout, evidence=Evidence(draft, scored.logits)) if parts.watched else readout
 
 
 def draft_trees(parts: StepParts) -> tuple[Draft, SeededCoins]:
