@@ -62,6 +62,10 @@ class Tree:
         fixed = tuple(self.fixed[child] for child in below) if self.siblings in ("hybrid", "fixed") else None
         return Children(tuple(self.tokens[child] for child in below), fixed, self.width)
 
+    def path(self, node: int) -> list[int]:
+        """The nodes from the root to this one, as they were drafted."""
+        return [0] if node == 0 else [*self.path(self.parents[node]), node]
+
     def at(self, text: tuple[int, ...]) -> int:
         """The first node that carries a text, which must be drafted."""
         return next(node for node, own in enumerate(self.texts) if own == text and self.alive[node])
@@ -186,43 +190,42 @@ def _walk(tree: Tree, laws: Laws, decisions: Decisions, *, coupling: ReferenceCo
         node = tree.first[tree.below[node][slot]]
 
 
-def _longest(tree: Tree, laws: Laws, decisions: Decisions, path: Sequence[int], proposals: Sequence[Numbers]) -> Judged:
-    """Block verification of a path: its nodes from the root on, and the law that the token after each was proposed
-    from. w is the chance to keep so much, and the longest success counts."""
+def _longest(tree: Tree, laws: Laws, decisions: Decisions, end: int, proposals: Sequence[Numbers]) -> Judged:
+    """Block verification of the path to a node, given the law that the token after each node of it was proposed from.
+    w is the chance to keep so much, and the longest success counts. Coins belong to the nodes on the path as they were
+    drafted, laws to the first nodes of the same text."""
+    path = tree.path(end)
+    targets = [laws.target(tree.first[node]) for node in path]
     kept, chances, length = [1.0], list[float](), len(path) - 1
-    for depth, (node, proposal) in enumerate(zip(path, proposals, strict=True)):
-        if depth == length:
-            chances.append(kept[depth])
-            break
-        target, token = laws.target(node), tree.tokens[path[depth + 1]]
+    for depth in range(length):
+        target, proposal, token = targets[depth], proposals[depth], tree.tokens[path[depth + 1]]
         missing = float(np.maximum(kept[depth] * target - proposal, 0).sum())
         scale = missing + 1 - kept[depth]
         chances.append(missing / scale if scale > 0 else 1.0)
         given = proposal[token] if proposal[token] > 0 else 1.0
         kept.append(min(1.0, kept[depth] * target[token] / given))
+    chances.append(kept[length])
     last = max([depth for depth in range(1, length + 1) if decisions.flip(chances[depth], path[depth])], default=0)
-    end, target = path[last], laws.target(path[last])
-    weights = target if last == length else left_over(kept[last] * target, proposals[last])
-    return _judged(tree, end, decisions.pick(weights, end, _Purpose.BONUS))
+    weights = targets[last] if last == length else left_over(kept[last] * targets[last], proposals[last])
+    return _judged(tree, path[last], decisions.pick(weights, path[last], _Purpose.BONUS))
 
 
 def _block(tree: Tree, laws: Laws, decisions: Decisions) -> Judged:
     """One chain, judged as a whole."""
-    nodes = [node for node in range(1, len(tree.tokens)) if tree.alive[node]]
-    path = [0, *sorted(nodes, key=lambda node: len(tree.texts[node]))]
-    return _longest(tree, laws, decisions, path, [laws.draft(node) for node in path])
+    alive = [node for node in range(len(tree.tokens)) if tree.alive[node]]
+    end = max(alive, key=lambda node: len(tree.texts[node]))
+    return _longest(tree, laws, decisions, end, [laws.draft(node) for node in tree.path(end)])
 
 
 def _path_block(tree: Tree, laws: Laws, decisions: Decisions, *, coupling: ReferenceCoupling) -> Judged:
     """A path is selected down to a leaf, and judged as a whole with the laws of what was selected."""
-    path, proposals = [0], list[Numbers]()
-    while True:
-        chosen = coupling.selection(laws.target(path[-1]), laws.draft(path[-1]), tree.children(path[-1]))
+    node, proposals = 0, list[Numbers]()
+    while tree.below[node]:
+        chosen = coupling.selection(laws.target(node), laws.draft(node), tree.children(node))
         proposals.append(chosen.law)
-        if not tree.below[path[-1]]:
-            return _longest(tree, laws, decisions, path, proposals)
-        slot = decisions.pick(chosen.chance, path[-1], _Purpose.CHILD)
-        path.append(tree.first[tree.below[path[-1]][slot]])
+        slot = decisions.pick(chosen.chance, node, _Purpose.CHILD)
+        node = tree.first[tree.below[node][slot]]
+    return _longest(tree, laws, decisions, node, proposals)
 
 
 @dataclass(slots=True)

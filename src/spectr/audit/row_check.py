@@ -154,14 +154,15 @@ class _Shaken:
         """After the policy."""
         policy, held = self.laws.policy, self.laws.before_filters(node)
         possible = held > -np.inf
-        by = np.where(possible, self._scale(node) * self.size, 0.0)
+        by = self._scale(node) * self.size
         moved = np.where(possible, _shaken(np.where(possible, held, 0.0), by, self.key), -np.inf)
         return policy.with_slack(self._slack(held, by)).shaped(moved)
 
     def _scale(self, node: int) -> Numbers:
         """How large the numbers were that were rounded on the way."""
-        held, temperature = self.laws.before_filters(node), self.laws.policy.temperature
-        return np.maximum(np.maximum(abs(self.laws.raw(node)), abs(held)), temperature)
+        raw, held = self.laws.raw(node), self.laws.before_filters(node)
+        largest = np.maximum(np.maximum(abs(raw), abs(held)), self.laws.policy.temperature)
+        return np.where(held > -np.inf, largest, 0.0)
 
     def _slack(self, held: Numbers, by: Numbers) -> float:
         temperature = self.laws.policy.temperature
