@@ -90,6 +90,10 @@ class Laws(Protocol):
         """The law that a node's drawn children came from."""
         ...
 
+    def free_choice(self, node: int) -> int | None:
+        """A token that is to be selected if it was drafted, where any selection is right."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -178,13 +182,19 @@ def _match(tree: Tree, laws: Laws, decisions: Decisions) -> Judged:
         node = child
 
 
+def _slot(chances: Numbers, tree: Tree, laws: Laws, decisions: Decisions, node: int) -> int:
+    """Which of the drafts below a node comes out."""
+    tokens, free = tree.children(node).tokens, laws.free_choice(node)
+    return tokens.index(free) if free in tokens else decisions.pick(chances, node, _Purpose.CHILD)
+
+
 def _walk(tree: Tree, laws: Laws, decisions: Decisions, *, coupling: ReferenceCoupling) -> Judged:
     """At each node the coupling says which child comes out; if none does, the residual is drawn from."""
     node = 0
     while True:
         outcome = coupling.outcome(laws.target(node), laws.draft(node), tree.children(node))
         missed = max(0.0, 1 - outcome.ending.sum())
-        slot = decisions.pick(np.append(outcome.ending, missed), node, _Purpose.CHILD)
+        slot = _slot(np.append(outcome.ending, missed), tree, laws, decisions, node)
         if slot == len(outcome.ending):
             return _judged(tree, node, decisions.pick(outcome.residual, node, _Purpose.BONUS))
         node = tree.first[tree.below[node][slot]]
@@ -223,7 +233,7 @@ def _path_block(tree: Tree, laws: Laws, decisions: Decisions, *, coupling: Refer
     while tree.below[node]:
         chosen = coupling.selection(laws.target(node), laws.draft(node), tree.children(node))
         proposals.append(chosen.law)
-        slot = decisions.pick(chosen.chance, node, _Purpose.CHILD)
+        slot = _slot(chosen.chance, tree, laws, decisions, node)
         node = tree.first[tree.below[node][slot]]
     return _longest(tree, laws, decisions, node, proposals)
 

@@ -5,12 +5,12 @@ Nothing here calls the code that decided: see `reference_policy`, `reference_coi
 
 The engine computes in float32, so at times it decides otherwise than float64 does and is right: the scores of two
 tokens, a coin and its border, or a token and the border of a filter are as close as rounding. Such a decision is a
-near-tie. Whether a difference is one is found by trying: logits and draft laws are shaken by up to `ROUNDINGS` float32
-roundings of each number, several times, and if what was emitted comes out of any of them, rounding explains it. Equal
-numbers stay equal when shaken, so that ties stay ties.
+near-tie. Whether a difference is one is found by trying: logits and laws are changed by up to `ROUNDINGS` float32
+roundings of each number, in favour of the token that was emitted and at random, and if that token comes out in any of
+the trials, rounding explains it. In a race this asks whether the scores of the two tokens are that close.
 """
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from spectr.audit.reference_coins import mixed, scrambled
 from spectr.audit.reference_policy import Mask, Numbers, ReferencePolicy, softmax
-from spectr.audit.reference_rules import Decision, Decisions, Judged, Laws, Tree, reference_rule
+from spectr.audit.reference_rules import Decision, Decisions, Judged, ReferenceRule, Tree, reference_rule
 from spectr.engine.readout import NO_NUMBERS, NO_TOKENS, SOUND
 from spectr.engine.record import Evidence, StepRecord, WatchedRow
 from spectr.policy import Policy
@@ -29,8 +29,8 @@ __all__ = ["ROUNDINGS", "Checked", "Failure", "as_numbers", "check_row", "uncove
 ROUNDINGS = 32
 """How many roundings of a number may explain a difference: policies round a logit about ten times."""
 
-_TRIALS = 64
-_SIZES = (1.0, 0.25, 0.06, 0.015)  # of trials in turn: near a border of many tokens small changes find it better
+_TRIALS = 128
+_SIZES = (1.0, 0.25, 0.06, 0.015)  # of the changes: where many tokens are nearly equal, small ones find more
 _SHAKING = 0x1F83D9ABFB41BD6B
 _FAR = 40  # tokens so much below the likeliest, in units of the temperature, have no part in the law
 
@@ -91,6 +91,8 @@ class _RowLaws:
         self.policy = ReferencePolicy(request.policy, stops | request.stop_ids, request.max_new_tokens)
         self.prompt, self.generated = row.text[: len(request.prompt)], row.text[len(request.prompt) :]
         self.row, self.evidence, self.tree = row.row, evidence, tree
+        kind = torch.promote_types(evidence.logits.dtype, torch.float32)  # what policies are computed in
+        self.rounding = ROUNDINGS * torch.finfo(kind).eps / 2
         self._edited = dict[int, Numbers]()
         self._logits = dict[int, Numbers]()
         self._target = dict[int, Numbers]()
@@ -127,71 +129,102 @@ class _RowLaws:
             self._target[node] = softmax(self.logits(node))
         return self._target[node]
 
+    def free_choice(self, node: int) -> None:
+        """None: every selection follows from the laws."""
+
     def draft(self, node: int) -> Numbers:
         """The law that drawn children came from."""
         assert self.evidence.draft.laws is not None
         return as_numbers(self.evidence.draft.laws[self.row, node])
 
 
-def _shaken(values: Numbers, by: Numbers, key: int) -> Numbers:
-    """Each number changed by up to so much, and equal numbers by the same."""
-    bits = scrambled(values.view(np.uint64) ^ np.uint64(key)) >> np.uint64(11)
-    moved: Numbers = values + by * (bits.astype(np.float64) * 2.0**-52 - 1)
-    return moved
-
-
 @dataclass(frozen=True, slots=True)
-class _Shaken:
-    """The same laws, from logits and draft laws that differ by rounding."""
+class _ShakenLaws:
+    """The same laws, from logits and draft laws that differ by rounding, in another way in each trial: towards the
+    token that was emitted next, so that its score, or its share of the coin, grows or moves; or at random."""
 
     laws: _RowLaws
-    size: float  # relative to each number
-    key: int
-    widens: bool  # the borders of filters: what rounding makes equal to a token that stays, stays as well
-    snaps: bool = False  # the target's law is the draft's wherever the two are that close
+    emitted: tuple[int, ...]
+    trial: int
+    kept: Mapping[int, int]  # the trial of some nodes, if another
 
-    def logits(self, node: int) -> Numbers:
-        """After the policy."""
-        policy, held = self.laws.policy, self.laws.before_filters(node)
-        possible = held > -np.inf
-        by = self._scale(node) * self.size
-        moved = np.where(possible, _shaken(np.where(possible, held, 0.0), by, self.key), -np.inf)
-        return policy.with_slack(self._slack(held, by)).shaped(moved)
+    def of(self, node: int) -> int:
+        """The trial of a node."""
+        return self.kept.get(node, self.trial)
+
+    def _size(self, node: int) -> float:
+        """By how much numbers are changed at most, relative to each."""
+        return self.laws.rounding * _SIZES[self.of(node) // 4 % len(_SIZES)]
+
+    def _direction(self, node: int, values: Numbers) -> Numbers:
+        """Between −1 and 1 for each token, the same for tokens of equal values."""
+        text, kind = self.laws.tree.texts[node], self.of(node) % 4
+        if kind == 3 or self.emitted[: len(text)] != text:
+            key = np.uint64(mixed(_SHAKING, self.of(node)))
+            return (scrambled(values.view(np.uint64) ^ key) >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
+        wanted, tokens = self.emitted[len(text)], np.arange(len(values))
+        ahead = (tokens == wanted, tokens <= wanted, tokens >= wanted)[kind]
+        return np.where(ahead, 1.0, -1.0)
 
     def _scale(self, node: int) -> Numbers:
-        """How large the numbers were that were rounded on the way."""
+        """How large the numbers were that were rounded on the way to the logits."""
         raw, held = self.laws.raw(node), self.laws.before_filters(node)
         largest = np.maximum(np.maximum(abs(raw), abs(held)), self.laws.policy.temperature)
         return np.where(held > -np.inf, largest, 0.0)
 
-    def _slack(self, held: Numbers, by: Numbers) -> float:
-        temperature = self.laws.policy.temperature
-        if not self.widens or temperature == 0:
-            return 0.0
-        return float(by[held > held.max() - _FAR * temperature].max()) / temperature
+    def logits(self, node: int) -> Numbers:
+        """After the policy."""
+        policy, held = self.laws.policy, self.laws.before_filters(node)
+        by, possible = self._scale(node) * self._size(node), held > -np.inf
+        moved = np.where(possible, held + by * self._direction(node, held), -np.inf)
+        slack = 0.0
+        if self.of(node) // 16 % 2 and policy.temperature > 0:  # what rounding makes equal to a token that stays, stays
+            slack = float(by[held > held.max() - _FAR * policy.temperature].max()) / policy.temperature
+        return policy.with_slack(slack).shaped(moved)
 
     def target(self, node: int) -> Numbers:
-        """The law that they stand for."""
-        if not self.snaps:
-            return softmax(self.logits(node))
+        """The law that they stand for; in float32 it does not sum to one."""
+        if self.of(node) % 16 == 3 and self.laws.evidence.draft.laws is not None:
+            return self._snapped(node)
+        law = softmax(self.logits(node))
+        return law * (1 + self._size(node) * self._direction(node, law))
+
+    def _snapped(self, node: int) -> Numbers:
+        """The target's law, equal to the draft's wherever rounding may have made them so."""
         target, draft = self.laws.target(node), self.laws.draft(node)
         scale = self._scale(node) / (self.laws.policy.temperature or 1.0)
-        return np.where(abs(target - draft) <= self.size * scale * target, draft, target)
+        return np.where(abs(target - draft) <= self.laws.rounding * scale * target, draft, target)
+
+    def free_choice(self, node: int) -> int | None:
+        """The token emitted next, where target and draft law are equal up to rounding: their ratio, by which drafts are
+        selected, is then rounding alone, and any selection is right."""
+        text = self.laws.tree.texts[node]
+        if self.of(node) % 16 != 3 or self.emitted[: len(text)] != text:
+            return None
+        return self.emitted[len(text)] if np.array_equal(self._snapped(node), self.laws.draft(node)) else None
 
     def draft(self, node: int) -> Numbers:
         """The law that drawn children came from."""
         law = self.laws.draft(node)
-        return law if self.snaps else _shaken(law, self.size * law, self.key)
+        if self.of(node) % 16 == 3:
+            return law
+        return law * (1 - self._size(node) * self._direction(node, law))
 
 
-def _shaken_laws(laws: _RowLaws, *, has_drafts: bool) -> Iterator[Laws]:
-    """Laws that rounding may have made of the same numbers."""
-    kind = laws.evidence.logits.dtype
-    most = ROUNDINGS * torch.finfo(torch.promote_types(kind, torch.float32)).eps / 2
-    if has_drafts:
-        yield _Shaken(laws, most, 0, widens=False, snaps=True)
+def _explained(rule: ReferenceRule, laws: _RowLaws, row: WatchedRow) -> bool:
+    """Whether what was emitted comes out in some trial. Every other trial keeps, at the nodes that the emitted tokens
+    share with the best trial so far, what led there."""
+    emitted, most, best = row.verdict.tokens, 0, dict[int, int]()
     for trial in range(_TRIALS):
-        yield _Shaken(laws, most * _SIZES[trial % len(_SIZES)], mixed(_SHAKING, trial), widens=trial % 8 >= 4)
+        shaken = _ShakenLaws(laws, emitted, trial, best if trial // 4 % 2 else {})
+        judged = rule.judge(laws.tree, shaken, Decisions(row.request.seed, len(row.text)))
+        if _is_same(judged, row):
+            return True
+        same = next((at for at, pair in enumerate(zip(judged.tokens, emitted, strict=False)) if len(set(pair)) > 1), 0)
+        if same > most:
+            on_path = [node for node, text in enumerate(laws.tree.texts) if text == emitted[: len(text)]]
+            most, best = same, {node: shaken.of(node) for node in on_path if len(laws.tree.texts[node]) < same}
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,10 +245,7 @@ def check_row(record: StepRecord, evidence: Evidence, row: WatchedRow) -> Checke
     decisions = Decisions(row.request.seed, len(row.text))
     meant = rule.judge(tree, laws, decisions)
     is_near_tie = not _is_same(meant, row)
-    if is_near_tie and not any(
-        _is_same(rule.judge(tree, shaken, Decisions(decisions.seed, decisions.committed)), row)
-        for shaken in _shaken_laws(laws, has_drafts=rule.needs_laws)
-    ):
+    if is_near_tie and not _explained(rule, laws, row):
         return Checked(failure=_parting(record, row, meant, laws, decisions))
     return Checked(is_near_tie, _wrong_end(record, row, laws))
 
