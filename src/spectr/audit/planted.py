@@ -24,6 +24,7 @@ from spectr.audit.report import Case, Finding, Level
 from spectr.audit.samplers import EngineSampler, FunctionSampler
 from spectr.audit.setup import NOISY, Setup, toy_setup
 from spectr.audit.texts import TextLaw
+from spectr.audit.witnessed import witnessed_faults
 from spectr.coins import SeededCoins, draw, uniform
 from spectr.draft import Plan
 from spectr.draft.delegating import DelegatingDrafting
@@ -233,4 +234,5 @@ def planted_cases(bias: float = 0.02) -> list[Case]:
         in_section(draw_case(_without_last_chunk, "planted"), SECTION, "draws that lose the last chunk"),
         *(in_section(case, SECTION, case.name) for case in policy_faults()),
         *_shaped_faults(setup),
+        *witnessed_faults(SECTION),
     ]

@@ -10,12 +10,12 @@ from spectr.audit.policies import POLICIES, step_case, tree_case
 from spectr.audit.report import Case
 from spectr.policy import History, Past, Policy, PolicyRows
 
-__all__ = ["CommittedOnly", "PresenceOnPrompt", "policy_faults"]
+__all__ = ["CommittedOnly", "OneTooFew", "PresenceOnPrompt", "policy_faults"]
 
 Features = frozenset[str]
 
 
-class _OneTooFew(PolicyRows):
+class OneTooFew(PolicyRows):
     """Top-p that stops before the token which completes the mass."""
 
     def _shaped(self, logits: Tensor, features: Features) -> Tensor:
@@ -139,7 +139,7 @@ class _AlwaysDivided(PolicyRows):
 
 
 _FAULTS: tuple[tuple[str, type[PolicyRows], str], ...] = (
-    ("top_p keeps one token too few", _OneTooFew, "top_p"),
+    ("top_p keeps one token too few", OneTooFew, "top_p"),
     ("top_p cuts between equals", _NucleusTiesCut, "top_p"),
     ("temperature after the filters", _TemperatureLast, "temperature and every filter"),
     ("top_k cuts between equals", _TiesCut, "top_k"),

@@ -21,6 +21,7 @@ from spectr.audit.samplers import EngineSampler, FunctionSampler, OnOneThread, S
 from spectr.audit.setup import NOISY, Setup, noise, real_setup
 from spectr.audit.step_law import LanguageModel
 from spectr.audit.texts import TextLaw
+from spectr.audit.witnessed import witnessed_cases
 from spectr.errors import ArgumentError, MismatchError
 from spectr.policy import Policy
 from spectr.transport.laws import check_law
@@ -114,11 +115,11 @@ def _comparisons(lm: "LM", setup: Setup, scope: Scope) -> list[Case]:
 
 def exact_part(rules: Sequence[NamedRule] | None = None) -> list[Case]:
     """What needs no model: laws of rules, enumerated; and unless rules were named, policies against their reference,
-    coins and noise, and the loop on a small model."""
+    coins and noise, and the loop on a small model, whose steps a witness checks."""
     if rules is not None:
         return exact_cases(rules)
     lossless = [named.rule for named in distinct_rules() if named.rule.card.lossless]
-    return [*exact_cases(), *policy_cases(), *noise_cases(), *loop_cases(lossless)]
+    return [*exact_cases(), *policy_cases(), *noise_cases(), *loop_cases(lossless), *witnessed_cases(lossless)]
 
 
 def _rows_case(lm: "LM", prompts: Sequence[Sequence[int]]) -> Case:
