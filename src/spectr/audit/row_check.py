@@ -11,7 +11,7 @@ the trials, rounding explains it. In a race this asks whether the scores of the 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -56,8 +56,14 @@ class Failure:
         coins = f"; {'; '.join(self.coins)}" if self.coins else ""
         return (
             f"{self.what} at position {self.position} under rule {self.rule!r}: emitted {list(self.emitted)}, expected "
-            f"{list(self.expected)}{scores}{coins}; seed {self.seed}, {self.policy}"
+            f"{list(self.expected)}{scores}{coins}; seed {self.seed}, {self._settings()}"
         )
+
+    def _settings(self) -> str:
+        """The policy without what is off."""
+        plain, found = Policy(), {field.name: getattr(self.policy, field.name) for field in fields(self.policy)}
+        used = [f"{name}={value!r}" for name, value in found.items() if value != getattr(plain, name)]
+        return f"Policy({', '.join(used)})"
 
 
 def as_numbers(values: Tensor) -> Numbers:

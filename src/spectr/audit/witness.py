@@ -22,7 +22,7 @@ from typing import Any
 from spectr.audit.reference_coins import mixed
 from spectr.audit.row_check import Failure, check_row, uncovered
 from spectr.checks import whole
-from spectr.engine.record import StepRecord
+from spectr.engine.record import Evidence, StepRecord, WatchedRow
 from spectr.errors import ArgumentError
 from spectr.notices import notice
 
@@ -45,16 +45,13 @@ class _Work:
 
     @property
     def is_full(self) -> bool:
-        return self.is_closed or len(self.waiting) >= self.room
+        return len(self.waiting) >= self.room
 
-    def put(self, record: StepRecord) -> bool:
-        """Let a record wait; False if there is no room."""
+    def put(self, record: StepRecord) -> None:
+        """Let a record wait."""
         with self.news:
-            if self.is_full:
-                return False
             self.waiting.append(record)
             self.news.notify_all()
-            return True
 
     def take(self) -> StepRecord | None:
         """The next record, when there is one; None once it is closed."""
@@ -173,18 +170,23 @@ class Witness:
         """Whether the next step is one of those to check; one for which there is no room is skipped."""
         number = self._steps
         self._steps += 1
-        if (mixed(_CHOICE, self.seed, number) >> 11) * 2.0**-53 >= self.share:
+        if self._work.is_closed or (mixed(_CHOICE, self.seed, number) >> 11) * 2.0**-53 >= self.share:
             return False
-        if self._work.is_full:
-            self._skipped += 1
-            return False
-        return True
+        has_room = not self._work.is_full
+        self._skipped += not has_room
+        return has_room
 
     def add(self, record: StepRecord) -> None:
         """Check a step, later and elsewhere."""
-        if not self._work.put(record):
+        if self._work.is_full:
             self._skipped += 1
-        elif self._thread is None:
+        elif not self._work.is_closed:
+            self._work.put(record)
+            self._start()
+
+    def _start(self) -> None:
+        """Have a thread."""
+        if self._thread is None:
             self._thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._work), daemon=True)
             _running[self._thread] = self._work
             self._thread.start()
@@ -208,20 +210,23 @@ class Witness:
             if self._work.is_closed:
                 return
             try:
-                reason = uncovered(record, evidence, row)
-                found = None if reason else check_row(record, evidence, row)
+                self._check_row(record, evidence, row)
             except Exception as error:  # a fault of the check, and not of the engine
                 notice(f"a step could not be checked: {type(error).__name__}: {error}")
-                reason, found = f"an error of the check, {type(error).__name__}", None
-            if found is None:
-                self._not_covered[str(reason)] += 1
-                continue
-            self._rows += 1
-            self._near_ties += found.is_near_tie
-            if found.failure is not None:
-                self._report(found.failure)
+                self._not_covered[f"an error of the check, {type(error).__name__}"] += 1
         self._checked += 1
         self._seconds += time.perf_counter() - start
+
+    def _check_row(self, record: StepRecord, evidence: Evidence, row: WatchedRow) -> None:
+        reason = uncovered(record, evidence, row)
+        if reason is not None:
+            self._not_covered[reason] += 1
+            return
+        found = check_row(record, evidence, row)
+        self._rows += 1
+        self._near_ties += found.is_near_tie
+        if found.failure is not None:
+            self._report(found.failure)
 
     def _report(self, failure: Failure) -> None:
         """Count a violation; log and keep the first ones."""
