@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import brentq
 
 __all__ = ["Children", "Outcome", "ReferenceCoupling", "Selection", "left_over", "normalised", "without"]
 
@@ -20,6 +19,7 @@ Numbers = npt.NDArray[np.float64]
 
 _TINY = 1e-12  # a mass below this carries no usable ratio
 _LOWEST = -9.0  # log ratio below which all tokens share a class
+_TURNS = 100  # of looking for a root
 _KNOWN = {"maximal", "kseq", "kseq_plus", "optimal", "hybrid", "recursive", "recursive_wor", "match"}
 
 
@@ -101,11 +101,27 @@ def _per_visit(chance: float, k: int) -> float:
     return _one_of(chance, k) / chance if chance > 0 else float(k)
 
 
-def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a falling function crosses zero; an end of the interval if it does not."""
-    if function(low) <= 0:
-        return low
-    return high if function(high) >= 0 else float(brentq(function, low, high, xtol=1e-15, rtol=1e-15))
+def _root(function: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
+    """Where a falling function crosses zero: a point at or right of the crossing, and the one where it was seen closest
+    to zero. By false position, and where that is slow by halving. The function may be zero on an interval, of which the
+    first point that is found counts as nearest: so the points that are tried belong to the definition."""
+    at_low, at_high, side = function(low), function(high), 0
+    if at_low <= 0:
+        return low, low
+    nearest, least = (low, abs(at_low)) if abs(at_low) < abs(at_high) else (high, abs(at_high))
+    for turn in range(_TURNS):
+        share = at_low / (at_low - at_high) if turn < _TURNS / 2 and at_low > at_high else 0.5
+        middle = low + (high - low) * share
+        value = function(middle)
+        if abs(value) < least:
+            nearest, least = middle, abs(value)
+        if value <= 0:
+            at_low, at_high, high, side = (at_low / 2 if side > 0 else at_low), value, middle, 1
+        else:
+            at_low, at_high, low, side = value, (at_high / 2 if side < 0 else at_high), middle, -1
+        if high - low <= 1e-15 * high or value == 0:
+            break
+    return high, nearest
 
 
 def _two_levels(target: Numbers, draft: Numbers, tokens: list[int]) -> Selection:
@@ -120,7 +136,7 @@ def _two_levels(target: Numbers, draft: Numbers, tokens: list[int]) -> Selection
         missed, spilt = np.maximum(target - above * draft, 0), np.maximum(below * draft - target, 0)
         return float(missed.sum() - spilt.sum())
 
-    below, above = values(_root(excess, 0.0, 1.0))
+    below, above = values(_root(excess, 0.0, 1.0)[1])
     ratio = np.minimum(np.divide(target, draft, out=np.full_like(target, 1e9), where=draft > 0), 1e9)
     high = np.clip((ratio - below) / (above - below if above > below else 1.0), 0.0, 1.0)
     below, above = values(float((draft * (1 - high)).sum()))
@@ -250,7 +266,7 @@ def _k_sequential(target: Numbers, draft: Numbers, tokens: list[int], rho: float
         return _one_of(clipped / given, k) - clipped
 
     if rho is None:
-        rho = _root(surplus, 1.0, float(k)) if k > 1 else 1.0
+        rho = _root(surplus, 1.0, float(k))[0] if k > 1 else 1.0
     visit = np.minimum(draft, target / rho)
     ending, none_before = np.zeros(k), 1.0
     for slot, token in enumerate(tokens):
@@ -323,10 +339,10 @@ class ReferenceCoupling:
     def _selected(self, target: Numbers, draft: Numbers, tokens: list[int], width: int) -> Selection:
         if not tokens:
             return Selection(np.zeros(0), np.zeros_like(target))
-        if self.name == "kseq_plus":
-            return _two_levels(target, draft, tokens)
         if self.name == "maximal" or len(tokens) == 1:
             return _first(draft, tokens)
+        if self.name == "kseq_plus":
+            return _two_levels(target, draft, tokens)
         bins = self.bins if len(target) > self.sort_below else 0
         return _best(target, draft, tokens, width, bins)
 

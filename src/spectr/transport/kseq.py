@@ -19,6 +19,7 @@ from spectr.transport.selection import SelectingCoupling, Selection, at_most_one
 __all__ = ["KSeq", "KSeqPlus"]
 
 _ROUNDS = {torch.float32: 24, torch.float64: 60}  # on a CPU it stops as soon as it has converged
+_HALVINGS = 32  # where it has not: laws that are nearly equal have a ρ that false position does not find
 
 
 def _clipped(target: Tensor, draft: Tensor, scale: Tensor) -> Tensor:
@@ -104,7 +105,7 @@ class KSeq(Coupling):
             return _any_of(clipped / rho, count) - clipped
 
         one, top = torch.ones_like(count), count.clamp_min(1.0)
-        rho = falling_root(surplus, one, top, _ROUNDS[target.dtype]).above
+        rho = falling_root(surplus, one, top, _ROUNDS[target.dtype], _HALVINGS).above
         margin = 4 * torch.finfo(target.dtype).eps  # what rounding in the sums may hide
         return torch.where(count > 1, rho * (1 + margin), one), count
 
