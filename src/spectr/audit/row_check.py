@@ -314,7 +314,5 @@ def _wrong_end(record: StepRecord, row: WatchedRow, laws: _RowLaws) -> Failure |
     meant = (count, reason, SOUND if dead is None else NO_TOKENS)
     if meant == (verdict.count, verdict.finish_reason, verdict.fault):
         return None
-    what = (
-        f"a text of {verdict.count} tokens of the step that ends by {verdict.finish_reason!r}, in place of {count} by "
-    )
-    return _failure(record, row, f"{what}{reason!r}", verdict.tokens[:count], min(count, verdict.count))
+    what = f"{verdict.count} tokens kept, ended by {verdict.finish_reason}, in place of {count}, ended by {reason},"
+    return _failure(record, row, what, verdict.tokens[:count], min(count, verdict.count))
