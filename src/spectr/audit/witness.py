@@ -148,7 +148,7 @@ class Witness:
 
     @property
     def seconds(self) -> float:
-        """Time that the checks took."""
+        """Processor time that the checks took."""
         return self._seconds
 
     @property
@@ -205,7 +205,7 @@ class Witness:
 
     def _check(self, record: StepRecord) -> None:
         """Check the rows of a step, as the thread does."""
-        start, evidence = time.perf_counter(), record.evidence.wait()
+        start, evidence = time.thread_time(), record.evidence.wait()
         for row in record.rows:
             if self._work.is_closed:
                 return
@@ -215,7 +215,7 @@ class Witness:
                 notice(f"a step could not be checked: {type(error).__name__}: {error}")
                 self._not_covered[f"an error of the check, {type(error).__name__}"] += 1
         self._checked += 1
-        self._seconds += time.perf_counter() - start
+        self._seconds += time.thread_time() - start
 
     def _check_row(self, record: StepRecord, evidence: Evidence, row: WatchedRow) -> None:
         reason = uncovered(record, evidence, row)
