@@ -161,10 +161,16 @@ class Witness:
         """Whether no violation was found."""
         return self._violations == 0
 
+    @property
+    def counts(self) -> dict[str, float]:
+        """Every count by its name, for metrics."""
+        names = ("steps", "checked", "rows", "near_ties", "violations", "skipped", "seconds")
+        return {name: getattr(self, name) for name in names} | {"not_covered": self._not_covered.total()}
+
     def as_json(self) -> dict[str, Any]:
-        """All counts, and the failures in words."""
-        names = ("share", "steps", "checked", "rows", "near_ties", "violations", "skipped", "not_covered", "seconds")
-        return {name: getattr(self, name) for name in names} | {"failures": [str(failure) for failure in self.failures]}
+        """All counts, what was not covered by its reason, and the failures in words."""
+        failures = [str(failure) for failure in self.failures]
+        return {"share": self.share, **self.counts, "not_covered": self.not_covered, "failures": failures}
 
     def wants_step(self) -> bool:
         """Whether the next step is one of those to check; one for which there is no room is skipped."""
