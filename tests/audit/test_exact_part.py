@@ -139,7 +139,7 @@ def test_stop_tokens_end_enumerated_texts() -> None:
 
 def test_what_the_exact_part_holds() -> None:
     sections = {case.section for case in exact_part()}
-    assert sections == {"exact", "policy", "noise", "loop"}
+    assert sections == {"exact", "policy", "noise", "loop", "witness"}
     assert {case.name for case in exact_part(named_rules("kseq"))} == {"kseq × iid", "kseq × hybrid", "kseq × fixed"}
     assert any("optimal_binned" in case.name for case in exact_cases())
     assert tree_case("t", [Policy()]).tests == 0

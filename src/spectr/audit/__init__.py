@@ -4,6 +4,7 @@ report = audit_exact("kseq")                              # every draft and ever
 report = audit_model(lm, Scope([lm.encode("Why?")]))      # this package on a real model
 report = audit_function(sample, target, prompt=[1, 2])    # anybody's (prompt, seed) → tokens
 report.holds, report.summary, report.findings
+witness = Witness(share=0.01)                             # of a running engine: engine.with_parts(witness=witness)
 """
 
 from spectr.audit.endpoint import Endpoint
@@ -22,6 +23,7 @@ from spectr.audit.sections import Scope
 from spectr.audit.statistics import samples_needed, smallest_bias
 from spectr.audit.step_law import StepLaw
 from spectr.audit.texts import TextLaw
+from spectr.audit.witness import Witness
 
 __all__ = [
     "Case",
@@ -32,6 +34,7 @@ __all__ = [
     "Scope",
     "StepLaw",
     "TextLaw",
+    "Witness",
     "audit_endpoint",
     "audit_exact",
     "audit_function",

@@ -148,7 +148,7 @@ class Witness:
 
     @property
     def seconds(self) -> float:
-        """Time that the checks took."""
+        """Processor time that the checks took."""
         return self._seconds
 
     @property
@@ -161,10 +161,16 @@ class Witness:
         """Whether no violation was found."""
         return self._violations == 0
 
+    @property
+    def counts(self) -> dict[str, float]:
+        """Every count by its name, for metrics."""
+        names = ("steps", "checked", "rows", "near_ties", "violations", "skipped", "seconds")
+        return {name: getattr(self, name) for name in names} | {"not_covered": self._not_covered.total()}
+
     def as_json(self) -> dict[str, Any]:
-        """All counts, and the failures in words."""
-        names = ("share", "steps", "checked", "rows", "near_ties", "violations", "skipped", "not_covered", "seconds")
-        return {name: getattr(self, name) for name in names} | {"failures": [str(failure) for failure in self.failures]}
+        """All counts, what was not covered by its reason, and the failures in words."""
+        failures = [str(failure) for failure in self.failures]
+        return {"share": self.share, **self.counts, "not_covered": self.not_covered, "failures": failures}
 
     def wants_step(self) -> bool:
         """Whether the next step is one of those to check; one for which there is no room is skipped."""
@@ -205,7 +211,7 @@ class Witness:
 
     def _check(self, record: StepRecord) -> None:
         """Check the rows of a step, as the thread does."""
-        start, evidence = time.perf_counter(), record.evidence.wait()
+        start, evidence = time.thread_time(), record.evidence.wait()
         for row in record.rows:
             if self._work.is_closed:
                 return
@@ -215,7 +221,7 @@ class Witness:
                 notice(f"a step could not be checked: {type(error).__name__}: {error}")
                 self._not_covered[f"an error of the check, {type(error).__name__}"] += 1
         self._checked += 1
-        self._seconds += time.perf_counter() - start
+        self._seconds += time.thread_time() - start
 
     def _check_row(self, record: StepRecord, evidence: Evidence, row: WatchedRow) -> None:
         reason = uncovered(record, evidence, row)

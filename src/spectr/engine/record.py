@@ -107,8 +107,8 @@ def copy_evidence(evidence: Evidence, rows: int, *, laws: bool) -> PendingEviden
 
 
 def _each(draft: Draft, copied: Callable[[Tensor | None], Any], laws: bool) -> Draft:
-    """A draft with copies of its tensors."""
+    """A draft with copies of what a verdict depends on."""
     return replace(
         draft, tokens=copied(draft.tokens), parents=copied(draft.parents), alive=copied(draft.alive),
-        fixed=copied(draft.fixed), laws=copied(draft.laws) if laws else None,
+        fixed=copied(draft.fixed), laws=copied(draft.laws) if laws else None, predicted=None, origin=None,
     )  # fmt: skip
