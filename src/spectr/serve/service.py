@@ -87,11 +87,7 @@ class Service:
     @property
     def audited(self) -> dict[str, float]:
         """Counts of the self-audit; empty if there is none."""
-        found = self.witness
-        if found is None:
-            return {}
-        names = ("steps", "checked", "rows", "near_ties", "violations", "skipped")
-        return {name: getattr(found, name) for name in names} | {"not_covered": sum(found.not_covered.values())}
+        return {} if self.witness is None else self.witness.counts
 
     def _watched(self, lm: LM) -> LM:
         """The same model, with a share of its steps checked."""
