@@ -72,6 +72,7 @@ def _readers(drafting: Any) -> list[ModelDrafting]:
     if isinstance(drafting, ModelDrafting):
         return [drafting]
     parts = [*getattr(drafting, "parts", ()), *getattr(drafting, "draftings", ())]
+    parts += [drafting.inner] if hasattr(drafting, "inner") else []
     return [found for part in parts for found in _readers(part)]
 
 

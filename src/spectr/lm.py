@@ -47,6 +47,7 @@ class _RequestSettings:
     logprobs: bool | int | None = None  # of the tokens; a number: of so many of the likeliest in place of each, too
     prompt_logprobs: bool | int | None = None  # the same for the prompt
     optimality_gap: bool = False
+    prediction: str | Sequence[int] | None = None  # what the text will probably repeat
 
     def __post_init__(self) -> None:
         if self.n is not None:
@@ -58,6 +59,9 @@ class _RequestSettings:
                 whole(f"each of {name}", token, 0)
         if self.seeds is not None and not isinstance(self.seeds, Iterable):
             raise ArgumentError(f"seeds must be a list of whole numbers, one for each text, got {self.seeds!r}")
+        is_nothing = isinstance(self.prediction, list | tuple) and not self.prediction
+        if not (is_nothing or isinstance(self.prediction, str | None) or as_ids(self.prediction) is not None):
+            raise ArgumentError(f"prediction must be a string or a list of token ids, got {self.prediction!r}")
         for name in ("logprobs", "prompt_logprobs"):
             if not isinstance(value := getattr(self, name), bool | None):
                 whole(name, value, 0)
@@ -112,6 +116,8 @@ def _is_one_each(name: str, value: Any) -> bool:
     """Whether a setting of several prompts has a value for each."""
     if not isinstance(value, list | tuple) or name == "seeds":
         return False
+    if name == "prediction":
+        return bool(value) and as_ids(value) is None
     if name not in _LISTS:
         return True
     nested = bool(value) and all(part is None or isinstance(part, list | tuple) for part in value)
@@ -223,9 +229,10 @@ class LM:
 
         A prompt is a string, a list of token ids, or a list of messages. At most 128 new tokens unless
         `max_new_tokens` (or `max_tokens`) says otherwise. Without a `seed` a random one is taken; every output tells
-        its own. `settings`: n, seeds, stop, raw, logprobs, prompt_logprobs, optimality_gap, and those of the policy
-        (temperature, top_k, …), whose defaults are the model's own. With several prompts, each setting has one value
-        for all, or a list with one for each.
+        its own. `settings`: n, seeds, stop, raw, logprobs, prompt_logprobs, optimality_gap, prediction (a string or
+        token ids that the text will probably repeat: they are drafted, which makes it faster and changes nothing else),
+        and those of the policy (temperature, top_k, …), whose defaults are the model's own. With several prompts, each
+        setting has one value for all, or a list with one for each.
         """
         several = [prompts] if is_single(prompts) else self._several(prompts)
         given = {**settings, **({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})}
@@ -283,6 +290,7 @@ class LM:
         limit = _limit(given.pop("max_new_tokens", None), given, usual)
         asked, policy = _split_settings(given)
         tokens, made = self.encode(prompt, raw=asked.raw), self._policy(policy)
+        reference = self._reference(asked.prediction)
         start, source = (tokens, None) if self.opened.start is None else (list(self.opened.start), tokens)
 
         def make(seed: int) -> Request:
@@ -290,10 +298,21 @@ class LM:
                 start, seed, limit, made, tuple(asked.generated or ()), frozenset(asked.stop_ids or ()), source,
                 reader=self._reader(asked.stops, asked.generated), cache_scope=asked.cache_scope,
                 logprobs=asked.likeliest("logprobs"), prompt_logprobs=asked.likeliest("prompt_logprobs"),
-                optimality_gap=asked.optimality_gap,
+                optimality_gap=asked.optimality_gap, reference=reference,
             )  # fmt: skip
 
         return make, asked.n or 1
+
+    def _reference(self, prediction: str | Sequence[int] | None) -> list[int]:
+        """The tokens of a prediction, as they would stand in a text."""
+        if not isinstance(prediction, str):
+            return as_ids(prediction) or []
+        if not prediction:
+            return []
+        check_text(prediction, "a prediction")
+        self._need_tokenizer()
+        with TOKENIZING:
+            return list(self.tokenizer(prediction, add_special_tokens=False)["input_ids"])
 
     def _need_tokenizer(self) -> None:
         if self.tokenizer is None:

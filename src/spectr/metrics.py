@@ -35,6 +35,8 @@ class Stats:
     ranks: list[int] = field(default_factory=list)  # by rank among its siblings: draft tokens accepted
     best: float = 0.0  # draft tokens that the best coupling would be expected to accept at the nodes reached, if asked
     measured: int = 0  # nodes it was computed for
+    accepted_prediction_tokens: int = 0  # tokens of the prediction that came where they were predicted
+    rejected_prediction_tokens: int = 0  # the other tokens of the prediction, those still to come included
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
     @property
@@ -72,6 +74,7 @@ class Counted:
     corrected: bool
     ranks: list[int]  # of the accepted nodes
     best: list[float] | None  # chance to go on under the best coupling, at each node that a token came from
+    predicted: int = 0  # tokens from the first on that the row's reference predicted
 
     def cut(self, count: int) -> "Counted":
         """The step if only its first `count` tokens belong to the text. The cut looks at no token after it, so that
@@ -79,7 +82,8 @@ class Counted:
         if count == self.emitted:
             return self
         best = None if self.best is None else self.best[:count]
-        return Counted(self.drafted, count, self.corrected and count == self.emitted, self.ranks[:count], best)
+        corrected = self.corrected and count == self.emitted
+        return Counted(self.drafted, count, corrected, self.ranks[:count], best, min(self.predicted, count))
 
 
 def _add_at(counts: list[int], place: int, amount: int) -> None:
@@ -101,6 +105,9 @@ def count_step(stats: Stats, step: Counted, marks: list[float]) -> None:
         _add_at(stats.kept, depth, depth < length)
     for rank in step.ranks:
         _add_at(stats.ranks, rank, 1)
+    predicted = min(step.predicted, stats.rejected_prediction_tokens)  # a text that repeats it counts it once
+    stats.accepted_prediction_tokens += predicted
+    stats.rejected_prediction_tokens -= predicted
     if step.best is not None:
         stats.best += sum(step.best)
         stats.measured += length + step.corrected

@@ -53,6 +53,7 @@ class Draft:
     siblings: Siblings
     depth: int  # capacity: no alive node is deeper
     width: int  # capacity: no depth has more alive nodes
+    predicted: Tensor | None = None  # (B, P) int64: what a row's reference says of the next tokens, padded with -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,7 @@ class Opening:
     slots: int  # most tokens a row may come to, its tree included
     vocabulary: int  # of the target
     session: Any  # the target's own session, for drafters that share its cache or read its features
+    device: torch.device | str = "cpu"  # where the texts of the rows are
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ On a CPU nothing is captured: there the steps are run as they would be captured,
 length and a rounded set of settings. On a GPU they are graphs.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -286,6 +287,28 @@ class TestOnGpu:
             for _ in range(2):
                 lane._launch()
         assert [result.finish_reason for result in stepped.finish(handles)] == ["length"] * len(handles)
+
+    @pytest.mark.parametrize("name", ["none", "lookup", "feature"])
+    def test_predictions(self, name: str) -> None:
+        """Drafted in captured steps, whose tables grow and move; no step waits for the host."""
+        target, made = on_gpu(name, Plan(drafts=3, length=4, nodes=9))
+        plain, late = (Engine(target, made, spectr.rule("race"), captures=captures) for captures in (False, True))
+        asked = requests(60)
+        meant = plain.generate(asked)
+        for reference in ([], [1, 2, 3] * 40):
+            predicted = [replace(r, reference=[*reference, *m.tokens]) for r, m in zip(asked, meant, strict=True)]
+            for _ in range(2):
+                found = late.generate(predicted)
+                assert [one.tokens for one in found] == [one.tokens for one in meant]
+        assert sum(len(one.steps) for one in found) < 0.4 * sum(len(one.tokens) for one in found)
+        assert all(lane.graphs.graphs for lane in late.scheduler.lanes.values())
+        stepped = Stepped(plain)
+        handles = [stepped.submit(request) for request in predicted]
+        stepped.turn(4)
+        (lane,) = stepped.scheduler.lanes.values()
+        with no_host_sync(), torch.no_grad():
+            lane._launch()
+        stepped.finish(handles)
 
     @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
     def test_a_thousand_steps_take_no_more_memory(self, compiled: bool) -> None:

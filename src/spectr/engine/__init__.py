@@ -17,6 +17,7 @@ from typing import Any
 
 from spectr.checks import whole
 from spectr.coins import seed_word
+from spectr.draft.reference import Referring
 from spectr.engine.handle import Handle
 from spectr.engine.lane import EngineParts
 from spectr.engine.request import Reader, Request, Result, Step, TokenLogprobs
@@ -128,6 +129,8 @@ class Engine:
             )
         if max(tokens) >= self.target.vocabulary or min(tokens) < 0:
             raise ArgumentError(f"tokens of a prompt must lie in 0 … {self.target.vocabulary - 1}, got {tokens}")
+        if request.refers:
+            _check_reference(request.reference, self.drafter, self.rule, self.target.vocabulary)
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(request, name)) is not None:
                 whole(name, count, 0)
@@ -150,6 +153,16 @@ def _check_pair(drafter: Drafter, rule: Rule) -> None:
         raise MismatchError(
             f"rows may share a tree under the race alone: with rule {rule.card.name!r} a text would hang on the "
             "batch it is in; leave shared out of the plan"
+        )
+
+
+def _check_reference(reference: Sequence[int], drafter: Drafter, rule: Rule, vocabulary: int) -> None:
+    if unknown := [token for token in reference if not 0 <= token < vocabulary]:
+        raise ArgumentError(f"tokens of a prediction must lie in 0 … {vocabulary - 1}, got {unknown}")
+    if rule.card.needs_laws or Referring(drafter).siblings not in rule.card.siblings or not rule.card.tree:
+        raise MismatchError(
+            f"a prediction is drafted without a draft law, and rule {rule.card.name!r} needs one; load the model with "
+            "rule='race' (the default) or 'match', or leave the prediction out"
         )
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from spectr.engine.request import Request, Result, Step, TokenLogprobs
-from spectr.metrics import Counted, count_step
+from spectr.metrics import Counted, Stats, count_step
 
 __all__ = ["Delivery", "Handle"]
 
@@ -131,7 +131,8 @@ class Handle(Iterator[Step]):
     def __init__(self, delivery: Delivery, wake: Callable[[], None]) -> None:
         self.request = delivery.request
         self._delivery, self._wake = delivery, wake
-        self._result = Result(logprobs=[] if self.request.logprobs is not None else None)
+        stats = Stats(rejected_prediction_tokens=len(self.request.reference))
+        self._result = Result(stats=stats, logprobs=[] if self.request.logprobs is not None else None)
 
     @property
     def so_far(self) -> Result:

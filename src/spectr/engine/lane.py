@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from spectr.draft.reference import ReferringDrafting
 from spectr.engine.handle import Delivery
 from spectr.engine.prefix import Beginnings, common_start
 from spectr.engine.readout import HostReadout, PendingReadout, StepReadout, copy_to_host
@@ -225,6 +226,8 @@ class Lane:
         for row, (seat, (_, count)) in enumerate(zip(cohort, known, strict=True), start=first):
             request, seat.host = seat.request, rows.history.host[row]
             seat.is_whole = drafting.begin(row, seat.text, request.limit, request.source)
+            if isinstance(drafting, ReferringDrafting):
+                drafting.predict(row, request.reference, len(request.prompt))
             seat.read = count if seat.is_whole else 0
             if len(seat.text) == len(request.tokens):
                 seat.delivery.reused = seat.read
@@ -327,15 +330,16 @@ class Lane:
 
         marks: list[float] = []
         if self.captures and not asks:
-            if self._version != rows.version:
-                self.graphs, self._version = Captured(), rows.version
+            version = rows.version + getattr(drafting, "version", 0)
+            if self._version != version:
+                self.graphs, self._version = Captured(), version
             reach = parts.rows.policies.reach if "no_repeat_ngram_size" in features else 0
             key = (wide, longest, choice, features, parts.unread, parts.logprobs, reach)
             found = self.graphs(key, lambda _: step([]), rows.active)
         else:
             found = step(marks)
         readout = copy_to_host(found)
-        self._width = (found.numbers.shape[1] - 5) // 2
+        self._width = found.width
         self._widest = max(self._widest, self._width)
         self.flights.append(_Flight(list(self.active), readout, marks, choice))
 
@@ -525,7 +529,7 @@ class Lane:
         target, drafter = self.parts.target, self.parts.drafter
         with torch.inference_mode(False):
             session = target.open(rows, slots, features=getattr(drafter, "wants_features", None))
-            drafting = drafter.open(Opening(rows, slots, target.vocabulary, session))
+            drafting = drafter.open(Opening(rows, slots, target.vocabulary, session, self.device))
         self._rows = Rows(rows, slots, target.vocabulary, self.device, self.parts.policies)
         self._session, self._drafting, self._slots = session, drafting, slots
 

@@ -9,13 +9,14 @@ from torch import Tensor
 from spectr.engine.request import TokenLogprobs
 from spectr.errors import ArgumentError, LawError
 from spectr.metrics import Counted, child_ranks
+from spectr.rows import ladder
 from spectr.trees import Topology
 from spectr.types import Draft, Verdict
 
 __all__ = ["HostReadout", "PendingReadout", "RowReadout", "StepReadout", "copy_to_host", "pack"]
 
 _REASONS = (None, "stop", "length")
-_FIELDS = 6  # numbers of a row before its tokens
+_FIELDS = 7  # numbers of a row before its tokens
 SOUND, NO_NUMBERS, NO_TOKENS = 0, 1, 2  # what is wrong with a row
 
 
@@ -23,10 +24,15 @@ SOUND, NO_NUMBERS, NO_TOKENS = 0, 1, 2  # what is wrong with a row
 class StepReadout:
     """A step as tensors."""
 
-    numbers: Tensor  # (B, 7 + 2 D) int64, see `pack`
+    numbers: Tensor  # (B, 8 + 2 D) int64, see `pack`
     logprobs: Tensor | None = None  # (B, D + 1, 1 + K) float32: of the token, and of the likeliest
     likeliest: Tensor | None = None  # (B, D + 1, K) int64
     best: Tensor | None = None  # (B, D + 1): what the best coupling would accept
+
+    @property
+    def width(self) -> int:
+        """Most tokens that a row can have got."""
+        return (self.numbers.shape[1] - _FIELDS + 1) // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +47,27 @@ class RowReadout:
 
 
 def pack(draft: Draft, tree: Topology, verdict: Verdict, ended: tuple[Tensor, Tensor, Tensor], fault: Tensor) -> Tensor:
-    """(B, 7 + 2 D) int64: of each row the accepted nodes, whether it was corrected, the nodes drafted, what is wrong
-    with it, how many tokens belong to the text and why it ends; the tokens, and the rank of each accepted one. `ended`
-    are the tokens emitted (B, D + 1), their count (B,) and the reason (B,)."""
+    """(B, 8 + 2 D) int64: of each row the accepted nodes, whether it was corrected, the nodes drafted, what is wrong
+    with it, how many tokens belong to the text, why it ends and how many tokens its reference predicted; the tokens,
+    and the rank of each accepted one. `ended` are the tokens emitted (B, D + 1), their count (B,) and the reason
+    (B,)."""
     emitted, count, reason = ended
     ranks = child_ranks(tree, verdict) if draft.tokens.shape[1] > 1 else torch.zeros_like(verdict.path)
     drafted = draft.alive.sum(-1) - 1
-    fields = [verdict.length, verdict.corrected.long(), drafted, fault, count, reason]
+    predicted = _predicted(draft, emitted, count)
+    fields = [verdict.length, verdict.corrected.long(), drafted, fault, count, reason, predicted]
     return torch.cat([torch.stack(fields, -1), emitted, ranks], 1)
+
+
+def _predicted(draft: Draft, emitted: Tensor, count: Tensor) -> Tensor:
+    """(B,): how many of the first `count` (B,) emitted tokens (B, D + 1), up to the first that differs, are what the
+    row's reference says."""
+    if draft.predicted is None:
+        return torch.zeros_like(count)
+    width = min(emitted.shape[1], draft.predicted.shape[1])
+    places = ladder(width, emitted.device)
+    same = (emitted[:, :width] == draft.predicted[:, :width]) & (places < count[:, None])
+    return same.long().cumprod(-1).sum(-1)
 
 
 @dataclass(slots=True)
@@ -95,14 +114,14 @@ class HostReadout:
     @property
     def width(self) -> int:
         """Most tokens that a row can have got."""
-        return (self._readout.numbers.shape[1] - _FIELDS + 1) // 2
+        return self._readout.width
 
     def row(self, row: int, top: int | None) -> RowReadout:
         """What a step did to one row, with log-probabilities of the `top` likeliest tokens if they are wanted."""
-        length, corrected, drafted, fault, count, reason, *rest = self._rows[row]
+        length, corrected, drafted, fault, count, reason, predicted, *rest = self._rows[row]
         ranks = rest[self.width :][:length]
         best = None if self._readout.best is None else self._readout.best[row].tolist()[: length + 1]
-        counted = Counted(drafted, length + 1, bool(corrected), ranks, best).cut(count)
+        counted = Counted(drafted, length + 1, bool(corrected), ranks, best, predicted).cut(count)
         error = _error(fault) if fault else None
         return RowReadout(rest[:count], _REASONS[reason], counted, self._logprobs(row, count, top), error)
 

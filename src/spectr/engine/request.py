@@ -41,6 +41,7 @@ class Request:
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt, but the first
     optimality_gap: bool = False
     cache_scope: str = ""  # only requests of the same scope share the beginnings of their prompts
+    reference: Sequence[int] = ()  # what the text will probably repeat: tokens that are drafted, and decide nothing
 
     @property
     def tokens(self) -> list[int]:
@@ -56,6 +57,11 @@ class Request:
     def has_hooks(self) -> bool:
         """Whether functions of the user take part, which run on the host."""
         return not self.policy.capturable
+
+    @property
+    def refers(self) -> bool:
+        """Whether tokens are drafted from a reference, beside those of the drafter."""
+        return bool(self.reference)
 
 
 @dataclass(frozen=True, slots=True)

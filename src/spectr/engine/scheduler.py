@@ -9,10 +9,12 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from spectr.draft.adaptive import apart
+from spectr.draft.reference import Referring
 from spectr.engine.handle import Delivery, Handle
 from spectr.engine.lane import EngineParts, Lane, Seat
 from spectr.engine.request import Request
@@ -56,7 +58,7 @@ class Scheduler:
 
     def __init__(self, parts: EngineParts) -> None:
         self.parts = parts
-        self.lanes: dict[tuple[bool, bool], Lane] = {}
+        self.lanes: dict[tuple[bool, bool, bool], Lane] = {}
         self._news = threading.Condition()
         self._waiting: deque[Seat] = deque()
         self.thread: threading.Thread | None = None
@@ -131,9 +133,10 @@ class Scheduler:
         with self._news:
             waiting, self._waiting = self._waiting, deque()
         for seat in waiting:
-            key = (seat.request.has_hooks, seat.request.optimality_gap)
+            key = (seat.request.has_hooks, seat.request.optimality_gap, seat.request.refers)
             if key not in self.lanes:
-                self.lanes[key] = Lane(self.parts, on_host=key[0], optimality_gap=key[1])
+                parts = _with_references(self.parts) if seat.request.refers else self.parts
+                self.lanes[key] = Lane(parts, on_host=key[0], optimality_gap=key[1])
             self.lanes[key].queue.append(seat)
 
     def _wake(self) -> None:
@@ -150,6 +153,12 @@ class Scheduler:
                 return self.turn()
         finally:
             _here.is_running = False
+
+
+def _with_references(parts: EngineParts) -> EngineParts:
+    """The same, with a drafter that also drafts from a reference of each row. What drafting pays there says nothing of
+    texts without one, so it learns apart."""
+    return replace(parts, drafter=Referring(apart(parts.drafter), races=parts.rule.card.name == "race"))
 
 
 def _serve(found: "weakref.ref[Scheduler]", news: threading.Condition) -> None:

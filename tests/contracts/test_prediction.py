@@ -1,0 +1,413 @@
+"""Predictions draft and decide nothing: under the race a text is the one without them, whatever they say, and wherever
+the row stands; and what is counted of them is what they had right.
+
+Everything is float64, so that texts are equal and not nearly so. A reference that is mistaken for another changes no
+text, but what is accepted of it: so these tests look at steps and counts.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.asking import EndReader, LetterReader, Stepped, trace
+from tests.contracts.conftest import SIZE, Make
+from tests.late import run_as_on_a_gpu
+from tests.predicting import KINDS, counted, edited
+from transformers import PreTrainedModel
+
+import spectr
+from spectr.draft import Plan, drafter
+from spectr.draft.adaptive import adaptive
+from spectr.draft.reference import ReferringDrafting, _References
+from spectr.engine import Engine, Handle, Request, Result
+from spectr.errors import ArgumentError, MismatchError
+from spectr.models.target import Target
+from spectr.policy import Policy
+from spectr.verify import RULES
+
+PRUNED = Plan(drafts=3, length=4, nodes=10)
+LONG = [3, 4, 5, 3, 4, 6, 1, 2, 3, 4, 5, 3, 4, 6, 8, 9] * 2
+NAMES = ["none", "lookup", "random", "ngram", "model", "early_exit", "feature", "blockwise", "mixed", "short"]
+WAYS = [("race", name) for name in NAMES] + [("match", name) for name in ("none", "lookup", "model", "mixed")]
+Build = Callable[..., Engine]
+
+
+def some(cases: list[tuple[str, str]], names: str, every: int) -> pytest.MarkDecorator:
+    """All cases, of which every so many are in the quick tier."""
+    marked = [pytest.param(*case, marks=() if at % every == 0 else pytest.mark.slow) for at, case in enumerate(cases)]
+    return pytest.mark.parametrize(names.split(), marked)
+
+
+def plain() -> list[Request]:
+    """Seven requests without a prediction, of which no two have a setting in common."""
+    penalties: dict[str, Any] = {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.3}
+    return [
+        Request([3, 4, 5, 3, 4, 5, 3], 1, 40),
+        Request([1], 2, 33, Policy(0)),
+        Request([2, 2, 2, 2], 3, 36, Policy(0.7, top_k=5)),
+        Request(LONG, 4, 30, Policy(0.9, top_p=0.8, min_p=0.05)),
+        Request([5, 6, 5, 6, 5], 5, 44, Policy(**penalties)),
+        Request([3, 3], 6, 23, Policy(0.8, logit_bias={2: 3.0}, bad_words=[[7], [3, 4]]), stop_ids=frozenset({9})),
+        Request([8, 1, 8], 8, 44, Policy(0.6), reader=LetterReader("dbk")),
+    ]
+
+
+@pytest.fixture
+def build(net: PreTrainedModel, makers: dict[str, Make]) -> Build:
+    """An engine with a drafter under a rule."""
+
+    def made(name: str = "none", rule: str = "race", **options: Any) -> Engine:
+        return Engine(Target(net), makers[name](PRUNED), spectr.rule(rule), **options)
+
+    return made
+
+
+_TEXTS: list[Result] = []
+
+
+@pytest.fixture
+def texts(build: Build) -> list[Result]:
+    """What the requests give plainly."""
+    if not _TEXTS:
+        _TEXTS.extend(build().generate(plain()))
+    return list(_TEXTS)
+
+
+@pytest.fixture
+def asked(texts: list[Result]) -> list[Request]:
+    """The same with a prediction each, of another kind."""
+    return [
+        replace(request, reference=edited(result.tokens, kind, SIZE))
+        for request, result, kind in zip(plain(), texts, KINDS, strict=True)
+    ]
+
+
+def told(result: Result) -> Any:
+    """Steps, statistics and counts."""
+    return trace(result), result.stats.accepted_prediction_tokens, result.stats.rejected_prediction_tokens
+
+
+def alone(build: Build, rule: str, name: str, requests: list[Request]) -> list[Result]:
+    """Each in an engine of its own."""
+    engines = [Stepped(build(name, rule)) for _ in requests]
+    return [e.finish([e.submit(request)])[0] for e, request in zip(engines, requests, strict=True)]
+
+
+def same(found: list[Result], want: list[Result]) -> None:
+    for at, (one, other) in enumerate(zip(found, want, strict=True)):
+        assert (at, one.tokens, one.finish_reason, one.text) == (at, other.tokens, other.finish_reason, other.text)
+        assert (at, told(one)) == (at, told(other))
+
+
+def fresh(requests: list[Request]) -> list[Request]:
+    """With readers that have read nothing."""
+    return [replace(r, reader=None if r.reader is None else LetterReader("dbk")) for r in requests]
+
+
+# Texts.
+
+
+@some([(name, kind) for name in NAMES for kind in KINDS], "name kind", 4)
+def test_the_text_is_that_without_a_prediction(name: str, kind: str, build: Build, texts: list[Result]) -> None:
+    """Whatever it says, with every drafter, at every temperature, in company."""
+    requests = [
+        replace(request, reference=edited(result.tokens, kind, SIZE))
+        for request, result in zip(plain(), texts, strict=True)
+    ]
+    found = build(name).generate(requests)
+    assert [(r.tokens, r.finish_reason, r.text) for r in found] == [(r.tokens, r.finish_reason, r.text) for r in texts]
+    if kind == "right":
+        assert sum(len(r.steps) for r in found) < 0.3 * sum(len(r.tokens) for r in texts)
+    if kind == "wrong" and name == "none":
+        assert sum(len(r.steps) for r in found) > 0.9 * sum(len(r.tokens) for r in texts)
+
+
+def test_an_adaptive_drafter_is_told_apart(net: PreTrainedModel, makers: dict[str, Make], texts: list[Result]) -> None:
+    """What it learns from steps with predictions, it does not take for what pays without."""
+    drafters = [drafter("none"), makers["model"](PRUNED)]
+    made = adaptive(drafters, lambda _: 0)
+    seen = list[tuple[int, int, float, float]]()
+    watched = replace(made, observe=lambda *step: seen.append(step))
+    engine = Engine(Target(net), watched, spectr.rule("race"))
+    found = engine.generate([replace(r, reference=t.tokens) for r, t in zip(plain(), texts, strict=True)])
+    assert [r.tokens for r in found] == [r.tokens for r in texts]
+    assert not seen
+    assert [r.tokens for r in engine.generate(plain())] == [r.tokens for r in texts]
+    assert seen
+
+
+@some(WAYS, "rule name", 4)
+def test_in_company(rule: str, name: str, build: Build, asked: list[Request]) -> None:
+    """Steps and counts are those of a row alone; those without a prediction do not notice."""
+    want, without = alone(build, rule, name, fresh(asked)), alone(build, rule, name, plain())
+    engine = build(name, rule)
+    same(engine.generate(fresh(asked)), want)
+    same(engine.generate(fresh(asked)[::-1]), want[::-1])
+    both = engine.generate([*plain(), *fresh(asked)])
+    same(both[:7], without)
+    same(both[7:], want)
+    assert len(engine.scheduler.lanes) == 2
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
+@some([("race", n) for n in ("none", "lookup", "model", "feature")] + WAYS[-2:-1], "rule name", 2)
+def test_joined_late_and_in_the_rows_of_others(
+    rule: str, name: str, late: bool, build: Build, asked: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, while others run, end and are cancelled; few rows, again and again; as on a GPU, too."""
+    want = alone(build, rule, name, fresh(asked))
+    if late:
+        run_as_on_a_gpu(monkeypatch)
+    for rows, pause in ((3, 1), (8, 2)):
+        stepped = Stepped(build(name, rule, rows=rows))
+        for order in ([0, 1, 2, 3, 4, 5, 6], [6, 3, 0, 5, 1, 4, 2]):
+            handles, others = list[Handle](), list[Handle]()
+            for at in order:
+                handles.append(stepped.submit(fresh(asked)[at]))
+                others.append(stepped.submit(replace(asked[0], seed=50 + at, reference=[at] * 9)))
+                stepped.turn(pause)
+                if at % 2:
+                    others[-1].cancel()
+            same(stepped.finish(handles), [want[at] for at in order])
+
+
+def test_resumed(build: Build, asked: list[Request], texts: list[Result]) -> None:
+    """From any cut, with the same seed, the rest is the same, and the prediction is of use again."""
+    requests, want = list[Request](), list[list[int]]()
+    for request, result in zip(asked, texts, strict=True):
+        for cut in {1, 7, len(result.tokens) // 2, len(result.tokens) - 1}:
+            requests.append(replace(request, generated=result.tokens[:cut], reader=None))
+            want.append(result.tokens[cut:])
+    found = build("lookup").generate(requests)
+    assert [result.tokens[: len(rest)] for result, rest in zip(found, want, strict=True)] == want
+    whole = [replace(r, generated=t.tokens[:15], reference=t.tokens) for r, t in zip(asked, texts, strict=True)]
+    found = build().generate(fresh(whole))
+    assert sum(len(result.steps) for result in found) < 0.35 * sum(len(result.tokens) for result in found)
+
+
+def test_the_beginning_of_another_text(build: Build, texts: list[Result]) -> None:
+    """A request that begins like one that runs or has ended takes over what was read, and not its prediction."""
+    first, second = plain()[3], replace(plain()[3], seed=77)
+    stepped = Stepped(build("model"))
+    (right,) = alone(build, "race", "none", [second])
+    want = alone(build, "race", "model", [replace(second, reference=right.tokens)])
+    for reference in (texts[3].tokens, [9] * 70):
+        handle = stepped.submit(replace(first, reference=reference))
+        stepped.turn(2)
+        found = stepped.finish([stepped.submit(replace(second, reference=right.tokens))])
+        same(found, want)
+        assert found[0].reused > 20
+        assert handle.result(timeout=0).tokens == texts[3].tokens
+
+
+def test_hooks_and_gaps(build: Build, texts: list[Result]) -> None:
+    """Lanes of their own, with predictions too."""
+    hooked = [replace(plain()[0], policy=Policy(allowed=lambda text: [t for t in range(SIZE) if t != text[-1]]))]
+    (meant,) = build().generate(hooked)
+    engine = build("model")
+    with_hook = replace(hooked[0], reference=edited(meant.tokens, "changed", SIZE))
+    gap = replace(plain()[0], optimality_gap=True, reference=edited(texts[0].tokens, "changed", SIZE))
+    found = engine.generate([with_hook, gap, plain()[0]])
+    assert [result.tokens for result in found] == [meant.tokens, texts[0].tokens, texts[0].tokens]
+    assert found[1].stats.optimality_gap is not None
+    assert found[0].stats.accepted_prediction_tokens > 10
+    assert len(engine.scheduler.lanes) == 3
+
+
+def test_a_reference_with_a_source() -> None:
+    """An encoder-decoder model, whose prompt is its start."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(3)
+    config = T5Config(
+        vocab_size=SIZE, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, eos_token_id=1, pad_token_id=0,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    engine = Engine(Target(T5ForConditionalGeneration(config).double().eval()), drafter("none"), spectr.rule("race"))
+    request = Request([0], 3, 40, source=[4, 5, 6])
+    (meant,) = engine.generate([request])
+    (found,) = engine.generate([replace(request, reference=meant.tokens)])
+    assert found.tokens == meant.tokens
+    assert len(found.steps) <= 4
+
+
+# What is counted.
+
+
+@pytest.mark.parametrize("name", ["none", "lookup", "model"])
+def test_what_is_counted(name: str, build: Build, asked: list[Request]) -> None:
+    """Tokens that the prediction had where the text has them, drafted or not, and not those of other drafts."""
+    found = build(name).generate(fresh(asked))
+    for request, result in zip(asked, found, strict=True):
+        stats, reference = result.stats, list(request.reference)
+        assert stats.accepted_prediction_tokens == counted(result, reference, list(request.prompt), [])
+        assert stats.accepted_prediction_tokens + stats.rejected_prediction_tokens == len(reference)
+    assert found[0].stats.rejected_prediction_tokens == 0  # all of it came
+    accepted = [result.stats.accepted_prediction_tokens for result in found]
+    assert min(accepted[1:4]) > 10
+
+
+def test_drafts_of_the_drafter_are_not_counted(build: Build, texts: list[Result]) -> None:
+    (result,) = build("model").generate([replace(plain()[0], reference=edited(texts[0].tokens, "wrong", SIZE))])
+    assert result.stats.accepted_prediction_tokens < 5
+    assert result.stats.accepted > 20
+
+
+def test_a_prediction_that_says_nothing_is_none(build: Build) -> None:
+    (result,) = build("model").generate([plain()[0]])
+    assert result.stats.accepted > 0
+    assert result.stats.accepted_prediction_tokens == result.stats.rejected_prediction_tokens == 0
+
+
+def test_a_prediction_counts_once(build: Build) -> None:
+    """Though the text repeats it again and again; and what is beyond the end of the text does not count."""
+    loop = Policy(allowed=lambda text: [(text[-1] + 1) % 4])
+    (twice,) = build().generate([Request([3], 1, 32, loop, reference=[0, 1, 2, 3, 0, 1, 2, 3])])
+    assert twice.tokens == [0, 1, 2, 3] * 8
+    assert (twice.stats.accepted_prediction_tokens, twice.stats.rejected_prediction_tokens) == (8, 0)
+    assert len(twice.steps) < 10
+    ends = EndReader(lambda tokens: tokens.index(3) + 1 if 3 in tokens else None)
+    request = Request([3], 1, 32, loop, reference=[0, 1, 2, 3, 0, 1, 2, 3])
+    for cut in (replace(request, reader=ends), replace(request, max_new_tokens=4)):
+        (result,) = build().generate([cut])
+        assert result.tokens == [0, 1, 2, 3]
+        assert (result.stats.accepted_prediction_tokens, result.stats.rejected_prediction_tokens) == (4, 4)
+
+
+def test_counts_grow_with_the_text(build: Build, texts: list[Result]) -> None:
+    handle = build().submit(replace(plain()[0], reference=texts[0].tokens))
+    seen = [handle.so_far.stats.accepted_prediction_tokens for _ in handle]
+    assert seen == sorted(seen)
+    assert len(set(seen)) == len(seen) > 2
+
+
+# Tokens for the next step alone.
+
+
+def test_tokens_that_are_given_between_steps(build: Build, texts: list[Result]) -> None:
+    """A row's own tokens to come, told to its drafting before every step: it takes few of them."""
+    stepped = Stepped(build("lookup"))
+    requests = [replace(request, reference=[0]) for request in plain()[:3]]
+    handles = [stepped.submit(request) for request in requests]
+    stepped.turn()
+    (lane,) = stepped.scheduler.lanes.values()
+    drafting = lane._drafting
+    assert isinstance(drafting, ReferringDrafting)
+    while lane.active:
+        for row, seat in enumerate(lane.active):
+            at = [handle._delivery for handle in handles].index(seat.delivery)
+            drafting.refer(row, texts[at].tokens[len(seat.text) - len(requests[at].prompt) :])
+        stepped.turn()
+    found = stepped.finish(handles)
+    assert [result.tokens for result in found] == [result.tokens for result in texts[:3]]
+    assert max(len(result.steps) for result in found) <= 5
+    assert max(result.stats.accepted_prediction_tokens for result in found) <= 1  # these were no prediction
+
+
+# What is refused.
+
+
+def test_rules_that_read_draft_laws_refuse_it(net: PreTrainedModel, makers: dict[str, Make]) -> None:
+    for name in RULES:
+        rule = spectr.rule(name)
+        draws = rule.card.draws or rule.card.siblings[0]
+        plan = Plan(draws, drafts=1, length=2) if draws != "race" else PRUNED
+        engine = Engine(Target(net), makers["model"](plan), rule)
+        request = Request([1], 1, 4, reference=[2, 3])
+        if name in ("race", "match"):
+            assert len(engine.generate([request])[0].tokens) == 4
+            continue
+        with pytest.raises(MismatchError, match="a prediction is drafted without a draft law"):
+            engine.submit(request)
+        assert len(engine.generate([replace(request, reference=())])[0].tokens) == 4
+
+
+def test_tokens_that_are_none_are_refused(build: Build) -> None:
+    for token in (SIZE, -1):
+        with pytest.raises(ArgumentError, match=f"tokens of a prediction must lie in 0 … 11, got \\[{token}\\]"):
+            build().submit(Request([1], reference=[2, token]))
+
+
+# Planted faults: what these tests would see.
+
+
+@pytest.fixture
+def seen(build: Build, asked: list[Request]) -> Callable[[str, Callable[[], None]], bool]:
+    """Whether requests in company, in rows that others had, differ from those alone once a fault is planted."""
+
+    def run(name: str) -> list[Any]:
+        stepped = Stepped(build(name, rows=4))
+        stepped.finish([stepped.submit(request) for request in fresh(asked)[::-1]])
+        return [told(result) for result in stepped.finish([stepped.submit(request) for request in fresh(asked)])]
+
+    def found(name: str, plant: Callable[[], None]) -> bool:
+        want = [told(result) for result in alone(build, "race", name, fresh(asked))]
+        assert run(name) == want
+        plant()
+        after = run(name)
+        assert [_text(one) for one in after] == [_text(one) for one in want]
+        return after != want
+
+    return found
+
+
+Seen = Callable[[str, Callable[[], None]], bool]
+
+
+def _text(one: Any) -> list[int]:
+    """The tokens of what was told."""
+    (steps, *_), *_ = one
+    return [token for step in steps for token in step[0]]
+
+
+@pytest.mark.parametrize("name", ["none", "lookup", "model"])
+def test_the_reference_of_a_neighbour_is_seen(name: str, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: each row reads the reference of the row before it."""
+
+    def leaky(references: _References, place: torch.Tensor, count: int) -> torch.Tensor:
+        rows = len(place)
+        at = (place[:, None] + torch.arange(count)).clamp_max(references.tokens.shape[1] - 1)
+        return references.tokens[:rows].roll(1, 0).gather(1, at)
+
+    assert seen(name, lambda: monkeypatch.setattr(_References, "_read", leaky))
+
+
+@pytest.mark.parametrize("name", ["none", "model"])
+def test_a_stale_reference_is_seen(name: str, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: a row that had a reference keeps it for the requests after."""
+    put = _References.put
+
+    def stale(references: _References, row: int, tokens: Any, after: int) -> None:
+        if not references._sizes[row]:
+            put(references, row, tokens, after)
+
+    assert seen(name, lambda: monkeypatch.setattr(_References, "put", stale))
+
+
+@pytest.mark.parametrize("name", ["none", "model"])
+@pytest.mark.parametrize("table", ["tokens", "size", "since", "place"])
+def test_a_table_that_does_not_move_is_seen(name: str, table: str, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: rows change places, but for one table of their references."""
+    copy_rows = _References.copy_rows
+
+    def stays(references: _References, sources: list[int], targets: list[int]) -> None:
+        before = getattr(references, table).clone()
+        copy_rows(references, sources, targets)
+        getattr(references, table).copy_(before)
+
+    assert seen(name, lambda: monkeypatch.setattr(_References, "copy_rows", stays))
+
+
+@pytest.mark.parametrize("name", ["none", "model"])
+def test_a_place_that_was_left_is_seen(name: str, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: a row that begins goes on where the last one stood in its reference."""
+    put = _References.put
+
+    def left(references: _References, row: int, tokens: Any, after: int) -> None:
+        place = int(references.place[row])
+        put(references, row, tokens, after)
+        references.place[row] = min(place, len(tokens)) if tokens else place
+
+    assert seen(name, lambda: monkeypatch.setattr(_References, "put", left))

@@ -1,0 +1,298 @@
+"""Drafts from a reference text: where a row stands in it, how much of it is drafted, and beside what."""
+
+import random
+
+import pytest
+import torch
+from tests.predicting import Follower
+
+from spectr.draft import drafter
+from spectr.draft.lookup import Lookup
+from spectr.draft.reference import LENGTH, Referring, ReferringDrafting, _References
+from spectr.policy import History
+from spectr.types import Draft, Opening, Scene
+
+SIZE = 100
+
+
+def opened(rows: int = 1, **options: object) -> ReferringDrafting:
+    return Referring(drafter("none"), **options).open(Opening(rows, 999, SIZE, None))  # type: ignore[arg-type]
+
+
+def proposed(drafting: ReferringDrafting, texts: list[list[int]], active: list[bool] | None = None) -> Draft:
+    history, root = History.of(texts, SIZE), torch.tensor([text[-1] for text in texts])
+    runs = torch.tensor(active or [True] * len(texts))
+    return drafting.propose(Scene(history, root, runs, None, None, None, None, 999))  # type: ignore[arg-type]
+
+
+def paths(draft: Draft) -> list[list[tuple[int, ...]]]:
+    """The path to each leaf of each row."""
+    found = []
+    for tokens, parents, alive in zip(draft.tokens.tolist(), draft.parents.tolist(), draft.alive.tolist(), strict=True):
+        way: list[tuple[int, ...]] = [()]
+        for node in range(1, len(tokens)):
+            way.append((*way[parents[node]], tokens[node]))
+        inner = {parents[node] for node in range(1, len(tokens)) if alive[node]}
+        found.append([way[node] for node in range(1, len(tokens)) if alive[node] and node not in inner])
+    return found
+
+
+def test_tokens_that_are_given_follow_at_once_and_once() -> None:
+    drafting = opened(3)
+    for row in range(3):
+        drafting.begin(row, [1, 2], 99, None)
+    drafting.refer(0, [5, 6, 7])
+    drafting.refer(2, range(30))  # type: ignore[arg-type]
+    texts = [[1, 2], [1, 2], [1, 2]]
+    assert paths(proposed(drafting, texts)) == [[(5, 6, 7)], [], [tuple(range(LENGTH))]]
+    assert paths(proposed(drafting, texts)) == [[], [], []]
+    drafting.refer(0, [5, 6, 7])
+    drafting.refer(0, [8])
+    drafting.refer(1, [9])
+    drafting.refer(1, [])
+    drafting.copy_rows([0], [2], 99)
+    assert paths(proposed(drafting, texts)) == [[(8,)], [], [(8,)]]
+
+
+def test_given_tokens_stand_before_a_prediction_and_leave_it() -> None:
+    drafting = opened()
+    drafting.begin(0, [1, 2], 99, None)
+    drafting.predict(0, list(range(10, 40)), 2)
+    drafting.refer(0, [5, 6])
+    assert paths(proposed(drafting, [[1, 2]])) == [[(5, 6)]]
+    assert paths(proposed(drafting, [[1, 2, 10]])) == [[tuple(range(11, 27))]]
+
+
+def test_what_both_draft_is_one_node() -> None:
+    drafting = Referring(Lookup(drafts=1, length=2)).open(Opening(1, 99, SIZE, None))
+    text = [1, 2, 3, 4, 1, 2, 3]
+    drafting.begin(0, text, 99, None)
+    assert paths(proposed(drafting, [text])) == [[(4, 1)]]
+    drafting.refer(0, [4, 5, 6])
+    draft = proposed(drafting, [text])
+    assert sorted(paths(draft)[0]) == [(4, 1), (4, 5, 6)]
+    assert draft.tokens.tolist() == [[3, 4, 1, 5, 6]]
+
+
+# Where a row stands.
+
+
+def begun(references: list[list[int]], prompts: list[list[int]], **options: object) -> ReferringDrafting:
+    drafting = opened(len(references), **options)
+    for row, (reference, prompt) in enumerate(zip(references, prompts, strict=True)):
+        drafting.begin(row, prompt, 999, None)
+        drafting.predict(row, reference, len(prompt))
+    return drafting
+
+
+def branch(drafting: ReferringDrafting, text: list[int]) -> tuple[int, ...]:
+    """What is drafted for the only row."""
+    found = paths(proposed(drafting, [text]))[0]
+    return found[0] if found else ()
+
+
+CODE = [30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49]
+
+
+def test_it_begins_at_the_beginning() -> None:
+    """Whatever the prompt ends with."""
+    drafting = begun([CODE], [[36, 37, 38]])
+    assert branch(drafting, [36, 37, 38]) == tuple(CODE[:8])
+
+
+def test_it_goes_on_where_the_text_is() -> None:
+    drafting, text = begun([CODE], [[1]]), [1]
+    assert branch(drafting, text) == tuple(CODE[:8])
+    assert branch(drafting, [*text, *CODE[:2]]) == tuple(CODE[2:18])
+    assert branch(drafting, [*text, *CODE[:19]]) == tuple(CODE[19:])
+    assert branch(drafting, [*text, *CODE]) == ()
+
+
+@pytest.mark.parametrize(
+    ("came", "meant"),
+    [
+        ([30, 31, 9], 33),  # another token in place of one
+        ([30, 31, 9, 8, 33], 34),  # two in place of one
+        ([30, 31, 34], 35),  # two are left out
+        ([30, 31, 9, 9, 32], 33),  # two are put in
+        ([30, 31, 32, 31], 32),  # goes back
+        ([9, 8, 7, 42, 43, 44, 45], 46),  # is there far away
+    ],
+)
+def test_it_finds_its_way_back(came: list[int], meant: int) -> None:
+    drafting = begun([CODE], [[1]])
+    proposed(drafting, [[1]])
+    draft = proposed(drafting, [[1, *came]])
+    assert draft.predicted is not None
+    assert draft.predicted[0, 0] == meant
+
+
+def test_of_matches_that_are_alike_the_nearest_counts() -> None:
+    """A line that comes three times, with something else after it each time."""
+    line = [20, 21, 22, 23, 24]
+    reference = [*CODE[:15], *line, 1, *CODE[:15], *line, 2, *CODE[:15], *line, 3]
+    for lines, follows in ((0, 1), (1, 2), (2, 3)):
+        before = 21 * lines + 15
+        drafting, text = begun([reference], [[9]]), [9, *reference[: before - 1]]
+        for cut in range(1, len(text)):
+            proposed(drafting, [text[:cut]])
+        draft = proposed(drafting, [[*text, 77, *line]])
+        assert draft.predicted is not None
+        assert draft.predicted[0, 0] == follows
+
+
+def test_a_short_match_far_away_is_none() -> None:
+    drafting = begun([CODE], [[1]])
+    proposed(drafting, [[1]])
+    draft = proposed(drafting, [[1, 9, 48]])
+    assert draft.predicted is not None
+    assert draft.predicted[0, :2].tolist() == [32, 33]
+
+
+# How much is drafted.
+
+
+def test_the_branch_follows_what_was_right() -> None:
+    reference, prompt = list(range(10, 90)), [1]
+    drafting, text, lengths = begun([reference], [prompt]), list(prompt), list[int]()
+
+    def step(*tokens: int) -> None:
+        text.extend(tokens)
+        lengths.append(len(branch(drafting, text)))
+
+    step()
+    step(*range(10, 15))  # all that came
+    step(15, 16, 99)  # some
+    step(98)  # none: what it guesses next is no longer drafted
+    step(97)
+    step(20)  # the guess was right, though it was not drafted
+    step(21)
+    step(*range(22, 39))
+    assert lengths == [8, 16, 16, 0, 0, 8, 16, 16]
+
+
+def test_branches_of_many_rows_are_shorter_under_the_race() -> None:
+    for rows, length in ((1, 8), (16, 8), (32, 4), (64, 2), (256, 1)):
+        texts = [[1]] * rows
+        for races in (True, False):
+            drafting = begun([CODE] * rows, texts, races=races)
+            draft = proposed(drafting, texts)
+            assert draft.alive.sum(-1).tolist() == [1 + (length if races else 8)] * rows
+
+
+# Against plain Python.
+
+
+def compared(seed: int) -> tuple[bool, int]:
+    """Whether rows draft what their followers say, and how many tokens that were. Rows of other lengths at once, in
+    vocabularies so small that matches are many. Texts are edited copies of their references, and grow by steps of all
+    lengths; some rows do not take part in some steps, and rows change places."""
+    draws, drafted, agree = random.Random(seed), 0, True
+    for _ in range(30):
+        size, rows = draws.choice((2, 4, 12, 90)), draws.randrange(1, 6)
+        prompts = [[draws.randrange(size) for _ in range(draws.randrange(1, 9))] for _ in range(rows)]
+        references = [[draws.randrange(size) for _ in range(draws.choice((0, 1, 5, 40, 130)))] for _ in range(rows)]
+        drafting, texts = begun(references, prompts), [list(prompt) for prompt in prompts]
+        followers = [Follower(ref, len(prompt)) for ref, prompt in zip(references, prompts, strict=True)]
+        for _ in range(12):
+            active = [draws.random() < 0.8 for _ in range(rows)]
+            given = {row: [5 % size] * draws.randrange(1, 20) for row in range(rows) if draws.random() < 0.1}
+            for row, tokens in given.items():
+                drafting.refer(row, tokens)
+            order = draws.sample(range(rows), rows)
+            drafting.copy_rows(order, list(range(rows)), 99)
+            texts, followers = [texts[row] for row in order], [followers[row] for row in order]
+            draft = proposed(drafting, texts, active)
+            assert draft.predicted is not None
+            for row in (row for row in range(rows) if active[row]):
+                predicted, count = followers[row].follow(texts[row])
+                branch = tuple(given[order[row]][:LENGTH] if order[row] in given else predicted[:count])
+                found = [token for token in draft.predicted[row].tolist() if token >= 0]
+                agree &= found == predicted and paths(draft)[row] == ([branch] if branch else [])
+                drafted += count
+                texts[row] = [*texts[row], *grown(draws, predicted, size)]
+            for row in given:
+                drafting.refer(order.index(row), [])  # what a row was given that took no part
+    return agree, drafted
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_many_texts(seed: int) -> None:
+    agree, drafted = compared(seed)
+    assert agree
+    assert drafted > 1000
+
+
+@pytest.mark.parametrize("table", ["tokens", "size", "start", "since", "place", "reach", "given"])
+def test_a_table_that_does_not_move_is_seen(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: rows change places, but for one table of their references."""
+    copy_rows = _References.copy_rows
+
+    def stays(references: _References, sources: list[int], targets: list[int]) -> None:
+        before = getattr(references, table).clone()
+        copy_rows(references, sources, targets)
+        getattr(references, table).copy_(before)
+
+    monkeypatch.setattr(_References, "copy_rows", stays)
+    assert not compared(0)[0]
+
+
+def grown(draws: random.Random, predicted: list[int], size: int) -> list[int]:
+    """What a step adds: what was predicted up to some token, and sometimes another one or several."""
+    kept = predicted[: draws.choice((0, 1, 2, 16, 17, 17, 17))]
+    extra = [draws.randrange(size) for _ in range(draws.choice((0, 0, 1, 3, 20)))]
+    return [*kept, *extra] or [draws.randrange(size)]
+
+
+# Rows come and go.
+
+
+def test_references_go_with_their_rows() -> None:
+    texts = [[1], [1], [1]]
+    drafting = begun([[10, 11], [20, 21], []], texts)
+    assert paths(proposed(drafting, texts)) == [[(10, 11)], [(20, 21)], []]
+    drafting.copy_rows([1, 0], [0, 2], 99)
+    assert paths(proposed(drafting, texts)) == [[(20, 21)], [(20, 21)], [(10, 11)]]
+    drafting.begin(0, [1], 99, None)
+    drafting.predict(2, [30], 1)
+    assert paths(proposed(drafting, texts)) == [[], [(20, 21)], [(30,)]]
+    drafting.make_room(5, 99)
+    drafting.begin(4, [1], 99, None)
+    drafting.predict(4, list(range(40, 48)), 1)
+    assert paths(proposed(drafting, [[1]] * 5)) == [[], [(20, 21)], [(30,)], [], [tuple(range(40, 48))]]
+
+
+def test_tables_stay_where_they_are_until_the_version_changes() -> None:
+    """A captured step finds them where they were."""
+    drafting = opened(2)
+
+    def places() -> list[int]:
+        return [table.data_ptr() for table in vars(drafting.references).values() if isinstance(table, torch.Tensor)]
+
+    before, version = places(), drafting.version
+    for row in range(2):
+        drafting.begin(row, [1], 99, None)
+        drafting.predict(row, [5] * 60, 1)
+        drafting.refer(row, [5, 6])
+    proposed(drafting, [[1], [1]])
+    drafting.copy_rows([0], [1], 99)
+    drafting.make_room(2, 9999)
+    assert (places(), drafting.version) == (before, version)
+    drafting.predict(0, [5] * 100, 1)
+    assert places() != before
+    assert drafting.version > version
+    version = drafting.version
+    drafting.make_room(3, 99)
+    assert drafting.version > version
+
+
+def test_what_was_generated_before_is_looked_for() -> None:
+    """A row that goes on in the middle of a text."""
+    reference = list(range(10, 90))
+    text = [1, 2, *range(10, 30), 7, 7, *range(33, 50)]
+    drafting = opened()
+    drafting.begin(0, text, 99, None)
+    drafting.predict(0, reference, 2)
+    draft = proposed(drafting, [text])
+    assert draft.predicted is not None
+    assert draft.predicted[0].tolist() == list(range(50, 67))

@@ -1,0 +1,117 @@
+"""The exact law of texts that are drafted from a reference, by full enumeration through the drafting itself.
+
+Lookup and references draft fixed sets, so the rule's decisions are all that is random. Where a text stands in its
+reference depends on what came before: several steps are enumerated, each text with a drafting of its own.
+"""
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import spectr
+from spectr.audit.decisions import ExactCoins, KnownCoins
+from spectr.audit.step_law import LanguageModel, StepLaw
+from spectr.audit.toys import CORNERS, Corner, toy_pair
+from spectr.draft.lookup import Lookup
+from spectr.draft.none import NoDrafter
+from spectr.draft.reference import Referring, ReferringDrafting
+from spectr.policy import History
+from spectr.types import Draft, Drafter, Opening, Scene
+from spectr.verify import Rule
+
+PROMPT = (0, 1, 2, 0, 1)
+INNER: dict[str, Drafter] = {"none": NoDrafter(), "lookup": Lookup(drafts=2, length=2, shortest=1)}
+REFERENCES = [(0, 1, 2, 2), (2, 2), (1, 0, 1)]
+SEEN, ROUNDING = 1e-3, 1e-12
+
+
+def propose(drafting: ReferringDrafting, text: tuple[int, ...], size: int) -> Draft:
+    root = torch.tensor([text[-1]])
+    scene = Scene(History.of([list(text)], size), root, root >= 0, None, None, None, None, 99)  # type: ignore[arg-type]
+    return drafting.propose(scene)
+
+
+def logits_of(target: LanguageModel, draft: Draft, text: tuple[int, ...]) -> torch.Tensor:
+    """At every node, after the generated text and its own path."""
+    texts = [text]
+    for token, parent in zip(draft.tokens[0, 1:].tolist(), draft.parents[0, 1:].tolist(), strict=True):
+        texts.append((*texts[parent], token))
+    return torch.stack([torch.as_tensor(target(one)) for one in texts])[None].log()
+
+
+def outcomes(
+    rule: Rule, logits: torch.Tensor, draft: Draft, length: int, known: KnownCoins
+) -> Iterator[tuple[tuple[int, ...], float, KnownCoins]]:
+    """What one step may add, each with its probability and the coins that led there."""
+    work = [(known, 1.0)]
+    while work:
+        used, chance = work.pop()
+        coins = ExactCoins(torch.tensor([length]), used)
+        verdict = rule(logits, draft, coins)
+        for _, branch, share in coins.branches:
+            work += [(branch.rows(torch.tensor([at])), chance * float(part)) for at, part in enumerate(share)]
+        path = [node for node in verdict.path[0].tolist() if node >= 0]
+        tokens = (*draft.tokens[0, path].tolist(), int(verdict.bonus))
+        after = coins.known.forget_before(torch.tensor([length + len(tokens)]))
+        yield tokens, chance * float(coins.weight), after
+
+
+def law_of_texts(rule: Rule, target: LanguageModel, drafting: ReferringDrafting, size: int, steps: int) -> StepLaw:
+    """The law of what `steps` steps generate after the prompt."""
+    states = [((), 1.0, KnownCoins.none(1), drafting)]
+    for _ in range(steps):
+        found: list[tuple[tuple[int, ...], float, KnownCoins, ReferringDrafting]] = []
+        for text, weight, known, own in states:
+            draft = propose(own, (*PROMPT, *text), size)
+            logits = logits_of(target, draft, text)
+            for tokens, chance, after in outcomes(rule, logits, draft, len(text), known):
+                found.append(((*text, *tokens), weight * chance, after, copy.deepcopy(own)))
+        states = found  # type: ignore[assignment]
+    chances: dict[tuple[int, ...], float] = {}
+    for text, weight, _, _ in states:
+        chances[text] = chances.get(text, 0.0) + weight
+    return StepLaw(chances)
+
+
+def opened(inner: str, reference: tuple[int, ...], size: int, *, races: bool) -> ReferringDrafting:
+    drafting = Referring(INNER[inner], races).open(Opening(1, 99, size, None))
+    drafting.begin(0, PROMPT, 99, None)
+    drafting.predict(0, [token % size for token in reference], len(PROMPT))
+    return drafting
+
+
+CASES = [(corner, REFERENCES[at % 3], 3, 2) for at, corner in enumerate(CORNERS)]
+MORE = [(corner, reference, 2, 3) for corner in CORNERS for reference in REFERENCES]
+
+
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("name", ["race", "match"])
+@pytest.mark.parametrize(
+    ("corner", "reference", "size", "steps"),
+    [*CASES[:3], *(pytest.param(*case, marks=pytest.mark.slow) for case in [*CASES[3:], *MORE])],
+)
+def test_the_law_is_the_targets(
+    name: str, inner: str, corner: Corner, reference: tuple[int, ...], size: int, steps: int
+) -> None:
+    target, _ = toy_pair(corner, size, 4)
+    drafting = opened(inner, reference, size, races=name == "race")
+    law = law_of_texts(spectr.rule(name), target, drafting, size, steps)
+    assert sum(law.values()) == pytest.approx(1, abs=1e-12)
+    assert law.deviation(target) < ROUNDING
+    if corner in ("plain", "temperature", "top_k"):
+        assert law.expected_tokens > 1.02 * steps  # something of it was accepted
+
+
+@pytest.mark.parametrize("name", ["race", "match"])
+def test_a_reference_that_is_trusted_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: a node that has children goes on to the first of them, whatever was drawn."""
+    target, _ = toy_pair("plain", 3, 4)
+
+    def trusting(tree, draft, nodes, token):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+        return tree.children.gather(1, nodes[..., None].expand(-1, -1, tree.children.shape[-1]))[..., 0]
+
+    monkeypatch.setattr(f"spectr.verify.{name}.child_with_token", trusting)
+    law = law_of_texts(spectr.rule(name), target, opened("none", REFERENCES[1], 3, races=False), 3, 1)
+    assert law.deviation(target) > SEEN
