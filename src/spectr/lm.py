@@ -311,7 +311,7 @@ class LM:
             return []
         check_text(prediction, "a prediction")
         self._need_tokenizer()
-        with TOKENIZING:
+        with tokenizing(self.tokenizer):
             return list(self.tokenizer(prediction, add_special_tokens=False)["input_ids"])
 
     def _need_tokenizer(self) -> None:

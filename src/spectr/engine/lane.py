@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from spectr.draft.reference import ReferringDrafting
+from spectr.engine.grammars import RowGrammars
 from spectr.engine.handle import Delivery
 from spectr.engine.prefix import Beginnings, common_start
 from spectr.engine.readout import HostReadout, PendingReadout, StepReadout, copy_to_host
@@ -23,9 +24,11 @@ from spectr.engine.request import Request, Step, TokenLogprobs
 from spectr.engine.rows import Rows
 from spectr.engine.step import StepParts, run_step
 from spectr.errors import ArgumentError
+from spectr.grammar import GrammarWalk
 from spectr.models.graphs import Captured
 from spectr.policy import PolicyRows
 from spectr.policy.history import HostText
+from spectr.policy.rows import MASKED
 from spectr.rows import ladder, sent
 from spectr.types import Drafter, Drafting, Opening, TreeModel
 from spectr.verify import Rule
@@ -65,6 +68,7 @@ class Seat:
     read: int = 0  # tokens that target and drafter have read
     is_whole: bool = True  # its beginning may be copied
     host: HostText = field(default_factory=HostText)  # what users' functions see
+    walk: GrammarWalk | None = None  # where its text stands in its grammar, once it has had a row
 
     @property
     def request(self) -> Request:
@@ -231,6 +235,8 @@ class Lane:
             seat.read = count if seat.is_whole else 0
             if len(seat.text) == len(request.tokens):
                 seat.delivery.reused = seat.read
+            if request.grammar is not None and seat.walk is None:
+                seat.walk = request.grammar.walk(request.generated, self.parts.stops | request.stop_ids)
             if request.source is not None:
                 self.parts.target.encode_row(session, row, list(request.source))
             self.beginnings.forget(row)
@@ -316,13 +322,15 @@ class Lane:
         wide = min(1 << (count - 1).bit_length(), len(rows)) if self.captures else count
         choice = drafting.choose(count)
         features = rows.features(count, exactly=not self.captures)
+        grammars = self._grammars()
+        features |= frozenset() if grammars is None else {MASKED}
         longest = max(len(seat.text) for seat in self.active) + len(self.flights) * self._widest
         if self.captures:
             longest = self._looked_at(longest)
         asks = self.device.type == "cpu" or drafting.is_behind
         parts = StepParts(
             self.parts.target, None, drafting, self.parts.rule, rows.window(wide), features, longest,
-            None if asks else self._width, self._wanted_logprobs(), self.optimality_gap,
+            None if asks else self._width, self._wanted_logprobs(), self.optimality_gap, grammars,
         )  # fmt: skip
 
         def step(marks: list[float]) -> StepReadout:
@@ -342,6 +350,15 @@ class Lane:
         self._width = found.width
         self._widest = max(self._widest, self._width)
         self.flights.append(_Flight(list(self.active), readout, marks, choice))
+
+    def _grammars(self) -> RowGrammars | None:
+        """Those of the active rows, if some have one. Under the race the text does not depend on drafts, so that where
+        the host would have to wait for each depth, the first depth alone is masked."""
+        walks = [seat.walk for seat in self.active]
+        if not any(walks):
+            return None
+        masks_all = self.device.type == "cpu" or self.parts.rule.card.name != "race"
+        return RowGrammars(walks, self.parts.target.vocabulary, self.device, masks_all)
 
     def _looked_at(self, longest: int) -> int:
         """The bound that stands in a captured step: one of few."""
@@ -382,6 +399,10 @@ class Lane:
             text, end = ("", None) if request.reader is None else request.reader.feed(found.tokens)
             count = len(found.tokens) if end is None else end
             seat.host.commit(found.tokens[:count])  # an error beyond the end of the text is none
+            if seat.walk is not None:
+                seat.walk.commit(found.tokens[:count])
+                if end is None and seat.walk.error is not None:
+                    raise seat.walk.error
             if end is None and found.error is not None:
                 raise found.error
             reason = found.finish_reason if end is None else "stop"

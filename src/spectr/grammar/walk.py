@@ -30,6 +30,7 @@ class GrammarWalk:
         self._vocabulary = compiled.vocabulary
         self._matcher: Any = xgrammar().GrammarMatcher(compiled.handle, override_stop_tokens=sorted(stops))
         self._last = -1  # the last token
+        self.error: ArgumentError | None = None  # why there were no masks
         self.commit(generated)
 
     def commit(self, tokens: Sequence[int]) -> None:
@@ -48,10 +49,11 @@ class GrammarWalk:
 
     def masks(self, paths: Sequence[Sequence[int]], out: Tensor | None = None) -> Tensor:
         """(M, W) int32: the tokens that may follow the text and each of M paths, 32 in a number; none below a token
-        that may not follow what is before it, or that ends the text. One walk for all, each beginning once."""
+        that may not follow what is before it, or that ends the text. One walk for all, each beginning once. If it takes
+        too long, `error` says so, and there are none."""
         tree = _Tree(paths)
         found = torch.zeros(len(tree.tokens), words(self._vocabulary.size), dtype=torch.int32)
-        if not self.has_ended:
+        if not self.has_ended and self.error is None:
             self._traverse(tree, found)
         heads = self._vocabulary.heads
         if self._last in heads or not heads.isdisjoint(tree.tokens[1:]):
@@ -64,7 +66,8 @@ class GrammarWalk:
         parts = (torch.tensor(part) for part in (tree.first_child, tree.next_sibling, tree.tokens))
         is_done = self._matcher.traverse_draft_tree(*parts, found, _PATIENCE)
         if not is_done or time.perf_counter() - start > _PATIENCE:
-            raise ArgumentError(
+            found.zero_()
+            self.error = ArgumentError(
                 f"a grammar must say within {_PATIENCE:g} seconds what may follow, and this one does not after "
                 "this text; write it so that no text can be read in many ways"
             )
