@@ -12,7 +12,26 @@ from spectr.grammar.vocabulary import Vocabulary
 
 __all__ = ["ENDS", "GRAMMARS", "LETTERS", "as_hook", "compiled", "hooked"]
 
-LETTERS = Vocabulary((b"a", b"b", b"c", b"ab", b"[", b"]", b",", b"ca", b"1", b"\xc3", b"\xa9", b""), frozenset({11}))
+_PIECES = (b"a", b"b", b"c", b"ab", b"[", b"]", b",", b"ca", b"1", b"\xc3", b"\xa9", b"")
+
+
+def encode(text: str) -> list[int]:
+    """The longest token first; what none spells is left out."""
+    left, found = text.encode(), list[int]()
+    while left:
+        best = max(
+            (t for t, piece in enumerate(_PIECES) if piece and left.startswith(piece)), key=_length, default=None
+        )
+        found += [] if best is None else [best]
+        left = left[1 if best is None else _length(best) :]
+    return found
+
+
+def _length(token: int) -> int:
+    return len(_PIECES[token])
+
+
+LETTERS = Vocabulary(_PIECES, frozenset({11}), encode)
 """Tokens that spell one another's texts, and both halves of é; the last ends a text."""
 ENDS = frozenset({11})
 

@@ -130,14 +130,28 @@ def test_the_requests_say_what_they_should(meant: Callable[[Way], list[Result]])
 
 @ways(0, 2)
 def test_as_a_function(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
-    """Alone, and all together."""
+    """Alone, and all together; the same steps, too, if forced text is not drafted."""
     want = meant(way)
     if way.rule == "race":
         same_texts(want, meant(WAYS[0]))
-    same([build(way).generate([request])[0] for request in asked()], want)
+    same([build(way).with_parts(forced=False).generate([request])[0] for request in asked()], want)
     engine = build(way)
-    same(engine.generate(asked()), want)
-    same(engine.generate(asked()[::-1]), want[::-1])
+    same_texts(engine.generate(asked()), want)
+    same_texts(engine.generate(asked()[::-1]), want[::-1])
+
+
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[1], WAYS[2], WAYS[9]], ids=str)
+def test_forced_text_is_drafted(way: Way, build: Callable[..., Engine]) -> None:
+    """Texts are the same and take fewer calls; without a drafter, whatever is accepted was forced."""
+    requests = [Request([7, seed], seed, 30, Policy(0.7), grammar=compiled("forced")) for seed in range(8)]
+    found = build(way).generate(requests)
+    plain = build(way).with_parts(forced=False).generate(requests)
+    same_texts(found, plain)
+    calls, before = (sum(result.stats.steps for result in results) for results in (found, plain))
+    assert calls <= before
+    if way.name == "none":
+        assert all(result.stats.accepted == 0 for result in plain)
+        assert sum(result.stats.accepted for result in found) >= before - calls > 30
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
@@ -149,7 +163,7 @@ def test_many_seeds(way: Way, name: str, build: Callable[..., Engine]) -> None:
         for seed, (temperature, top_k) in enumerate([(1.0, 0), (0.0, 0), (0.4, 0), (2.0, 4), (1.0, 1), (3.0, 0)] * 2)
     ]
     found = build(way).generate(requests)
-    same(found, build(way).generate([hooked(request) for request in requests]))
+    same_texts(found, build(way).generate([hooked(request) for request in requests]))
     for result in found:
         walk = compiled(name).walk(result.tokens)
         assert walk.has_ended == (result.finish_reason == "stop")
@@ -163,6 +177,7 @@ def test_joined_late_and_cancelled(
     want, gone = meant(way), {0: 2, 4: 5}
     free = Request([1, 2, 3], 5, 40, Policy(0.9))
     (alone,) = build(way).generate([free])
+    want = build(way).generate(asked()) if way.rule == "race" else want
     stepped, handles = Stepped(build(way, rows=4)), list[Handle]()
     other = stepped.submit(free)
     for at, request in enumerate(asked()):
@@ -179,7 +194,8 @@ def test_joined_late_and_cancelled(
 
 @ways(3)
 def test_rows_that_others_had(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
-    want, engine = meant(way), build(way, rows=3)
+    want, engine = build(way).generate(asked()), build(way, rows=3)
+    same_texts(want, meant(way))
     order = [5, 0, 8, 7, 2, 6, 1, 4, 3]
     for _ in range(2):
         engine.generate([Request([row, *LONG], row, 30, grammar=compiled("lists")) for row in range(3)])
@@ -214,7 +230,8 @@ def test_a_grammar_that_cannot_go_on(
     compile_ = GrammarCompiler(compiled("letters").vocabulary).compile
     dead = compile_(Grammar.ebnf('root ::= [ab]{4} "x" [ab]'))
     short = Request([3, 4], 3, 30, Policy(min_new_tokens=9), grammar=compiled("words"))
-    want = meant(way)
+    want = build(way).generate(asked()[:5])
+    same_texts(want, meant(way)[:5])
     stepped = Stepped(build(way))
     handles = [stepped.submit(request) for request in asked()[:5]]
     stepped.turn()
@@ -222,7 +239,7 @@ def test_a_grammar_that_cannot_go_on(
     worse = stepped.submit(short)
     while stepped.turn():
         pass
-    same(stepped.finish(handles), want[:5])
+    same(stepped.finish(handles), want)
     for handle in bad:
         with pytest.raises(ArgumentError, match="it admits none: it cannot be continued"):
             handle.result(timeout=0)
@@ -246,6 +263,22 @@ def test_a_grammar_that_takes_too_long(build: Callable[..., Engine], monkeypatch
     monkeypatch.setattr(GrammarWalk, "_traverse", late)
     handles = [engine.submit(Request([1, 2], 3, 30, grammar=slow)), engine.submit(asked()[0])]
     with pytest.raises(ArgumentError, match="must say within 0 seconds what may follow"):
+        handles[0].result()
+    same([handles[1].result()], [want])
+
+
+def test_a_tokenizer_that_fails(build: Callable[..., Engine]) -> None:
+    """It ends the requests whose forced text it should split, and no other."""
+
+    def fails(_: str) -> list[int]:
+        raise OSError("the tokenizer is gone")
+
+    vocabulary = replace(compiled("letters").vocabulary, encode=fails)
+    sick = GrammarCompiler(vocabulary).compile(GRAMMARS["forced"])
+    engine = build(WAYS[1])
+    (want,) = engine.generate([asked()[8]])
+    handles = [engine.submit(Request([1, 2], 3, 30, grammar=sick)), engine.submit(asked()[8])]
+    with pytest.raises(OSError, match="the tokenizer is gone"):
         handles[0].result()
     same([handles[1].result()], [want])
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from spectr.draft.reference import ReferringDrafting
+from spectr.draft.reference import LENGTH, ReferringDrafting
 from spectr.engine.grammars import RowGrammars
 from spectr.engine.handle import Delivery
 from spectr.engine.prefix import Beginnings, common_start
@@ -57,6 +57,12 @@ class EngineParts:
     reuses: bool = True  # copy the beginning of a prompt from a text that began alike; benchmarks read every prompt
     kept: int = 4  # rows there are at least, where memory allows, so that texts that have ended can be gone on with
     policies: type[PolicyRows] = PolicyRows  # what computes the policies of rows; audits plant faults there
+    forced: bool = True  # draft text that grammars force; benchmarks compare
+
+    @property
+    def drafts_forced_text(self) -> bool:
+        """Under the race alone: under other rules the text depends on what is drafted."""
+        return self.forced and self.rule.card.name == "race"
 
 
 @dataclass(slots=True, eq=False)
@@ -323,6 +329,10 @@ class Lane:
         choice = drafting.choose(count)
         features = rows.features(count, exactly=not self.captures)
         grammars = self._grammars()
+        if isinstance(drafting, ReferringDrafting):
+            for row, seat in enumerate(self.active):
+                if seat.walk is not None:
+                    drafting.refer(row, seat.walk.forced(LENGTH))
         features |= frozenset() if grammars is None else {MASKED}
         longest = max(len(seat.text) for seat in self.active) + len(self.flights) * self._widest
         if self.captures:

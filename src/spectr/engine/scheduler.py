@@ -133,9 +133,10 @@ class Scheduler:
         with self._news:
             waiting, self._waiting = self._waiting, deque()
         for seat in waiting:
-            key = (seat.request.has_hooks, seat.request.optimality_gap, seat.request.refers)
+            refers = seat.request.refers or (seat.request.grammar is not None and self.parts.drafts_forced_text)
+            key = (seat.request.has_hooks, seat.request.optimality_gap, refers)
             if key not in self.lanes:
-                parts = _with_references(self.parts) if seat.request.refers else self.parts
+                parts = _with_references(self.parts) if refers else self.parts
                 self.lanes[key] = Lane(parts, on_host=key[0], optimality_gap=key[1])
             self.lanes[key].queue.append(seat)
 

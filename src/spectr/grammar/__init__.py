@@ -7,6 +7,7 @@
 `vocabulary` what the tokens of a model spell
 `compiler`   a grammar and a vocabulary together, within limits; `trial` tries in a process of its own first
 `walk`       where a text stands in its grammar: masks for all nodes of a tree in one walk
+`forced`     what a text leaves no choice about, as tokens to draft
 `masks`      from packed masks to logits
 
 Masks come from xgrammar, which is imported when a grammar is compiled. Nothing here knows a model or the engine.

@@ -1,11 +1,12 @@
 """What the tokens of a model spell, as xgrammar wants to know it."""
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,10 +37,14 @@ class Vocabulary:
 
     pieces: tuple[bytes, ...]
     stops: frozenset[int]
+    encode: Callable[[str], list[int]] | None = field(default=None, compare=False, repr=False)  # a text as tokens
 
     @classmethod
-    def of(cls, tokenizer: Any, size: int, stops: Iterable[int]) -> "Vocabulary":
-        """Of a tokenizer whose model has logits for `size` tokens, of which `stops` end a text."""
+    def of(
+        cls, tokenizer: Any, size: int, stops: Iterable[int], encode: Callable[[str], list[int]] | None = None
+    ) -> "Vocabulary":
+        """Of a tokenizer whose model has logits for `size` tokens, of which `stops` end a text. `encode` splits a text
+        into tokens, without special ones; from any thread."""
         ends = frozenset(stop for stop in stops if stop < size)
         try:
             info = xgrammar().TokenizerInfo.from_huggingface(
@@ -57,7 +62,7 @@ class Vocabulary:
             if token < size:
                 pieces[token] = b""
         _check_spelling(tokenizer, pieces)
-        return cls(tuple(b"" if _SURROGATE.search(piece) else piece for piece in pieces), ends)
+        return cls(tuple(b"" if _SURROGATE.search(piece) else piece for piece in pieces), ends, encode)
 
     @property
     def size(self) -> int:
@@ -71,6 +76,14 @@ class Vocabulary:
         return package.TokenizerInfo(
             list(self.pieces), package.VocabType.RAW, vocab_size=self.size, stop_token_ids=sorted(self.stops) or [0]
         )
+
+    def first_bytes(self, tokens: "np.ndarray[Any, Any]") -> set[int]:
+        """What the texts of these tokens begin with."""
+        return set(np.unique(self._firsts[tokens]).tolist()) - {-1}
+
+    @cached_property
+    def _firsts(self) -> "np.ndarray[Any, Any]":
+        return np.array([piece[0] if piece else -1 for piece in self.pieces], dtype=np.int16)
 
     @cached_property
     def heads(self) -> frozenset[int]:

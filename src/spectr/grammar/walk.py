@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from spectr.errors import ArgumentError
+from spectr.grammar.forced import forced_tokens
 from spectr.grammar.masks import words
 from spectr.grammar.vocabulary import xgrammar
 
@@ -29,8 +30,8 @@ class GrammarWalk:
         self.compiled = compiled
         self._vocabulary = compiled.vocabulary
         self._matcher: Any = xgrammar().GrammarMatcher(compiled.handle, override_stop_tokens=sorted(stops))
-        self._last = -1  # the last token
-        self.error: ArgumentError | None = None  # why there were no masks
+        self._generated: list[int] = []
+        self.error: Exception | None = None  # why it cannot go on
         self.commit(generated)
 
     def commit(self, tokens: Sequence[int]) -> None:
@@ -40,7 +41,17 @@ class GrammarWalk:
                 raise ArgumentError(
                     f"a text under a grammar must follow it, and token {token} at place {at} of {list(tokens)} does not"
                 )
-            self._last = token
+            self._generated.append(token)
+
+    def forced(self, most: int) -> list[int]:
+        """At most so many tokens that should come next, where the grammar leaves no choice: to draft, and no more."""
+        if self.has_ended or self.error is not None:
+            return []
+        try:
+            return forced_tokens(self._matcher, self._vocabulary, self._generated, most)
+        except Exception as error:  # of a tokenizer, of any kind: it ends this text, and no other
+            self.error = error
+            return []
 
     @property
     def has_ended(self) -> bool:
@@ -56,8 +67,9 @@ class GrammarWalk:
         if not self.has_ended and self.error is None:
             self._traverse(tree, found)
         heads = self._vocabulary.heads
-        if self._last in heads or not heads.isdisjoint(tree.tokens[1:]):
-            ends = [node for node, token in enumerate(tree.tokens) if (token if node else self._last) in heads]
+        tokens = [self._generated[-1] if self._generated else -1, *tree.tokens[1:]]
+        if not heads.isdisjoint(tokens):
+            ends = [node for node, token in enumerate(tokens) if token in heads]
             found[ends] &= self._vocabulary.tails
         return torch.index_select(found, 0, torch.tensor(tree.places), out=out)
 
