@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("transport",),
     ("trees",),
     ("verify",),
-    ("metrics", "text"),
+    ("metrics", "text", "grammar"),
     ("draft",),
     ("models",),
     ("engine",),

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from spectr import hf
     from spectr.audit import StepLaw, exact_step_law
     from spectr.coins import SeededCoins
+    from spectr.grammar import Grammar
     from spectr.lm import LM, Output, load
     from spectr.transport import Coupling, coupling, optimal_acceptance, race_acceptance
     from spectr.trees import Growth, Shape, grow
@@ -22,6 +23,7 @@ __all__ = [
     "LM",
     "Coupling",
     "Draft",
+    "Grammar",
     "Growth",
     "Output",
     "Rule",
@@ -43,6 +45,7 @@ __all__ = [
 _HOMES = {
     "audit": ("StepLaw", "exact_step_law"),
     "coins": ("SeededCoins",),
+    "grammar": ("Grammar",),
     "lm": ("LM", "Output", "load"),
     "transport": ("Coupling", "coupling", "optimal_acceptance", "race_acceptance"),
     "trees": ("Growth", "Shape", "grow"),

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, overload
@@ -12,8 +13,10 @@ from spectr.checks import whole
 from spectr.coins import derived_seed
 from spectr.draft.options import DraftOptions
 from spectr.engine import Engine, Handle, Request
-from spectr.errors import ArgumentError
+from spectr.errors import ArgumentError, MismatchError
 from spectr.generation import Output, TextHandle, TextReader, as_output
+from spectr.grammar import CompiledGrammar, Grammar, GrammarCompiler
+from spectr.grammar.vocabulary import Vocabulary
 from spectr.metrics import Stats
 from spectr.notices import notice
 from spectr.pairing import pair, planned_rule
@@ -49,6 +52,7 @@ class _RequestSettings:
     optimality_gap: bool = False
     trace: bool = False  # steps tell what was drafted, and why it was kept or not
     prediction: str | Sequence[int] | None = None  # what the text will probably repeat
+    grammar: Grammar | CompiledGrammar | None = None  # what the text has to look like
 
     def __post_init__(self) -> None:
         if self.n is not None:
@@ -63,6 +67,8 @@ class _RequestSettings:
         is_nothing = isinstance(self.prediction, list | tuple) and not self.prediction
         if not (is_nothing or isinstance(self.prediction, str | None) or as_ids(self.prediction) is not None):
             raise ArgumentError(f"prediction must be a string or a list of token ids, got {self.prediction!r}")
+        if not isinstance(self.grammar, Grammar | CompiledGrammar | None):
+            raise ArgumentError(f"grammar must be a Grammar, such as Grammar.json_schema(…), got {self.grammar!r}")
         for name in ("logprobs", "prompt_logprobs"):
             if not isinstance(value := getattr(self, name), bool | None):
                 whole(name, value, 0)
@@ -170,6 +176,8 @@ class LM:
 
     def __init__(self, engine: Engine, opened: "OpenedModel") -> None:
         self.engine, self.opened, self.tokenizer = engine, opened, opened.tokenizer
+        self._grammars: GrammarCompiler | None = None
+        self._compiling = threading.Lock()
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -264,6 +272,26 @@ class LM:
         """The text in pieces, never half a character. Closing the iterator cancels; its `output` has what came."""
         return TextHandle(self._submitted("stream", prompt, max_new_tokens, seed, settings))
 
+    def compile_grammar(self, grammar: Grammar) -> CompiledGrammar:
+        """A grammar for this model's tokens, as `generate(…, grammar=…)` compiles it: to be sure beforehand that it can
+        be, and when. From any thread; what was compiled before is remembered."""
+        return self.grammars.compile(grammar)
+
+    @property
+    def grammars(self) -> GrammarCompiler:
+        """What compiles grammars for this model."""
+        self._need_tokenizer()
+        with self._compiling, tokenizing(self.tokenizer):
+            if self._grammars is None:
+                size, stops = self.engine.target.vocabulary, self.engine.stops
+                self._grammars = GrammarCompiler(Vocabulary.of(self.tokenizer, size, stops, self._encode_part))
+            return self._grammars
+
+    def _encode_part(self, text: str) -> list[int]:
+        """Tokens of a part of a text."""
+        with tokenizing(self.tokenizer):
+            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
     def chat(self) -> "Chat":
         """A conversation: its turns are not read again."""
         return Chat(self)
@@ -294,6 +322,9 @@ class LM:
         given = dict(settings)
         limit = _limit(given.pop("max_new_tokens", None), given, usual)
         asked, policy = _split_settings(given)
+        grammar = self._grammar(asked.grammar)
+        if grammar is not None:  # where the model's own says what the last token is, the grammar does
+            policy.setdefault("forced_eos_token_id", None)
         tokens, made = self.encode(prompt, raw=asked.raw), self._policy(policy)
         reference = self.encode_prediction(asked.prediction)
         start, source = (tokens, None) if self.opened.start is None else (list(self.opened.start), tokens)
@@ -303,10 +334,18 @@ class LM:
                 start, seed, limit, made, tuple(asked.generated or ()), frozenset(asked.stop_ids or ()), source,
                 reader=self._reader(asked.stops, asked.generated), cache_scope=asked.cache_scope,
                 logprobs=asked.likeliest("logprobs"), prompt_logprobs=asked.likeliest("prompt_logprobs"),
-                optimality_gap=asked.optimality_gap, trace=asked.trace, reference=reference,
+                optimality_gap=asked.optimality_gap, trace=asked.trace, grammar=grammar, reference=reference,
             )  # fmt: skip
 
         return make, asked.n or 1
+
+    def _grammar(self, given: Grammar | CompiledGrammar | None) -> CompiledGrammar | None:
+        """A grammar for this model's tokens, compiled if it is not."""
+        if given is None or isinstance(given, Grammar):
+            return None if given is None else self.compile_grammar(given)
+        if given.vocabulary != self.grammars.vocabulary:
+            raise MismatchError("a compiled grammar must be of this model; compile it with lm.compile_grammar(…)")
+        return given
 
     def encode_prediction(self, prediction: str | Sequence[int] | None) -> list[int]:
         """The tokens of a prediction, as they would stand in a text."""
@@ -316,8 +355,7 @@ class LM:
             return []
         check_text(prediction, "a prediction")
         self._need_tokenizer()
-        with tokenizing(self.tokenizer):
-            return list(self.tokenizer(prediction, add_special_tokens=False)["input_ids"])
+        return self._encode_part(prediction)
 
     def _need_tokenizer(self) -> None:
         if self.tokenizer is None:

@@ -1,6 +1,7 @@
 """Every endpoint, as a client sees it; texts are those that `LM.generate` gives for the same seed."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from spectr.grammar import Grammar
 from spectr.lm import LM
 from spectr.serve.receipt import read_receipt, replay
 
@@ -279,3 +281,50 @@ def test_a_server_that_checks_itself(other: Callable[..., Any]) -> None:
     service.witness._violations = 1
     assert client.get("/ready").status_code == 503
     assert "broke the law" in client.get("/ready").json()["error"]["message"]
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "sea": {"type": "boolean"}},
+    "required": ["name", "sea"],
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_structured_output(client: httpx2.Client, lm: LM, stream: bool) -> None:
+    forms: list[tuple[dict[str, Any], Grammar, Callable[[str], Any]]] = [
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
+         Grammar.json_schema(SCHEMA), lambda text: json.loads(text)["sea"] in (True, False)),
+        ({"structured_outputs": {"regex": "[a-f]{3}-[0-9]{2}"}}, Grammar.regex("[a-f]{3}-[0-9]{2}"),
+         re.compile("[a-f]{3}-[0-9]{2}").fullmatch),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, Grammar.choice(["yes", "no"]), {"yes", "no"}.__contains__),
+    ]  # fmt: skip
+    for form, grammar, is_valid in forms:
+        for seed in range(3):
+            asked = {"prompt": PROMPT, "max_tokens": 200, "seed": seed, **form}
+            if stream:
+                events = streamed(client, "/v1/completions", **asked)
+                text = "".join(event["choices"][0]["text"] for event in events if event["choices"])
+            else:
+                text = post(client, "/v1/completions", **asked)["choices"][0]["text"]
+            meant = lm.generate(PROMPT, 200, seed, raw=True, grammar=grammar)
+            assert text == meant.text
+            if meant.finish_reason == "stop":
+                assert is_valid(text), text
+
+
+def test_structured_output_that_is_refused(client: httpx2.Client) -> None:
+    for form in (
+        {"structured_outputs": {"regex": "("}}, {"structured_outputs": {"json": "{"}}, {"structured_outputs": {}},
+        {"structured_outputs": {"regex": "a", "choice": ["a"]}}, {"structured_outputs": {"grammar": "root ::= ("}},
+        {"response_format": {"type": "json_schema"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}},
+    ):  # fmt: skip
+        found = post(client, "/v1/completions", 400, prompt=PROMPT, max_tokens=5, **form)
+        assert found["error"]["message"]
+
+
+def test_a_receipt_of_structured_output(client: httpx2.Client, lm: LM, tmp_path: Path) -> None:
+    asked = {"prompt": PROMPT, "max_tokens": 40, "structured_outputs": {"choice": ["one", "two", "three"]}}
+    (tmp_path / "found.json").write_text(json.dumps(post(client, "/v1/completions", **asked)))
+    assert replay(lm, read_receipt(tmp_path / "found.json"), lambda _: None)[0].is_same

@@ -6,6 +6,7 @@
 `prefix`    which row knows the beginning of its prompt already
 `rows`      what the device knows of each row
 `step`      draft, score, settle: one step of all active rows
+`grammars`  which tokens may follow the nodes of rows with a grammar
 `readout`   what the host reads of a step
 `handle`    how its steps get back to whoever asked
 `record`    what a witness is given of a step, if there is one
@@ -24,6 +25,7 @@ from spectr.engine.lane import EngineParts
 from spectr.engine.request import Reader, Request, Result, Step, StepTree, TokenLogprobs, TreeNode
 from spectr.engine.scheduler import LOCK, Load, Scheduler
 from spectr.errors import ArgumentError, MismatchError
+from spectr.grammar import CompiledGrammar
 from spectr.types import Drafter, TreeModel
 from spectr.verify import Rule
 
@@ -148,6 +150,8 @@ class Engine:
             if (count := getattr(request, name)) is not None:
                 whole(name, count, 0)
         request.policy.check_tokens(self.target.vocabulary)
+        if request.grammar is not None:
+            _check_grammar(request.grammar, request, self.stops | request.stop_ids, self.target.vocabulary)
         getattr(self.target, "check_source", lambda _: None)(request.source)
 
 
@@ -177,6 +181,25 @@ def _check_reference(reference: Sequence[int], drafter: Drafter, rule: Rule, voc
             f"a prediction is drafted without a draft law, and rule {rule.card.name!r} needs one; load the model with "
             "rule='race' (the default) or 'match', or leave the prediction out"
         )
+
+
+def _check_grammar(grammar: CompiledGrammar, request: Request, stops: frozenset[int], vocabulary: int) -> None:
+    if grammar.vocabulary.size != vocabulary:
+        raise MismatchError(
+            f"a grammar must be compiled for the {vocabulary} tokens of this model, and this one is for "
+            f"{grammar.vocabulary.size}; compile it with the model that runs it"
+        )
+    if not stops:
+        raise ArgumentError(
+            "a text under a grammar must have a token that ends it, and this model has none; give stop_ids"
+        )
+    if request.policy.forced_eos_token_id:
+        raise ArgumentError(
+            "forced_eos_token_id must be left out under a grammar, which says where a text may end; got "
+            f"{request.policy.forced_eos_token_id}"
+        )
+    if request.generated and grammar.walk(request.generated, stops).has_ended:
+        raise ArgumentError("a text that goes on under a grammar must not have ended, and this one has a stop token")
 
 
 def _is_spread(target: Any, drafter: Any) -> bool:

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from spectr.draft.reference import ReferringDrafting
+from spectr.draft.reference import LENGTH, ReferringDrafting
+from spectr.engine.grammars import RowGrammars
 from spectr.engine.handle import Delivery
 from spectr.engine.prefix import Beginnings, common_start
 from spectr.engine.readout import HostReadout, PendingReadout, StepReadout, copy_to_host
@@ -24,9 +25,11 @@ from spectr.engine.request import Request, Step, TokenLogprobs
 from spectr.engine.rows import Rows
 from spectr.engine.step import StepParts, run_step
 from spectr.errors import ArgumentError
+from spectr.grammar import GrammarWalk
 from spectr.models.graphs import Captured
 from spectr.policy import PolicyRows
 from spectr.policy.history import HostText
+from spectr.policy.rows import MASKED
 from spectr.rows import ladder, sent
 from spectr.types import Drafter, Drafting, Opening, TreeModel
 from spectr.verify import Rule
@@ -56,6 +59,12 @@ class EngineParts:
     kept: int = 4  # rows there are at least, where memory allows, so that texts that have ended can be gone on with
     policies: type[PolicyRows] = PolicyRows  # what computes the policies of rows; audits plant faults there
     witness: Witness | None = None  # checks some of the steps while they run
+    forced: bool = True  # draft text that grammars force; benchmarks compare
+
+    @property
+    def drafts_forced_text(self) -> bool:
+        """Under the race alone: under other rules the text depends on what is drafted."""
+        return self.forced and self.rule.card.name == "race"
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +76,7 @@ class Seat:
     read: int = 0  # tokens that target and drafter have read
     is_whole: bool = True  # its beginning may be copied
     host: HostText = field(default_factory=HostText)  # what users' functions see
+    walk: GrammarWalk | None = None  # where its text stands in its grammar, once it has had a row
 
     @property
     def request(self) -> Request:
@@ -235,6 +245,8 @@ class Lane:
             seat.read = count if seat.is_whole else 0
             if len(seat.text) == len(request.tokens):
                 seat.delivery.reused = seat.read
+            if request.grammar is not None and seat.walk is None:
+                seat.walk = request.grammar.walk(request.generated, self.parts.stops | request.stop_ids)
             if request.source is not None:
                 self.parts.target.encode_row(session, row, list(request.source))
             self.beginnings.forget(row)
@@ -320,6 +332,12 @@ class Lane:
         wide = min(1 << (count - 1).bit_length(), len(rows)) if self.captures else count
         choice = drafting.choose(count)
         features = rows.features(count, exactly=not self.captures)
+        grammars = self._grammars()
+        if isinstance(drafting, ReferringDrafting):
+            for row, seat in enumerate(self.active):
+                if seat.walk is not None:
+                    drafting.refer(row, seat.walk.forced(LENGTH))
+        features |= frozenset() if grammars is None else {MASKED}
         longest = max(len(seat.text) for seat in self.active) + len(self.flights) * self._widest
         if self.captures:
             longest = self._looked_at(longest)
@@ -327,7 +345,7 @@ class Lane:
         parts = StepParts(
             self.parts.target, None, drafting, self.parts.rule, rows.window(wide), features, longest,
             None if asks else self._width, self._wanted_logprobs(), self.optimality_gap,
-            self.traces, self.parts.witness is not None,
+            self.traces, self.parts.witness is not None, grammars,
         )  # fmt: skip
 
         def step(marks: list[float]) -> StepReadout:
@@ -354,6 +372,15 @@ class Lane:
         if witness is None or readout.evidence is None or not witness.wants_step():
             return None
         return copy_evidence(readout.evidence, len(self.active), laws=self.parts.rule.card.needs_laws)
+
+    def _grammars(self) -> RowGrammars | None:
+        """Those of the active rows, if some have one. Under the race the text does not depend on drafts, so that where
+        the host would have to wait for each depth, the first depth alone is masked."""
+        walks = [seat.walk for seat in self.active]
+        if not any(walks):
+            return None
+        masks_all = self.device.type == "cpu" or self.parts.rule.card.name != "race"
+        return RowGrammars(walks, self.parts.target.vocabulary, self.device, masks_all)
 
     def _looked_at(self, longest: int) -> int:
         """The bound that stands in a captured step: one of few."""
@@ -412,6 +439,10 @@ class Lane:
             text, end = ("", None) if request.reader is None else request.reader.feed(found.tokens)
             count = len(found.tokens) if end is None else end
             seat.host.commit(found.tokens[:count])  # an error beyond the end of the text is none
+            if seat.walk is not None:
+                seat.walk.commit(found.tokens[:count])
+                if end is None and seat.walk.error is not None:
+                    raise seat.walk.error
             if end is None and found.error is not None:
                 raise found.error
             reason = found.finish_reason if end is None else "stop"

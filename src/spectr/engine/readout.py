@@ -18,7 +18,7 @@ __all__ = ["HostReadout", "PendingReadout", "RowReadout", "StepReadout", "copy_t
 
 _REASONS = (None, "stop", "length")
 _FIELDS = 7  # numbers of a row before its tokens
-SOUND, NO_NUMBERS, NO_TOKENS = 0, 1, 2  # what is wrong with a row
+SOUND, NO_NUMBERS, NO_TOKENS, NO_WAY_ON = 0, 1, 2, 3  # what is wrong with a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,12 @@ def _error(fault: int) -> Exception:
             "the target's logits must be numbers, and after this text they are NaN or infinite; load it in another "
             'dtype, such as dtype="bfloat16" or "float32", or look at its weights'
         )
+    if fault == NO_WAY_ON:
+        return ArgumentError(
+            "a grammar must admit some token after every text that it admits so far, and after this text it admits "
+            "none: it cannot be continued, or not with the tokens of this model; look at the rule that comes next"
+        )
     return ArgumentError(
         "logit_bias, bad_words, suppress_tokens, begin_suppress_tokens, no_repeat_ngram_size, min_new_tokens, "
-        "min_length, allowed and processors must leave at least one token, and they leave none after this text"
+        "min_length, allowed, processors and grammar must leave at least one token, and they leave none after this text"
     )

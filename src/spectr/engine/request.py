@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from spectr.grammar import CompiledGrammar
 from spectr.metrics import Stats
 from spectr.policy import Policy
 
@@ -42,6 +43,7 @@ class Request:
     optimality_gap: bool = False
     cache_scope: str = ""  # only requests of the same scope share the beginnings of their prompts
     trace: bool = False  # steps tell their trees
+    grammar: CompiledGrammar | None = None  # what the text has to look like; for the vocabulary of the target
     reference: Sequence[int] = ()  # what the text will probably repeat: tokens that are drafted, and decide nothing
 
     @property
@@ -56,8 +58,8 @@ class Request:
 
     @property
     def has_hooks(self) -> bool:
-        """Whether functions of the user take part, which run on the host."""
-        return not self.policy.capturable
+        """Whether functions of the user or a grammar take part, which run on the host."""
+        return not self.policy.capturable or self.grammar is not None
 
     @property
     def refers(self) -> bool:

@@ -134,9 +134,10 @@ class Scheduler:
             waiting, self._waiting = self._waiting, deque()
         for seat in waiting:
             asked = seat.request
-            key = (asked.has_hooks, asked.optimality_gap, asked.refers, asked.trace)
+            refers = asked.refers or (asked.grammar is not None and self.parts.drafts_forced_text)
+            key = (asked.has_hooks, asked.optimality_gap, refers, asked.trace)
             if key not in self.lanes:
-                parts = _with_references(self.parts) if asked.refers else self.parts
+                parts = _with_references(self.parts) if refers else self.parts
                 self.lanes[key] = Lane(parts, on_host=key[0], optimality_gap=key[1], traces=asked.trace)
             self.lanes[key].queue.append(seat)
 

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from spectr.coins import SeededCoins
-from spectr.engine.readout import NO_NUMBERS, NO_TOKENS, SOUND, StepReadout, TreeReadout, pack
+from spectr.engine.grammars import RowGrammars
+from spectr.engine.readout import NO_NUMBERS, NO_TOKENS, NO_WAY_ON, SOUND, StepReadout, TreeReadout, pack
 from spectr.engine.record import Evidence
 from spectr.engine.rows import Rows
+from spectr.grammar.masks import allowed, keep_allowed
 from spectr.metrics import best_possible
 from spectr.policy import Past
 from spectr.rows import ladder, pick_rows
@@ -41,6 +43,7 @@ class StepParts:
     optimality_gap: bool = False
     traces: bool = False  # the readout has the trees
     watched: bool = False  # hand over what the verdict was made of
+    grammars: RowGrammars | None = None  # if some row has one
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,16 @@ class Scored:
 
     draft: Draft
     tree: Topology
+    words: Tensor  # (B, N, D): the tokens below the root on the way to each node, padded with -1
     coins: SeededCoins
     logits: Tensor  # (B, N, V), raw, numbers
     finite: Tensor  # (B, N) bool: they were numbers as they came
+    masks: Tensor | None = None  # (B, N, W) int32: the tokens that grammars allow after each node
+
+    def logits_at(self, nodes: Tensor | None) -> Tensor:
+        """Logits (B, M, V) after nodes (B, M), all of them for None, of the tokens that grammars allow."""
+        found = pick_rows(self.logits, nodes)
+        return found if self.masks is None else keep_allowed(found, pick_rows(self.masks, nodes))
 
 
 def run_step(parts: StepParts, marks: list[float]) -> StepReadout:
@@ -63,7 +73,14 @@ def run_step(parts: StepParts, marks: list[float]) -> StepReadout:
     marks.append(time.perf_counter())
     readout = settle(parts, scored)
     marks.append(time.perf_counter())
-    return replace(readout, evidence=Evidence(draft, scored.logits)) if parts.watched else readout
+    return replace(readout, evidence=_evidence(scored)) if parts.watched else readout
+
+
+def _evidence(scored: Scored) -> Evidence:
+    """What the verdict was made of."""
+    masks = scored.masks
+    let = None if masks is None else allowed(masks, scored.logits.shape[-1]) | (masks == 0).all(-1)[..., None]
+    return Evidence(scored.draft, scored.logits, let)
 
 
 def draft_trees(parts: StepParts) -> tuple[Draft, SeededCoins]:
@@ -72,11 +89,16 @@ def draft_trees(parts: StepParts) -> tuple[Draft, SeededCoins]:
     temperature = rows.policies.number("temperature")
     coins = SeededCoins(rows.seed, history.length, temperature == 0)
 
+    def masked(logits: Tensor, paths: Tensor) -> Tensor:
+        masks = None if parts.grammars is None else parts.grammars.of_drafts(paths)
+        return logits if masks is None else keep_allowed(logits, masks)
+
     def shaped(logits: Tensor, paths: Tensor) -> Tensor:
-        return rows.policies(logits, Past(history, paths, drafting=True), features=features)
+        return rows.policies(masked(logits, paths), Past(history, paths, drafting=True), features=features)
 
     def ranked(logits: Tensor, paths: Tensor) -> Tensor:
-        return rows.policies(logits, Past(history, paths, drafting=True), features=features, ranked=True)
+        past = Past(history, paths, drafting=True)
+        return rows.policies(masked(logits, paths), past, features=features, ranked=True)
 
     scene = Scene(
         history, rows.root, rows.active, coins, shaped, ranked, temperature, parts.longest, parts.unread,
@@ -86,30 +108,37 @@ def draft_trees(parts: StepParts) -> tuple[Draft, SeededCoins]:
 
 
 def score_trees(parts: StepParts, draft: Draft, coins: SeededCoins) -> Scored:
-    """One call of the target on all nodes."""
+    """One call of the target on all nodes. Where rows have grammars, the host walks the trees meanwhile."""
     tree = topology(draft)
+    words = _words(draft, tree)
+    pending = None if parts.grammars is None else parts.grammars.send(words)
     raw = parts.target.score(parts.session, draft.tokens, tree.ancestors, tree.depth)
+    masks = None if pending is None else pending.walk()
     logits, finite = sound(raw)
-    return Scored(draft, tree, coins, logits, finite)
+    return Scored(draft, tree, words, coins, logits, finite, masks)
+
+
+def _words(draft: Draft, tree: Topology) -> Tensor:
+    """(B, N, D): the tokens below the root on the way to each node, padded with -1."""
+    below = tree.path[..., 1:]
+    words = draft.tokens.gather(1, below.clamp_min(0).flatten(1)).view_as(below)
+    return torch.where(below >= 0, words, -1)
 
 
 def settle(parts: StepParts, scored: Scored) -> StepReadout:
     """Decide by policy and rule, keep what was accepted, end what ends, and say what the host should read."""
     rows, draft, tree = parts.rows, scored.draft, scored.tree
-    below = tree.path[..., 1:]
-    words = draft.tokens.gather(1, below.clamp_min(0).flatten(1)).view_as(below)
-    words = torch.where(below >= 0, words, -1)  # (B, N, D): the tokens below the root on the way to each node
 
     def law(nodes: Tensor | None) -> Tensor:
-        past = Past(rows.history, pick_rows(words, nodes))
-        return rows.policies(pick_rows(scored.logits, nodes), past, features=parts.features)
+        past = Past(rows.history, pick_rows(scored.words, nodes))
+        return rows.policies(scored.logits_at(nodes), past, features=parts.features)
 
     verdict = _of_active_rows(parts.rule(law, draft, scored.coins, tree=tree), rows.active)
     _keep(parts, verdict)
     best = best_possible(law, draft, tree, verdict) if parts.optimality_gap else None
     emitted = _emitted_tokens(draft, verdict)
     count, reason = _end(rows, emitted, verdict.length + 1)
-    fault, count = _fault(parts, scored, verdict, words, count)
+    fault, count = _fault(parts, scored, verdict, count)
     reason = torch.where(fault == SOUND, reason, 0)
     readout = StepReadout(
         pack(draft, tree, verdict, (emitted, count, reason), fault), *_logprobs(parts, scored, verdict, emitted), best,
@@ -168,7 +197,7 @@ def _end(rows: Rows, emitted: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     return cut, torch.where(rows.active, torch.where(stopped, 1, torch.where(full, 2, 0)), 0)
 
 
-def _fault(parts: StepParts, scored: Scored, verdict: Verdict, words: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+def _fault(parts: StepParts, scored: Scored, verdict: Verdict, count: Tensor) -> tuple[Tensor, Tensor]:
     """(B,): whether there was no distribution at a node that one of `count` (B,) tokens came from, and why; and how
     many tokens came before that."""
     nodes = torch.nn.functional.pad(verdict.path, (1, 0))  # (B, D + 1): the root first
@@ -177,9 +206,12 @@ def _fault(parts: StepParts, scored: Scored, verdict: Verdict, words: Tensor, co
     sick = ~scored.finite.gather(1, at)
     faults = torch.where(sick & looked, NO_NUMBERS, SOUND)
     if policies.may_leave_none(parts.rows.history, parts.features):
-        past = Past(parts.rows.history, pick_rows(words, at))
-        dead = policies.leave_none(pick_rows(scored.logits, at), past, parts.features)
+        past = Past(parts.rows.history, pick_rows(scored.words, at))
+        dead = policies.leave_none(scored.logits_at(at), past, parts.features)
         faults = torch.where(dead & looked & ~sick, NO_TOKENS, faults)
+    if scored.masks is not None:
+        closed = (pick_rows(scored.masks, at) == 0).all(-1)
+        faults = torch.where(closed & looked & ~sick, NO_WAY_ON, faults)
     first = (faults != SOUND).long().argmax(-1)
     fault = faults.gather(1, first[:, None])[:, 0]
     return fault, torch.where(fault == SOUND, count, first)

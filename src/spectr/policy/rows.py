@@ -30,7 +30,7 @@ from spectr.policy.penalties import (
 from spectr.policy.policy import Policy
 from spectr.rows import sent
 
-__all__ = ["FEATURES", "PolicyRows", "rounded"]
+__all__ = ["FEATURES", "MASKED", "PolicyRows", "rounded"]
 
 _FLOATS = {
     "temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0,
@@ -42,6 +42,8 @@ _SHAPING = ("temperature", "cold", "top_k", "top_p", "min_p", "typical_p", "epsi
 _EDITS = ("bias", "repetition_penalty", "counts", "no_repeat_ngram_size", "bad_words", "least", *_SETS)
 _HOOKS = ("allowed", "processors")
 FEATURES = (*_SHAPING, *_EDITS, *_HOOKS)
+MASKED = "masked"
+"""A feature of logits, and not of a policy: some tokens were excluded before."""
 _LOOKING = frozenset(_EDITS) - {"bias"}
 _ALWAYS = frozenset({"temperature", "cold", "greedy"})
 _COMMON = frozenset({"temperature", "greedy", "cold", "top_k", "top_p", "min_p"})
@@ -313,7 +315,9 @@ class PolicyRows:
         would wait for the device."""
         if features.issubset(_SHAPING):
             return False
-        return any(policy.may_leave_none(self.vocabulary, history) for policy in _distinct(self.policies))
+        return MASKED in features or any(
+            policy.may_leave_none(self.vocabulary, history) for policy in _distinct(self.policies)
+        )
 
     def _put_set(self, name: str, rows: slice, tokens: list[int]) -> None:
         """Tokens of a set, padded with -1; wider if they are many."""

@@ -10,6 +10,7 @@ from typing import Any
 from spectr.coins import derived_seed
 from spectr.engine import Result
 from spectr.errors import ArgumentError
+from spectr.grammar import Grammar
 from spectr.lm import LM, Output
 from spectr.models.digest import weights_digest
 from spectr.serve.asking import Asked
@@ -41,9 +42,17 @@ def make_receipt(asked: Asked, service: Service, results: Sequence[Result]) -> d
         "n": asked.n,
         "prompts": asked.prompts,
         "max_new_tokens": asked.limits,
-        "settings": {name: value for name, value in asked.settings.items() if name != "raw"},
+        "settings": _as_json(asked.settings),
         "texts": [{"tokens": len(result.tokens), "sha256": _digest(result.tokens)} for result in results],
     }  # fmt: skip
+
+
+def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
+    found = {name: value for name, value in settings.items() if name not in ("raw", "trace")}
+    if "grammar" in found:
+        grammar = found["grammar"].grammar
+        found["grammar"] = {"kind": grammar.kind, "text": grammar.text, "root": grammar.root}
+    return found
 
 
 def read_receipt(path: Path) -> dict[str, Any]:
@@ -81,6 +90,8 @@ def replay(lm: LM, receipt: dict[str, Any], talk: Callable[[str], None]) -> list
     settings = dict(receipt["settings"])
     if "logit_bias" in settings:
         settings["logit_bias"] = {int(token): value for token, value in settings["logit_bias"].items()}
+    if "grammar" in settings:
+        settings["grammar"] = Grammar(**settings["grammar"], is_foreign=True)
     n, prompts, limits = receipt["n"], receipt["prompts"], receipt["max_new_tokens"]
     handles = [
         lm.submit(prompts[index // n], limits[index // n], derived_seed(receipt["seed"], index), raw=True, **settings)

@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version as package_version
@@ -17,6 +18,7 @@ import torch
 from spectr.audit.witness import Witness
 from spectr.draft.options import DraftOptions
 from spectr.engine import Engine
+from spectr.errors import SpectrError
 from spectr.lm import LM
 from spectr.models.digest import weights_digest
 from spectr.pairing import as_rule, pair
@@ -117,6 +119,8 @@ class Service:
         """Generate a few tokens, so that the first client does not wait for what is made once."""
         self.lm.generate([0], max_new_tokens=min(8, self.context - 1), seed=0)
         _ = self.fingerprint
+        with suppress(SpectrError):  # without xgrammar, or without a tokenizer: whoever asks for a grammar is told
+            _ = self.lm.grammars
         self.is_warm = True
 
     def check_name(self, name: str | None) -> None:

@@ -1,0 +1,114 @@
+"""Where one text stands in its grammar, on the host: which tokens may follow the nodes of a draft tree."""
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from spectr.errors import ArgumentError
+from spectr.grammar.forced import forced_tokens
+from spectr.grammar.masks import words
+from spectr.grammar.vocabulary import xgrammar
+
+if TYPE_CHECKING:
+    from spectr.grammar.compiler import CompiledGrammar
+
+__all__ = ["GrammarWalk"]
+
+_PATIENCE = 1.0
+"""Seconds that one walk may take. Most take less than a thousandth of that; a grammar in which a text can be read in
+very many ways takes longer with each token, and all other requests wait."""
+
+
+class GrammarWalk:
+    """A text that follows a grammar: the tokens generated so far, and the matcher behind them. Serves one request, on
+    one thread."""
+
+    def __init__(self, compiled: "CompiledGrammar", generated: Sequence[int], stops: Iterable[int]) -> None:
+        self.compiled = compiled
+        self._vocabulary = compiled.vocabulary
+        self._matcher: Any = xgrammar().GrammarMatcher(compiled.handle, override_stop_tokens=sorted(stops))
+        self._generated: list[int] = []
+        self.error: Exception | None = None  # why it cannot go on
+        self.commit(generated)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """The text goes on with these tokens."""
+        for at, token in enumerate(tokens):
+            if not self._matcher.accept_token(token):
+                raise ArgumentError(
+                    f"a text under a grammar must follow it, and token {token} at place {at} of {list(tokens)} does not"
+                )
+            self._generated.append(token)
+
+    def forced(self, most: int) -> list[int]:
+        """At most so many tokens that should come next, where the grammar leaves no choice: to draft, and no more."""
+        if self.has_ended or self.error is not None:
+            return []
+        try:
+            return forced_tokens(self._matcher, self._vocabulary, self._generated, most)
+        except Exception as error:  # of a tokenizer, of any kind: it ends this text, and no other
+            self.error = error
+            return []
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a stop token has come."""
+        return bool(self._matcher.is_terminated())
+
+    def masks(self, paths: Sequence[Sequence[int]], out: Tensor | None = None) -> Tensor:
+        """(M, W) int32: the tokens that may follow the text and each of M paths, 32 in a number; none below a token
+        that may not follow what is before it, or that ends the text. One walk for all, each beginning once. If it takes
+        too long, `error` says so, and there are none."""
+        tree = _Tree(paths)
+        found = torch.zeros(len(tree.tokens), words(self._vocabulary.size), dtype=torch.int32)
+        if not self.has_ended and self.error is None:
+            self._traverse(tree, found)
+        heads = self._vocabulary.heads
+        tokens = [self._generated[-1] if self._generated else -1, *tree.tokens[1:]]
+        if not heads.isdisjoint(tokens):
+            ends = [node for node, token in enumerate(tokens) if token in heads]
+            found[ends] &= self._vocabulary.tails
+        return torch.index_select(found, 0, torch.tensor(tree.places), out=out)
+
+    def _traverse(self, tree: "_Tree", found: Tensor) -> None:
+        start = time.perf_counter()
+        parts = (torch.tensor(part) for part in (tree.first_child, tree.next_sibling, tree.tokens))
+        is_done = self._matcher.traverse_draft_tree(*parts, found, _PATIENCE)
+        if not is_done or time.perf_counter() - start > _PATIENCE:
+            found.zero_()
+            self.error = ArgumentError(
+                f"a grammar must say within {_PATIENCE:g} seconds what may follow, and this one does not after "
+                "this text; write it so that no text can be read in many ways"
+            )
+
+
+class _Tree:
+    """Paths as one tree: the root first, and the node at the end of each path."""
+
+    def __init__(self, paths: Sequence[Sequence[int]]) -> None:
+        self.tokens, self.first_child, self.next_sibling = [0], [-1], [-1]
+        self._last_child = [-1]
+        self._known: dict[tuple[int, int], int] = {}
+        self.places = [self._place(path) for path in paths]
+
+    def _place(self, path: Sequence[int]) -> int:
+        node = 0
+        for token in path:
+            node = self._known.get((node, token)) or self._add(node, token)
+        return node
+
+    def _add(self, parent: int, token: int) -> int:
+        node = self._known[parent, token] = len(self.tokens)
+        self.tokens.append(token)
+        for links in (self.first_child, self.next_sibling, self._last_child):
+            links.append(-1)
+        last = self._last_child[parent]
+        if last < 0:
+            self.first_child[parent] = node
+        else:
+            self.next_sibling[last] = node
+        self._last_child[parent] = node
+        return node
