@@ -59,8 +59,7 @@ def shoot(browser: Any, url: str) -> None:
     save("same")
     one("#tab-rules").click()
     one("#rules-form button").click()
-    until(lambda: len(browser.find_elements("css selector", "#rules-table .bar-fill")) >= 4)
-    time.sleep(5)
+    until(lambda: len(browser.find_elements("css selector", "#rules-table .bar-fill")) >= 5)
     save("rules")
 
 

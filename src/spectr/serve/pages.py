@@ -22,8 +22,8 @@ _SAFE = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
-_OFFERED = {"race": None, "optimal": "ngram", "kseq": "ngram", "recursive": "ngram", "match": None}
-"""Rules that the playground compares, and the drafter for those that cannot take every server's own."""
+_OFFERED = ("race", "optimal", "kseq", "recursive", "match")
+"""Rules that the playground compares."""
 
 
 def add_pages(app: FastAPI, service: Service) -> None:
@@ -52,10 +52,10 @@ def add_pages(app: FastAPI, service: Service) -> None:
 
 
 def _rule(name: str, service: Service) -> dict[str, Any]:
-    card = named_rule(name).card
-    own = service.lm.engine.drafter
-    fits = own.siblings in card.siblings and (own.gives_laws or not card.needs_laws)
+    """A rule, and the drafter that rules are compared with: the server's own if it has distributions, else ngram."""
+    card, own = named_rule(name).card, service.lm.engine.drafter
+    has_laws = getattr(own, "head", None) is not None or own.gives_laws
     return {
         "name": name, "lossless": card.lossless, "offered": name in _OFFERED and card.lossless,
-        "drafter": None if fits else _OFFERED.get(name),
+        "drafter": None if has_laws else "ngram", "nodes": own.nodes if own.nodes > 1 else None,
     }  # fmt: skip

@@ -29,7 +29,7 @@ export class Rules {
       cells[1].textContent = "…";
       cells[2].textContent = rule.lossless ? "lossless" : "LOSSY";
       try {
-        const found = await this.api.json("v1/chat/completions", { ...asked, spectr: { rule: rule.name, drafter: rule.drafter ?? undefined, trace: true, receipt: false } });
+        const found = await this.api.json("v1/chat/completions", { ...asked, spectr: { rule: rule.name, drafter: rule.drafter ?? undefined, nodes: rule.nodes ?? undefined, trace: true, receipt: false } });
         const values = found.choices.map((choice) => {
           const steps = choice.spectr.trace;
           return steps.reduce((sum, step) => sum + step.tokens.length, 0) / Math.max(1, steps.length);
