@@ -23,7 +23,7 @@ COMMANDS = {
     "play": LazyCommand("spectr.cli.serve:play", "See the tree think, in the browser."),
     "replay": LazyCommand("spectr.cli.serve:replay", "Generate the text of a receipt again."),
     "models": LazyCommand("spectr.cli.models:models", "List the models that can be loaded by name."),
-    "pull": LazyCommand("spectr.cli.models:pull_model", "Fetch and convert a catalog model, once."),
+    "pull": LazyCommand("spectr.cli.models:pull_model", "Fetch a catalog model, once."),
     "doctor": LazyCommand("spectr.cli.models:doctor", "Check the installation, the machine and a model."),
     "train": LazyCommand("spectr.cli.train:train", "Train a drafter on a target's own samples."),
     "tune": LazyCommand("spectr.cli.tune:tune", "Find the fastest plan on this machine."),

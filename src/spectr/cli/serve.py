@@ -148,7 +148,7 @@ def serve(
         bool, typer.Option("--log-prompts", help="Log what clients ask, too.", rich_help_panel=OPERATION)
     ] = False,
 ) -> None:
-    """Serve a model over HTTP as OpenAI's clients expect it. Ctrl-C or SIGTERM lets running requests finish first."""
+    """Serve a model over HTTP, for OpenAI's clients. Ctrl-C or SIGTERM lets running requests finish first."""
     _needs_extra()
     from spectr.serve import Limits, ServerSettings
     from spectr.serve.run import serve as run_server
@@ -193,7 +193,7 @@ def play(
     ] = 16,
     browser: Annotated[bool, typer.Option(help="Open the browser.")] = True,
 ) -> None:
-    """Serve a model on this machine alone and open the playground in the browser. Ctrl-C ends it."""
+    """See the tree think, in the browser. Serves a model on this machine alone, until Ctrl-C."""
     _needs_extra()
     from spectr.serve import ServerSettings
     from spectr.serve.run import serve as run_server
