@@ -1,10 +1,11 @@
 """The endpoints."""
 
 import asyncio
+import gc
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 
 from spectr.engine import Handle, Result, Step
 from spectr.errors import SpectrError
@@ -45,14 +47,32 @@ _EITHER = ("application/json", "text/event-stream")  # whole, or as a stream
 Body = TypeVar("Body", bound=BaseModel)
 
 
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """No garbage collection while a body is parsed: a million small lists, which are all in use, would make it look
+    through the whole heap again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 async def read_body(request: Request, kind: type[Body]) -> Body:
     """The body of a request, checked field by field."""
     sort = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if sort != "application/json":
         raise ApiError(415, f"a body must be JSON, sent with Content-Type: application/json, got {sort[:80]!r}",
                        code="unsupported_media_type")  # fmt: skip
+    if (coding := request.headers.get("content-encoding", "identity").strip().lower()) != "identity":
+        raise ApiError(415, f"a body must not be compressed, got Content-Encoding: {coding[:80]!r}",
+                       code="unsupported_media_type")  # fmt: skip
+    data = await request.body()
     try:
-        return kind.model_validate(from_json(await request.body(), allow_inf_nan=False))
+        with _without_collection():
+            return kind.model_validate(from_json(data, allow_inf_nan=False))
     except ValidationError as error:
         raise as_problem(error, kind) from error
     except (ValueError, RecursionError) as error:
@@ -241,7 +261,7 @@ def build_app(service: Service) -> Any:
 
 def _add_errors(app: FastAPI) -> None:
     async def told(_request: Request, error: Exception) -> Response:
-        if isinstance(error, Disconnected):
+        if isinstance(error, Disconnected | ClientDisconnect):
             return Response(status_code=499)
         if isinstance(error, HTTPException):
             error = ApiError(error.status_code, str(error.detail))
@@ -249,7 +269,16 @@ def _add_errors(app: FastAPI) -> None:
             error = as_api_error(error)
         return JSONResponse(error.body, error.status, dict(error.headers))
 
-    for kind in (ApiError, HTTPException, Disconnected, SpectrError, TimeoutError, MemoryError, Exception):
+    for kind in (
+        ApiError,
+        HTTPException,
+        Disconnected,
+        ClientDisconnect,
+        SpectrError,
+        TimeoutError,
+        MemoryError,
+        Exception,
+    ):
         app.add_exception_handler(kind, told)
 
 

@@ -1,6 +1,7 @@
 """From the body of a request to requests of the engine."""
 
 import json
+import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -219,7 +220,6 @@ def _grammar(body: CompletionRequest | ChatRequest, limits: Limits) -> Grammar |
 
 
 def _bias(given: dict[str, float]) -> dict[int, float]:
-    try:
-        return {int(token): value for token, value in given.items()}
-    except ValueError:
-        raise ApiError(400, f"the keys of logit_bias must be token ids, got {list(given)[:5]}", "logit_bias") from None
+    if wrong := next((token for token in given if not re.fullmatch(r"[0-9]{1,10}", token)), None):
+        raise ApiError(400, f"the keys of logit_bias must be token ids, got {wrong[:80]!r}", "logit_bias")
+    return {int(token): value for token, value in given.items()}
