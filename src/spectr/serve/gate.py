@@ -58,6 +58,13 @@ def _check_single(headers: list[tuple[bytes, bytes]]) -> None:
                            code="repeated_header")  # fmt: skip
 
 
+def _check_upgrade(headers: dict[str, str]) -> None:
+    """Refuse a body that comes with an offer of another protocol: the parser does not read it."""
+    if "upgrade" in headers and "upgrade" in headers.get("connection", "").lower():
+        raise ApiError(400, "this server speaks HTTP/1.1 only; send the request without the header Upgrade",
+                       code="upgrade_not_supported")  # fmt: skip
+
+
 class Gate:
     """An ASGI application that lets requests through to another."""
 
@@ -87,6 +94,7 @@ class Gate:
             tenant = scope["state"]["tenant"] = self._identified(scope["path"], headers)
             if scope["method"] == "POST":
                 self.count(tenant)
+                _check_upgrade(headers)
             await self.app(scope, self._bounded(headers, receive), visit.send)
         except Exception as error:
             found = as_api_error(error)

@@ -111,7 +111,7 @@ class _Bounded(_Base):  # type: ignore[misc]
             self._stop("_write_timer")
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Answer a request that offers another protocol as if it did not; what follows it cannot be read."""
+        """Answer a request that offers another protocol as if it did not, and close: what follows cannot be read."""
         if self.cycle is not None:
             self.cycle.keep_alive = False
 
