@@ -225,8 +225,13 @@ def test_too_many_requests_are_counted_by_text() -> None:
             waiting = [asyncio.ensure_future(admission._enter("a", 1)) for _ in range(2)]
             await asyncio.sleep(0)
             with pytest.raises(ApiError, match="as many as this server takes"):
-                async with admission.place("b", 1):
+                async with admission.place("a", 1):
                     pass
+            late = asyncio.ensure_future(admission._enter("b", 1))  # of a key that has none of the queue
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert [task.done() for task in (*waiting, late)] == [False, True, False]
+            waiting.append(late)
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)

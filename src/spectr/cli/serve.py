@@ -38,7 +38,7 @@ def read_keys(path: Path | None) -> tuple[str, ...]:
     lines = os.environ.get(_KEYS, "").split(",")
     if path is not None:
         try:
-            lines += path.read_text(encoding="utf-8").splitlines()
+            lines += path.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ArgumentError(f"--api-key-file must be a file of keys, one on a line: {error}") from error
         if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
@@ -48,6 +48,11 @@ def read_keys(path: Path | None) -> tuple[str, ...]:
         raise ArgumentError(f"--api-key-file must hold at least one key, and {path} holds none")
     if short := [key for key in keys if len(key) < 8]:
         raise ArgumentError(f"an API key must have at least 8 characters, and {len(short)} of {len(keys)} have fewer")
+    if wrong := [key for key in keys if not (key.isascii() and key.isprintable() and " " not in key)]:
+        raise ArgumentError(
+            f"an API key must consist of visible ASCII characters, because it is sent in a header, and {len(wrong)} of "
+            f"{len(keys)} do not"
+        )
     return tuple(dict.fromkeys(keys))
 
 

@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from contextlib import suppress
 from typing import Any
 
 from spectr.engine.request import Request, Result, Step, TokenLogprobs
@@ -110,8 +109,12 @@ class Mailbox:
         loop = self._loop()
         if not self._is_called and loop is not None:
             self._is_called = True
-            with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
+            try:
                 loop.call_soon_threadsafe(self._resolve)
+            except BaseException as error:
+                self._is_called = False  # a call that failed must not keep later posts from making one
+                if not isinstance(error, RuntimeError):  # the loop was closed meanwhile: nobody waits
+                    raise
 
     def _resolve(self) -> None:
         self._is_called = False  # before the futures are taken: what is posted from now on makes another call

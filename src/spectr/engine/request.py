@@ -138,4 +138,6 @@ class Result:
         self.text += step.text
         self.finish_reason = step.finish_reason
         if step.logprobs is not None:
-            self.logprobs = [*(self.logprobs or []), *step.logprobs]
+            if self.logprobs is None:
+                self.logprobs = []
+            self.logprobs += step.logprobs

@@ -36,12 +36,20 @@ class _Tenant:
     served: int = 0  # the turn in which it was last let in
     waiting: deque[tuple["asyncio.Future[None]", int]] = field(default_factory=deque)
 
+    @property
+    def count(self) -> int:
+        """How many texts wait."""
+        return sum(texts for _, texts in self.waiting)
+
 
 class Admission:
-    """Places for texts. All calls are from the event loop."""
+    """Places for texts. All calls are from the event loop. Where there are several keys, one cannot take all places."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, keys: int = 1) -> None:
         self.limits = limits
+        reserve = max(1, limits.running // 8) if keys > 1 else 0
+        self.share = max(1, limits.running - reserve)  # places that one key can have
+        self.most_texts = limits.texts if keys <= 1 else min(limits.texts, self.share)  # of one request
         self.running = 0
         self.waiting = 0
         self._turn = 0
@@ -51,8 +59,7 @@ class Admission:
     @asynccontextmanager
     async def place(self, tenant: str, texts: int) -> AsyncIterator[None]:
         """Places for the texts of one request, as long as the block runs; waits for them if need be."""
-        self._count(tenant)
-        texts = min(texts, self.limits.running)
+        texts = min(texts, self.share)
         await self._enter(tenant, texts)
         try:
             yield
@@ -61,8 +68,8 @@ class Admission:
             self.running -= texts
             self._admit()
 
-    def _count(self, tenant: str) -> None:
-        """Refuse a key that asks too often."""
+    def count(self, tenant: str) -> None:
+        """Count a request, and refuse it if its key asks too often."""
         if self.limits.rate is None:
             return
         rate, now = self.limits.rate / 60, time.monotonic()
@@ -78,7 +85,7 @@ class Admission:
         bucket.left -= 1
 
     async def _enter(self, tenant: str, texts: int) -> None:
-        if self.waiting + texts > self.limits.queue and self.running + texts > self.limits.running:
+        if self._is_full(texts) and not self._make_room(tenant, texts):
             raise ApiError(
                 429, f"{self.running} texts run and {self.waiting} wait, which is as many as this server takes; come "
                 "again later", code="queue_full", wait=1 + self.waiting / max(1, self.limits.running),
@@ -91,18 +98,44 @@ class Admission:
         try:
             await granted
         except asyncio.CancelledError:
-            if not granted.cancelled():  # it was let in, and cancelled at once
+            if granted.cancelled():
+                if entry in self._tenants[tenant].waiting:
+                    self._tenants[tenant].waiting.remove(entry)
+                    self.waiting -= texts
+            elif granted.exception() is None:  # it was let in, and cancelled at once
                 self._tenants[tenant].running -= texts
                 self.running -= texts
-            elif entry in self._tenants[tenant].waiting:
-                self._tenants[tenant].waiting.remove(entry)
-                self.waiting -= texts
             self._admit()
             raise
 
+    def _may(self, tenant: _Tenant) -> bool:
+        """Whether a key would stay within its share with the next of its requests."""
+        granted, texts = tenant.waiting[0]
+        return granted.done() or tenant.running + texts <= self.share
+
+    def _is_full(self, texts: int) -> bool:
+        return self.waiting + texts > self.limits.queue and self.running + texts > self.limits.running
+
+    def _make_room(self, tenant: str, texts: int) -> bool:
+        """Refuse requests of the key that has most texts waiting, its latest first, for one that has fewer."""
+        own = self._tenants[tenant].count + texts if tenant in self._tenants else texts
+        more = sum(max(0, one.count - own) for one in self._tenants.values())  # that others have waiting beyond that
+        if texts > self.limits.queue or more < self.waiting + texts - self.limits.queue:
+            return False
+        while self._is_full(texts):
+            greedy = max(self._tenants.values(), key=lambda one: one.count)
+            granted, count = greedy.waiting.pop()
+            self.waiting -= count
+            if not granted.done():
+                granted.set_exception(
+                    ApiError(429, "the queue is full, and this key has most of it; come again later", code="queue_full",
+                             wait=1 + self.waiting / max(1, self.limits.running))
+                )  # fmt: skip
+        return True
+
     def _admit(self) -> None:
         """Let in those that come next, as long as there are places."""
-        while waiting := [tenant for tenant in self._tenants.values() if tenant.waiting]:
+        while waiting := [one for one in self._tenants.values() if one.waiting and self._may(one)]:
             tenant = min(waiting, key=lambda one: (one.running, one.served))
             granted, texts = tenant.waiting[0]
             if not granted.done() and self.running + texts > self.limits.running:
@@ -116,5 +149,5 @@ class Admission:
             tenant.running += texts
             self.running += texts
             granted.set_result(None)
-        for name in [name for name, tenant in self._tenants.items() if not tenant.running]:
+        for name in [name for name, tenant in self._tenants.items() if not (tenant.running or tenant.waiting)]:
             del self._tenants[name]

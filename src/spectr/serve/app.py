@@ -1,10 +1,11 @@
 """The endpoints."""
 
 import asyncio
+import gc
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,11 +15,13 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 
 from spectr.engine import Handle, Result, Step
+from spectr.engine import Request as EngineRequest
 from spectr.errors import SpectrError
 from spectr.serve.admission import Admission
-from spectr.serve.asking import Asked, as_turns, ask
+from spectr.serve.asking import Asked, as_turns, ask, characters
 from spectr.serve.events import Disconnected, EventStream, unless_disconnected
 from spectr.serve.gate import Gate
 from spectr.serve.observe import Observations
@@ -41,8 +44,22 @@ from spectr.view.tokens import TokenTexts
 __all__ = ["Desk", "build_app"]
 
 _LOG = logging.getLogger("spectr.serve")
+_SMALL = 2000  # numbers of a response that is written in the event loop
 _EITHER = ("application/json", "text/event-stream")  # whole, or as a stream
 Body = TypeVar("Body", bound=BaseModel)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """No garbage collection while a body is parsed: a million small lists, which are all in use, would make it look
+    through the whole heap again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 async def read_body(request: Request, kind: type[Body]) -> Body:
@@ -51,8 +68,13 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
     if sort != "application/json":
         raise ApiError(415, f"a body must be JSON, sent with Content-Type: application/json, got {sort[:80]!r}",
                        code="unsupported_media_type")  # fmt: skip
+    if (coding := request.headers.get("content-encoding", "identity").strip().lower()) != "identity":
+        raise ApiError(415, f"a body must not be compressed, got Content-Encoding: {coding[:80]!r}",
+                       code="unsupported_media_type")  # fmt: skip
+    data = await request.body()
     try:
-        return kind.model_validate(from_json(await request.body(), allow_inf_nan=False))
+        with _without_collection():
+            return kind.model_validate(from_json(data, allow_inf_nan=False))
     except ValidationError as error:
         raise as_problem(error, kind) from error
     except (ValueError, RecursionError) as error:
@@ -67,30 +89,51 @@ class Desk:
     admission: Admission
     observations: Observations
     texts: TokenTexts
+    _over: "asyncio.Future[None] | None" = None
 
     @classmethod
     def of(cls, service: Service) -> "Desk":
         """A desk for a service."""
-        admission = Admission(service.settings.limits)
+        admission = Admission(service.settings.limits, len(service.settings.keys))
         return cls(service, admission, Observations(service, admission), TokenTexts(service.lm.tokenizer))
 
     async def answer(self, request: Request, body: CompletionRequest | ChatRequest) -> Response:
         """Answer a request for text, whole or in a stream."""
         if self.service.is_draining:
             raise ApiError(503, "the server is shutting down; send the request elsewhere", code="draining", wait=30)
-        asked = await ask(body, self.service)
-        job = _Job(self, asked, request.state.tenant)
         if self.service.settings.logs_prompts:
             _LOG.info("%s asks %s", request.state.request_id, body.model_dump_json(exclude_none=True))
-        limits = self.service.settings.limits
-        if body.stream:
-            events = job.events()
-            first = await unless_disconnected(request.receive, anext(events), limits.request_time)
-            return EventStream(
-                _after(first, events), self.service.settings.keep_alive, limits.write_time, limits.request_time
-            )
-        found = await unless_disconnected(request.receive, job.whole(), limits.request_time)
-        return JSONResponse(found)
+        limits, settings = self.service.settings.limits, self.service.settings
+        deadline = request.state.began + limits.request_time
+        left, tenant = deadline - time.monotonic(), request.state.tenant
+        if not body.stream:
+            return await unless_disconnected(request.receive, self._whole(body, tenant), left, self.over)
+        events = await unless_disconnected(request.receive, self._begun(body, tenant), left, self.over)
+        return EventStream(events, settings.keep_alive, limits.write_time, deadline, self.over)
+
+    @property
+    def over(self) -> "asyncio.Future[None]":
+        """Done when the server will not wait for running requests any longer."""
+        if self._over is None:
+            self._over = asyncio.get_running_loop().create_future()
+        return self._over
+
+    def end(self) -> None:
+        """Answer all requests that run with an error. From the event loop."""
+        if not self.over.done():
+            self.over.set_result(None)
+
+    async def _whole(self, body: CompletionRequest | ChatRequest, tenant: str) -> Response:
+        return await (await self._job(body, tenant)).whole()
+
+    async def _begun(self, body: CompletionRequest | ChatRequest, tenant: str) -> AsyncIterator[dict[str, Any]]:
+        """The events of a stream, once the first is there: an error before it is answered as one."""
+        events = (await self._job(body, tenant)).events()
+        return _after(await anext(events), events)
+
+    async def _job(self, body: CompletionRequest | ChatRequest, tenant: str) -> "_Job":
+        asked, requests = await ask(body, self.service, tenant, self.admission.most_texts)
+        return _Job(self, asked, requests, tenant)
 
 
 async def _after(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
@@ -106,23 +149,40 @@ async def _after(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]) -> 
 class _Job:
     """The texts of one request, from its place in the queue to its end."""
 
-    def __init__(self, desk: Desk, asked: Asked, tenant: str) -> None:
-        self.desk, self.asked, self.tenant = desk, asked, tenant
+    def __init__(self, desk: Desk, asked: Asked, requests: Sequence[EngineRequest], tenant: str) -> None:
+        self.desk, self.asked, self.requests, self.tenant = desk, asked, requests, tenant
+        self.scored = [asyncio.Event() for _ in asked.prompts]  # the log-probabilities of each prompt are there
         service = desk.service
         self.reply = Reply(asked, service.name, service.fingerprint, desk.texts)
         self.start = time.perf_counter()
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Response:
         """The answer once all texts have ended."""
         async with AsyncExitStack() as stack:
+            stack.push(self._count_failures)
             handles = await self._begin(stack)
             await asyncio.gather(*(self._watched(handle) for handle in handles))
             results = [handle.so_far for handle in handles]
-            return self.reply.whole(results, self._receipt(results))
+
+        def written() -> Response:
+            return JSONResponse(self.reply.whole(results, self._receipt(results)))
+
+        if self.reply.entries(results) <= _SMALL:
+            return written()
+        return await self.desk.service.in_worker(lambda _: written(), self.tenant)
+
+    def _count_failures(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
+        """Take note of requests that the engine failed in, one after the other."""
+        service = self.desk.service
+        if error is None:
+            service.failures = 0
+        elif isinstance(error, Exception) and as_api_error(error).status == 500:
+            service.failures += 1
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """The answer in pieces."""
         async with AsyncExitStack() as stack:
+            stack.push(self._count_failures)
             handles = await self._begin(stack)
             async with aclosing(self._chunks(handles)) as chunks:
                 async for chunk in chunks:
@@ -134,28 +194,27 @@ class _Job:
     async def _begin(self, stack: AsyncExitStack) -> list[Handle]:
         """Wait for places, then submit all texts; whatever ends the block cancels them and gives the places back."""
         await stack.enter_async_context(self.desk.admission.place(self.tenant, self.asked.count))
-        scope = self.tenant if self.desk.service.settings.keys else ""
-        handles = [self.asked.lm.engine.submit(self.asked.request(index, scope)) for index in range(self.asked.count)]
+        handles = self.asked.lm.engine.scheduler.submit(self.requests)  # they were checked when they were made
         stack.callback(self._end, handles)
         return handles
 
     async def _chunks(self, handles: Sequence[Handle]) -> AsyncGenerator[dict[str, Any]]:
         """Chunks of all texts as they come."""
         if len(handles) == 1:
-            async for chunk in self._chunks_of(0, handles[0]):
+            async for chunk in self._chunks_of(0, handles):
                 yield chunk
             return
         queue: asyncio.Queue[dict[str, Any] | BaseException | None] = asyncio.Queue()
 
-        async def drain(index: int, handle: Handle) -> None:
+        async def drain(index: int) -> None:
             try:
-                async for chunk in self._chunks_of(index, handle):
+                async for chunk in self._chunks_of(index, handles):
                     queue.put_nowait(chunk)
                 queue.put_nowait(None)
             except Exception as error:
                 queue.put_nowait(error)
 
-        tasks = [asyncio.ensure_future(drain(index, handle)) for index, handle in enumerate(handles)]
+        tasks = [asyncio.ensure_future(drain(index)) for index in range(len(handles))]
         try:
             left = len(tasks)
             while left:
@@ -171,12 +230,16 @@ class _Job:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _chunks_of(self, index: int, handle: Handle) -> AsyncIterator[dict[str, Any]]:
-        """Chunks of one text."""
-        begins = True
-        async for steps in self._arrivals(handle):
+    async def _chunks_of(self, index: int, handles: Sequence[Handle]) -> AsyncIterator[dict[str, Any]]:
+        """Chunks of one text. The log-probabilities of its prompt come with the first text of that prompt."""
+        begins, prompt, first = True, index // self.asked.n, index // self.asked.n * self.asked.n
+        async for steps in self._arrivals(handles[index]):
+            if index == first:
+                self.scored[prompt].set()
             if begins and self.asked.echoes:
-                yield self.reply.echo(index, handle.so_far)
+                await self.scored[prompt].wait()
+                result = handles[first].so_far
+                yield await self.desk.service.in_worker(lambda _: self.reply.echo(index, result), self.tenant)  # noqa: B023
             if (chunk := self.reply.chunk(index, steps, begins=begins)) is not None:
                 yield chunk
             begins = False
@@ -222,7 +285,7 @@ def build_app(service: Service) -> Any:
     desk = service.desk = Desk.of(service)
     _add_errors(app)
     _add_texts(app, desk)
-    _add_tokens(app, service)
+    _add_tokens(app, desk)
     _add_operations(app, desk)
     add_pages(app, service)
     described = describe(app, [CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest])
@@ -231,17 +294,17 @@ def build_app(service: Service) -> Any:
     async def openapi() -> dict[str, Any]:
         return described
 
-    inner: Any = app
-    if service.settings.origins:
-        inner = CORSMiddleware(
-            app, allow_origins=list(service.settings.origins), allow_methods=["GET", "POST"], allow_headers=["*"]
-        )
-    return Gate(inner, service.settings)
+    gate: Any = Gate(app, service.settings, count=desk.admission.count)
+    if not service.settings.origins:
+        return gate
+    return CORSMiddleware(  # outside the gate: a page must be able to read why it was refused
+        gate, allow_origins=list(service.settings.origins), allow_methods=["GET", "POST"], allow_headers=["*"]
+    )
 
 
 def _add_errors(app: FastAPI) -> None:
     async def told(_request: Request, error: Exception) -> Response:
-        if isinstance(error, Disconnected):
+        if isinstance(error, Disconnected | ClientDisconnect):
             return Response(status_code=499)
         if isinstance(error, HTTPException):
             error = ApiError(error.status_code, str(error.detail))
@@ -249,7 +312,16 @@ def _add_errors(app: FastAPI) -> None:
             error = as_api_error(error)
         return JSONResponse(error.body, error.status, dict(error.headers))
 
-    for kind in (ApiError, HTTPException, Disconnected, SpectrError, TimeoutError, MemoryError, Exception):
+    for kind in (
+        ApiError,
+        HTTPException,
+        Disconnected,
+        ClientDisconnect,
+        SpectrError,
+        TimeoutError,
+        MemoryError,
+        Exception,
+    ):
         app.add_exception_handler(kind, told)
 
 
@@ -279,35 +351,49 @@ def _add_texts(app: FastAPI, desk: Desk) -> None:
         return card()
 
 
-def _add_tokens(app: FastAPI, service: Service) -> None:
+def _add_tokens(app: FastAPI, desk: Desk) -> None:
+    service = desk.service
+
     @app.post("/tokenize", **documented(TokenizeRequest, "Turn a text or a conversation into tokens."))
-    async def tokenize(request: Request) -> dict[str, Any]:
+    async def tokenize(request: Request) -> Response:
         body = await read_body(request, TokenizeRequest)
         service.check_name(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either a prompt or messages", "prompt")
 
-        def work(lm: Any) -> list[int]:
-            if body.messages is not None:
-                return list(lm.encode_turns(as_turns(body.messages)))
-            lm._need_tokenizer()
-            return list(lm.tokenizer(body.prompt, add_special_tokens=body.add_special_tokens)["input_ids"])
+        if body.messages is not None:
+            service.check_length(characters(body.messages), "messages")
+        service.check_length(len(body.prompt or ""), "prompt")
 
-        tokens = await service.in_worker(work)
-        found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": service.context}
-        if body.return_token_strs:
-            texts = TokenTexts(service.lm.tokenizer)
-            found["token_strs"] = [texts.text(token) for token in tokens]
-        return found
+        def work(lm: Any) -> Response:
+            if body.messages is not None:
+                tokens = list(lm.encode_turns(as_turns(body.messages)))
+            else:
+                lm._need_tokenizer()
+                tokens = list(lm.tokenizer(body.prompt, add_special_tokens=body.add_special_tokens)["input_ids"])
+            found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": service.context}
+            if body.return_token_strs:
+                found["token_strs"] = [desk.texts.text(token) for token in tokens]
+            return JSONResponse(found)
+
+        return await _worked(request, desk, work)
 
     @app.post("/detokenize", **documented(DetokenizeRequest, "Turn tokens into text."))
-    async def detokenize(request: Request) -> dict[str, Any]:
+    async def detokenize(request: Request) -> Response:
         body = await read_body(request, DetokenizeRequest)
         service.check_name(body.model)
         if body.tokens and max(body.tokens) >= service.lm.engine.target.vocabulary:
             last = service.lm.engine.target.vocabulary - 1
             raise ApiError(400, f"tokens must lie in 0 … {last}, got {max(body.tokens)}", "tokens")
-        return {"prompt": await service.in_worker(lambda lm: str(lm.tokenizer.decode(body.tokens)))}
+        return await _worked(request, desk, lambda lm: JSONResponse({"prompt": str(lm.tokenizer.decode(body.tokens))}))
+
+
+async def _worked(request: Request, desk: Desk, work: Callable[[Any], Response]) -> Response:
+    """A response that is made in a worker, unless the client goes before."""
+    left = request.state.began + desk.service.settings.limits.request_time - time.monotonic()
+    return await unless_disconnected(
+        request.receive, desk.service.in_worker(work, request.state.tenant), left, desk.over
+    )
 
 
 def _add_operations(app: FastAPI, desk: Desk) -> None:

@@ -1,9 +1,10 @@
 """From the body of a request to requests of the engine."""
 
 import json
+import re
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spectr.coins import derived_seed
@@ -16,7 +17,7 @@ from spectr.serve.protocol import ChatRequest, CompletionRequest, GenerationFiel
 from spectr.serve.service import Service
 from spectr.serve.settings import Limits
 
-__all__ = ["Asked", "as_turns", "ask"]
+__all__ = ["Asked", "as_turns", "ask", "characters"]
 
 _RANDOM_BITS = 53  # a seed that any JSON reader keeps whole
 _MAKERS: dict[str, Callable[[Any], Grammar]] = {
@@ -68,27 +69,61 @@ class Asked:
         """The seed of one text: as `LM.generate` derives them."""
         return derived_seed(self.seed, index)
 
-    def request(self, index: int, scope: str = "") -> Request:
-        """What the engine is asked for one text."""
-        at = index // self.n
-        return self.lm.request(
-            self.prompts[at], self.limits[at], self.seed_of(index), cache_scope=scope, **self.settings
-        )
+    def requests(self, scope: str) -> list[Request]:
+        """What the engine is asked for each text, checked. The log-probabilities of a prompt are asked for once."""
+        made = []
+        for at, (prompt, limit) in enumerate(zip(self.prompts, self.limits, strict=True)):
+            seeds = [self.seed_of(at * self.n + index) for index in range(self.n)]
+            several = self.lm.requests(prompt, limit, seeds, cache_scope=scope, **self.settings)
+            self.lm.engine.check(several[0])
+            made += [several[0], *(replace(one, prompt_logprobs=None) for one in several[1:])]
+        return made
 
 
-async def ask(body: CompletionRequest | ChatRequest, service: Service) -> Asked:
-    """Check a body and read its prompts, in a worker."""
+async def ask(
+    body: CompletionRequest | ChatRequest, service: Service, tenant: str, most_texts: int
+) -> tuple[Asked, list[Request]]:
+    """Check a body, read its prompts, and make a request of the engine for each text. Most of it in a worker."""
     service.check_name(body.model)
     _check_bounds(body, service.settings.limits)
-    return await service.in_worker(lambda lm: _asked(body, service, lm))
+    _check_sizes(body, service, most_texts)
+    scope = tenant if service.settings.keys else ""
+
+    def work(reader: LM) -> tuple[Asked, list[Request]]:
+        asked = _asked(body, service, reader)
+        return asked, asked.requests(scope)
+
+    return await service.in_worker(work, tenant)
+
+
+def _listed(body: CompletionRequest) -> list[Any]:
+    """The prompts of a body, as a list."""
+    given: Any = body.prompt
+    return [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
+
+
+def _check_sizes(body: CompletionRequest | ChatRequest, service: Service, most_texts: int) -> None:
+    """Refuse too many texts, and texts that cannot fit into the context, before anything is tokenized."""
+    prompts = [] if isinstance(body, ChatRequest) else _listed(body)
+    if (count := (body.n or 1) * max(1, len(prompts))) > most_texts:
+        raise ApiError(400, f"one request may ask for {most_texts} texts, got {count}", "n")
+    if isinstance(body, ChatRequest):
+        service.check_length(characters(body.messages), "messages")
+    for prompt in prompts:
+        service.check_length(len(prompt), "prompt")
+    if body.prediction is not None:
+        service.check_length(len(joined(body.prediction.content)), "prediction")
+    last = service.lm.engine.target.vocabulary - 1
+    stops = [*(body.stop if isinstance(body.stop, list) else ()), *(body.stop_token_ids or ())]
+    if wrong := [stop for stop in stops if isinstance(stop, int) and stop > last]:
+        raise ApiError(400, f"tokens that end a text must be of the vocabulary, 0 … {last}, got {wrong[0]}",
+                       "stop_token_ids")  # fmt: skip
 
 
 def _asked(body: CompletionRequest | ChatRequest, service: Service, reader: LM) -> Asked:
     lm = service.variant(body.spectr)
     prompts = _prompts(body, reader)
     n = body.n or 1
-    if (count := n * len(prompts)) > service.settings.limits.texts:
-        raise ApiError(400, f"one request may ask for {service.settings.limits.texts} texts, got {count}", "n")
     most = service.settings.limits.prompt_tokens
     longest = max(map(len, prompts))
     if longest >= service.context or (most is not None and longest > most):
@@ -103,9 +138,18 @@ def _asked(body: CompletionRequest | ChatRequest, service: Service, reader: LM) 
     limits = [service.context - len(prompt) if limit is None else limit for prompt in prompts]
     seed = secrets.randbits(_RANDOM_BITS) if body.seed is None else body.seed
     asked = Asked(body, lm, prompts, n, seed, settings, limits, drops)
-    for at in range(len(prompts)):  # refused here, before anything waits or runs
-        lm.engine.check(asked.request(at * n))
+    _check_logprobs(asked, service.settings.limits.logprobs)
     return asked
+
+
+def _check_logprobs(asked: Asked, most: int) -> None:
+    """Refuse more log-probabilities than one response may have."""
+    if asked.logprobs is None:
+        return
+    echoed = sum(map(len, asked.prompts)) if asked.echoes else 0
+    if (count := asked.n * (sum(asked.limits) + echoed) * (1 + asked.logprobs)) > most:
+        raise ApiError(400, f"a request may ask for {most} log-probabilities (texts × tokens × those of each), "
+                       f"got {count}; lower max_tokens, n or the number of logprobs", "logprobs")  # fmt: skip
 
 
 def _check_bounds(body: GenerationFields, limits: Limits) -> None:
@@ -141,9 +185,7 @@ def _limit(body: CompletionRequest | ChatRequest) -> tuple[int | None, bool]:
 def _prompts(body: CompletionRequest | ChatRequest, reader: LM) -> list[list[int]]:
     if isinstance(body, ChatRequest):
         return [reader.encode_turns(as_turns(body.messages))]
-    given: Any = body.prompt
-    if isinstance(given, str) or (given and isinstance(given[0], int)):
-        given = [given]
+    given = _listed(body)
     if not given or not all(given):
         raise ApiError(400, "a prompt must not be empty", "prompt")
     return [reader.encode(prompt, raw=True) for prompt in given]
@@ -153,6 +195,11 @@ def as_turns(messages: list[Message]) -> list[dict[str, str]]:
     """Messages as a chat template takes them."""
     roles = {"developer": "system"}
     return [{"role": roles.get(one.role, one.role), "content": joined(one.content)} for one in messages]
+
+
+def characters(messages: list[Message]) -> int:
+    """How many characters a conversation has."""
+    return sum(len(joined(message.content)) for message in messages)
 
 
 def joined(content: str | list[TextPart]) -> str:
@@ -219,7 +266,6 @@ def _grammar(body: CompletionRequest | ChatRequest, limits: Limits) -> Grammar |
 
 
 def _bias(given: dict[str, float]) -> dict[int, float]:
-    try:
-        return {int(token): value for token, value in given.items()}
-    except ValueError:
-        raise ApiError(400, f"the keys of logit_bias must be token ids, got {list(given)[:5]}", "logit_bias") from None
+    if (wrong := next((token for token in given if not re.fullmatch(r"[0-9]{1,10}", token)), None)) is not None:
+        raise ApiError(400, f"the keys of logit_bias must be token ids, got {wrong[:80]!r}", "logit_bias")
+    return {int(token): value for token, value in given.items()}

@@ -3,13 +3,14 @@ nothing for too long, is noticed, and what was asked for is cancelled."""
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any, TypeVar
 
 from starlette.responses import Response
 
-from spectr.serve.problems import as_api_error
+from spectr.serve.problems import ApiError, as_api_error
 
 __all__ = ["Disconnected", "EventStream", "unless_disconnected"]
 
@@ -17,6 +18,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Found = TypeVar("Found")
+_LOG = logging.getLogger("spectr.serve")
 _TICK = 1.0  # seconds between two looks at a stream
 
 
@@ -30,14 +32,25 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def unless_disconnected(receive: Receive, work: Awaitable[Found], most: float) -> Found:
-    """Do some work for a client; it is cancelled if the client goes or if it takes more than `most` seconds."""
+def _cut_off() -> ApiError:
+    return ApiError(503, "the server is shutting down and did not wait for this request; send it elsewhere",
+                    code="draining", wait=30)  # fmt: skip
+
+
+async def unless_disconnected(
+    receive: Receive, work: Awaitable[Found], most: float, over: "asyncio.Future[None]"
+) -> Found:
+    """Do some work for a client; it is cancelled if the client goes, if it takes more than `most` seconds, or when the
+    server ends, which `over` tells."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_gone(receive))
     try:
-        await asyncio.wait({working, leaving}, timeout=most, return_when=asyncio.FIRST_COMPLETED)
+        waits: set[asyncio.Future[Any]] = {working, leaving, over}
+        await asyncio.wait(waits, timeout=max(0.0, most), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
+        if over.done():
+            raise _cut_off()
         raise Disconnected if leaving.done() else TimeoutError
     finally:
         for task in (working, leaving):
@@ -51,12 +64,18 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncIterator[dict[str, Any]], keep_alive: float, write_time: float, most: float
+        self,
+        events: AsyncIterator[dict[str, Any]],
+        keep_alive: float,
+        write_time: float,
+        deadline: float,
+        over: "asyncio.Future[None]",
     ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._keep_alive, self._write_time, self._most = events, keep_alive, write_time, most
-        self._sent = self._began = time.monotonic()
+        self._events, self._keep_alive, self._write_time = events, keep_alive, write_time
+        self._deadline, self._over = deadline, over  # a time of the monotonic clock; done when the server ends
+        self._sent = time.monotonic()
         self._is_sending = False
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -64,27 +83,40 @@ class EventStream(Response):
         producing = asyncio.ensure_future(self._produce(send))
         leaving = asyncio.ensure_future(_gone(receive))
         try:
-            while not (producing.done() or leaving.done()):
-                await asyncio.wait({producing, leaving}, timeout=_TICK, return_when=asyncio.FIRST_COMPLETED)
+            while not (producing.done() or leaving.done() or self._over.done()):
+                await asyncio.wait({producing, leaving, self._over}, timeout=_TICK, return_when=asyncio.FIRST_COMPLETED)
                 quiet = time.monotonic() - self._sent
                 if self._is_sending and quiet > self._write_time:
                     break
                 if not self._is_sending and quiet > self._keep_alive and not producing.done():
                     await self._write(send, b": keep-alive\n\n")
+            is_cut = self._over.done() and not (producing.done() or leaving.done() or self._is_sending)
         finally:
             for task in (producing, leaving):
                 task.cancel()
             await asyncio.gather(producing, leaving, return_exceptions=True)
             await self._events.aclose()  # type: ignore[attr-defined]
+        if is_cut:
+            await self._end(send, _cut_off())
 
     async def _produce(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
-            async with asyncio.timeout(self._most):
+            async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
                 async for event in self._events:
                     await self._write(send, b"data: " + json.dumps(event, ensure_ascii=False).encode() + b"\n\n")
         except Exception as error:
-            await self._write(send, b"data: " + json.dumps(as_api_error(error).body).encode() + b"\n\n")
+            found = as_api_error(error)
+            if found.status >= 500 and not isinstance(error, ApiError):
+                _LOG.exception("a stream failed")
+            await self._end(send, found)
+            return
+        await self._end(send)
+
+    async def _end(self, send: Send, error: ApiError | None = None) -> None:
+        """The last events: an error, if there is one, and the mark of the end."""
+        if error is not None:
+            await self._write(send, b"data: " + json.dumps(error.body).encode() + b"\n\n")
         await self._write(send, b"data: [DONE]\n\n")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -49,11 +49,33 @@ class Keys:
         return found if self._digests else "all"
 
 
+def _check_single(headers: list[tuple[bytes, bytes]]) -> None:
+    """Refuse headers that say who asks and how much, but say it twice: a proxy may have read the other one."""
+    names = [name for name, _ in headers]
+    for name in (b"host", b"authorization", b"content-length", b"content-type"):
+        if names.count(name) > 1:
+            raise ApiError(400, f"the header {name.decode()} must be given once, got {names.count(name)}",
+                           code="repeated_header")  # fmt: skip
+
+
+def _check_upgrade(headers: dict[str, str]) -> None:
+    """Refuse a body that comes with an offer of another protocol: the parser does not read it."""
+    if "upgrade" in headers and "upgrade" in headers.get("connection", "").lower():
+        raise ApiError(400, "this server speaks HTTP/1.1 only; send the request without the header Upgrade",
+                       code="upgrade_not_supported")  # fmt: skip
+
+
 class Gate:
     """An ASGI application that lets requests through to another."""
 
-    def __init__(self, app: Any, settings: ServerSettings, open_paths: frozenset[str] = OPEN_PATHS) -> None:
-        self.app, self.settings, self.open_paths = app, settings, open_paths
+    def __init__(
+        self,
+        app: Any,
+        settings: ServerSettings,
+        open_paths: frozenset[str] = OPEN_PATHS,
+        count: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.app, self.settings, self.open_paths, self.count = app, settings, open_paths, count
         self.keys = Keys(settings.keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,9 +88,13 @@ class Gate:
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         visit = _Visit(headers, send)
-        scope.setdefault("state", {})["request_id"] = visit.id
+        scope.setdefault("state", {}).update(request_id=visit.id, began=time.monotonic())
         try:
-            scope["state"]["tenant"] = self._identified(scope["path"], headers)
+            _check_single(scope["headers"])
+            tenant = scope["state"]["tenant"] = self._identified(scope["path"], headers)
+            if scope["method"] == "POST":
+                self.count(tenant)
+                _check_upgrade(headers)
             await self.app(scope, self._bounded(headers, receive), visit.send)
         except Exception as error:
             found = as_api_error(error)
@@ -81,7 +107,7 @@ class Gate:
                 "%s %s %s %s %.0f ms %s",
                 visit.id,
                 scope["method"],
-                scope["path"],
+                repr(scope.get("raw_path", scope["path"].encode())[:200]),
                 visit.status,
                 visit.age * 1e3,
                 tenant,

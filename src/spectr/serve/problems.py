@@ -29,14 +29,19 @@ STATUSES = {
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
+_LONGEST = 600  # characters of a message
+
+
 class ApiError(Exception):
     """Something that a client should be told."""
 
     def __init__(
         self, status: int, message: str, param: str | None = None, code: str | None = None, wait: float | None = None
     ) -> None:
+        message = message if len(message) <= _LONGEST else f"{message[:_LONGEST]}…"  # it may repeat what was sent
         super().__init__(message)
-        self.status, self.message, self.param, self.code, self.wait = status, message, param, code, wait
+        self.status, self.message, self.code, self.wait = status, message, code, wait
+        self.param = param if param is None else param[:200]
 
     @property
     def body(self) -> dict[str, Any]:

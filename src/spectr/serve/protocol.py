@@ -4,9 +4,10 @@ An unknown field is refused by name. So is one that OpenAI's interface knows and
 change the answer, and is never ignored.
 """
 
+import reprlib
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from spectr.registry import nearest
 from spectr.serve.problems import ApiError
@@ -42,10 +43,30 @@ _USE_INSTEAD = {
 }  # fmt: skip
 
 
+MOST_FIELDS = 64  # of one JSON object that is checked field by field: each unknown one would be an error to collect
+MOST_TOKENS = 1 << 18  # of one list of token ids; the model's context is the narrower bound
+MOST_PROMPTS = 1024  # and most texts for each; `Limits.texts` is the narrower bound
+MOST_MESSAGES = 4096
+MOST_PARTS = 1024  # of the content of one message
+MOST_CHOICES = 1024
+MOST_BIASES = 4096  # `Limits.bias_tokens` is the narrower bound
+MOST_STOPS = 64
+MOST_NODES = 64
+
+
 class _Fields(BaseModel):
     """Takes the fields that are declared, of their types, and no others."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_count(cls, given: Any) -> Any:
+        """Refuse an object of very many fields before each of them becomes an error."""
+        if isinstance(given, dict) and len(given) > MOST_FIELDS:
+            raise ApiError(400, f"an object must have at most {MOST_FIELDS} fields, got {len(given)}; "
+                           "remove those that have no meaning here", code="too_many_fields")  # fmt: skip
+        return given
 
 
 class _Body(_Fields):
@@ -55,7 +76,7 @@ class _Body(_Fields):
     @classmethod
     def _drop_neutral(cls, given: Any) -> Any:
         """Leave out fields that are not supported where their values ask for nothing."""
-        if not isinstance(given, dict):
+        if not isinstance(given, dict) or len(given) > MOST_FIELDS:
             return given
         return {
             name: value
@@ -66,7 +87,18 @@ class _Body(_Fields):
         }
 
 
+def _short(given: Any) -> Any:
+    """Refuse a long `logit_bias` before its entries are checked: a dictionary does not stop at its first error."""
+    if isinstance(given, dict) and len(given) > MOST_BIASES:
+        raise ApiError(400, f"logit_bias must have at most {MOST_BIASES} entries, got {len(given)}", "logit_bias",
+                       "invalid_value")  # fmt: skip
+    return given
+
+
 Token = Annotated[int, Field(ge=0, lt=1 << 31)]
+Tokens = Annotated[list[Token], Field(fail_fast=True, max_length=MOST_TOKENS)]
+Texts = Annotated[list[str], Field(fail_fast=True, max_length=MOST_PROMPTS)]
+Bias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_short)]
 Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 
 
@@ -99,22 +131,48 @@ class StructuredOutputs(_Fields):
     json_: dict[str, Any] | str | None = Field(None, alias="json", description="A JSON schema, or its text.")
     regex: str | None = None
     grammar: str | None = Field(None, description="A grammar in GBNF; its first rule is `root`.")
-    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    choice: Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MOST_CHOICES)] | None = None
     json_object: bool | None = None
 
 
-class TextPart(_Fields):
-    """A part of a message."""
+class TextPart(BaseModel):
+    """A part of a message. `_parts` bounds how many fields it has."""
 
+    model_config = _Fields.model_config
     type: Literal["text"]
     text: str
+
+
+def _parts(given: Any) -> Any:
+    """Refuse parts that are many, or have many fields, before each is checked."""
+    if isinstance(given, list) and (
+        len(given) > MOST_PARTS or any(isinstance(part, dict) and len(part) > MOST_FIELDS for part in given)
+    ):
+        raise ApiError(400, f"a content must have at most {MOST_PARTS} parts of {MOST_FIELDS} fields", "content",
+                       "invalid_value")  # fmt: skip
+    return given
+
+
+def _together(given: Any) -> Any:
+    """Refuse messages that have too many parts together."""
+    if not isinstance(given, list) or len(given) > MOST_MESSAGES:
+        return given
+    contents = [one.get("content") for one in given if isinstance(one, dict)]
+    parts = sum(len(content) for content in contents if isinstance(content, list))
+    if parts > MOST_MESSAGES:
+        raise ApiError(400, f"messages must have at most {MOST_MESSAGES} parts together, got {parts}", "messages",
+                       "invalid_value")  # fmt: skip
+    return given
+
+
+Content = str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MOST_PARTS), BeforeValidator(_parts)]
 
 
 class Prediction(_Fields):
     """A text that the answer will probably repeat. It saves time where it is right, and changes nothing else."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: Content
 
 
 class SpeculationFields(_Fields):
@@ -123,7 +181,7 @@ class SpeculationFields(_Fields):
 
     rule: str | None = Field(None, description="The rule that accepts drafts, such as race, optimal or kseq.")
     drafter: str | None = Field(None, description="auto (the server's own), none, lookup or ngram.")
-    nodes: Annotated[int, Field(ge=2, le=256)] | None = Field(None, description="Most nodes of a token tree.")
+    nodes: Annotated[int, Field(ge=2, le=MOST_NODES)] | None = Field(None, description="Most nodes of a token tree.")
     trace: bool | None = Field(None, description="Tell what each step added, and where its tokens came from.")
     statistics: bool | None = Field(None, description="Tell also what each step accepted.")
     receipt: bool | None = Field(None, description="Tell how to get the same text again; on by default.")
@@ -143,9 +201,11 @@ class GenerationFields(_Body):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    stop: str | list[str | Token] | None = Field(None, description="Strings, or token ids, that end the text.")
-    stop_token_ids: list[Token] | None = None
+    logit_bias: Bias | None = None
+    stop: str | Annotated[list[str | Token], Field(fail_fast=True, max_length=MOST_STOPS)] | None = Field(
+        None, description="Strings, or token ids, that end the text."
+    )
+    stop_token_ids: Annotated[list[Token], Field(fail_fast=True, max_length=MOST_STOPS)] | None = None
     max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     stream: bool | None = None
@@ -160,7 +220,7 @@ class GenerationFields(_Body):
 class CompletionRequest(GenerationFields):
     """The body of `/v1/completions`."""
 
-    prompt: str | list[Token] | list[str] | list[list[Token]]
+    prompt: str | Tokens | Texts | Annotated[list[Tokens], Field(fail_fast=True, max_length=MOST_PROMPTS)]
     echo: bool | None = Field(None, description="Repeat the prompt before the text.")
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
@@ -169,13 +229,18 @@ class Message(_Fields):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: Content
+
+
+Messages = Annotated[
+    list[Message], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES), BeforeValidator(_together)
+]
 
 
 class ChatRequest(GenerationFields):
     """The body of `/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -186,7 +251,7 @@ class TokenizeRequest(_Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
     return_token_strs: bool | None = None
 
@@ -195,7 +260,7 @@ class DetokenizeRequest(_Body):
     """The body of `/detokenize`."""
 
     model: str | None = None
-    tokens: list[Token]
+    tokens: Tokens
 
 
 _UNION_TAGS = (
@@ -214,9 +279,12 @@ _UNION_TAGS = (
 
 def as_problem(error: ValidationError, known: type[BaseModel]) -> ApiError:
     """The first thing that is wrong with a body, in one sentence, with the name of the field."""
-    first = error.errors(include_url=False)[0]
+    errors = error.errors(include_url=False, include_context=False)
+    first = next(
+        (one for one in errors if one["type"] == "too_long"), errors[0]
+    )  # of a union: the branch that was meant
     places = [str(part) for part in first["loc"] if not str(part).startswith(_UNION_TAGS)]
-    param = ".".join(places) or None
+    param = ".".join(places)[:200] or None
     if first["type"] == "extra_forbidden":
         return _unknown(param or "", known)
     if first["type"] in ("json_invalid", "model_type", "model_attributes_type", "dict_type") and param is None:
@@ -231,10 +299,14 @@ def _unknown(param: str, known: type[BaseModel]) -> ApiError:
         instead = _USE_INSTEAD.get(param, "leave it out")
         return ApiError(400, f"{param} is not supported by this server; {instead}", param, "unsupported_field")
     names = [field.alias or name for name, field in known.model_fields.items()]
-    hint = nearest(param, names) if "." not in param else "leave it out"
+    hint = nearest(param[:80], names) if "." not in param else "leave it out"
     return ApiError(400, f"there is no field {param!r}; {hint}", param, "unknown_field")
 
 
+_REPR = reprlib.Repr()  # looks at the beginning of a value, not at all of it
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
+
+
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = _REPR.repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

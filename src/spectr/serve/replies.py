@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from spectr.engine import Result, Step, TokenLogprobs
@@ -61,7 +62,8 @@ class Reply:
 
     def whole(self, results: Sequence[Result], receipt: dict[str, Any] | None) -> dict[str, Any]:
         """The body of a response that is not streamed."""
-        choices = [self._choice(index, result) for index, result in enumerate(results)]
+        n = self.asked.n  # the first text of each prompt has the prompt's log-probabilities
+        choices = [self._choice(at, result, results[at // n * n]) for at, result in enumerate(results)]
         return {**self._head(chunk=False), "choices": choices, **self.closing(results, receipt)}
 
     def chunk(self, index: int, steps: Sequence[Step], *, begins: bool) -> dict[str, Any] | None:
@@ -86,11 +88,16 @@ class Reply:
         return found
 
     def echo(self, index: int, result: Result) -> dict[str, Any]:
-        """The prompt of one text, as the first chunk of a stream."""
+        """The prompt of one text, as the first chunk of a stream. `result` is of the first text of that prompt."""
         prompt = self.asked.prompts[index // self.asked.n]
         logprobs = self._logprobs(prompt, result.prompt_logprobs or [], 0) if self.asked.logprobs is not None else None
         choice = {"index": index, "text": self.texts.decode(prompt), "logprobs": logprobs, "finish_reason": None}
         return {**self._head(chunk=True), "choices": [choice]}
+
+    def entries(self, results: Sequence[Result]) -> int:
+        """About how many numbers a response has: log-probabilities, or tokens where there are none."""
+        tokens = sum(len(result.tokens) + len(result.prompt_logprobs or ()) * self.asked.n for result in results)
+        return tokens * (1 + (self.asked.logprobs or 0))
 
     def last(self, results: Sequence[Result], receipt: dict[str, Any] | None, *, usage: bool) -> dict[str, Any]:
         """The chunk after all texts: usage, statistics and receipt, and no choice."""
@@ -121,14 +128,14 @@ class Reply:
             "system_fingerprint": f"fp_{self.fingerprint[:16]}",
         }
 
-    def _choice(self, index: int, result: Result) -> dict[str, Any]:
+    def _choice(self, index: int, result: Result, first: Result) -> dict[str, Any]:
         prompt = self.asked.prompts[index // self.asked.n]
         tokens, logprobs, text = result.tokens, list[TokenLogprobs | None](result.logprobs or []), result.text
         if self.asked.drops_text:
             tokens, logprobs, text = [], [], ""
         if self.asked.echoes:
             tokens, text = [*prompt, *tokens], self.texts.decode(prompt) + text
-            logprobs = [*(result.prompt_logprobs or []), *logprobs]
+            logprobs = [*(first.prompt_logprobs or []), *logprobs]
         said = self._logprobs(tokens, logprobs, 0) if self.asked.logprobs is not None else None
         choice: dict[str, Any] = {"index": index, "logprobs": said, "finish_reason": self._reason(result.finish_reason)}
         if self.asked.is_chat:
@@ -175,7 +182,7 @@ class Reply:
         self, tokens: Sequence[int], found: Sequence[TokenLogprobs | None], start: int
     ) -> dict[str, Any]:
         texts = [self.texts.text(token) for token in tokens]
-        offsets = [start + sum(map(len, texts[:at])) for at in range(len(texts))]
+        offsets = list(accumulate(map(len, texts[:-1]), initial=start)) if texts else []
         top = [
             None if entry is None else {text: entry.logprob} | self._by_text(entry.top)
             for text, entry in zip(texts, found, strict=True)

@@ -1,24 +1,23 @@
 """A server's life: start, signals, drain, end."""
 
-import asyncio
 import logging
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from spectr.errors import ArgumentError
 from spectr.lm import LM
 from spectr.serve.app import build_app
 from spectr.serve.service import Service
-from spectr.serve.settings import Limits, ServerSettings
+from spectr.serve.settings import ServerSettings
+from spectr.serve.wire import bounded_protocol
 
 __all__ = ["background", "bind", "check_address", "serve"]
 
@@ -58,73 +57,56 @@ def bind(settings: ServerSettings) -> socket.socket:
     return made
 
 
-def _patient(limits: Limits) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, which also closes connections whose headers do not arrive in time."""
-    Base: Any = AutoHTTPProtocol
-
-    class Patient(Base):  # type: ignore[misc]
-        timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._wait()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if self.cycle is None or self.cycle.response_complete:
-                self._wait()
-            else:
-                self._stop()
-
-        def connection_lost(self, error: Exception | None) -> None:
-            self._stop()
-            super().connection_lost(error)
-
-        def _wait(self) -> None:
-            if self.timer is None:
-                self.timer = self.loop.call_later(limits.header_time, self.transport.close)
-
-        def _stop(self) -> None:
-            if self.timer is not None:
-                self.timer.cancel()
-                self.timer = None
-
-    return Patient
-
-
 class _Server(uvicorn.Server):
     """Drains at the first signal: what runs goes on, and new requests are answered with 503. The second ends it."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, talk: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        talk: Callable[[str], None],
+        listens: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(config)
-        self.service, self.talk = service, talk
+        self.service, self.talk, self.listens = service, talk, listens
+        self.signal: int | None = None
+        self.deadline: float | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and only then say so."""
+        await super().startup(sockets)
+        with suppress(OSError):
+            self.listens()
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Take note of a signal."""
-        if self.service.is_draining:
+        """Take note of a signal. It may come amid any line of the program, so nothing else is done here."""
+        if self.signal is not None:
             self.should_exit = self.force_exit = True
-        else:
-            self.service.is_draining = True
-            self.talk(f"{signal.Signals(sig).name}: finishing what runs; again to stop at once")
+        self.signal = sig
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: whether to end."""
-        if self.service.is_draining and not self.should_exit:
-            loop = asyncio.get_running_loop()
-            if not hasattr(self, "deadline"):
-                self.deadline = loop.time() + self.service.settings.limits.drain_time
-            self.should_exit = not self.server_state.tasks or loop.time() > self.deadline
+        if self.signal is not None and self.deadline is None:
+            self.service.is_draining = True
+            self.deadline = time.monotonic() + self.service.settings.limits.drain_time
+            with suppress(OSError):  # nobody may read what the server says any more
+                self.talk(f"{signal.Signals(self.signal).name}: finishing what runs; again to stop at once")
+        if self.deadline is not None and not self.should_exit:
+            is_late = time.monotonic() > self.deadline
+            if is_late:
+                self.service.desk.end()
+            self.should_exit = not self.server_state.tasks or is_late
         return await super().on_tick(counter)
 
 
-def _server(service: Service, talk: Callable[[str], None]) -> _Server:
+def _server(service: Service, talk: Callable[[str], None], listens: Callable[[], None] = lambda: None) -> _Server:
     limits = service.settings.limits
     config = uvicorn.Config(
-        build_app(service), log_config=None, access_log=False, http=_patient(limits), ws="none", lifespan="off",
-        limit_concurrency=limits.connections, server_header=False, proxy_headers=False,
+        build_app(service), log_config=None, access_log=False, http=bounded_protocol(limits), ws="none", lifespan="off",
+        server_header=False, proxy_headers=False,
         timeout_keep_alive=max(1, round(limits.idle_time)), timeout_graceful_shutdown=1,
     )  # fmt: skip
-    return _Server(config, service, talk)
+    return _Server(config, service, talk, listens)
 
 
 def _url(listener: socket.socket) -> str:
@@ -142,8 +124,7 @@ def serve(
         service = Service(load(), settings)
         talk("warming up")
         service.warm_up()
-        server = _server(service, talk)
-        started(_url(listener))
+        server = _server(service, talk, lambda: started(_url(listener)))
         server.run([listener])
         service.close()
     finally:

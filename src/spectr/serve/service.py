@@ -1,12 +1,10 @@
 """The model behind a server: its name, its tokenizers, and the variants of it that single requests ask for."""
 
-import asyncio
 import copy
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +24,7 @@ from spectr.registry import nearest
 from spectr.serve.problems import ApiError
 from spectr.serve.protocol import SpeculationFields
 from spectr.serve.settings import ServerSettings
+from spectr.serve.workers import Workers
 from spectr.verify import RULES
 from spectr.version import __version__
 
@@ -35,6 +34,9 @@ DRAFTERS = ("auto", "none", "lookup", "ngram")
 """What a request may name: nothing that would be loaded from elsewhere."""
 
 _VARIANTS = 4  # engines beside the server's own that are kept
+_FAILURES = 3  # of the engine in a row, after which the server is not ready
+_TOKEN_CHARACTERS = 16  # of a prompt for each token of the context; texts have about four
+_LEAST_CHARACTERS = 1 << 16  # that a text may have however short the context is
 Found = TypeVar("Found")
 
 
@@ -59,7 +61,8 @@ class Service:
         self.is_warm = False
         self._variants: OrderedDict[Variant, LM] = OrderedDict()
         self._making = threading.Lock()
-        self._workers = ThreadPoolExecutor(2, thread_name_prefix="spectr-tokenize")
+        self._workers = Workers(2, max(1, settings.limits.queue))
+        self.failures = 0  # of the engine, since a request last succeeded
         self._local = threading.local()
         self.desk: Any = None  # where requests are taken, once there is an application
 
@@ -106,9 +109,18 @@ class Service:
             return "the model is not warm yet"
         if self.is_draining:
             return "the server is shutting down"
+        if self.failures >= _FAILURES:
+            return f"the engine failed in the last {self.failures} requests; the log says why"
         if self.audited.get("violations", 0):
             return "a step of the engine broke the law it samples from; the log has the step"
         return None
+
+    def check_length(self, characters: int, param: str) -> None:
+        """Refuse a text that cannot fit into the context, before it is tokenized."""
+        most = max(_LEAST_CHARACTERS, _TOKEN_CHARACTERS * self.context)
+        if characters > most:
+            raise ApiError(400, f"{param} must have at most {most} characters for this context, got {characters}; "
+                           "shorten it", param, "context_length_exceeded")  # fmt: skip
 
     @property
     def is_ready(self) -> bool:
@@ -129,10 +141,10 @@ class Service:
             raise ApiError(404, f"there is no model {name[:200]!r}; this server has {self.name!r}", "model",
                            "model_not_found")  # fmt: skip
 
-    async def in_worker(self, work: Callable[[LM], Found]) -> Found:
+    async def in_worker(self, work: Callable[[LM], Found], tenant: str) -> Found:
         """Do something with a tokenizer in a thread that has one of its own: neither the event loop nor the engine
-        waits for it."""
-        return await asyncio.get_running_loop().run_in_executor(self._workers, self._with_tokenizer, work)
+        waits for it. Keys take turns."""
+        return await self._workers.run(tenant, lambda: self._with_tokenizer(work))
 
     def _with_tokenizer(self, work: Callable[[LM], Found]) -> Found:
         if not hasattr(self._local, "lm"):
@@ -171,7 +183,7 @@ class Service:
         """End the threads."""
         if self.witness is not None:
             self.witness.close()
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._workers.close()
 
 
 def _checked(asked: SpeculationFields | None) -> Variant:

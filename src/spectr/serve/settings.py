@@ -15,6 +15,7 @@ class Limits:
     stop_strings: int = 16
     stop_characters: int = 1024  # of one stop string
     bias_tokens: int = 1024  # entries of logit_bias
+    logprobs: int = 1 << 19  # log-probabilities of one request: texts times tokens times those in place of each
     grammar_bytes: int = 64 << 10  # of a schema, regex or grammar
     compile_time: float = 5.0  # to compile one of those
     running: int = 64  # texts that run at once

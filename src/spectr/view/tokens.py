@@ -17,13 +17,24 @@ class TokenTexts:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         decoder = type(getattr(backend, "decoder", None)).__name__
         self._alphabet = byte_alphabet() if decoder == "ByteLevel" else None
+        self._known: dict[int, tuple[str, bytes]] = {}  # at most one entry for each token of the vocabulary
 
     def text(self, token: int) -> str:
         """What a token reads alone."""
-        return self.raw(token).decode("utf-8", "replace")
+        return self._entry(token)[0]
 
     def raw(self, token: int) -> bytes:
         """The bytes of a token."""
+        return self._entry(token)[1]
+
+    def _entry(self, token: int) -> tuple[str, bytes]:
+        """The text and the bytes of a token; the tokenizer is asked once for each."""
+        if (found := self._known.get(token)) is None:
+            raw = self._spelled(token)
+            found = self._known[token] = raw.decode("utf-8", "replace"), raw
+        return found
+
+    def _spelled(self, token: int) -> bytes:
         word = self._word(token)
         if word is None:
             return b""

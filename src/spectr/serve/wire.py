@@ -1,0 +1,142 @@
+"""Connections: uvicorn's HTTP protocol, with bounds on what a client can hold without sending a proper request."""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from spectr.serve.settings import Limits
+
+__all__ = ["MOST_HEADER_BYTES", "bounded_protocol"]
+
+MOST_HEADER_BYTES = 64 << 10  # of one request
+_OVERHEAD = 8  # bytes on the wire for each byte of a body that is sent in small chunks, at most
+_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+)  # fmt: skip
+_Base: Any = HttpToolsProtocol  # its attributes are not annotated for subclasses
+
+
+class _Bounded(_Base):  # type: ignore[misc]
+    """Closes connections whose headers are too long or too slow, whose client does not read what it is sent, and those
+    that send a request before the last one is answered: behind such a request a disconnect would not be seen."""
+
+    limits: Limits
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._headers_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._is_reading_headers = True
+        self._bytes = 0  # received of the headers, or of the body, that is being read
+
+    def connection_made(self, transport: Any) -> None:
+        """Take a connection, unless there are too many."""
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.connections:
+            transport.abort()
+        else:
+            self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget a connection."""
+        self._stop("_headers_timer")
+        self._stop("_write_timer")
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read what came, and look at how much it is."""
+        before = self._is_reading_headers
+        self._bytes += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if before != self._is_reading_headers:
+            self._bytes = 0
+        most = MOST_HEADER_BYTES if self._is_reading_headers else _OVERHEAD * self.limits.body_bytes + MOST_HEADER_BYTES
+        if self._bytes > most:
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.write(_TOO_LARGE)
+            self._close()
+        elif self.cycle is None or self.cycle.response_complete:
+            self._await_headers()
+        else:
+            self._stop("_headers_timer")
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._is_reading_headers = True
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; what comes after the body is none."""
+        if self._is_reading_headers:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Start with a request whose headers are there."""
+        self._is_reading_headers = False
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            self.transport.abort()
+        else:
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """A request is there as a whole."""
+        super().on_message_complete()
+        self._is_reading_headers = True
+        self._bytes = 0
+
+    def on_response_complete(self) -> None:
+        """An answer was written; where the connection is to be closed after it, the client has so long to read it."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._start_writing_timer()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection that was idle for too long."""
+        self._close()
+
+    def pause_writing(self) -> None:
+        """The client reads less than it is sent."""
+        super().pause_writing()
+        self._start_writing_timer()
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._stop("_write_timer")
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Answer a request that offers another protocol as if it did not, and close: what follows cannot be read."""
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._start_writing_timer()
+
+    def _await_headers(self) -> None:
+        if self._headers_timer is None:
+            self._headers_timer = self.loop.call_later(self.limits.header_time, self._close)
+
+    def _start_writing_timer(self) -> None:
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.limits.write_time, self.transport.abort)
+
+    def _stop(self, name: str) -> None:
+        if (timer := getattr(self, name)) is not None:
+            timer.cancel()
+            setattr(self, name, None)
+
+
+def bounded_protocol(given: Limits) -> type[asyncio.Protocol]:
+    """The protocol of a server with these limits."""
+
+    class Bounded(_Bounded):
+        limits = given
+
+    return Bounded

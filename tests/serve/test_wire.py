@@ -1,0 +1,240 @@
+"""Connections that are misused, and how a server ends."""
+
+import asyncio
+import json
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from tests.serve.test_faults import LONG, settled, start
+from tests.serve.test_gate import KEYS, raw
+from uvicorn.server import ServerState
+
+from spectr.cli.serve import read_keys
+from spectr.engine.handle import Mailbox
+from spectr.errors import ArgumentError
+from spectr.serve import Limits
+from spectr.serve.events import EventStream
+from spectr.serve.wire import bounded_protocol
+
+
+def post(body: dict[str, Any], *headers: str) -> bytes:
+    data = json.dumps(body).encode()
+    lines = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers]
+    return "\r\n".join([*lines, f"Content-Length: {len(data)}", "", ""]).encode() + data
+
+
+def connect(url: str) -> socket.socket:
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), 20)
+
+
+def address(client: Any) -> str:
+    return str(client.base_url).rstrip("/")
+
+
+def test_endless_headers(other: Callable[..., Any]) -> None:
+    client, _ = other()
+    with connect(address(client)) as made:
+        made.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
+        try:
+            for _ in range(200):
+                made.sendall(b"X-Long: " + b"x" * 2000 + b"\r\n")
+                time.sleep(0.001)
+            got = made.recv(4096)
+        except ConnectionError:
+            got = b""
+    assert got == b"" or got.startswith(b"HTTP/1.1 431")
+    assert client.get("/health", headers={"x-long": "x" * 20_000}).status_code == 200
+    assert client.post("/v1/completions", json={**LONG, "user": "x", "prompt": "o " * 100, "max_tokens": 1}).is_success
+
+
+def test_a_request_before_the_answer_to_the_last(other: Callable[..., Any]) -> None:
+    client, service = other()
+    with connect(address(client)) as made:
+        made.sendall(post({**LONG, "n": 4}))
+        time.sleep(0.2)
+        made.sendall(post({**LONG, "max_tokens": 1}))
+        settled(service, service.desk, 10)
+
+
+def test_clients_that_do_not_read() -> None:
+    """A response that nobody reads is cut off, and not only closed after its last byte."""
+
+    async def large(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(64 << 20)})
+
+    async def run() -> float:
+        config = uvicorn.Config(large, lifespan="off", log_config=None)
+        config.load()
+        state, kind = ServerState(), bounded_protocol(Limits(write_time=0.3))
+        made: Any = lambda: kind(config=config, server_state=state, app_state={})  # type: ignore[call-arg]  # noqa: E731
+        server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)
+        with connect(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            while not state.total_requests:
+                await asyncio.sleep(0.01)
+            start = time.monotonic()
+            while state.connections and time.monotonic() < start + 5:
+                await asyncio.sleep(0.01)
+        server.close()
+        return time.monotonic() - start
+
+    assert 0.2 < asyncio.run(run()) < 3
+
+
+def test_connections_are_bounded(other: Callable[..., Any]) -> None:
+    client, _ = other(Limits(connections=3))
+    held = [connect(address(client)) for _ in range(3)]
+    time.sleep(0.1)
+    with connect(address(client)) as refused, suppress(ConnectionError):
+        assert refused.recv(10) == b""
+    for one in held:
+        one.close()
+    time.sleep(0.2)
+    assert client.get("/health").status_code == 200
+
+
+def test_headers_that_are_given_twice_or_late(other: Callable[..., Any]) -> None:
+    client, _ = other(keys=KEYS)
+    url, body = address(client), {"prompt": "one", "max_tokens": 1}
+    twice = [f"Authorization: Bearer {key}" for key in KEYS]
+    assert raw(url, post(body, *twice, "Connection: close"), 20)[0].startswith(b"HTTP/1.1 400")
+    lines = [b"POST /tokenize HTTP/1.1", b"Host: localhost", b"Content-Type: application/json", b"Connection: close"]
+    head = b"\r\n".join([*lines, b"Transfer-Encoding: chunked", b"", b""])
+    late = b'10\r\n{"prompt":"one"}\r\n0\r\nAuthorization: Bearer ' + KEYS[0].encode() + b"\r\n\r\n"
+    assert raw(url, head + late, 20)[0].startswith(b"HTTP/1.1 401")
+
+
+def test_an_upgrade_is_not_taken(other: Callable[..., Any]) -> None:
+    client, _ = other()
+    offer = ("Connection: Upgrade, close", "Upgrade: h2c")
+    get = "\r\n".join(["GET /health HTTP/1.1", "Host: localhost", *offer, "", ""]).encode()
+    assert raw(address(client), get, 20)[0].startswith(b"HTTP/1.1 200")
+    assert b"upgrade_not_supported" in raw(address(client), post({"prompt": "one"}, *offer), 20)[0]
+
+
+def test_a_page_can_read_why_it_was_refused(other: Callable[..., Any]) -> None:
+    client, _ = other(keys=KEYS, origins=("https://a.example",))
+    found = client.get("/v1/models", headers={"origin": "https://a.example"})
+    assert found.status_code == 401
+    assert found.headers["access-control-allow-origin"] == "https://a.example"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_end_of_a_drain_is_told(other: Callable[..., Any], stream: bool) -> None:
+    client, service = other()
+    with client.stream("POST", "/v1/completions", json={**LONG, "n": 8, "stream": stream}) as found:
+        pass
+    server_over = service.desk
+
+    async def end() -> None:
+        server_over.end()
+
+    with connect(address(client)) as made:
+        made.sendall(post({**LONG, "n": 16, "stream": stream}, "Connection: close"))
+        if stream:
+            got = made.recv(65536)
+        else:
+            got = b""
+            time.sleep(0.1)
+        loop = service.desk.over.get_loop()
+        asyncio.run_coroutine_threadsafe(end(), loop).result(5)
+        while piece := made.recv(65536):
+            got += piece
+    assert found.status_code == 200
+    assert b"draining" in got
+    assert got.startswith(b"HTTP/1.1 200" if stream else b"HTTP/1.1 503")
+    settled(service, service.desk)
+
+
+def test_engine_failures_turn_the_server_red(other: Callable[..., Any], lm: Any, monkeypatch: Any) -> None:
+    client, service = other()
+    score = type(lm.engine.target).score
+
+    def broken(*_given: Any, **_named: Any) -> None:
+        raise RuntimeError("a kernel failed")
+
+    monkeypatch.setattr(type(lm.engine.target), "score", broken)
+    for stream in (False, True, False):
+        assert client.get("/ready").status_code == 200
+        client.post("/v1/completions", json={**LONG, "max_tokens": 3, "stream": stream})
+    assert client.get("/ready").status_code == 503
+    client.post("/v1/completions", json={"prompt": ""})
+    assert service.failures == 3
+    monkeypatch.setattr(type(lm.engine.target), "score", score)
+    assert client.post("/v1/completions", json={**LONG, "max_tokens": 3}).status_code == 200
+    assert client.get("/ready").status_code == 200
+
+
+def test_failures_amid_a_stream_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def events() -> Any:
+        yield {"a": 1}
+        raise RuntimeError("a detail for the operator")
+
+    async def run() -> bytes:
+        sent = bytearray()
+
+        async def send(message: Any) -> None:
+            sent.extend(message.get("body", b""))
+
+        over = asyncio.get_running_loop().create_future()
+        stream = EventStream(events(), 10, 10, time.monotonic() + 10, over)
+        await stream({}, asyncio.Event().wait, send)  # type: ignore[arg-type]
+        return bytes(sent)
+
+    said = asyncio.run(run())
+    assert b"internal_error" in said
+    assert b"detail" not in said
+    assert "a detail for the operator" in caplog.text
+
+
+def test_a_mailbox_recovers_from_a_call_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        mailbox, first, second = Mailbox(loop), loop.create_future(), loop.create_future()
+
+        def interrupted(*_: Any) -> None:
+            raise BrokenPipeError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "call_soon_threadsafe", interrupted)
+            with pytest.raises(BrokenPipeError):
+                mailbox.post(first)
+        mailbox.post(second)
+        await asyncio.wait_for(asyncio.gather(first, second), 5)
+
+    asyncio.run(run())
+
+
+def test_keys_that_no_header_can_carry(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_bytes(b"\xef\xbb\xbfabcdefgh1\n")
+    assert read_keys(path) == ("abcdefgh1",)
+    for wrong in ("schlüssel-1", "two words 1", "tab\tinside"):
+        path.write_text(f"{wrong}\n", encoding="utf-8")
+        with pytest.raises(ArgumentError, match="visible ASCII"):
+            read_keys(path)
+
+
+@pytest.mark.slow
+def test_a_signal_after_nobody_reads_the_log(folder: Path) -> None:
+    process, url = start(folder)
+    assert process.stderr is not None
+    process.stderr.close()
+    with connect(url) as made:
+        made.sendall(post({**LONG, "max_tokens": 50}, "Connection: close"))
+        time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        got = b""
+        while piece := made.recv(65536):
+            got += piece
+    assert got.startswith(b"HTTP/1.1 ")
+    assert process.wait(20) == 0
