@@ -302,9 +302,12 @@ class LM:
         """What `submit` would ask of the engine."""
         return self._requested("request", prompt, max_new_tokens, seed, settings)
 
-    def requests(self, prompt: Prompt, max_new_tokens: int | None, seeds: Sequence[int], **settings: Any) -> list[Request]:
+    def requests(
+        self, prompt: Prompt, max_new_tokens: int | None, seeds: Sequence[int], **settings: Any
+    ) -> list[Request]:
         """What `submit` would ask of the engine for each of several seeds. Prompt and settings are read once."""
-        make, _ = self._asked(prompt, {**settings, **({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})})
+        limit = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
+        make, _ = self._asked(prompt, {**settings, **limit})
         return [make(whole("seed", seed)) for seed in seeds]
 
     def _submitted(self, what: str, prompt: Prompt, limit: int | None, seed: int | None, settings: Any) -> Handle:

@@ -57,5 +57,5 @@ def _rule(name: str, service: Service) -> dict[str, Any]:
     has_laws = getattr(own, "head", None) is not None or own.gives_laws
     return {
         "name": name, "lossless": card.lossless, "offered": name in _OFFERED and card.lossless,
-        "drafter": None if has_laws else "ngram", "nodes": own.nodes if own.nodes > 1 else None,
+        "drafter": None if has_laws else "ngram", "nodes": min(own.nodes, 64) if own.nodes > 1 else None,
     }  # fmt: skip
