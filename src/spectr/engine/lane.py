@@ -578,7 +578,8 @@ class Lane:
             return
         rows = max(len(self._rows), 1 << (rows - 1).bit_length()) if rows > len(self._rows) else len(self._rows)
         rows, slots = min(rows, max(self.parts.rows, 1)), max(slots, self._slots)
-        self.graphs = Captured()
+        if self.captures:
+            self.graphs = Captured()
         self.parts.target.make_room(self._session, rows, slots)
         self._state()[2].make_room(rows, slots)
         self._rows.make_room(rows, slots)
