@@ -124,18 +124,28 @@ def test_the_text_is_that_without_a_prediction(name: str, kind: str, build: Buil
         assert sum(len(r.steps) for r in found) > 0.9 * sum(len(r.tokens) for r in texts)
 
 
-def test_an_adaptive_drafter_is_told_apart(net: PreTrainedModel, makers: dict[str, Make], texts: list[Result]) -> None:
-    """What it learns from steps with predictions, it does not take for what pays without."""
-    drafters = [drafter("none"), makers["model"](PRUNED)]
-    made = adaptive(drafters, lambda _: 0)
-    seen = list[tuple[int, int, float, float]]()
-    watched = replace(made, observe=lambda *step: seen.append(step))
-    engine = Engine(Target(net), watched, spectr.rule("race"))
-    found = engine.generate([replace(r, reference=t.tokens) for r, t in zip(plain(), texts, strict=True)])
-    assert [r.tokens for r in found] == [r.tokens for r in texts]
-    assert not seen
-    assert [r.tokens for r in engine.generate(plain())] == [r.tokens for r in texts]
-    assert seen
+def test_a_drafter_that_selects(net: PreTrainedModel, makers: dict[str, Make], texts: list[Result]) -> None:
+    """It learns from the steps without a branch alone, and is left out where all rows have one. A branch that goes
+    astray leaves the rest of the text to it, though it has not read along."""
+    for kind in ("right", "wrong", "brief", "swapped"):
+        seen = list[tuple[int, int, float, float]]()
+        made = adaptive([drafter("none"), makers["model"](PRUNED)], lambda _: 1)
+        watched = replace(made, observe=lambda *step: seen.append(step), select=lambda _: 1)  # noqa: B023
+        engine = Engine(Target(net), watched, spectr.rule("race"))
+        requests = [replace(r, reference=edited(t.tokens, kind, SIZE)) for r, t in zip(plain(), texts, strict=True)]
+        for request, text in zip(requests, texts, strict=True):
+            seen.clear()
+            (result,) = engine.generate(fresh([request]))
+            assert result.tokens == text.tokens
+            assert len(seen) < len(result.steps)
+            assert max([tokens for _, _, tokens, _ in seen], default=0) <= 5  # no more than its own tree gives
+            if kind == "right":
+                assert not seen
+            if kind == "wrong" and len(text.tokens) > 20:
+                assert len(seen) > 0.7 * len(result.steps)
+                assert result.stats.accepted > 10
+        found = engine.generate(fresh(requests))
+        assert [result.tokens for result in found] == [result.tokens for result in texts]
 
 
 @some(WAYS, "rule name", 4)

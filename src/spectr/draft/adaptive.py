@@ -7,7 +7,6 @@ For the race alone, whose text does not depend on drafts. Under other rules the 
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -18,7 +17,7 @@ from spectr.draft.plan import Plan
 from spectr.draft.selector import PlanSelector
 from spectr.types import Draft, Drafter, Drafting, Layers, Opening, Scene, Siblings
 
-__all__ = ["SwitchingDrafter", "adaptive", "apart", "replanned"]
+__all__ = ["SwitchingDrafter", "adaptive", "replanned"]
 
 Observe = Callable[[int, int, float, float], None]
 """The rows of a step, which drafter it used, the tokens that a row got on average, and the seconds it took."""
@@ -45,7 +44,6 @@ class SwitchingDrafter:
     drafters: tuple[Drafter, ...]
     select: Callable[[int], int]  # rows of a step → place of the drafter
     observe: Observe | None = None
-    renew: Callable[[], "SwitchingDrafter"] | None = None  # the same drafters, with nothing learnt
     siblings: ClassVar[Siblings] = "race"
     gives_laws: ClassVar[bool] = False
 
@@ -98,14 +96,7 @@ def adaptive(drafters: Sequence[Drafter], start: Callable[[int], int]) -> Switch
     def observe(rows: int, plan: int, tokens: float, seconds: float) -> None:
         selector(rows).observe(plan, tokens, seconds)
 
-    renew = partial(adaptive, drafters, start)
-    return SwitchingDrafter(tuple(drafters), lambda rows: selector(rows).choose(), observe, renew)
-
-
-def apart(drafter: Drafter) -> Drafter:
-    """The same drafter; if it selects by what it learns from steps, one that learns from steps of its own."""
-    renew: Callable[[], SwitchingDrafter] | None = getattr(drafter, "renew", None)
-    return drafter if renew is None else renew()
+    return SwitchingDrafter(tuple(drafters), lambda rows: selector(rows).choose(), observe)
 
 
 def _differ_in_plan_alone(one: Any, other: Any) -> bool:

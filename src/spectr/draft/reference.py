@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from spectr.draft.adaptive import SwitchingDrafter
 from spectr.draft.delegating import DelegatingDrafting
 from spectr.draft.mixed import merge
+from spectr.draft.none import NoDrafter
 from spectr.rows import ladder, sent
 from spectr.types import ORIGINS, Draft, Drafter, Drafting, Layers, Opening, Scene, Siblings, TextState
 from spectr.verify import Card
@@ -85,6 +87,8 @@ class ReferringDrafting(DelegatingDrafting):
     def __init__(self, drafter: Referring, inner: Drafting, opening: Opening) -> None:
         super().__init__(inner)
         self.drafter, self.references = drafter, _References(opening.rows, torch.device(opening.device))
+        self._selects = isinstance(drafter.drafter, SwitchingDrafter) and drafter.drafter.observe is not None
+        self._has_branch = self._is_alone = False  # in the last step: some row had a branch; the other was left out
         self._origin: Tensor | None = None  # the node of the other's tree that each node was; None: the same one
 
     @property
@@ -104,11 +108,15 @@ class ReferringDrafting(DelegatingDrafting):
         self.references.give(row, tokens)
 
     def propose(self, scene: Scene) -> Draft:
-        """The other drafter's tree, and the branch; also what the references predict, drafted or not."""
-        draft = self.inner.propose(scene)
+        """The other drafter's tree, and the branch; also what the references predict, drafted or not. A drafter that
+        selects what pays, plain decoding among it, is left out of steps where all rows have a branch."""
         branch = self.references.follow(scene.texts, scene.active, self._longest(len(scene.root)))
         chain = _chain(scene.root, branch.tokens, branch.count)
-        if self.drafter.races and chain.tokens.shape[1] == 1:
+        self._has_branch = chain.tokens.shape[1] > 1
+        asks = self._selects and self._has_branch and scene.root.device.type == "cpu"
+        self._is_alone = asks and bool(((branch.count > 0) | ~scene.active).all())
+        draft = NoDrafter().propose(scene) if self._is_alone else self.inner.propose(scene)
+        if self.drafter.races and not self._has_branch:
             merged, self._origin = draft, None
         else:  # other rules flip coins by the numbers of nodes, which have to be the same whatever other rows draft
             merged, self._origin = _beside(draft, chain, self.drafter.siblings)
@@ -125,9 +133,16 @@ class ReferringDrafting(DelegatingDrafting):
 
     def keep(self, path: Tensor) -> None:
         """The other drafter keeps as much of the path as it drafted itself."""
+        if self._is_alone:  # it reads what it missed when it drafts again
+            return
         if self._origin is not None:
             path = torch.where(path >= 0, self._origin.gather(1, path.clamp_min(0)), -1)
         self.inner.keep(path)
+
+    def observe(self, rows: int, choice: int, tokens: float, seconds: float) -> None:
+        """The other drafter learns from steps without a branch, which alone say what its own drafts are worth."""
+        if not self._has_branch:
+            self.inner.observe(rows, choice, tokens, seconds)
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
         """Without a reference, for now."""

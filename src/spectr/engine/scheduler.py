@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from spectr.draft.adaptive import apart
 from spectr.draft.reference import Referring
 from spectr.engine.handle import Delivery, Handle
 from spectr.engine.lane import EngineParts, Lane, Seat
@@ -158,9 +157,8 @@ class Scheduler:
 
 
 def _with_references(parts: EngineParts) -> EngineParts:
-    """The same, with a drafter that also drafts from a reference of each row. What drafting pays there says nothing of
-    texts without one, so it learns apart."""
-    return replace(parts, drafter=Referring(apart(parts.drafter), races=parts.rule.card.name == "race"))
+    """The same, with a drafter that also drafts from a reference of each row."""
+    return replace(parts, drafter=Referring(parts.drafter, races=parts.rule.card.name == "race"))
 
 
 def _serve(found: "weakref.ref[Scheduler]", news: threading.Condition) -> None:
