@@ -321,7 +321,7 @@ def test_what_is_not_covered_is_counted_by_its_name() -> None:
 
 
 class Masked(Witness):
-    """A witness that is also given what a hook let follow, as the engine gives it masks that it computed itself."""
+    """A witness that is given what a hook let follow as a mask, which is how it gets what grammars let follow."""
 
     def __init__(self, shift: int = 0) -> None:
         super().__init__(1.0, room=1 << 20)
@@ -334,7 +334,11 @@ class Masked(Witness):
             for node in range(allowed.shape[1]):
                 way = _way(evidence.draft, row.row, node)
                 allowed[row.row, node, even([*row.text, *way, *[0] * self.shift])] = True
-        super().add(replace(record, evidence=PendingEvidence(replace(evidence, allowed=allowed))))
+        plain = [
+            replace(row, request=replace(row.request, policy=replace(row.request.policy, allowed=None)))
+            for row in record.rows
+        ]
+        super().add(replace(record, rows=plain, evidence=PendingEvidence(replace(evidence, allowed=allowed))))
 
 
 def _way(draft: Draft, row: int, node: int) -> list[int]:

@@ -4,6 +4,7 @@ Models are of float32, as users run them, so near-ties may occur; of float64 the
 law are the same.
 """
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 from tests.contracts.conftest import PROMPTS, SIZE, Make, llama
 from tests.contracts.test_captured import on_gpu
+from tests.contracts.test_grammar import asked as structured
+from tests.grammars import ENDS, compiled
 from tests.late import run_as_on_a_gpu
 from transformers import PreTrainedModel
 
@@ -20,10 +23,11 @@ from spectr.audit.witness import Witness
 from spectr.audit.witnessed import EIGHT
 from spectr.draft import Plan, drafter
 from spectr.engine import Engine, Request
-from spectr.errors import MismatchError
+from spectr.errors import ArgumentError, MismatchError
 from spectr.models.early import truncated
 from spectr.models.head import head_of
 from spectr.models.target import Target
+from spectr.policy import Policy
 from spectr.types import Drafter
 from spectr.verify import RULES
 
@@ -135,6 +139,25 @@ def test_steps_that_draft_from_a_reference(net: PreTrainedModel, makers: dict[st
     requests = [replace(request, reference=[3, 4, 5, 6, 7] * 4) for request in asked(1)]
     witness = watched(engine, [*requests, *asked(1)])
     assert (witness.violations, witness.near_ties) == (0, 0), witness.failures
+
+
+@pytest.mark.parametrize(("rule", "name"), [("race", "model"), ("optimal", "ngram"), ("path_block", "early_exit"),
+                                            ("traversal", "model"), ("match", "lookup")])  # fmt: skip
+def test_rows_with_a_grammar(net: PreTrainedModel, makers: dict[str, Make], rule: str, name: str) -> None:
+    """Beside others, under policies that may leave no token of those that the grammar does."""
+    made = spectr.rule(rule)
+    engine = Engine(Target(net), makers[name](plan_for(made.card, drafts=3)), made, frozenset(ENDS))
+    short = [Request([3], 1, 20, Policy(suppress_tokens=[0, 1, 2]), grammar=compiled("letters"))]
+    witness = Witness(1.0, room=1 << 20)
+    engine = engine.with_parts(witness=witness)
+    engine.generate([*structured(), *asked(1)])
+    with contextlib.suppress(ArgumentError):  # no token is left
+        engine.generate(short)
+    assert witness.drain(120)
+    witness.close()
+    assert witness.not_covered == {}
+    assert (witness.violations, witness.near_ties) == (0, 0), witness.failures
+    assert witness.rows > 30
 
 
 @pytest.mark.parametrize("late", [False, True])

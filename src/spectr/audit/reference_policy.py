@@ -26,11 +26,10 @@ import torch
 
 from spectr.errors import ArgumentError
 
-__all__ = ["Mask", "Numbers", "ReferencePolicy", "softmax"]
+__all__ = ["Numbers", "ReferencePolicy", "softmax"]
 
 NEVER = -math.inf
 Numbers = npt.NDArray[np.float64]  # (V,)
-Mask = npt.NDArray[np.bool_]  # (V,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,6 @@ class _Text:
     generated: tuple[int, ...]
     stops: frozenset[int]
     limit: int | None  # the most tokens that may be generated
-    allowed: Mask | None = None  # what may follow, where that is known without asking a hook
 
     @property
     def whole(self) -> tuple[int, ...]:
@@ -63,7 +61,7 @@ def _without(logits: Numbers, tokens: Iterable[int]) -> Numbers:
     return kept
 
 
-def _only(logits: Numbers, kept: Mask) -> Numbers:
+def _only(logits: Numbers, kept: npt.NDArray[np.bool_]) -> Numbers:
     return np.where(kept, logits, NEVER)
 
 
@@ -131,11 +129,7 @@ def _min_length(least: int, logits: Numbers, text: _Text) -> Numbers:
 
 
 def _allowed(hook: Any, logits: Numbers, text: _Text) -> Numbers:
-    """Only what the hook lets follow: ids, a mask of booleans, or None for all tokens. What is known is not asked."""
-    if text.allowed is not None:
-        return _only(logits, text.allowed)
-    if hook is None:
-        return logits
+    """Only what the hook lets follow: ids, a mask of booleans, or None for all tokens."""
     if not callable(hook):
         raise ArgumentError("a reference policy is for one row: give it the hook of that row as allowed")
     answer = hook(list(text.whole))
@@ -312,15 +306,12 @@ class ReferencePolicy:
         law: list[float] = softmax(self.shaped(edited)).tolist()
         return law
 
-    def edited(
-        self, logits: Numbers, prompt: Sequence[int], generated: Sequence[int], allowed: Mask | None = None
-    ) -> Numbers:
-        """Logits (V,) after all that comes before the temperature; they may exclude every token. `allowed` (V,) stands
-        for the answer of a hook or of a grammar."""
-        text = _Text(tuple(prompt), tuple(generated), self.stops, self.limit, allowed)
+    def edited(self, logits: Numbers, prompt: Sequence[int], generated: Sequence[int]) -> Numbers:
+        """Logits (V,) after all that comes before the temperature; they may exclude every token."""
+        text = _Text(tuple(prompt), tuple(generated), self.stops, self.limit)
         for name, edit in _EDITS.items():
-            if name in self._used or (name == "allowed" and allowed is not None):
-                logits = edit(self._used.get(name), logits, text)
+            if name in self._used:
+                logits = edit(self._used[name], logits, text)
         return logits
 
     def shaped(self, edited: Numbers) -> Numbers:

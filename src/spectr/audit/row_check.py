@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from spectr.audit.reference_coins import mixed, scrambled
-from spectr.audit.reference_policy import Mask, Numbers, ReferencePolicy, softmax
+from spectr.audit.reference_policy import Numbers, ReferencePolicy, softmax
 from spectr.audit.reference_rules import Decision, Decisions, Judged, ReferenceRule, Tree, reference_rule
-from spectr.engine.readout import NO_NUMBERS, NO_TOKENS, SOUND
+from spectr.engine.readout import NO_NUMBERS, NO_TOKENS, NO_WAY_ON, SOUND
 from spectr.engine.record import Evidence, StepRecord, WatchedRow
 from spectr.policy import Policy
 
@@ -77,14 +77,14 @@ def as_numbers(values: Tensor) -> Numbers:
 
 def uncovered(record: StepRecord, evidence: Evidence, row: WatchedRow) -> str | None:
     """Why a row cannot be checked; None if it can."""
-    policy, is_masked = row.request.policy, evidence.allowed is not None
+    request = row.request
     if reference_rule(record.rule) is None:
         return f"rule {record.rule.card.name}"
-    if policy.processors:
+    if request.policy.processors:
         return "processors"
-    if policy.allowed is not None and not is_masked:
+    if request.policy.allowed is not None:
         return "allowed"
-    if getattr(row.request, "grammar", None) is not None and not is_masked:
+    if request.grammar is not None and evidence.allowed is None:
         return "grammar"
     return "logits that are no numbers" if row.verdict.fault == NO_NUMBERS else None
 
@@ -107,12 +107,16 @@ class _RowLaws:
         """The model's logits (V,)."""
         return as_numbers(self.evidence.logits[self.row, node])
 
+    def masked(self, node: int) -> Numbers:
+        """Those of the tokens that a grammar allows."""
+        allowed = self.evidence.allowed
+        return self.raw(node) if allowed is None else np.where(allowed[self.row, node].numpy(), self.raw(node), -np.inf)
+
     def edited(self, node: int) -> Numbers:
         """The logits before temperature and filters, which may exclude every token."""
         if node not in self._edited:
-            allowed, generated = self.evidence.allowed, (*self.generated, *self.tree.texts[node])
-            mask: Mask | None = None if allowed is None else allowed[self.row, node].numpy()
-            self._edited[node] = self.policy.edited(self.raw(node), self.prompt, generated, mask)
+            generated = (*self.generated, *self.tree.texts[node])
+            self._edited[node] = self.policy.edited(self.masked(node), self.prompt, generated)
         return self._edited[node]
 
     def is_dead(self, node: int) -> bool:
@@ -120,8 +124,8 @@ class _RowLaws:
         return not self.edited(node).max() > -np.inf
 
     def before_filters(self, node: int) -> Numbers:
-        """What the engine shapes: the model's own logits where the settings leave no token."""
-        return self.raw(node) if self.is_dead(node) else self.edited(node)
+        """What the engine shapes: the logits without the settings' edits where these leave no token."""
+        return self.masked(node) if self.is_dead(node) else self.edited(node)
 
     def logits(self, node: int) -> Numbers:
         """After the policy."""
@@ -309,6 +313,8 @@ def _wrong_end(record: StepRecord, row: WatchedRow, laws: _RowLaws) -> Failure |
     reason = "stop" if count == until_stop else "length" if count >= left else None
     nodes = [laws.tree.at(verdict.tokens[:depth]) for depth in range(count)]
     dead = next((depth for depth, node in enumerate(nodes) if laws.is_dead(node)), None)
+    if verdict.fault == NO_WAY_ON and request.grammar is not None:
+        return None  # the grammar has no token for this text, which masks do not show
     if dead is not None:
         count, reason = dead, None
     meant = (count, reason, SOUND if dead is None else NO_TOKENS)

@@ -24,7 +24,6 @@ from spectr.audit.row_check import Failure, check_row, uncovered
 from spectr.checks import whole
 from spectr.engine.record import Evidence, StepRecord, WatchedRow
 from spectr.errors import ArgumentError
-from spectr.notices import notice
 
 __all__ = ["Witness"]
 
@@ -211,17 +210,23 @@ class Witness:
 
     def _check(self, record: StepRecord) -> None:
         """Check the rows of a step, as the thread does."""
-        start, evidence = time.thread_time(), record.evidence.wait()
+        start = time.thread_time()
         for row in record.rows:
             if self._work.is_closed:
                 return
             try:
-                self._check_row(record, evidence, row)
+                self._check_row(record, record.evidence.wait(), row)
             except Exception as error:  # a fault of the check, and not of the engine
-                notice(f"a step could not be checked: {type(error).__name__}: {error}")
-                self._not_covered[f"an error of the check, {type(error).__name__}"] += 1
+                self._pass_over(error)
         self._checked += 1
         self._seconds += time.thread_time() - start
+
+    def _pass_over(self, error: Exception) -> None:
+        """Count a row whose check failed; log the first one of each kind."""
+        reason = f"an error of the check, {type(error).__name__}"
+        if reason not in self._not_covered:
+            _LOGGER.warning("spectr: a step could not be checked", exc_info=error)
+        self._not_covered[reason] += 1
 
     def _check_row(self, record: StepRecord, evidence: Evidence, row: WatchedRow) -> None:
         reason = uncovered(record, evidence, row)

@@ -24,7 +24,7 @@ class Evidence:
 
     draft: Draft
     logits: Tensor  # (B, N, V): the target's, before any policy
-    allowed: Tensor | None = None  # (B, N, V) bool: what a mask let follow, where there was one
+    allowed: Tensor | None = None  # (B, N, V) bool: what grammars let follow, where some row has one
 
 
 @dataclass(frozen=True, slots=True)
