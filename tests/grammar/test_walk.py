@@ -1,6 +1,7 @@
 """Masks of trees: token by token those of a text, whatever the tree looks like; and text that is forced."""
 
 import random
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -113,6 +114,23 @@ def test_texts_that_leave_their_grammar(compiler: GrammarCompiler) -> None:
     assert walk.has_ended
     assert not walk.masks([(), [97]]).any()
     assert walk.forced(9) == []
+
+
+def test_a_grammar_that_gets_slower_with_each_token(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text of which every part can be read in very many ways ends with an error, and no mask takes for ever."""
+    monkeypatch.setattr("spectr.grammar.walk._PATIENCE", 0.05)
+    walk = compiler.compile(Grammar.ebnf('root ::= s\ns ::= s s | "a" | ""')).walk()
+    start = time.perf_counter()
+    for _ in range(5_000):
+        walk.masks([(), [97], [97, 97]])
+        walk.forced(8)
+        if walk.error is not None:
+            break
+        walk.commit([97])
+    assert str(walk.error).startswith("a grammar must say within 0.05 seconds what may follow")
+    assert not walk.masks([()]).any()
+    assert walk.forced(8) == []
+    assert time.perf_counter() - start < 60
 
 
 # Text that is forced

@@ -1,6 +1,7 @@
 """Text that a grammar leaves no choice about, as tokens to draft. A guess: how a text is split into tokens is left to
 the model, and where spaces may stand or not, they are taken to stand as before."""
 
+import time
 from collections import OrderedDict
 from typing import Any
 
@@ -16,13 +17,16 @@ _CONTEXT = 4  # tokens before that are split into tokens again, to see where the
 _SPACES = b" \n\t\r"
 _USUAL = {b":": b" ", b",": b" "}  # spaces after signs that did not come before
 _REMEMBERED = 4096  # texts whose spellings are remembered
+_MANY = 4096  # allowed tokens that surely do not all begin alike
+_PATIENCE = 0.01  # seconds to look for forced text in
 
 
 def forced_text(matcher: Any, vocabulary: Vocabulary, before: bytes, most: int) -> tuple[bytes, bool]:
     """What comes next if there is no choice but about spaces, at least if it is not longer than `most` bytes, and
     whether the text ends with it. A matcher stands behind the text `before`."""
     ahead, text = matcher.fork(), b""
-    while len(text) < most:
+    late = time.perf_counter() + _PATIENCE
+    while len(text) < most and time.perf_counter() < late:
         fresh = _jump(ahead) or _but_for_spaces(ahead, vocabulary, before + text)
         if not fresh or not ahead.accept_string(fresh):
             break
@@ -53,7 +57,8 @@ def _but_for_spaces(matcher: Any, vocabulary: Vocabulary, text: bytes) -> bytes:
             return b""
     if matcher.is_completed():
         return b""  # it may also end here
-    following = vocabulary.first_bytes(_open(matcher, vocabulary)) - set(_SPACES)
+    open_ = _open(matcher, vocabulary)
+    following = vocabulary.first_bytes(open_) - set(_SPACES) if len(open_) < _MANY else set()
     return spaces + bytes(following) if len(following) == 1 and max(following) < 0x80 else b""
 
 

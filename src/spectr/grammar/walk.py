@@ -41,13 +41,14 @@ class GrammarWalk:
     def commit(self, tokens: Sequence[int]) -> None:
         """The text goes on with these tokens."""
         self.compiled.spellings.learn(self._expected, list(tokens))
-        self._expected = b""
+        self._expected, start = b"", time.perf_counter()
         for at, token in enumerate(tokens):
             if not self._matcher.accept_token(token):
                 raise ArgumentError(
                     f"a text under a grammar must follow it, and token {token} at place {at} of {list(tokens)} does not"
                 )
             self._generated.append(token)
+        self._check_time(start)
 
     def forced(self, most: int) -> list[int]:
         """At most so many tokens that should come next, where the grammar leaves no choice: to draft, and no more."""
@@ -87,12 +88,18 @@ class GrammarWalk:
         start = time.perf_counter()
         parts = (torch.tensor(part) for part in (tree.first_child, tree.next_sibling, tree.tokens))
         is_done = self._matcher.traverse_draft_tree(*parts, found, _PATIENCE)
-        if not is_done or time.perf_counter() - start > _PATIENCE:
+        if not self._check_time(start, is_done=is_done):
             found.zero_()
-            self.error = ArgumentError(
-                f"a grammar must say within {_PATIENCE:g} seconds what may follow, and this one does not after "
-                "this text; write it so that no text can be read in many ways"
-            )
+
+    def _check_time(self, start: float, *, is_done: bool = True) -> bool:
+        """Whether something is done, and has not taken so long since it started that others should not wait for it."""
+        if is_done and time.perf_counter() - start < _PATIENCE:
+            return True
+        self.error = self.error or ArgumentError(
+            f"a grammar must say within {_PATIENCE:g} seconds what may follow, and this one does not after this text; "
+            "write it so that no text can be read in many ways"
+        )
+        return False
 
 
 class _Tree:
