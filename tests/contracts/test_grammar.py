@@ -13,15 +13,17 @@ import torch
 from tests.asking import LetterReader, Stepped, trace
 from tests.contracts.conftest import SIZE, Make
 from tests.grammars import ENDS, GRAMMARS, compiled, hooked
+from tests.tiny import llama
 from transformers import PreTrainedModel
 
 import spectr
-from spectr.draft import Plan
-from spectr.engine import Engine, Handle, Request, Result
+from spectr.draft import Plan, drafter
+from spectr.engine import Engine, Handle, Request, Result, lane
 from spectr.engine.grammars import RowGrammars
 from spectr.errors import ArgumentError, MismatchError
 from spectr.grammar import Grammar, GrammarCompiler, GrammarWalk
 from spectr.grammar.vocabulary import Vocabulary
+from spectr.models import memory
 from spectr.models.target import Target
 from spectr.policy import Policy
 
@@ -216,6 +218,27 @@ def test_resumed(name: str, build: Callable[..., Engine], meant: Callable[[Way],
             want.append((result.tokens[cut:], result.finish_reason))
     found = build(Way("race", name, PRUNED)).generate(requests)
     assert [(result.tokens, result.finish_reason) for result in found] == want
+
+
+def test_texts_that_find_no_room_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They begin again later, where their grammars stood."""
+    monkeypatch.setattr(lane, "_AHEAD", 100)
+    target = Target(llama(3, max_position_embeddings=1024))
+
+    def made() -> Engine:
+        return Engine(target, drafter("lookup", drafts=2, length=3), spectr.rule("race"), ENDS)
+
+    bias, names = Policy(0.9, logit_bias={11: -30.0, 5: -9.0}), ["free", "lists", "anything", "free"]
+    requests = [
+        Request([3 + row, 4, 5], row, 600 - 90 * row, bias, grammar=compiled(name)) for row, name in enumerate(names)
+    ]
+    alone = [made().generate([request])[0] for request in requests]
+    assert min(len(result.tokens) for result in alone) > 200
+    free = target.memory(4, 500)
+    monkeypatch.setattr(memory, "available", lambda _: free)
+    engine = made()
+    same_texts(engine.generate(requests), alone)
+    assert engine.scheduler.starts_over > 0
 
 
 # What cannot be

@@ -22,8 +22,8 @@ _PATIENCE = 0.01  # seconds to look for forced text in
 
 
 def forced_text(matcher: Any, vocabulary: Vocabulary, before: bytes, most: int) -> tuple[bytes, bool]:
-    """What comes next if there is no choice but about spaces, at least if it is not longer than `most` bytes, and
-    whether the text ends with it. A matcher stands behind the text `before`."""
+    """What comes next if there is no choice but about spaces, about as far as `most` bytes, and whether the text ends
+    with it. A matcher stands behind the text `before`."""
     ahead, text = matcher.fork(), b""
     late = time.perf_counter() + _PATIENCE
     while len(text) < most and time.perf_counter() < late:
@@ -31,7 +31,7 @@ def forced_text(matcher: Any, vocabulary: Vocabulary, before: bytes, most: int) 
         if not fresh or not ahead.accept_string(fresh):
             break
         text += fresh
-    if ahead.is_completed() and _must_stop(ahead, vocabulary):
+    if ahead.is_completed() and set(ahead.stop_token_ids).issuperset(_open(ahead, vocabulary).tolist()):
         return text, True
     return text.rstrip(b" "), False  # a space belongs to the token after it, mostly
 
@@ -67,11 +67,6 @@ def _open(matcher: Any, vocabulary: Vocabulary) -> "np.ndarray[Any, Any]":
     mask = torch.zeros(1, words(vocabulary.size), dtype=torch.int32)
     matcher.fill_next_token_bitmask(mask)
     return np.flatnonzero(np.unpackbits(mask.numpy().view(np.uint8), bitorder="little", count=vocabulary.size))
-
-
-def _must_stop(matcher: Any, vocabulary: Vocabulary) -> bool:
-    """Whether nothing but a stop token may follow."""
-    return vocabulary.stops.issuperset(_open(matcher, vocabulary).tolist())
 
 
 class Spellings:

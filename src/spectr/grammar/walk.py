@@ -62,7 +62,7 @@ class GrammarWalk:
             self.error = error
             return []
         is_spelled = sum(len(self._vocabulary.pieces[token]) for token in tokens) == len(self._expected)
-        return [*tokens, *([min(self._vocabulary.stops)] if is_end and is_spelled else [])][:most]
+        return [*tokens, *([min(self._matcher.stop_token_ids)] if is_end and is_spelled else [])][:most]
 
     @property
     def has_ended(self) -> bool:
