@@ -244,8 +244,9 @@ class LM:
         `max_new_tokens` (or `max_tokens`) says otherwise. Without a `seed` a random one is taken; every output tells
         its own. `settings`: n, seeds, stop, raw, logprobs, prompt_logprobs, optimality_gap, trace, prediction (a string
         or token ids that the text will probably repeat: they are drafted, which makes it faster and changes nothing
-        else), and those of the policy (temperature, top_k, …), whose defaults are the model's own. With several
-        prompts, each setting has one value for all, or a list with one for each.
+        else), grammar (what the text has to look like: a `spectr.Grammar`), and those of the policy (temperature,
+        top_k, …), whose defaults are the model's own. With several prompts, each setting has one value for all, or a
+        list with one for each.
         """
         several = [prompts] if is_single(prompts) else self._several(prompts)
         given = {**settings, **({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})}

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import torch
 from tests.grammar.conftest import BYTES
 
 from spectr.errors import ArgumentError, MissingExtraError
@@ -51,6 +52,21 @@ def test_many_threads_ask_for_one_grammar(compiler: GrammarCompiler) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert len(set(map(id, pool.map(ask, range(8))))) == 1
+
+
+def test_many_threads_compile_many_grammars(compiler: GrammarCompiler) -> None:
+    grammars = [Grammar.regex(f"(a|b){{1,{size}}}[c-e]*") for size in range(2, 26)]
+
+    def ask(grammar: Grammar) -> Any:
+        return compiler.compile(grammar).walk([97, 97]).masks([()])
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(ask, grammars))
+    fresh = GrammarCompiler(BYTES)
+    assert all(
+        torch.equal(mask, fresh.compile(one).walk([97, 97]).masks([()]))
+        for mask, one in zip(found, grammars, strict=True)
+    )
 
 
 BAD = {

@@ -26,7 +26,9 @@ class RowGrammars:
         """Masks (B, M, W) after nodes that are about to be drafted from, with paths (B, M, D); None for no masks."""
         if paths.shape[-1] and not self.masks_all_drafts:
             return None
-        return self._walked(paths.tolist()).to(self.device, non_blocking=True)
+        rows, nodes = paths.shape[:2]
+        known = paths.tolist() if paths.shape[-1] else [[[]] * nodes] * rows  # asks the device for no empty paths
+        return self._walked(known).to(self.device, non_blocking=True)
 
     def send(self, paths: Tensor) -> "PendingMasks":
         """Begin with the masks after nodes with paths (B, N, D): they are copied to the host before whatever the device

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from spectr.errors import ArgumentError
+from spectr.grammar.forced import Spellings
 from spectr.grammar.grammar import Grammar
 from spectr.grammar.trial import Trial, said
 from spectr.grammar.vocabulary import Vocabulary, xgrammar
@@ -39,6 +40,7 @@ class CompiledGrammar:
     grammar: Grammar
     vocabulary: Vocabulary = field(repr=False)
     handle: Any = field(repr=False)  # xgrammar's
+    spellings: Spellings = field(repr=False, compare=False)  # of what it forces
 
     def walk(self, generated: Sequence[int] = (), stops: Iterable[int] | None = None) -> GrammarWalk:
         """A text that follows it, `generated` so far, and that `stops` end; by default those of the vocabulary."""
@@ -95,7 +97,7 @@ class GrammarCompiler:
             handle = self._compiler.compile_grammar(grammar.text, root_rule_name=grammar.root)
         except RuntimeError as error:
             raise ArgumentError(f"this grammar cannot be compiled: {said(error)}") from error
-        return CompiledGrammar(grammar, self.vocabulary, handle)
+        return CompiledGrammar(grammar, self.vocabulary, handle, Spellings(self.vocabulary))
 
     @cached_property
     def _compiler(self) -> Any:

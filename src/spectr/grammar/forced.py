@@ -1,6 +1,8 @@
 """Text that a grammar leaves no choice about, as tokens to draft. A guess: how a text is split into tokens is left to
 the model, and where spaces may stand or not, they are taken to stand as before."""
 
+import time
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -9,29 +11,29 @@ import torch
 from spectr.grammar.masks import words
 from spectr.grammar.vocabulary import Vocabulary
 
-__all__ = ["forced_tokens"]
+__all__ = ["Spellings", "forced_text"]
 
-_SIGNS = 12  # characters for each token that is wanted, at most
 _CONTEXT = 4  # tokens before that are split into tokens again, to see where the next one begins
 _SPACES = b" \n\t\r"
 _USUAL = {b":": b" ", b",": b" "}  # spaces after signs that did not come before
+_REMEMBERED = 4096  # texts whose spellings are remembered
+_MANY = 4096  # allowed tokens that surely do not all begin alike
+_PATIENCE = 0.01  # seconds to look for forced text in
 
 
-def forced_tokens(matcher: Any, vocabulary: Vocabulary, generated: list[int], most: int) -> list[int]:
-    """At most so many tokens that should come next, given the tokens `generated` so far, behind which a matcher
-    stands."""
-    if vocabulary.encode is None:
-        return []
-    ahead, before = matcher.fork(), b"".join(vocabulary.pieces[token] for token in generated)
-    text = b""
-    while len(text) < _SIGNS * most:
+def forced_text(matcher: Any, vocabulary: Vocabulary, before: bytes, most: int) -> tuple[bytes, bool]:
+    """What comes next if there is no choice but about spaces, about as far as `most` bytes, and whether the text ends
+    with it. A matcher stands behind the text `before`."""
+    ahead, text = matcher.fork(), b""
+    late = time.perf_counter() + _PATIENCE
+    while len(text) < most and time.perf_counter() < late:
         fresh = _jump(ahead) or _but_for_spaces(ahead, vocabulary, before + text)
         if not fresh or not ahead.accept_string(fresh):
             break
         text += fresh
-    is_end = ahead.is_completed() and _must_stop(ahead, vocabulary)
-    tokens = _spelled(text if is_end else text.rstrip(b" "), vocabulary, generated)
-    return [*tokens, *([min(vocabulary.stops)] if is_end and (tokens or not text) else [])][:most]
+    if ahead.is_completed() and set(ahead.stop_token_ids).issuperset(_open(ahead, vocabulary).tolist()):
+        return text, True
+    return text.rstrip(b" "), False  # a space belongs to the token after it, mostly
 
 
 def _jump(matcher: Any) -> bytes:
@@ -53,7 +55,10 @@ def _but_for_spaces(matcher: Any, vocabulary: Vocabulary, text: bytes) -> bytes:
         matcher = matcher.fork()
         if not matcher.accept_string(spaces):
             return b""
-    following = vocabulary.first_bytes(_open(matcher, vocabulary)) - set(_SPACES)
+    if matcher.is_completed():
+        return b""  # it may also end here
+    open_ = _open(matcher, vocabulary)
+    following = vocabulary.first_bytes(open_) - set(_SPACES) if len(open_) < _MANY else set()
     return spaces + bytes(following) if len(following) == 1 and max(following) < 0x80 else b""
 
 
@@ -64,22 +69,63 @@ def _open(matcher: Any, vocabulary: Vocabulary) -> "np.ndarray[Any, Any]":
     return np.flatnonzero(np.unpackbits(mask.numpy().view(np.uint8), bitorder="little", count=vocabulary.size))
 
 
-def _must_stop(matcher: Any, vocabulary: Vocabulary) -> bool:
-    """Whether nothing but a stop token may follow."""
-    return vocabulary.stops.issuperset(_open(matcher, vocabulary).tolist())
+class Spellings:
+    """How forced texts were split into tokens when they came before, in this text or in others.
 
+    A model often has a way of its own: `{` and `"` where the tokenizer has `{"`. What was seen more often than all else
+    is what comes next time.
+    """
 
-def _spelled(text: bytes, vocabulary: Vocabulary, generated: list[int]) -> list[int]:
-    """The tokens that the tokenizer splits a text into behind others, if they spell it."""
-    assert vocabulary.encode is not None
-    if not text:
-        return []
-    context = generated[-_CONTEXT:]
-    before = b"".join(vocabulary.pieces[token] for token in context)
-    try:
-        whole = vocabulary.encode((before + text).decode())
-        tokens = whole[len(context) :] if whole[: len(context)] == context else vocabulary.encode(text.decode())
-    except UnicodeDecodeError:  # it begins amid a character
-        return []
-    spelled = b"".join(vocabulary.pieces[token] for token in tokens if token < vocabulary.size)
-    return tokens if spelled == text else []
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self._seen: OrderedDict[bytes, tuple[tuple[int, ...], int]] = OrderedDict()  # tokens, and how much is for them
+
+    def learn(self, text: bytes, tokens: list[int]) -> None:
+        """A forced text was to come, and these tokens came."""
+        used = tuple(self._within(text, tokens)) if text else ()
+        if not used:
+            return
+        known, weight = self._seen.get(text, (used, 0))
+        weight += 1 if known[: len(used)] == used[: len(known)] else -1
+        self._seen[text] = (max(known, used, key=len), weight) if weight > 0 else (used, 1)
+        self._seen.move_to_end(text)
+        if len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
+
+    def _within(self, text: bytes, tokens: list[int]) -> list[int]:
+        """The first tokens that spell a part of a text; the last may go beyond it."""
+        used, spelled = list[int](), b""
+        for token in tokens:
+            piece = self.vocabulary.pieces[token]
+            spelled += piece
+            if not piece or not (text.startswith(spelled) or spelled.startswith(text)):
+                break
+            used.append(token)
+            if len(spelled) >= len(text):
+                break
+        return used
+
+    def split(self, text: bytes, generated: list[int], most: int) -> list[int]:
+        """At most so many tokens for a text behind others: as they came before, and else as the tokenizer has it."""
+        found = list[int]()
+        while text and len(found) < most:
+            known, _ = self._seen.get(text, ((), 0))
+            fresh = list(known) or self._usual(text, [*generated, *found])[:1]
+            if not fresh:
+                break
+            found += fresh
+            text = text[sum(len(self.vocabulary.pieces[token]) for token in fresh) :]
+        return found[:most]
+
+    def _usual(self, text: bytes, before: list[int]) -> list[int]:
+        """The tokens that the tokenizer splits a text into behind others, if they spell it."""
+        encode, pieces = self.vocabulary.encode, self.vocabulary.pieces
+        if encode is None:
+            return []
+        context = before[-_CONTEXT:]
+        try:
+            whole = encode((b"".join(pieces[token] for token in context) + text).decode())
+            tokens = whole[len(context) :] if whole[: len(context)] == context else encode(text.decode())
+        except UnicodeDecodeError:  # it begins amid a character
+            return []
+        return tokens if b"".join(pieces[token] for token in tokens if token < len(pieces)) == text else []

@@ -74,8 +74,13 @@ class Vocabulary:
         """The same for xgrammar. A token without text is never allowed, but for stop tokens at an end."""
         package = xgrammar()
         return package.TokenizerInfo(
-            list(self.pieces), package.VocabType.RAW, vocab_size=self.size, stop_token_ids=sorted(self.stops) or [0]
+            list(self.pieces), package.VocabType.RAW, vocab_size=self.size, stop_token_ids=self._ends
         )
+
+    @property
+    def _ends(self) -> list[int]:
+        """The stop tokens; where there are none, a token that is no text, since xgrammar would look for some."""
+        return sorted(self.stops) or [next((at for at, piece in enumerate(self.pieces) if not piece), self.size - 1)]
 
     def first_bytes(self, tokens: "np.ndarray[Any, Any]") -> set[int]:
         """What the texts of these tokens begin with."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from spectr.errors import ArgumentError
-from spectr.grammar.forced import forced_tokens
+from spectr.grammar.forced import forced_text
 from spectr.grammar.masks import words
 from spectr.grammar.vocabulary import xgrammar
 
@@ -22,6 +22,9 @@ _PATIENCE = 1.0
 very many ways takes longer with each token, and all other requests wait."""
 
 
+_SIGNS = 8  # bytes of forced text that are looked for, for each token that is wanted
+
+
 class GrammarWalk:
     """A text that follows a grammar: the tokens generated so far, and the matcher behind them. Serves one request, on
     one thread."""
@@ -31,27 +34,35 @@ class GrammarWalk:
         self._vocabulary = compiled.vocabulary
         self._matcher: Any = xgrammar().GrammarMatcher(compiled.handle, override_stop_tokens=sorted(stops))
         self._generated: list[int] = []
+        self._expected = b""  # what was forced when it was asked for last
         self.error: Exception | None = None  # why it cannot go on
         self.commit(generated)
 
     def commit(self, tokens: Sequence[int]) -> None:
         """The text goes on with these tokens."""
+        self.compiled.spellings.learn(self._expected, list(tokens))
+        self._expected, start = b"", time.perf_counter()
         for at, token in enumerate(tokens):
             if not self._matcher.accept_token(token):
                 raise ArgumentError(
                     f"a text under a grammar must follow it, and token {token} at place {at} of {list(tokens)} does not"
                 )
             self._generated.append(token)
+        self._check_time(start)
 
     def forced(self, most: int) -> list[int]:
         """At most so many tokens that should come next, where the grammar leaves no choice: to draft, and no more."""
         if self.has_ended or self.error is not None:
             return []
+        before = b"".join(self._vocabulary.pieces[token] for token in self._generated)
+        self._expected, is_end = forced_text(self._matcher, self._vocabulary, before, _SIGNS * most)
         try:
-            return forced_tokens(self._matcher, self._vocabulary, self._generated, most)
+            tokens = self.compiled.spellings.split(self._expected, self._generated, most)
         except Exception as error:  # of a tokenizer, of any kind: it ends this text, and no other
             self.error = error
             return []
+        is_spelled = sum(len(self._vocabulary.pieces[token]) for token in tokens) == len(self._expected)
+        return [*tokens, *([min(self._matcher.stop_token_ids)] if is_end and is_spelled else [])][:most]
 
     @property
     def has_ended(self) -> bool:
@@ -77,12 +88,18 @@ class GrammarWalk:
         start = time.perf_counter()
         parts = (torch.tensor(part) for part in (tree.first_child, tree.next_sibling, tree.tokens))
         is_done = self._matcher.traverse_draft_tree(*parts, found, _PATIENCE)
-        if not is_done or time.perf_counter() - start > _PATIENCE:
+        if not self._check_time(start, is_done=is_done):
             found.zero_()
-            self.error = ArgumentError(
-                f"a grammar must say within {_PATIENCE:g} seconds what may follow, and this one does not after "
-                "this text; write it so that no text can be read in many ways"
-            )
+
+    def _check_time(self, start: float, *, is_done: bool = True) -> bool:
+        """Whether something is done, and has not taken so long since it started that others should not wait for it."""
+        if is_done and time.perf_counter() - start < _PATIENCE:
+            return True
+        self.error = self.error or ArgumentError(
+            f"a grammar must say within {_PATIENCE:g} seconds what may follow, and this one does not after this text; "
+            "write it so that no text can be read in many ways"
+        )
+        return False
 
 
 class _Tree:

@@ -1,0 +1,249 @@
+"""`grammar`: texts of a random model are what they must be whenever they end by themselves, whatever its tokenizer."""
+
+import asyncio
+import json
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from tests.grammar.test_schema import SCHEMAS
+from tests.lm.conftest import _llama, _save, tokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import spectr
+from spectr import Grammar
+from spectr.errors import ArgumentError, MismatchError, MissingExtraError
+from spectr.lm import LM
+
+ASK = "tides rise and fall"
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "age"],
+}
+
+
+@pytest.fixture(scope="module")
+def lm(folder: Path) -> LM:
+    return spectr.load(str(folder), "early_exit")
+
+
+def fallback() -> PreTrainedTokenizerFast:
+    """A tokenizer as Llama 2 has it: a mark for spaces, and a token for each byte that no other token spells."""
+    special = ["<unk>", "<s>", "</s>"]
+    signs = ["▁", *'{}[]":,.-+0123456789aeinrstulfé\n', "▁{", '":', '",', '▁"', "tr", "ue", "▁the", "nu", "ll"]
+    names = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), *signs]
+    merges = [("▁", "{"), ('"', ":"), ('"', ","), ("▁", '"'), ("t", "r"), ("u", "e"), ("n", "u"), ("l", "l")]
+    core = Tokenizer(
+        models.BPE(
+            {name: at for at, name in enumerate(names)}, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True
+        )
+    )
+    core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", unk_token="<unk>", bos_token="<s>")
+
+
+@pytest.fixture(scope="module")
+def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> LM:
+    """A model whose tokens fall back to bytes, and whose logits are padded."""
+    words = fallback()
+    net = _llama(7, 320)
+    net.generation_config.eos_token_id = net.config.eos_token_id = 2
+    return spectr.load(str(_save(net, tmp_path_factory.mktemp("fallback"), words)), "none")
+
+
+@pytest.fixture(scope="module")
+def padded(small: Path) -> LM:
+    """A model with logits for more tokens than its tokenizer has."""
+    return spectr.load(str(small), "lookup")
+
+
+def check_texts(lm: LM, schemas: list[Any], seeds: int, temperature: float) -> int:
+    """How many texts ended by themselves; all of those are valid, and none has a token that it should not."""
+    asked = [(schema, Grammar.json_schema(schema)) for schema in schemas for _ in range(seeds)]
+    outs = lm.generate(
+        [ASK] * len(asked), 90, seed=4, raw=True, temperature=temperature, grammar=[grammar for _, grammar in asked]
+    )
+    special = set(lm.tokenizer.all_special_ids) - lm.engine.stops
+    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    for (schema, _), out in zip(asked, outs, strict=True):
+        inside = out.tokens[:-1] if out.finish_reason == "stop" else out.tokens
+        assert not special.intersection(out.tokens)
+        assert not lm.engine.stops.intersection(inside)
+        assert max(out.tokens) < len(lm.tokenizer)
+        if out.finish_reason == "stop":
+            assert "\ufffd" not in out.text
+            value = json.loads(out.text)
+            assert jsonschema.Draft202012Validator(schema, format_checker=checker).is_valid(value), out.text
+    return sum(out.finish_reason == "stop" for out in outs)
+
+
+@pytest.mark.parametrize("name", ["lm", "padded", "byte_fallback"])
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_json_that_ends_by_itself_is_valid(name: str, temperature: float, request: pytest.FixtureRequest) -> None:
+    """Whatever the logits are: those of a random model."""
+    schemas = [schema for schema, _, _ in SCHEMAS.values()]
+    assert check_texts(request.getfixturevalue(name), schemas, 2, temperature) > len(schemas) // 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lm", "padded", "byte_fallback"])
+@pytest.mark.parametrize("temperature", [2.0, 1.0, 0.3])
+def test_much_json_that_ends_by_itself_is_valid(name: str, temperature: float, request: pytest.FixtureRequest) -> None:
+    schemas = [schema for schema, _, _ in SCHEMAS.values()]
+    check_texts(request.getfixturevalue(name), schemas, 12, temperature)
+
+
+@pytest.mark.parametrize("name", ["lm", "padded", "byte_fallback"])
+def test_other_kinds(name: str, request: pytest.FixtureRequest) -> None:
+    lm = request.getfixturevalue(name)
+    pattern, options = r"[a-e]{2,4}(-[é1-3]+)? t", ["one", "two, three", "é"]
+    brackets = 'root ::= "[" (root root?)? "]"'
+    outs = lm.generate(
+        [ASK] * 30, 60, seed=2, raw=True,
+        grammar=[Grammar.regex(pattern), Grammar.choice(options), Grammar.ebnf(brackets)] * 10,
+    )  # fmt: skip
+    done = [(at % 3, out.text) for at, out in enumerate(outs) if out.finish_reason == "stop"]
+    assert len(done) > 20
+    assert all(re.fullmatch(pattern, text) for kind, text in done if kind == 0)
+    assert {text for kind, text in done if kind == 1} <= set(options)
+    assert all(text.count("[") == text.count("]") > 0 for kind, text in done if kind == 2)
+
+
+def test_a_text_that_is_cut(lm: LM) -> None:
+    """By its limit, and by a stop string: what came is the beginning of a text that the grammar admits."""
+    whole = lm.generate(ASK, 90, seed=1, grammar=Grammar.json_schema(PERSON))
+    assert whole.finish_reason == "stop"
+    cut = lm.generate(ASK, 7, seed=1, grammar=Grammar.json_schema(PERSON))
+    assert (cut.finish_reason, cut.tokens) == ("length", whole.tokens[:7])
+    stopped = lm.generate(ASK, 90, seed=1, stop='"age', grammar=Grammar.json_schema(PERSON))
+    assert stopped.finish_reason == "stop"
+    assert stopped.text == whole.text[: whole.text.index('"age')]
+    resumed = lm.generate(ASK, 90, seed=1, generated=whole.tokens[:7], grammar=Grammar.json_schema(PERSON))
+    assert resumed.tokens == whole.tokens[7:]
+
+
+@pytest.mark.parametrize("drafter", ["none", "lookup", "early_exit", "random"])
+def test_the_text_does_not_depend_on_the_drafter(folder: Path, lm: LM, drafter: str) -> None:
+    grammar = Grammar.json_schema(PERSON)
+    other = spectr.load(str(folder), drafter)
+    for temperature in (0, 0.8):
+        want = lm.generate(ASK, 60, seed=3, temperature=temperature, grammar=grammar)
+        assert other.generate(ASK, 60, seed=3, temperature=temperature, grammar=grammar).tokens == want.tokens
+
+
+def test_all_ways_to_ask(lm: LM) -> None:
+    grammar = Grammar.json_schema(PERSON)
+    want = lm.generate(ASK, 60, seed=3, grammar=grammar)
+    assert "".join(lm.stream(ASK, 60, seed=3, grammar=grammar)) == want.text
+    handles = [lm.submit(ASK, 60, seed=3, grammar=grammar), lm.submit(ASK, 60, seed=3)]
+    assert handles[0].result().tokens == want.tokens
+    assert handles[1].result().tokens == lm.generate(ASK, 60, seed=3).tokens
+    compiled = lm.compile_grammar(grammar)
+    assert lm.generate(ASK, 60, seed=3, grammar=compiled).tokens == want.tokens
+
+    async def awaited() -> str:
+        return (await lm.submit(ASK, 60, seed=3, grammar=grammar)).text
+
+    assert asyncio.run(awaited()) == want.text
+    said = lm.chat().say(ASK, 60, seed=5, grammar=Grammar.choice(["one", "two"])).result()
+    assert said.text in ("one", "two")
+    free, bound = lm.generate([ASK, ASK], 60, seed=[3, 3], grammar=[None, grammar])
+    assert (free.tokens, bound.tokens) == (lm.generate(ASK, 60, seed=3).tokens, want.tokens)
+
+
+def test_logprobs_are_the_models_own(lm: LM) -> None:
+    """Before the grammar, as before every setting of the policy."""
+    out = lm.generate(ASK, 20, seed=3, logprobs=4, grammar=Grammar.choice(["two"]))
+    assert out.logprobs is not None
+    assert all(logprob < -0.1 for logprob in out.logprobs)
+
+
+def test_compiled_from_other_threads(lm: LM) -> None:
+    found: list[Any] = []
+    grammar = Grammar.json_schema({"enum": ["from", "many", "threads"]})
+    threads = [threading.Thread(target=lambda: found.append(lm.compile_grammar(grammar))) for _ in range(4)]
+    running = lm.submit(ASK, 200, seed=1)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len(set(map(id, found))) == 1
+    running.cancel()
+
+
+def test_what_is_refused(lm: LM, padded: LM) -> None:
+    for bad in ({"type": "object"}, "root", 3, True):
+        with pytest.raises(ArgumentError, match=r"must be a Grammar, such as Grammar.json_schema\(…\)"):
+            lm.generate(ASK, grammar=bad)
+    with pytest.raises(ArgumentError, match='Rule "nothing" is not defined'):
+        lm.generate(ASK, grammar=Grammar.ebnf("root ::= nothing"))
+    with pytest.raises(MismatchError, match="must be of this model"):
+        lm.generate(ASK, grammar=padded.compile_grammar(Grammar.json()))
+    with pytest.raises(ArgumentError, match="must have one value for each of 2 prompts"):
+        lm.generate([ASK, ASK], grammar=[Grammar.json()])
+    bare = spectr.load(lm.opened.target.model, "none")
+    with pytest.raises(ArgumentError, match="needs a tokenizer"):
+        bare.generate([5, 6], grammar=Grammar.json())
+
+
+def test_tokens_that_do_not_spell_texts() -> None:
+    """Those of WordPiece mark the insides of words: what a grammar would make of them is not what is shown."""
+    names = ["[UNK]", "</s>", "qz", "##xv", "##b", "true", "null", "b", "c", *'{}[]":,.0123456789']
+    core = Tokenizer(models.WordPiece({name: at for at, name in enumerate(names)}, unk_token="[UNK]"))
+    core.pre_tokenizer, core.normalizer = pre_tokenizers.BertPreTokenizer(), normalizers.Lowercase()
+    words = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", unk_token="[UNK]")
+    odd = spectr.load(_llama(3, 64).eval(), "none", tokenizer=words)
+    with pytest.raises(ArgumentError, match="whose tokens spell texts"):
+        odd.generate([5, 6], 4, grammar=Grammar.json())
+
+
+def test_tokens_that_are_added() -> None:
+    """Special ones are no text; others are, as they are written."""
+    words = tokenizer()
+    words.add_tokens(["<tool call>"])
+    words.add_special_tokens({"additional_special_tokens": ["<secret>"]})
+    net = _llama(3, 330).eval()
+    net.generation_config.eos_token_id = 1
+    lm = spectr.load(net, "none", tokenizer=words)
+    pieces = lm.grammars.vocabulary.pieces
+    added, secret = words.convert_tokens_to_ids(["<tool call>", "<secret>"])
+    assert (pieces[added], pieces[secret]) == (b"<tool call>", b"")
+    assert set(pieces[322:]) == {b""}
+    outs = lm.generate([ASK] * 20, 12, raw=True, seed=1, grammar=Grammar.ebnf('root ::= "<" [a-z ]+ ">"'))
+    assert not any(secret in out.tokens for out in outs)
+    favoured = lm.generate(ASK, 3, raw=True, seed=1, logit_bias={added: 50.0}, grammar=Grammar.choice(["<tool call>"]))
+    assert favoured.tokens == [added, 1]
+
+
+def test_without_the_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = spectr.load(str(folder), "none")
+    monkeypatch.setitem(__import__("sys").modules, "xgrammar", None)
+    with pytest.raises(
+        MissingExtraError, match=r"structured output needs xgrammar.*pip install 'spectr-lm\[grammar\]'"
+    ):
+        lm.generate(ASK, grammar=Grammar.json())
+    assert lm.generate(ASK, 3).tokens
+
+
+def test_a_grammar_beside_other_settings(lm: LM) -> None:
+    """Penalties, biases and least lengths act on what the grammar leaves."""
+    grammar = Grammar.regex("[ab]{1,30}")
+    long = lm.generate(ASK, 40, seed=1, grammar=grammar, min_new_tokens=12)
+    assert len(long.tokens) >= 12
+    only = lm.generate(ASK, 40, seed=1, grammar=grammar, bad_words=["a"])
+    assert set(only.text) == {"b"}
+    with torch.no_grad(), pytest.raises(ArgumentError, match="grammar must leave at least one token"):
+        lm.generate(ASK, 40, seed=1, grammar=Grammar.choice(["a"]), min_new_tokens=9)
