@@ -173,3 +173,29 @@ def test_a_coin_at_the_end_of_a_chunk_stays_on_weight() -> None:
     end = float(weights[:512].sum(dtype=torch.float64) / weights.sum(dtype=torch.float64))
     for coin in (end - 2**-53, end, end + 2**-53, 1 - 2**-53):
         assert float(weights[draw(weights, torch.tensor(coin, dtype=torch.float64))]) > 0
+
+
+def test_rough_noise_is_near_the_exact() -> None:
+    """The compiled noise of a large vocabulary, over its whole range, is a hundred times nearer than is assumed."""
+    from spectr.coins import _gumbel_states
+    from spectr.kernels.cpu.noise import ROUGH, rough_noise
+
+    for number in range(20):
+        seed, position = torch.tensor([7919 * number, -number]), torch.tensor([[number, 3], [4, 5]])
+        exact = gumbel(seed, position, 50_001)
+        rough = rough_noise(_gumbel_states(seed, position), 50_001)
+        assert (exact - rough).abs().max() < ROUGH / 50
+
+
+def test_a_large_race_is_won_by_the_same_token() -> None:
+    """Exact noise for the tokens that can win gives the winner of all, with ties, struck tokens and peaks."""
+    generator = torch.Generator().manual_seed(0)
+    depth = torch.tensor([[0, 1, 2], [0, 1, 1]])
+    for number in range(60):
+        coins = SeededCoins(torch.tensor([number, number + 99]), torch.tensor([5, 9]))
+        logits = torch.randn(2, 3, 8192, generator=generator) * (number % 6) * 10
+        logits = logits.round() if number % 3 == 0 else logits
+        logits[:, :, number : number + 4000] = float("-inf")
+        assert torch.equal(coins.race(logits, depth), coins.noisy(logits, depth).argmax(-1))
+    nothing = torch.full((2, 3, 8192), float("-inf"))
+    assert torch.equal(coins.race(nothing, depth), torch.zeros(2, 3, dtype=torch.int64))

@@ -101,13 +101,19 @@ def gumbel(seed: Tensor, position: Tensor, vocabulary: int) -> Tensor:
     Small E decide the race, so E = −log1p(−u) with u = (k + ½)·2^−53: the smallest are exact to many digits.
     """
     token = torch.arange(vocabulary, device=seed.device)
-    state = _mix_(_gumbel_states(seed, position)[..., None] + token * _GOLDEN)
+    return _gumbel_of(_gumbel_states(seed, position)[..., None], token)
+
+
+def _gumbel_of(state: Tensor, token: Tensor) -> Tensor:
+    """The noise of tokens, for the states of their positions; both broadcast."""
+    state = _mix_(state + token * _GOLDEN)
     negative = _bits53(state).add_(0.5).mul_(-(2.0**-53)).clamp_min_(2.0**-53 - 1)  # u = 1 would never win
     exponential = negative.log1p_().neg_()
     return exponential.log_().neg_()
 
 
 _CHUNK = 512
+_MANY = 4096  # tokens
 
 
 def _first_above(sums: Tensor, level: Tensor) -> Tensor:
@@ -145,6 +151,11 @@ def likeliest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return best.values, best.indices
 
 
+def _is_large(logits: Tensor) -> bool:
+    """Whether rough noise is worth a compiled kernel: float32 on a CPU, over many tokens."""
+    return logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.shape[-1] >= _MANY
+
+
 @dataclass(frozen=True, slots=True)
 class SeededCoins:
     """The coins of one step: a pure function of each row's seed and of how much text it has committed."""
@@ -167,7 +178,27 @@ class SeededCoins:
             from spectr.kernels.noise import race_winner
 
             return race_winner(logits, self.seed, self.committed[:, None] + depth, _NOISE_STREAM)
+        if _is_large(logits):
+            return self._winner(logits, depth)
         return self.noisy(logits, depth).argmax(-1)
+
+    def _winner(self, logits: Tensor, depth: Tensor) -> Tensor:
+        """The same, with exact noise for the tokens alone that can win by the rough one."""
+        from spectr.kernels.cpu.noise import ROUGH, rough_noise
+
+        states = _gumbel_states(self.seed, self.committed[:, None] + depth).expand(logits.shape[:2])
+        scores = logits + rough_noise(states, logits.shape[-1])
+        top = scores.amax(-1, keepdim=True)
+        margin = 2 * ROUGH + 2.0**-20 * top.abs()  # both noises are rough, and sums are rounded
+        row, node, token = (scores >= top - margin).nonzero(as_tuple=True)  # by row and node, then by token
+        exact = logits[row, node, token] + _gumbel_of(states[row, node], token)
+        place = row * logits.shape[1] + node
+        found = torch.zeros(logits.shape[0] * logits.shape[1], dtype=torch.int64)
+        best: dict[int, float] = {}
+        for at, number, score in zip(place.tolist(), token.tolist(), exact.tolist(), strict=True):
+            if at not in best or score > best[at]:
+                best[at], found[at] = score, number
+        return found.view(logits.shape[:2])
 
     def front(self, logits: Tensor, depth: Tensor, count: int) -> Tensor:
         """The `count` largest of policy logits plus noise, best first; without noise in quiet rows."""
@@ -190,6 +221,10 @@ class SeededCoins:
             from spectr.kernels.noise import rough_noise
 
             noise = rough_noise(self.seed, position, logits.shape[-1], _NOISE_STREAM)
+        elif _is_large(logits):
+            from spectr.kernels.cpu import noise as on_cpu
+
+            noise = on_cpu.rough_noise(_gumbel_states(self.seed, position), logits.shape[-1])
         else:
             noise = gumbel(self.seed, position, logits.shape[-1])
         return logits + (noise if self.quiet is None else noise.masked_fill_(self.quiet[:, None, None], 0.0))

@@ -16,6 +16,7 @@ from llvmlite import ir
 from spectr.folders import home
 from spectr.kernels.cpu.decoder import emit_decoder
 from spectr.kernels.cpu.kinds import KINDS
+from spectr.kernels.cpu.noise import emit_noise
 from spectr.kernels.cpu.pool import emit_run, emit_wake, emit_worker
 from spectr.kernels.cpu.processor import Processor, host
 from spectr.kernels.cpu.products import emit_product, emit_rows
@@ -35,6 +36,7 @@ def _emit(name: str, processor: Processor) -> str:
         emit_rows(module, KINDS[name], processor)
     else:
         emit_decoder(module, processor)
+        emit_noise(module, processor)
         emit_run(module, processor)
         emit_wake(module, processor)
         emit_worker(module, processor)
