@@ -91,7 +91,7 @@ def check_rows(lane: Lane) -> None:
     for row, seat in enumerate(lane.reading, start=count):
         assert int(lane._session.filled[row]) == seat.read
     for reader in _readers(lane._drafting):
-        skipped = torch.tensor(reader._skipped[:count], dtype=torch.int64)
+        skipped = torch.tensor(reader._skipped[:count], dtype=torch.int64, device=reader.counts.device)
         assert torch.equal(reader.session.filled[:count], reader.counts[:count] - skipped)
         assert (reader.counts[:count][runs] < lengths[runs]).all()
 
