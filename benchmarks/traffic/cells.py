@@ -18,7 +18,7 @@ __all__ = ["bound", "traffic"]
 
 _SIZES = (256, 512, 1024, 2048, 4096, 8192)  # a captured step looks at so many tokens of a row
 _WARM_TOKENS = 24  # enough for every shape to be run, captured and replayed
-_RAMP = 0.15  # of the time that counts: what passes before it
+_RAMP = 0.25  # of the time that counts: what passes before it
 _MOST = 3600.0  # seconds for what ends by itself
 _TOGETHER = 0.0005  # seconds within which the host hears of all rows of a step
 

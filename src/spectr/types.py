@@ -196,6 +196,7 @@ class Opening:
     vocabulary: int  # of the target
     session: Any  # the target's own session, for drafters that share its cache or read its features
     device: torch.device | str = "cpu"  # where the texts of the rows are
+    captures: bool = False  # prompts are read by replayed graphs, where a model can
 
 
 @dataclass(frozen=True, slots=True)

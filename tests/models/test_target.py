@@ -113,7 +113,7 @@ def test_joint_buffers(name: str, make: Any) -> None:
     play.next_is_right(session, [kept[1], kept[1], kept[0]], [1, 1, 0])
     if session.cache.joint is not None:
         assert all(session.cache.joint.holds(layer) for layer in session.cache.layers)
-        assert len(session.cache._buffers()) == 2
+        assert len(session.cache.buffers()) == 2
 
 
 def test_the_bound_on_lengths_stays_a_bound(make: Any) -> None:

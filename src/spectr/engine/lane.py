@@ -592,7 +592,10 @@ class Lane:
         target, drafter = self.parts.target, self.parts.drafter
         with torch.inference_mode(False):
             session = target.open(rows, slots, features=getattr(drafter, "wants_features", None))
-            drafting = drafter.open(Opening(rows, slots, target.vocabulary, session, self.device))
+            if self.parts.captures:
+                getattr(target, "replay_reading", lambda _: None)(session)
+            opening = Opening(rows, slots, target.vocabulary, session, self.device, self.parts.captures)
+            drafting = drafter.open(opening)
         self._rows = Rows(rows, slots, target.vocabulary, self.device, self.parts.policies)
         self._session, self._drafting, self._slots = session, drafting, slots
 

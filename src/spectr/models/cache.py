@@ -70,8 +70,8 @@ class _Joint:
         """Whether one more layer has the widths of the others, on the same device."""
         pairs = ((self.keys, keys), (self.values, values))
         return all(
-            a.shape[1:3] == b.shape[:2] and a.shape[-1] == b.shape[-1] and a.device == b.device for a, b in pairs
-        )
+            a.shape[2] == b.shape[1] and a.shape[-1] == b.shape[-1] and a.device == b.device for a, b in pairs
+        )  # a window brings fewer rows
 
 
 class SlotCache(Cache):
@@ -120,6 +120,13 @@ class SlotCache(Cache):
         assert self.joint is not None
         return self.joint.keys, self.joint.values
 
+    def make_buffers_like(self, other: "SlotCache") -> None:
+        """Buffers for the layers of another cache, before a call would make them."""
+        for at, layer in enumerate(other.layers[len(self.layers) :], start=len(self.layers)):
+            held = [buffer for buffer in (layer.keys, layer.values) if buffer is not None]
+            keys, values = (b.new_empty(self.rows, b.shape[1], 0, b.shape[-1]) for b in held)
+            self.layers.append(_Layer(*self._room(at, keys, values)))
+
     def _room(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Buffers for one layer, zeros at first, since a masked NaN spreads."""
         if self.joint is None and layer == 0 and self.count:
@@ -137,7 +144,7 @@ class SlotCache(Cache):
 
     def copy_rows(self, sources: Tensor, targets: Tensor, most: int) -> None:
         """The first `most` slots of some rows become those of others; all are read before any is written."""
-        for buffer in self._buffers():
+        for buffer in self.buffers():
             part, there = buffer[..., :most, :], buffer.device
             part.index_copy_(-4, targets.to(there), part.index_select(-4, sources.to(there)))
 
@@ -145,10 +152,10 @@ class SlotCache(Cache):
         """Copy slots `source` (B, T) to `target` (B, T) in every layer; all are read before any is written."""
         if source.device.type == "cpu" and torch.equal(source, target):
             return
-        for buffer in self._buffers():
+        for buffer in self.buffers():
             buffer.scatter_(-2, _spread(target, buffer), buffer.gather(-2, _spread(source, buffer)))
 
-    def _buffers(self) -> list[Tensor]:
+    def buffers(self) -> list[Tensor]:
         """The joint ones, and those of layers apart."""
         joint = [] if self.joint is None else [self.joint.keys, self.joint.values]
         apart = [layer for layer in self.layers if self.joint is None or not self.joint.holds(layer)]
@@ -253,6 +260,6 @@ class _Window(SlotCache):
         keys, values = (part[:, self.start : self.stop] for part in self.whole._joint_parts())
         return keys, values
 
-    def _buffers(self) -> list[Tensor]:
+    def buffers(self) -> list[Tensor]:
         start, stop = self.start, self.stop
-        return [buffer[..., start:stop, :, :, :] for buffer in self.whole._buffers()]
+        return [buffer[..., start:stop, :, :, :] for buffer in self.whole.buffers()]

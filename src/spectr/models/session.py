@@ -5,6 +5,7 @@ live on the device; the host knows an upper bound of them, so that a step needs 
 """
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from spectr.errors import ArgumentError
 from spectr.models.cache import SlotCache
 from spectr.rows import sent
 from spectr.types import Layers
+
+if TYPE_CHECKING:
+    from spectr.models.reading import ReplayedReading
 
 __all__ = ["Memory", "Session", "Store", "even"]
 
@@ -175,6 +179,7 @@ class Session:
     features: Tensor | None = field(default=None, repr=False)  # (B, T, H) what entered the output layer, last call
     given: Tensor | None = field(default=None, repr=False)  # (B, T, H) what goes in with the tokens of the next call
     windows: dict[tuple[int, int], "Session"] = field(default_factory=dict, repr=False)
+    reading: "ReplayedReading | None" = field(default=None, repr=False)  # by which prompts are read, if by graphs
 
     def window(self, start: int, stop: int, longest: int = 0) -> "Session":
         """The rows from `start` to `stop`, of which none has more than `longest` tokens, in the same buffers: what is
@@ -184,6 +189,7 @@ class Session:
             if len(self.windows) >= _WINDOWS:
                 self.windows.clear()
             made = Session(self.store.window(start, stop), self.is_view, 0, self.wants_features, self.beside)
+            made.reading = self.reading
             self.windows[key] = made
         found = self.windows[key]
         found.pending, found.store.longest, found.store.slack = 0, longest, 0

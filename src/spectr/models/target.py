@@ -22,6 +22,7 @@ from spectr.models.encoder import check_sources, encode
 from spectr.models.layers import beside_layers, layers_of
 from spectr.models.memory import afford, need
 from spectr.models.modes import evaluation_mode
+from spectr.models.reading import ReplayedReading
 from spectr.models.session import Session, Store, even
 from spectr.models.support import driver_of, needs_of
 from spectr.models.tap import last_state, tap
@@ -66,8 +67,8 @@ class Target:
         self._compiled: CompiledLayers | None = None
 
     def compile(self) -> None:
-        """Score trees with compiled layers from now on; the first call of every kind takes seconds. Prompts are read as
-        before."""
+        """Score trees with compiled layers from now on, and read prompts with them where graphs are replayed; the first
+        call of every kind takes seconds."""
         if self._compiled is None and any("forward" in vars(layer) for layer in self.layers):
             raise MismatchError("layers with a forward of their own, as device_map makes them, are not compiled")
         self._compiled = self._compiled or CompiledLayers(self.layers, beside_layers(self.model))
@@ -153,7 +154,17 @@ class Target:
         """Commit more tokens to each row, in chunks; a row may get none. Scratch nodes are forgotten. With `filled`,
         the lengths of the rows so far, the device is not asked for them."""
         filled = self._room(session, texts, filled)
-        longest, store, session.pending = max(map(len, texts)), session.store, 0
+        session.pending = 0
+        if session.reading is None or not session.reading.can_read(session, texts, filled):
+            self._read(session, texts, filled)
+        else:
+            session.reading.read(session, texts, filled)
+            session.features = None
+        session.store.longest, session.store.slack = max(f + len(t) for f, t in zip(filled, texts, strict=True)), 0
+
+    def _read(self, session: Session, texts: list[list[int]], filled: list[int]) -> None:
+        """All rows at once, one chunk after the other."""
+        longest = max(map(len, texts))
         tokens = sent([t + [0] * (longest - len(t)) for t in texts], self.device)
         counts = sent([len(t) for t in texts], self.device)
         features: list[Tensor] = []
@@ -161,13 +172,30 @@ class Target:
         for start in range(0, longest, self.chunk):
             part = tokens[:, start : start + self.chunk]
             session.given = None if given is None else given[:, start : start + self.chunk]
-            fresh = (counts - start).clamp(0, part.shape[1])
             used = max(f + min(len(t), start + part.shape[1]) for f, t in zip(filled, texts, strict=True))
-            self._run(session, self._chunk(session, part, fresh, used), last_state)
+            self._read_part(session, part, (counts - start).clamp(0, part.shape[1]), used)
             features.extend([] if session.features is None else [session.features])
-            store.filled += fresh
-        store.longest, store.slack = max(f + len(t) for f, t in zip(filled, texts, strict=True)), 0
         session.features, session.given = torch.cat(features, 1) if features else None, None
+
+    def _read_part(self, session: Session, tokens: Tensor, counts: Tensor, used: int) -> None:
+        """One pass: the first `counts` (B,) of the tokens (B, T) of each row are committed, the rest is padding."""
+        self._run(session, self._chunk(session, tokens, counts, used), last_state)
+        session.store.filled += counts
+
+    def replay_reading(self, session: Session) -> None:
+        """Read prompts into this session by replayed graphs from now on, as far as its model can be captured."""
+        if self.device.type == "cuda" and self.needs.source is None and self._alike and not session.is_view:
+            session.reading = self.reading_of(session)
+
+    def reading_of(self, session: Session) -> ReplayedReading:
+        """What reads for a session in rows set apart."""
+        features, lasting = session.beside if session.wants_features else None, session.store.features is not None
+
+        def read(apart: Session, tokens: Tensor, counts: Tensor, used: int) -> None:
+            with nullcontext() if self._compiled is None else self._compiled.on():
+                self._read_part(apart, tokens, counts, used)
+
+        return ReplayedReading(read, lambda rows, slots: self.open(rows, slots, features=features, lasting=lasting))
 
     @torch.no_grad()
     def score(

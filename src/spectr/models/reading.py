@@ -1,0 +1,171 @@
+"""Prompts read by replayed graphs, in rows that are set apart for it.
+
+A forward pass launches a thousand kernels, and for a short piece of a prompt a host needs longer for that than a GPU
+for the work. A graph knows buffers by where they lie, and the row of a request is seldom the same twice. So a piece is
+read in a session of its own: what the row has read so far is copied there, the graph of that size is replayed, and what
+it added is copied back. The copies take a hundredth of the time of the pass.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from spectr.errors import ArgumentError
+from spectr.models.graphs import Captured
+from spectr.models.session import Session, even
+from spectr.notices import notice
+from spectr.rows import sent
+
+__all__ = ["ReplayedReading"]
+
+_WIDTHS = (32, 64, 128, 256, 512)
+"""Tokens of a row that one graph reads; what is left of a longer piece goes into another."""
+_USED = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+"""Slots that one graph looks at."""
+_TOGETHER = 512  # tokens, padding included, that several rows read at once; and the slots they may fill
+_ROWS = (1, 2, 4, 8, 16)
+_ONE_BY_ONE = 4  # rows that are read one after the other where they do not fit into one pass
+
+Pass = Callable[[Session, Tensor, Tensor, int], None]
+"""Reads tokens (B, T), of which counts (B,) of each row are its own, in a session, and looks at so many slots."""
+Opened = Callable[[int, int], Session]
+"""A session of so many rows and slots."""
+
+
+def _fitting(sizes: Sequence[int], wanted: int) -> int | None:
+    """The smallest that is large enough."""
+    return next((size for size in sizes if size >= wanted), None)
+
+
+@dataclass(slots=True)
+class _Place:
+    """A session apart, what its next pass reads, and the graphs of the passes."""
+
+    session: Session
+    graphs: Captured = field(default_factory=Captured)
+    given: dict[tuple[int, ...], Tensor] = field(default_factory=dict)  # beside the tokens, where graphs find it
+
+    def features(self, given: Tensor, width: int) -> Tensor:
+        """What goes in beside the tokens, padded, in a place that stays."""
+        shape = (given.shape[0], width, given.shape[2])
+        if shape not in self.given:
+            self.given[shape] = given.new_zeros(shape)
+        self.given[shape][:, : given.shape[1]] = given
+        return self.given[shape]
+
+
+class ReplayedReading:
+    """Reads prompts for the sessions of one model."""
+
+    def __init__(self, run: Pass, opened: Opened) -> None:
+        self._run, self._opened = run, opened
+        self._alone: _Place | None = None  # one row, as long as the longest
+        self._together: _Place | None = None  # several short ones
+        self.is_off = False  # there was no memory for it
+
+    def can_read(self, session: Session, texts: list[list[int]], filled: list[int]) -> bool:
+        """Whether this is the better way, for one row, or a few, or several that fit into one pass, and there is memory
+        for it. The buffers of the session must be there, which its first pass makes."""
+        together = len(texts) > 1 and _fit_together(texts, filled)
+        if self.is_off or not session.cache.buffers() or not (together or len(texts) <= _ONE_BY_ONE):
+            return False
+        try:
+            if together:
+                self._several(session)
+            else:
+                self._one(session, max(start + len(text) for start, text in zip(filled, texts, strict=True)))
+        except (ArgumentError, torch.OutOfMemoryError) as error:
+            self.is_off = True
+            notice(f"prompts are read without graphs, for want of memory: {error}")
+        return not self.is_off
+
+    def read(self, session: Session, texts: list[list[int]], filled: list[int]) -> None:
+        """Commit more tokens to each row of a session, which have `filled` so far."""
+        given, session.given = session.given, None
+        if len(texts) > 1 and _fit_together(texts, filled):
+            self._read(self._several(session), session, texts, filled, given)
+            return
+        for row, (text, start) in enumerate(zip(texts, filled, strict=True)):
+            for first in range(0, len(text), _WIDTHS[-1]):
+                piece, at = text[first : first + _WIDTHS[-1]], start + first
+                part = None if given is None else given[row : row + 1, first : first + len(piece)]
+                self._read(self._one(session, at), session.window(row, row + 1, at), [piece], [at], part)
+
+    def _one(self, session: Session, start: int) -> _Place:
+        """Room for one row of this session, for a pass that begins at `start`."""
+        needed = max(session.cache.size, start + _WIDTHS[-1])
+        if self._alone is None or self._alone.session.cache.size < needed:
+            self._alone = None  # its memory is free before the next is made
+            self._alone = self._place(session, 1, _fitting(_USED, needed) or needed)
+        return self._alone
+
+    def _several(self, session: Session) -> _Place:
+        """Room for several short rows."""
+        if self._together is None:
+            self._together = self._place(session, _ROWS[-1], _TOGETHER)
+        return self._together
+
+    def _place(self, session: Session, rows: int, slots: int) -> _Place:
+        with torch.inference_mode(False):
+            made = self._opened(rows, slots)
+            made.cache.make_buffers_like(session.cache)
+        return _Place(made)
+
+    def _read(
+        self, place: _Place, session: Session, texts: list[list[int]], filled: list[int], given: Tensor | None
+    ) -> None:
+        """One pass for all rows of a session: copy, replay, copy back."""
+        longest, most = max(map(len, texts)), max(filled)
+        width, rows = _fitting(_WIDTHS, longest), _fitting(_ROWS, len(texts))
+        assert width is not None
+        assert rows is not None
+        device = session.filled.device
+        ends = [start + len(text) for start, text in zip(filled, texts, strict=True)]
+        apart = place.session.window(0, len(texts), most)
+        _copy(session, apart, 0, most)
+        padding = [0] * (rows - len(texts))
+        place.session.filled[:rows] = sent([*filled, *padding], device)
+        tokens = [[len(text), *text, *[0] * (width - len(text))] for text in texts]
+        packed = sent([*tokens, *[[0] * (width + 1) for _ in padding]], device)
+        window = place.session.window(0, rows, most)
+        size = place.session.cache.size
+        used = min(_fitting(_USED, even(most + width)) or size, size)
+        if given is not None:
+            given = place.features(_more_rows(given, rows), width)
+
+        def run(packed: Tensor) -> Tensor:
+            window.given = given
+            self._run(window, packed[:, 1:], packed[:, 0], used)
+            return window.filled
+
+        place.graphs((rows, width, used), run, packed)
+        window.given = None
+        _copy(apart, session, min(filled), max(ends))
+        session.filled.copy_(sent(ends, device))
+
+
+def _fit_together(texts: list[list[int]], filled: list[int]) -> bool:
+    """Whether one pass reads all rows."""
+    rows, width = _fitting(_ROWS, len(texts)), _fitting(_WIDTHS, max(map(len, texts)))
+    if rows is None or width is None:
+        return False
+    return rows * width <= _TOGETHER and max(filled) + width <= _TOGETHER
+
+
+def _more_rows(values: Tensor, rows: int) -> Tensor:
+    """(B, …) with zeros below, for `rows` rows."""
+    extra = rows - values.shape[0]
+    return torch.cat([values, values.new_zeros(extra, *values.shape[1:])]) if extra else values
+
+
+def _copy(source: Session, target: Session, start: int, stop: int) -> None:
+    """The slots from `start` to `stop` of all rows: keys and values, positions, features."""
+    if start >= stop:
+        return
+    for old, new in zip(source.cache.buffers(), target.cache.buffers(), strict=True):
+        new[..., start:stop, :].copy_(old[..., start:stop, :])
+    target.store.position[:, start:stop] = source.store.position[:, start:stop]
+    if source.store.features is not None and target.store.features is not None:
+        target.store.features[:, start:stop] = source.store.features[:, start:stop]
