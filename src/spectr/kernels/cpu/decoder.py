@@ -51,6 +51,7 @@ class _Decoder:
         self.body = body
         self.program, self.call, state, self.thread = body.arguments
         self.crew = Crew(body, state)
+        self.crew.enter()
         self.threads = self.crew.read("threads")
         self.rows, self.width = self.of_call("rows"), self.of_program("width")
         self.hidden, self.hidden_stride = self.of_call("hidden", PTR), self.of_call("hidden_stride")
@@ -311,5 +312,4 @@ def emit_decoder(module: ir.Module, processor: Processor) -> None:
         decoder.gated(layer)
         decoder.tap(number)
     decoder.end()
-    decoder.crew.meet_again()  # behind this nobody looks at the tables, which belong to whoever called
     body.finish()

@@ -46,7 +46,7 @@ def _emit(name: str, processor: Processor) -> str:
 def _machine(processor: Processor) -> Any:
     target = llvm.Target.from_triple(llvm.get_process_triple())
     return target.create_target_machine(
-        cpu=processor.name, features=processor.features, opt=3, reloc="pic", codemodel="large"
+        cpu=processor.name, features=processor.features, opt=3, reloc="static", codemodel="large"
     )
 
 

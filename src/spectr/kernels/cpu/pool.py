@@ -1,11 +1,13 @@
 """Threads that run one function together: what they share, how they wait for one another, how work is handed out.
 
-All threads run the whole function. Within a stage each takes the next piece of work from a counter, so that a thread
-that is not scheduled delays a stage by one piece at most. At the end of a stage they meet at a barrier. Whoever waits
-spins for some microseconds, then sleeps until it is woken: on a busy machine a waiting thread gives its core away.
+The thread that calls runs the whole function; workers that are awake join it and leave before the call returns. Work is
+done in stages. Within a stage each thread takes the next piece from a ticket, and the stage is over once all pieces are
+done: not once all threads are there. So on a busy machine a worker that is not scheduled delays nobody, unless it holds
+a piece; a thread that comes late finds the stages behind it done and goes on to the one under way. Whoever waits spins
+for some microseconds, then sleeps until it is woken: a waiting thread gives its core away.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,22 +16,26 @@ from llvmlite import ir
 from spectr.kernels.cpu.emit import I32, I64, PTR, Body, Table, Variable
 from spectr.kernels.cpu.processor import Processor
 
-__all__ = ["STATE", "STATE_BYTES", "TASK", "Crew", "emit_run", "emit_wake", "emit_worker"]
+__all__ = ["CLOSED", "STATE", "STATE_BYTES", "TASK", "Crew", "emit_run", "emit_wake", "emit_worker"]
 
 _LINE = 8  # entries of a table in a cache line
 STATE = Table(
-    "threads", "function", "program", "call", "stops", *(f"_{n}" for n in range(5, 8)),
+    "threads", "function", "program", "call", "stops", "base", *(f"_{n}" for n in range(6, 8)),  # base: first stage
     "job", *(f"_{n}" for n in range(9, 16)),  # counts calls; what workers wait for
     "idle", *(f"_{n}" for n in range(17, 24)),  # workers that sleep
-    "phase", *(f"_{n}" for n in range(25, 32)),  # counts barriers; what threads at a barrier wait for
-    "arrived", *(f"_{n}" for n in range(33, 40)),
-    "asleep", *(f"_{n}" for n in range(41, 48)),  # threads that sleep at the barrier
-    "next", *(f"_{n}" for n in range(49, 56)),  # the next piece of work of the stage
+    "stage", *(f"_{n}" for n in range(25, 32)),  # counts stages that are over; what threads with no piece wait for
+    "done", *(f"_{n}" for n in range(33, 40)),  # pieces of the stage under way
+    "asleep", *(f"_{n}" for n in range(41, 48)),  # threads that sleep until it is over
+    "ticket", *(f"_{n}" for n in range(49, 56)),  # the stage under way and its next piece
+    "gate", *(f"_{n}" for n in range(57, 64)),  # workers inside the function, and whether others may come
+    "leaving", *(f"_{n}" for n in range(65, 72)),  # the caller, if it sleeps until they have left
 )  # fmt: skip
 """What the threads share; what different threads write lies in different cache lines."""
 STATE_BYTES = 8 * len(STATE)
 
 _SPINS = 4000  # looks at a value before a thread sleeps: some tens of microseconds
+_PIECE_BITS = 24  # of a ticket; the others count stages
+CLOSED = 1 << 32  # of the gate: nobody comes in
 _WAIT, _WAKE = 128, 129  # of Linux's futex, within one process
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 
@@ -54,43 +60,97 @@ class Crew:
         """Add to a shared value; what it was before."""
         return self.body.builder.atomic_rmw("add", self.place(name), I64(by), "seq_cst")
 
+    def exchange(self, name: str, old: Any, new: Any) -> Any:
+        """Put a new value in the place of the old; whether it was that."""
+        found = self.body.builder.cmpxchg(self.place(name), old, new, "seq_cst")
+        return self.body.builder.extract_value(found, 1)
+
+    def enter(self) -> None:
+        """This thread stands before the first stage of the call."""
+        self.stage = Variable(self.body, I64, self.read("base"))
+
     @contextmanager
     def pieces(self, count: Any) -> Iterator[Any]:
         """A stage: pieces 0 to `count` − 1, each taken by one thread; all are done when it is over."""
-        body = self.body
-        piece = Variable(body, I64)
-        ask, inside, after = (body.function.append_basic_block(name) for name in ("ask", "piece", "shared"))
-        body.builder.branch(ask)
-        body.builder.position_at_end(ask)
-        piece.set(self.count("next"))
-        body.builder.cbranch(body.less(piece.get(), count), inside, after)
-        body.builder.position_at_end(inside)
+        body, builder = self.body, self.body.builder
+        own, piece, taken = self.stage.get(), Variable(body, I64), Variable(body, I64)
+        names = ("stage", "ask", "look", "take", "piece", "last", "wait", "over", "shared")
+        stage, ask, look, take, inside, last, wait, over, after = map(body.function.append_basic_block, names)
+        builder.cbranch(body.less(0, count), stage, after)  # a stage without pieces is none
+        builder.position_at_end(stage)
+        builder.branch(ask)
+        builder.position_at_end(ask)
+        taken.set(self.read("ticket"))
+        is_under_way = builder.icmp_signed("==", builder.lshr(taken.get(), I64(_PIECE_BITS)), own)
+        builder.cbranch(is_under_way, look, over)
+        builder.position_at_end(look)
+        piece.set(builder.and_(taken.get(), I64((1 << _PIECE_BITS) - 1)))
+        builder.cbranch(body.less(piece.get(), count), take, wait)
+        builder.position_at_end(take)
+        builder.cbranch(self.exchange("ticket", taken.get(), body.add(taken.get(), 1)), inside, ask)
+        builder.position_at_end(inside)
         yield piece.get()
-        body.builder.branch(ask)
-        body.builder.position_at_end(after)
-        self.meet_again()
+        builder.cbranch(builder.icmp_signed("==", body.add(self.count("done"), 1), count), last, ask)
+        builder.position_at_end(last)
+        body.call(_part(body, "end_stage", Crew._end_stage, I64), self.state, own)
+        builder.branch(over)
+        builder.position_at_end(wait)
+        body.call(_part(body, "await_stage", Crew._await_stage, I64), self.state, own)
+        builder.branch(over)
+        builder.position_at_end(over)
+        self.stage.set(body.add(own, 1))
+        builder.branch(after)
+        builder.position_at_end(after)
 
-    def meet_again(self) -> None:
-        """Call the function in which threads meet."""
-        self.body.call(_barrier(self.body), self.state)
+    def _end_stage(self, own: Any) -> None:
+        """All pieces are done: let the next stage begin, and wake those that sleep. The count goes back before a ticket
+        of the next stage can be had."""
+        following = self.body.add(own, 1)
+        self.write("done", 0)
+        self.write("ticket", self.body.builder.shl(following, I64(_PIECE_BITS)))
+        self.write("stage", following)
+        self.wake("stage", "asleep")
 
-    def meet(self) -> None:
-        """The body of that function: wait for all threads. The last one sets back the counter of pieces and wakes those
-        that sleep."""
+    def _await_stage(self, own: Any) -> None:
+        """Wait until others have done their pieces."""
+        self.wait("stage", "asleep", own)
+
+    def open_gate(self) -> None:
+        """Let workers in; what they are to run stands in the shared state."""
+        self.write("base", self.read("stage"))
+        self.write("gate", 0)
+
+    def close_gate(self) -> None:
+        """Let nobody in any more, and wait until all have left: behind this nobody looks at the tables of the call."""
         body = self.body
-        phase = self.read("phase")
-        is_last = body.builder.icmp_signed("==", body.add(self.count("arrived"), 1), self.read("threads"))
-        with body.builder.if_else(is_last) as (last, others):
-            with last:
-                self.write("arrived", 0)
-                self.write("next", 0)
-                self.write("phase", body.add(phase, 1))
-                self.wake("phase", "asleep")
-            with others:
-                self.wait("phase", "asleep", phase)
+        body.builder.atomic_rmw("or", self.place("gate"), I64(CLOSED), "seq_cst")
+        with body.repeat() as until:
+            inside = self.read("gate")
+            with body.when(body.builder.icmp_signed("!=", inside, I64(CLOSED))):
+                self.wait("gate", "leaving", inside)
+            until(body.builder.icmp_signed("==", self.read("gate"), I64(CLOSED)))
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """What a worker does between coming in and leaving; nothing where the gate is closed."""
+        body, builder, seen = self.body, self.body.builder, Variable(self.body, I64)
+        names = ("ask", "try", "inside", "outside")
+        ask, attempt, inside, outside = map(body.function.append_basic_block, names)
+        builder.branch(ask)
+        builder.position_at_end(ask)
+        seen.set(self.read("gate"))
+        builder.cbranch(body.less(seen.get(), I64(CLOSED)), attempt, outside)
+        builder.position_at_end(attempt)
+        builder.cbranch(self.exchange("gate", seen.get(), body.add(seen.get(), 1)), inside, ask)
+        builder.position_at_end(inside)
+        yield
+        self.count("gate", -1)
+        self.wake("gate", "leaving")
+        builder.branch(outside)
+        builder.position_at_end(outside)
 
     def begin(self) -> None:
-        """Let the workers run what the shared state says."""
+        """Tell the workers to look at the shared state."""
         self.count("job")
         self.wake("job", "idle")
 
@@ -122,12 +182,12 @@ class Crew:
         body.builder.call(syscall, [I64(number), self.place(name), I32(operation), value, nothing, nothing, I32(0)])
 
 
-def _barrier(body: Body) -> Any:
-    """The function in which threads meet, once in a module."""
-    if "meet" in body.module.globals:
-        return body.module.globals["meet"]
-    made = Body(body.module, "meet", (PTR,), body.processor, is_public=False)
-    Crew(made, made.arguments[0]).meet()
+def _part(body: Body, name: str, write: Callable[[Crew, Any], None], *kinds: Any) -> Any:
+    """A function of the shared state and more, once in a module, so that it is not repeated in every stage."""
+    if name in body.module.globals:
+        return body.module.globals[name]
+    made = Body(body.module, name, (PTR, *kinds), body.processor, is_public=False)
+    write(Crew(made, made.arguments[0]), *made.arguments[1:])
     return made.finish()
 
 
@@ -144,15 +204,17 @@ TASK = (PTR, PTR, PTR, I64)
 
 
 def emit_run(module: ir.Module, processor: Processor) -> None:
-    """The function `run`: arguments are the shared state, and a function of `TASK` with its program and call. All
-    threads run it; it returns when this one is done, behind a barrier."""
+    """The function `run`: arguments are the shared state, and a function of `TASK` with its program and call. It
+    returns when the function is done and nobody else is in it."""
     body = Body(module, "run", (PTR, I64, PTR, PTR), processor)
     state, function, program, call = body.arguments
     crew = Crew(body, state)
     for name, value in (("function", function), ("program", program), ("call", call)):
         body.store(value, crew.place(name), 0, 8)
+    crew.open_gate()
     crew.begin()
     body.call_address(function, TASK, program, call, state, 0)
+    crew.close_gate()
     body.finish()
 
 
@@ -164,16 +226,17 @@ def emit_wake(module: ir.Module, processor: Processor) -> None:
 
 
 def emit_worker(module: ir.Module, processor: Processor) -> None:
-    """The function `work` of a thread beside the first: wait for a call, run it, wait for the next; until told to
-    stop. Arguments: the shared state, how many calls there were when the thread was made, and its number."""
+    """The function `work` of a thread beside the first: wait for a call, take part in it if it is not over, wait for
+    the next; until told to stop. Arguments: the shared state, how many calls there were when the thread was made, and
+    its number."""
     body = Body(module, "work", (PTR, I64, I64), processor)
     state, before, thread = body.arguments
     crew, seen = Crew(body, state), Variable(body, I64, before)
     with body.repeat() as until:
         crew.wait("job", "idle", seen.get())
-        seen.set(body.add(seen.get(), 1))
+        seen.set(crew.read("job"))
         stops = body.builder.icmp_signed("!=", crew.read("stops"), I64(0))
-        with body.when(body.builder.not_(stops)):
+        with body.when(body.builder.not_(stops)), crew.inside():
             function, program, call = (
                 body.load(kind, crew.place(name), 0, 8)
                 for name, kind in (("function", I64), ("program", PTR), ("call", PTR))

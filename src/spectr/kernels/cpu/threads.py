@@ -8,7 +8,7 @@ import threading
 import numpy as np
 
 from spectr.kernels.cpu.library import Library, library
-from spectr.kernels.cpu.pool import STATE, STATE_BYTES
+from spectr.kernels.cpu.pool import CLOSED, STATE, STATE_BYTES
 
 __all__ = ["Threads", "threads"]
 
@@ -23,7 +23,7 @@ class Threads:
         self._room = np.zeros(STATE_BYTES + 64, np.uint8)
         self._start = -self._room.ctypes.data % 64  # values of different threads must not share a cache line
         self._state = self._room[self._start : self._start + STATE_BYTES].view(np.int64)
-        self._state[STATE.places["threads"]] = count
+        self._state[STATE.places["threads"]], self._state[STATE.places["gate"]] = count, CLOSED
         pointer, whole = ctypes.c_void_p, ctypes.c_int64
         self._run = kernels.function("run", pointer, whole, pointer, pointer)
         self._work = kernels.function("work", pointer, whole, whole)
