@@ -121,7 +121,7 @@ from pathlib import Path
 from spectr.models.catalog import CATALOG, FetchError, _check, _fetch
 model = CATALOG["smollm2-135m"]
 try:
-    _check(_fetch(model, Path(sys.argv[1])), model)
+    _check(_fetch(*model.parts[0], Path(sys.argv[1])), model)
 except FetchError as error:
     print(error)
 else:

