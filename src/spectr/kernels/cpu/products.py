@@ -1,10 +1,12 @@
 """Products of packed weights with rows of inputs: every output is summed in one order, whatever the number of rows.
 
 An output is Σ over groups of 32 weights of scale · (Σ code · input) + minimum · (Σ input). Groups follow one another,
-and so do the codes of a group; nothing is summed in parallel within one output. Lanes hold different outputs and up to
-eight rows go side by side, which changes no sum. A row's output therefore has the same bits in any company.
+and so do the codes of a group; nothing is summed in parallel within one output. Lanes hold different outputs, and up to
+eight sums go side by side: of several rows, or where rows are few, of several tiles, since a sum by itself waits for
+its last addition. That changes no sum. A row's output therefore has the same bits in any company.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -27,6 +29,9 @@ SHIFTED = (1.0, 2.0**-8, 2.0**-16, 2.0**-24)
 
 _SIDE_BY_SIDE = {16: (8, 6, 4, 3, 2, 1), 8: (6, 4, 3, 2, 1)}
 """By lanes: how many rows go side by side, which is limited by the number of registers."""
+_TILES = {16: {1: 4}, 8: {1: 4, 2: 2}}
+"""By lanes and rows: how many tiles go side by side; else one."""
+_STEP = 4  # tiles
 
 
 def input_bytes(columns: int) -> int:
@@ -43,19 +48,24 @@ def _sum_at(body: Body, columns: Any, group: Any, part: Part) -> Any:
     return body.add(start, body.div(columns, 8), body.mul(group, 8), 4 * part.codes[0][0] // 16)
 
 
-def _add_part(body: Body, part: Part, where: tuple[list[Any], Any, Any], totals: list[Variable]) -> None:
-    """Add what a part of a group gives with several rows."""
+def _add_parts(body: Body, parts: Sequence[Part], where: tuple[list[Any], Any, Any], totals: list[Variable]) -> None:
+    """Add what the same part of a group of several tiles gives with several rows; totals are those of the first tile,
+    then those of the next. Sums of different tiles take turns."""
     rows, columns, group = where
     lanes = body.processor.lanes
     start = body.mul(group, 4 * GROUP)
-    inputs = [body.at(row, body.add(start, body.mul(columns, 4)) if part.is_shifted else start) for row in rows]
-    dots = [body.number(0.0, lanes)] * len(rows)
-    for place, make in part.codes:
-        weight = make()
-        for row, first in enumerate(inputs):
-            value = body.splat(body.load(F32, first, 4 * place, 4), lanes)
-            dots[row] = body.fma(weight, value, dots[row])
-    for row, dot, total in zip(rows, dots, totals, strict=True):
+    if parts[0].is_shifted:
+        start = body.add(start, body.mul(columns, 4))
+    inputs = [body.at(row, start) for row in rows]
+    dots = [body.number(0.0, lanes)] * len(totals)
+    for codes in zip(*(part.codes for part in parts), strict=True):
+        for tile, (place, make) in enumerate(codes):
+            weight = make()
+            for row, first in enumerate(inputs):
+                value, at = body.splat(body.load(F32, first, 4 * place, 4), lanes), tile * len(rows) + row
+                dots[at] = body.fma(weight, value, dots[at])
+    for at, (dot, total) in enumerate(zip(dots, totals, strict=True)):
+        part, row = parts[at // len(rows)], rows[at % len(rows)]
         if part.scale is None:
             total.set(body.builder.fadd(total.get(), dot))
         else:
@@ -76,25 +86,29 @@ def _put(body: Body, found: Any, bias: Any, adds: Any, output: Any) -> None:
     body.store(value.get(), output, 0, 4)
 
 
-def _tile_product(body: Body, kind: Kind, rows: int) -> None:
-    """The outputs of one tile for `rows` rows; arguments: the tile, the number of blocks, inputs and bytes of a row of
-    inputs, outputs and bytes of a row of outputs, bias, whether to add."""
-    tile, blocks, inputs, stride, outputs, out_stride, bias, adds = body.arguments
+def _tile_product(body: Body, kind: Kind, rows: int, tiles: int) -> None:
+    """The outputs of some tiles for `rows` rows; arguments: the first tile and its bytes, the number of blocks, inputs
+    and bytes of a row of inputs, outputs and bytes of a row of outputs, bias, whether to add."""
+    first, size, blocks, inputs, stride, outputs, out_stride, bias, adds = body.arguments
     lanes = body.processor.lanes
     zero = body.number(0.0, lanes)
-    totals = [Variable(body, zero.type, zero) for _ in range(rows)]
     starts = [body.at(inputs, body.mul(row, stride)) for row in range(rows)]
+    places = [body.at(first, body.mul(tile, size)) for tile in range(tiles)]
+    totals = [Variable(body, zero.type, zero) for _ in range(rows * tiles)]
     columns = body.mul(blocks, kind.block)
     with body.loop(0, blocks) as block:
-        opened = kind.open(body, lanes, body.at(tile, _block_at(body, kind, block)))
+        opened = [kind.open(body, lanes, body.at(place, _block_at(body, kind, block))) for place in places]
         with body.loop(0, kind.groups) as number:
             group = body.add(body.mul(block, kind.groups), number)
-            for part in opened(number):
-                _add_part(body, part, (starts, columns, group), totals)
-    scale = body.load(zero.type, tile, 0, 4) if kind.prefix else None
-    for row, total in enumerate(totals):
-        found = total.get() if scale is None else body.builder.fmul(total.get(), scale)
-        _put(body, found, bias, adds, body.at(outputs, body.mul(row, out_stride)))
+            for parts in zip(*(parts_of(number) for parts_of in opened), strict=True):
+                _add_parts(body, parts, (starts, columns, group), totals)
+    for tile, place in enumerate(places):
+        scale = body.load(zero.type, place, 0, 4) if kind.prefix else None
+        offset = 4 * lanes * tile
+        own = body.builder.select(body.builder.icmp_signed("!=", bias, body.whole(0)), body.add(bias, offset), bias)
+        for row, total in enumerate(totals[tile * rows : (tile + 1) * rows]):
+            found = total.get() if scale is None else body.builder.fmul(total.get(), scale)
+            _put(body, found, own, adds, body.at(outputs, body.add(body.mul(row, out_stride), offset)))
 
 
 def _block_at(body: Body, kind: Kind, block: Any) -> Any:
@@ -107,35 +121,49 @@ def emit_product(module: ir.Module, kind: Kind, processor: Processor) -> None:
     """The function `multiply_…` of matrices of this kind; arguments are those of `MULTIPLY`."""
     made = {}
     for rows in _SIDE_BY_SIDE[processor.lanes]:
-        name = f"product_{kind.name}_{rows}"
-        body = Body(module, name, (PTR, I64, PTR, I64, PTR, I64, I64, I64), processor, is_public=False)
-        _tile_product(body, kind, rows)
-        made[rows] = body.finish()
+        for tiles in {1, _TILES[processor.lanes].get(rows, 1)}:
+            name = f"product_{kind.name}_{rows}_{tiles}"
+            body = Body(module, name, (PTR, I64, I64, PTR, I64, PTR, I64, I64, I64), processor, is_public=False)
+            _tile_product(body, kind, rows, tiles)
+            made[rows, tiles] = body.finish()
     body = Body(module, f"multiply_{kind.name}", MULTIPLY, processor)
     _multiply(body, kind, made)
     body.finish()
 
 
-def _multiply(body: Body, kind: Kind, made: dict[int, Any]) -> None:
-    """Rows in groups as large as possible, tile by tile."""
-    matrix, inputs, stride, outputs, out_stride, rows, first, stop, adds = body.arguments
-    lanes = body.processor.lanes
+def _multiply(body: Body, kind: Kind, made: dict[tuple[int, int], Any]) -> None:
+    """Several tiles at a time, and the last ones one by one; of these, rows in groups as large as possible."""
+    first, stop = body.arguments[6:8]
+    next_ = Variable(body, I64, first)
+    with body.loop(first, body.sub(stop, _STEP - 1), _STEP) as tile:
+        _multiply_tiles(body, kind, made, (tile, _STEP))
+        next_.set(body.add(tile, _STEP))
+    with body.loop(next_.get(), stop) as tile:
+        _multiply_tiles(body, kind, made, (tile, 1))
+
+
+def _multiply_tiles(body: Body, kind: Kind, made: dict[tuple[int, int], Any], where: tuple[Any, int]) -> None:
+    """All rows with some tiles, from the first of them on."""
+    matrix, inputs, stride, outputs, out_stride, rows, _, _, adds = body.arguments
+    lanes, (first, count) = body.processor.lanes, where
     data, size = body.field(MATRIX, matrix, "data", PTR), body.field(MATRIX, matrix, "tile_bytes")
     blocks = body.div(body.field(MATRIX, matrix, "columns"), kind.block)
     bias = body.field(MATRIX, matrix, "bias")
     has_bias = body.builder.icmp_signed("!=", bias, body.whole(0))
-    with body.loop(first, stop) as tile:
-        offset = body.mul(tile, 4 * lanes)
-        row = Variable(body, I64, body.whole(0))
-        for count, product in made.items():
-            with body.loop(row.get(), body.sub(rows, count - 1), count) as at:
+    row = Variable(body, I64, body.whole(0))
+    for several in dict.fromkeys(rows for rows, _ in made):
+        tiles = min(count, _TILES[lanes].get(several, 1))
+        with body.loop(row.get(), body.sub(rows, several - 1), several) as at:
+            for more in range(0, count, tiles):
+                tile = body.add(first, more)
+                offset = body.mul(tile, 4 * lanes)
                 body.call(
-                    product, body.at(data, body.mul(tile, size)), blocks,
+                    made[several, tiles], body.at(data, body.mul(tile, size)), size, blocks,
                     body.at(inputs, body.mul(at, stride)), stride,
                     body.at(outputs, body.add(body.mul(at, out_stride), offset)), out_stride,
                     body.builder.select(has_bias, body.add(bias, offset), bias), adds,
                 )  # fmt: skip
-                row.set(body.add(at, count))
+            row.set(body.add(at, several))
 
 
 def emit_rows(module: ir.Module, kind: Kind, processor: Processor) -> None:
