@@ -65,6 +65,7 @@ def _warm_up(engine: Engine, stream: Stream, in_flight: int) -> None:
     load = stream.load
     prompt, output = load.prompt_tokens[1], load.output_tokens[1]
     engine.generate([stream.request(stream.texts.prompt(prompt), output, 1.0)])
+    engine.warm_up()
     if not any(lane.captures for lane in engine.scheduler.lanes.values()):
         return
     lengths = _lengths(load)

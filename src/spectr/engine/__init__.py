@@ -15,6 +15,7 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from spectr.checks import whole
@@ -102,6 +103,19 @@ class Engine:
             getattr(model, "compile", lambda: None)()
         self.scheduler.close()  # graphs of layers as they were
         self.generate([Request([0], 0, min(4 * drafter.nodes, self.target.context - 1))])
+        self.warm_up()
+
+    def warm_up(self) -> None:
+        """Read prompts of every size twice, so that the graphs which read them are there before somebody waits for
+        them. Nothing to do where none are captured."""
+        if not self.parts.captures:
+            return
+        from spectr.models.reading import WIDTHS
+
+        for turn, width in product(range(2), WIDTHS):
+            length = min(width, self.target.context - 2)
+            prompt = [(turn * len(WIDTHS) + width) % self.target.vocabulary, *[0] * length]  # no two begin alike
+            self.generate([Request(prompt, 0, 1)])
 
     @property
     def load(self) -> Load:

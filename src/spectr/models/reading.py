@@ -18,9 +18,9 @@ from spectr.models.session import Session, even
 from spectr.notices import notice
 from spectr.rows import sent
 
-__all__ = ["ReplayedReading"]
+__all__ = ["WIDTHS", "ReplayedReading"]
 
-_WIDTHS = (32, 64, 128, 256, 512)
+WIDTHS = (32, 64, 128, 256, 512)
 """Tokens of a row that one graph reads; what is left of a longer piece goes into another."""
 _USED = (1024, 4096, 16384, 65536, 131072)
 """Slots that one graph looks at: few sizes, since every graph costs a tenth of a second once."""
@@ -88,14 +88,14 @@ class ReplayedReading:
             self._read(self._several(session), session, texts, filled, given)
             return
         for row, (text, start) in enumerate(zip(texts, filled, strict=True)):
-            for first in range(0, len(text), _WIDTHS[-1]):
-                piece, at = text[first : first + _WIDTHS[-1]], start + first
+            for first in range(0, len(text), WIDTHS[-1]):
+                piece, at = text[first : first + WIDTHS[-1]], start + first
                 part = None if given is None else given[row : row + 1, first : first + len(piece)]
                 self._read(self._one(session, at), session.window(row, row + 1, at), [piece], [at], part)
 
     def _one(self, session: Session, start: int) -> _Place:
         """Room for one row of this session, for a pass that begins at `start`."""
-        needed = max(session.cache.size, start + _WIDTHS[-1])
+        needed = max(session.cache.size, start + WIDTHS[-1])
         if self._alone is None or self._alone.session.cache.size < needed:
             self._alone = None  # its memory is free before the next is made
             self._alone = self._place(session, 1, _fitting(_USED, needed) or needed)
@@ -118,7 +118,7 @@ class ReplayedReading:
     ) -> None:
         """One pass for all rows of a session: copy, replay, copy back."""
         longest, most = max(map(len, texts)), max(filled)
-        width, rows = _fitting(_WIDTHS, longest), _fitting(_ROWS, len(texts))
+        width, rows = _fitting(WIDTHS, longest), _fitting(_ROWS, len(texts))
         assert width is not None
         assert rows is not None
         device = session.filled.device
@@ -148,7 +148,7 @@ class ReplayedReading:
 
 def _fit_together(texts: list[list[int]], filled: list[int]) -> bool:
     """Whether one pass reads all rows."""
-    rows, width = _fitting(_ROWS, len(texts)), _fitting(_WIDTHS, max(map(len, texts)))
+    rows, width = _fitting(_ROWS, len(texts)), _fitting(WIDTHS, max(map(len, texts)))
     if rows is None or width is None:
         return False
     return rows * width <= _TOGETHER and max(filled) + width <= _TOGETHER

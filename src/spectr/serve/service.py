@@ -130,6 +130,7 @@ class Service:
     def warm_up(self) -> None:
         """Generate a few tokens, so that the first client does not wait for what is made once."""
         self.lm.generate([0], max_new_tokens=min(8, self.context - 1), seed=0)
+        self.lm.engine.warm_up()
         _ = self.fingerprint
         with suppress(SpectrError):  # without xgrammar, or without a tokenizer: whoever asks for a grammar is told
             _ = self.lm.grammars
