@@ -113,7 +113,7 @@ def _gumbel_of(state: Tensor, token: Tensor) -> Tensor:
 
 
 _CHUNK = 512
-_MANY = 4096  # tokens
+_MANY, _EVEN = 4096, 16  # tokens
 
 
 def _first_above(sums: Tensor, level: Tensor) -> Tensor:
@@ -152,8 +152,9 @@ def likeliest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _is_large(logits: Tensor) -> bool:
-    """Whether rough noise is worth a compiled kernel: float32 on a CPU, over many tokens."""
-    return logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.shape[-1] >= _MANY
+    """Whether rough noise is worth a compiled kernel: float32 on a CPU, over many tokens, in whole vectors."""
+    size, is_usual = logits.shape[-1], logits.device.type == "cpu" and logits.dtype == torch.float32
+    return is_usual and size >= _MANY and size % _EVEN == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,27 +179,23 @@ class SeededCoins:
             from spectr.kernels.noise import race_winner
 
             return race_winner(logits, self.seed, self.committed[:, None] + depth, _NOISE_STREAM)
-        if _is_large(logits):
-            return self._winner(logits, depth)
-        return self.noisy(logits, depth).argmax(-1)
+        return self._winner(logits, depth) if _is_large(logits) else self.noisy(logits, depth).argmax(-1)
 
     def _winner(self, logits: Tensor, depth: Tensor) -> Tensor:
-        """The same, with exact noise for the tokens alone that can win by the rough one."""
-        from spectr.kernels.cpu.noise import ROUGH, rough_noise
+        """The same over a large vocabulary: rough noise says which tokens can win, and exact noise which of these does;
+        of equals, the first."""
+        from spectr.kernels.cpu.noise import candidates
 
-        states = _gumbel_states(self.seed, self.committed[:, None] + depth).expand(logits.shape[:2])
-        scores = logits + rough_noise(states, logits.shape[-1])
-        top = scores.amax(-1, keepdim=True)
-        margin = 2 * ROUGH + 2.0**-20 * top.abs()  # both noises are rough, and sums are rounded
-        row, node, token = (scores >= top - margin).nonzero(as_tuple=True)  # by row and node, then by token
-        exact = logits[row, node, token] + _gumbel_of(states[row, node], token)
-        place = row * logits.shape[1] + node
-        found = torch.zeros(logits.shape[0] * logits.shape[1], dtype=torch.int64)
-        best: dict[int, float] = {}
-        for at, number, score in zip(place.tolist(), token.tolist(), exact.tolist(), strict=True):
-            if at not in best or score > best[at]:
-                best[at], found[at] = score, number
-        return found.view(logits.shape[:2])
+        states = _gumbel_states(self.seed, self.committed[:, None] + depth).expand(logits.shape[:2]).flatten()
+        laws, winners = logits.flatten(0, 1), list[int]()
+        for row, tokens in enumerate(candidates(states, laws)):
+            if tokens is not None and len(tokens) == 1:
+                winners += tokens
+                continue
+            among = torch.arange(laws.shape[1]) if tokens is None else torch.tensor(tokens)
+            exact = laws[row, among] + _gumbel_of(states[row], among)
+            winners.append(int(among[exact.argmax()]))
+        return torch.tensor(winners).view(logits.shape[:2])
 
     def front(self, logits: Tensor, depth: Tensor, count: int) -> Tensor:
         """The `count` largest of policy logits plus noise, best first; without noise in quiet rows."""

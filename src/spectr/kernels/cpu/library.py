@@ -16,7 +16,7 @@ from llvmlite import ir
 from spectr.folders import home
 from spectr.kernels.cpu.decoder import emit_decoder
 from spectr.kernels.cpu.kinds import KINDS
-from spectr.kernels.cpu.noise import emit_noise
+from spectr.kernels.cpu.noise import emit_candidates, emit_noise
 from spectr.kernels.cpu.pool import emit_run, emit_wake, emit_worker
 from spectr.kernels.cpu.processor import Processor, host
 from spectr.kernels.cpu.products import emit_product, emit_rows
@@ -37,6 +37,7 @@ def _emit(name: str, processor: Processor) -> str:
     else:
         emit_decoder(module, processor)
         emit_noise(module, processor)
+        emit_candidates(module, processor)
         emit_run(module, processor)
         emit_wake(module, processor)
         emit_worker(module, processor)
@@ -47,7 +48,7 @@ def _machine(processor: Processor) -> Any:
     target = llvm.Target.from_triple(llvm.get_process_triple())
     return target.create_target_machine(
         cpu=processor.name, features=processor.features, opt=3, reloc="static", codemodel="large"
-    )
+    )  # in a large process, code and constants may lie further apart than 32 bits say
 
 
 def _compiled(text: str, processor: Processor) -> bytes:
