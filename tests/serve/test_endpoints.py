@@ -202,6 +202,7 @@ def test_a_receipt_gives_the_text_again(client: httpx2.Client, lm: LM, tmp_path:
     path, said = tmp_path / "response.json", list[str]()
     path.write_text(json.dumps(found))
     receipt = read_receipt(path)
+    assert receipt["arithmetic"]["weights"] == [receipt["arithmetic"]["dtype"]]
     texts = replay(lm, receipt, said.append)
     assert all(text.is_same for text in texts)
     assert [text.output.text for text in texts] == [choice["text"] for choice in found["choices"]]

@@ -19,6 +19,7 @@ from spectr.engine import Engine
 from spectr.errors import SpectrError
 from spectr.lm import LM
 from spectr.models.digest import weights_digest
+from spectr.models.packed import packed_bytes
 from spectr.pairing import as_rule, pair
 from spectr.registry import nearest
 from spectr.serve.problems import ApiError
@@ -82,7 +83,9 @@ class Service:
         net = self.lm.opened.target.model
         device = net.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
-        return {"dtype": str(net.dtype).removeprefix("torch."), "device": device.type, "hardware": name}
+        dtype = str(net.dtype).removeprefix("torch.")
+        weights = sorted(packed_bytes(net)) or [dtype]  # as they are stored
+        return {"dtype": dtype, "weights": weights, "device": device.type, "hardware": name}
 
     @property
     def versions(self) -> dict[str, str]:
