@@ -1,6 +1,7 @@
 """Small real models for the contracts: a target, and drafters that are close to it, far from it, or part of it."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,3 +84,21 @@ def makers(net: PreTrainedModel, near: Target, far: Target) -> dict[str, Make]:
     short = Target(llama(9, SIZE, max_position_embeddings=24))
     made["short"] = lambda plan: drafter("model", model=short, plan=plan)
     return made
+
+
+QUICK = 6
+"""Cases of one test that `make test` runs, at even distances; `make test-slow` runs the others."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A contract has a case for every drafter, rule and setting, and each takes seconds."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        is_quick = not any(item.get_closest_marker(name) for name in ("slow", "gpu", "network"))
+        if item.path.parent == Path(__file__).parent and is_quick:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for several in cases.values():
+        kept = {round(at * (len(several) - 1) / (QUICK - 1)) for at in range(QUICK)}
+        for at, item in enumerate(several):
+            if len(several) > QUICK and at not in kept:
+                item.add_marker(pytest.mark.slow)
