@@ -1,19 +1,26 @@
 """Small real models for the contracts: a target, and drafters that are close to it, far from it, or part of it."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.heads import random_head
 from tests.tiny import llama
 from transformers import PreTrainedModel
 
+import spectr
 from spectr.draft import Plan, drafter
+from spectr.draft.adaptive import replanned
+from spectr.draft.options import DraftOptions
 from spectr.engine import Request
 from spectr.models.blockwise import blockwise_of
 from spectr.models.early import truncated
 from spectr.models.head import head_of
+from spectr.models.hf import open_loaded
 from spectr.models.target import Target
+from spectr.pairing import pair
 from spectr.types import Drafter
 
 __all__ = ["llama"]
@@ -60,8 +67,16 @@ def _wide(head: torch.nn.Module) -> Any:
     return head
 
 
+def _published(net: PreTrainedModel, folder: Path) -> Make:
+    """A published head, as `spectr.load` finds it in a folder."""
+    found = pair(str(folder), open_loaded(net), spectr.rule("race").card, DraftOptions(length=4))
+    return lambda plan: replanned(found, plan)
+
+
 @pytest.fixture(scope="session")
-def makers(net: PreTrainedModel, near: Target, far: Target) -> dict[str, Make]:
+def makers(
+    net: PreTrainedModel, near: Target, far: Target, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Make]:
     """One way to build each registered drafter, and some more of the model kind."""
     early = Target(truncated(net, 1))
     made: dict[str, Make] = {
@@ -76,6 +91,9 @@ def makers(net: PreTrainedModel, near: Target, far: Target) -> dict[str, Make]:
     made["feature"] = lambda plan: drafter("feature", head=head, target=Target(net), plan=plan, wants_features=taps)
     heads = blockwise_of(net, 6)
     made["blockwise"] = lambda plan: drafter("blockwise", heads=heads, target=Target(net), plan=plan)
+    folder = tmp_path_factory.mktemp("heads")
+    made |= {kind: _published(net, random_head(net, kind, folder / kind)) for kind in ("eagle3", "dflash", "dspark")}
+    made["block"] = made["dspark"]
     made["padded"] = lambda plan: drafter("model", model=far, plan=plan)
     made["mixed"] = lambda plan: drafter(
         "mixed", parts=[made["lookup"](plan), made["model"](plan), made["ngram"](plan)]
