@@ -12,25 +12,41 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import spectr
+from spectr.models.published.making import Written, eagle3_of, save_eagle3
 from spectr.policy import History
 from spectr.types import Opening, Scene
 
-__all__ = ["CASES", "Case", "drafted", "golden_target", "legacy", "nested", "own_dspark", "random_head", "write_head"]
+__all__ = [
+    "CASES",
+    "GOLDEN",
+    "Case",
+    "Files",
+    "WrittenCase",
+    "drafted",
+    "golden_target",
+    "legacy",
+    "nested",
+    "own_dspark",
+    "random_head",
+    "write_eagle3",
+    "write_head",
+]
 
-_FOLDER = Path(__file__).parent / "models" / "golden"
+
+GOLDEN = Path(__file__).parent / "models" / "golden"
 Files = tuple[dict[str, Any], dict[str, Tensor]]
 """A config and tensors, as they are in a folder."""
 
 
 @cache
 def _about() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((_FOLDER / "heads.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads((GOLDEN / "heads.json").read_text(encoding="utf-8"))
     return found
 
 
 @cache
 def _tensors() -> dict[str, Tensor]:
-    return load_file(_FOLDER / "heads.safetensors")
+    return load_file(GOLDEN / "heads.safetensors")
 
 
 def _below(prefix: str) -> dict[str, Tensor]:
@@ -93,6 +109,31 @@ class Case:
         """The target's tokens that the logits are of."""
         count = torch.arange(self.logits.shape[1])
         return count + _tensors()["d2t"] if self.is_mapped else count
+
+
+class WrittenCase(Case):
+    """A head that spectr wrote, and what speculators computed after it had loaded it."""
+
+    def __init__(self, found: Path) -> None:
+        made = load_file(found)
+        self.family, self.name, self.is_mapped = "eagle3", "written", True
+        self.logits, self.tokens = made["logits"], made["tokens"]
+        self.text, self.branching = _about()["text"], _about()["branching"]
+
+    def files(self) -> Files:
+        raise NotImplementedError("written by write_eagle3")
+
+
+def write_eagle3(folder: Path) -> Path:
+    """A head with golden weights for the golden target, in the folder that training would write."""
+    folder.mkdir(parents=True, exist_ok=True)
+    head = eagle3_of(golden_target())
+    weights = _below("eagle3/weights/")
+    named = {name: weights[name.replace("readout.norm.", "norm.")] for name in head.state_dict()}
+    head.load_state_dict(named)
+    chosen = torch.arange(len(_tensors()["d2t"])) + _tensors()["d2t"]
+    save_eagle3(folder, head, Written("somebody/target", ("LlamaForCausalLM",), 4), chosen)
+    return folder
 
 
 CASES = [(family, name) for family in ("eagle3", "block") for name in _about()[family]]

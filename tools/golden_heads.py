@@ -5,17 +5,23 @@ It runs in an environment of its own, with the packages that define the formats:
     python -m venv /tmp/oracle && /tmp/oracle/bin/pip install speculators==0.9.0 && \
         /tmp/oracle/bin/pip install --no-deps dflash==0.1.0
     /tmp/oracle/bin/python tools/golden_heads.py tests/models/golden
+    /tmp/oracle/bin/python tools/golden_heads.py tests/models/golden --written FOLDER
+
+The second form loads a head that spectr wrote for the same small target, as users of speculators load it, and writes
+what it computes to `written.safetensors`. `FOLDER` is made by the test of that file; see there.
 
 A case is a config as its publisher writes it, the logits of a tree, and the tokens of the tree: below the root, which
 is the last token of a text, hang the two likeliest children, below each of these two again, and then one, and one.
 Weights are shared by all cases of a family; a case uses those that its config asks for.
 """
 
+import argparse
 import json
 import logging
-import sys
+import shutil
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -314,9 +320,33 @@ def dflash_cases(target: LlamaForCausalLM, weights: dict[str, Tensor]) -> dict[s
     return found
 
 
+def read_back(written_by_us: Path, folder: Path) -> None:
+    """Load a head in speculators' format, the target's share of it from the target's own folder."""
+    from speculators.models.eagle3 import Eagle3SpeculatorConfig
+    from speculators.models.eagle3.core import Eagle3DraftModel
+
+    target = target_model()
+    with TemporaryDirectory() as place:
+        target.save_pretrained(place)
+        copy = Path(place) / "head"
+        shutil.copytree(written_by_us, copy)
+        text = json.loads((copy / "config.json").read_text(encoding="utf-8"))
+        text["speculators_config"]["verifier"]["name_or_path"] = place
+        (copy / "config.json").write_text(json.dumps(text), encoding="utf-8")
+        config = Eagle3SpeculatorConfig.from_pretrained(copy)
+        config.transformer_layer_config._attn_implementation = "eager"
+        model = Eagle3DraftModel.from_pretrained(copy, config=config).float().eval()
+        for value in [*model.parameters(), *model.buffers()]:
+            value.data = value.data.clone()  # some share memory with files that are about to go
+        assert torch.equal(model.embed_tokens.weight, target.get_input_embeddings().weight)
+    states = list(config.eagle_aux_hidden_state_layer_ids)
+    logits, tokens = eagle3_tree(model, target, states, model.d2t if model.use_draft_vocab else None)
+    save_file({"logits": logits.contiguous(), "tokens": tokens.to(torch.int32)}, folder / "written.safetensors")
+    print(f"read back {written_by_us}")
+
+
 def main(folder: Path) -> None:
     """All cases of all families."""
-    logging.disable(logging.WARNING)
     target = target_model()
     eagle: dict[str, Tensor] = {}
     block: dict[str, Tensor] = {}
@@ -344,4 +374,12 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    logging.disable(logging.WARNING)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="where golden files are written")
+    parser.add_argument("--written", type=Path, help="a head that spectr wrote")
+    given = parser.parse_args()
+    if given.written is None:
+        main(given.folder)
+    else:
+        read_back(given.written, given.folder)

@@ -6,4 +6,5 @@
 `eagle3`     EAGLE-3 and 3.1: a layer that reads the target's hidden states, and below the root its own
 `block`      DFlash and DSpark: a whole block of tokens in one pass
 `loading`    from a folder or a hub id to a head that is ready to draft
+`making`     the way back: a fresh EAGLE-3 head for a target, and the folder that others load
 """

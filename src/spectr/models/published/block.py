@@ -8,6 +8,7 @@ A slot t holds what the hidden states at token t − 1 give, as in other heads, 
 the root's. Positions are relative, so that only distances matter.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ __all__ = ["BlockHead"]
 _SLIDING = "sliding_attention"
 
 
-def _turned(states: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+def _turned(states: Tensor, rotary: Iterable[Tensor]) -> Tensor:
     """States (B, H, T, d) at their positions."""
     cosine, sine = (part.unsqueeze(1) for part in rotary)
     found: Tensor = states * cosine + rotate_half(states) * sine  # type: ignore[no-untyped-call]
@@ -41,25 +42,33 @@ def _turned(states: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
 class _Attention(Qwen3Attention):
     """Keys and values of the text's joined hidden states and of the block, queries of the block alone."""
 
-    def keys_of(self, joined: Tensor, rotary: tuple[Tensor, Tensor], cache: Any) -> tuple[Tensor, Tensor]:
-        """Write keys and values for what is joined (B, T, H); all that is in use comes back."""
-        shape = (*joined.shape[:-1], -1, self.head_dim)
-        keys = self.k_norm(self.k_proj(joined).view(shape)).transpose(1, 2)
-        values = self.v_proj(joined).view(shape).transpose(1, 2)
-        found: tuple[Tensor, Tensor] = cache.update(_turned(keys, rotary), values, self.layer_idx)
-        return found
+    def remember(self, text: Tensor, rotary: tuple[Tensor, Tensor], cache: Any) -> tuple[Tensor, Tensor]:
+        """Write keys and values of the text's joined hidden states (B, T, H); all that is in use comes back."""
+        return self._written(self._heads(self.k_proj(text)), self._heads(self.v_proj(text)), rotary, cache)
 
     def forward(  # type: ignore[override]
         self, block: Tensor, text: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor, cache: Any
     ) -> Tensor:
-        """What the block (B, Q, H) sees of the text (B, C, H), which is new, of what was before, and of itself."""
-        keys, values = self.keys_of(torch.cat([text, block], 1), rotary, cache)
-        shape, count = (*block.shape[:-1], -1, self.head_dim), block.shape[1]
-        queries = self.q_norm(self.q_proj(block).view(shape)).transpose(1, 2)
-        queries = _turned(queries, (rotary[0][:, -count:], rotary[1][:, -count:]))
+        """What the block (B, Q, H) sees of the text (B, C, H), which is new, of what was before, and of itself. The
+        three products have one input, so that they can be made as one; queries of the text are not used."""
+        count, joined = block.shape[1], torch.cat([text, block], 1)
+        queries, keys, values = (self._heads(layer(joined)) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        keys, values = self._written(keys, values, rotary, cache)
+        queries = _turned(self.q_norm(queries[:, -count:]).transpose(1, 2), (r[:, -count:] for r in rotary))
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         seen, _ = attend(self, queries, keys, values, mask, dropout=0.0, scaling=self.scaling)
         found: Tensor = self.o_proj(seen.reshape(*block.shape[:-1], -1))
+        return found
+
+    def _heads(self, rows: Tensor) -> Tensor:
+        return rows.view(*rows.shape[:-1], -1, self.head_dim)
+
+    def _written(
+        self, keys: Tensor, values: Tensor, rotary: tuple[Tensor, Tensor], cache: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, T, H, d) in the cache; all that is in use comes back."""
+        keys = _turned(self.k_norm(keys).transpose(1, 2), rotary)
+        found: tuple[Tensor, Tensor] = cache.update(keys, values.transpose(1, 2), self.layer_idx)
         return found
 
 
@@ -76,7 +85,7 @@ class _Layer(nn.Module):
 
     def remember(self, text: Tensor, rotary: tuple[Tensor, Tensor], cache: Any) -> None:
         """Write keys and values of the text, without a block."""
-        self.self_attn.keys_of(text, rotary, cache)
+        self.self_attn.remember(text, rotary, cache)
 
     def forward(
         self, block: Tensor, text: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor, past_key_values: Any
@@ -117,7 +126,7 @@ class _Markov(nn.Module):
 
 def _inside(mask: Tensor, hidden: Tensor, slots: Tensor) -> Tensor:
     """A mask (B, 1, Q, M) in which a block at slots (B, Q) sees of itself all but what is hidden (Q, Q)."""
-    own = torch.where(hidden, torch.finfo(mask.dtype).min, 0.0).to(mask.dtype)
+    own = mask.new_zeros(hidden.shape).masked_fill(hidden, torch.finfo(mask.dtype).min)
     return mask.scatter(-1, slots[:, None, None].expand(*mask.shape[:-1], -1), own.expand(*mask.shape[:-1], -1))
 
 
@@ -163,7 +172,7 @@ class BlockHead(PublishedHead):  # type: ignore[no-untyped-call]
             mask = next(iter(attention_mask.values())) if isinstance(attention_mask, dict) else attention_mask
             masks = self._masks(mask[:, :, known:], position_ids[:, known:], past_key_values.slots[:, known:])
             for kind, layer in zip(self._kinds, self.layers, strict=True):
-                block = layer(block, text, rotary, masks[kind], past_key_values)
+                block = layer(block, text, rotary, masks[kind], past_key_values=past_key_values)
             block = self.readout.norm(block)
         else:
             for layer in self.layers:

@@ -100,6 +100,15 @@ class Eagle3Head(PublishedHead):  # type: ignore[no-untyped-call]
         """Over the target's vocabulary, of what was handed on."""
         return self.complete(self.readout(features))
 
+    def as_data(self) -> dict[str, Any]:
+        """The sizes, for a file."""
+        config, form = self.shape.config, self.shape
+        return {
+            "width": int(config.hidden_size),
+            "layers": int(config.num_hidden_layers),
+            "hidden_states": list(form.states.chosen),
+        }
+
     def expected(self, tokens: Tensor, features: Tensor, depths: int) -> list[Tensor]:
         """For training: what it hands on at each depth, for whole texts (B, T) with true features (B, T, F)."""
         from spectr.models.depths import expected_features

@@ -78,5 +78,6 @@ def load_head(
     head.borrow(target)
     tune(head)
     int8_products(head)
+    head.readout.round()
     made: Eagle3Head | BlockHead = head.eval()
     return made

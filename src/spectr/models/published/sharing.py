@@ -32,16 +32,26 @@ class Readout(nn.Module):
         self._borrowed: dict[str, Any] = {}  # not saved, nor moved
 
     def borrow(self, output: Any) -> None:
-        """Use the target's output layer; on a GPU rounded to int8."""
+        """Use the target's output layer, if there is none of its own."""
         if self.lm_head is None:
-            self._borrowed["output"] = rounded(output)
+            self._borrowed["output"] = output
+
+    def round(self) -> None:
+        """Use a borrowed output layer with int8 weights of its own, on a GPU: most of what a shallow head reads."""
+        if self.lm_head is None:
+            self._borrowed["output"] = rounded(self._borrowed["output"])
+
+    @property
+    def output(self) -> Any:
+        """The output layer."""
+        return self._borrowed["output"] if self.lm_head is None else self.lm_head
 
     def forward(self, states: Tensor) -> Tensor:
         """States (…, H) to logits over the tokens that the head drafts."""
         if states.shape[1] == 0:
             return states.new_zeros(*states.shape[:-1], self.out_features)
         states = self.norm(states) if self._norms else states
-        output = self._borrowed["output"] if self.lm_head is None else self.lm_head
+        output = self.output
         if not isinstance(output, PackedLinear) and output.weight.is_floating_point():
             states = states.to(output.weight.dtype)
         found: Tensor = output(states)
