@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from spectr.errors import MismatchError
 from spectr.models.int8 import int8_products
+from spectr.models.packed import PackedLinear, pack
 from spectr.models.published.block import BlockHead
 from spectr.models.published.checkpoint import Checkpoint
 from spectr.models.published.eagle3 import Eagle3Head
@@ -71,7 +72,8 @@ def load_head(
     checkpoint: Checkpoint, target: PreTrainedModel, vocabulary: int, hidden_states: tuple[int, ...] | None = None
 ) -> Eagle3Head | BlockHead:
     """The head of a checkpoint for a target with so many tokens: in its dtype, on its device, with its embedding and
-    output layer where the head has none of its own. On a GPU its weights become int8."""
+    output layer where the head has none of its own. Its matrices become int8 on a GPU, and on a CPU where those of the
+    target are packed."""
     form = form_of(checkpoint, Source.of(target, vocabulary), hidden_states)
     head: Any = head_from(form, checkpoint.tensors(), checkpoint.name)
     head.to(target.device, target.dtype).requires_grad_(False)
@@ -79,5 +81,7 @@ def load_head(
     tune(head)
     int8_products(head)
     head.readout.round()
+    if isinstance(target.get_output_embeddings(), PackedLinear):  # type: ignore[no-untyped-call]
+        pack(head, "INT8")
     made: Eagle3Head | BlockHead = head.eval()
     return made
