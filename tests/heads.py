@@ -54,11 +54,11 @@ def _below(prefix: str) -> dict[str, Tensor]:
 
 
 @cache
-def golden_target(dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def golden_target(dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
     """The target that the reference implementations were run with."""
     net = LlamaForCausalLM(LlamaConfig(**_about()["target"]))
     net.load_state_dict(_below("target/"))
-    return net.eval().to(dtype)  # type: ignore[arg-type]
+    return net.eval().requires_grad_(False).to(device, dtype)  # type: ignore[arg-type]
 
 
 class Case:
@@ -189,16 +189,17 @@ def write_head(folder: Path, files: Files, file: str = "model.safetensors") -> P
 
 
 def drafted(
-    case: Case, folder: Path, unread: int = 2, dtype: torch.dtype = torch.float32, **options: Any
+    case: Case, folder: Path, unread: int = 2, net: PreTrainedModel | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """The logits (N, V) and tokens (N,) of the tree that the drafter in a folder draws below the text, of which the
     last `unread` tokens go into the step's first call."""
-    lm = spectr.load(golden_target(dtype), str(folder), rule="match", tree=tuple(case.branching), **options)
+    lm = spectr.load(net or golden_target(), str(folder), rule="match", tree=tuple(case.branching), **options)
     drafter: Any = lm.engine.drafter
-    target, text, one = lm.engine.target, case.text, torch.ones(1)
+    target, text, device = lm.engine.target, case.text, lm.engine.target.device
+    one = torch.ones(1, dtype=torch.float64, device=device)
     session = target.open(1, 60, features=drafter.wants_features)
     target.read(session, [text[:-1]])
-    drafting = drafter.open(Opening(1, 50, 24, session))
+    drafting = drafter.open(Opening(1, 50, 24, session, device))
     assert drafting.begin(0, text, 50, None)
     drafting.read(0, [text[:-unread]], [0])
     seen: list[Tensor] = []
@@ -207,11 +208,11 @@ def drafted(
         seen.append(logits)
         return logits
 
-    history, root = History.of([text], 24), torch.tensor([text[-1]])
-    scene = Scene(history, root, one > 0, None, ranked, ranked, one.double(), len(text))  # type: ignore[arg-type]
+    history, root = History.of([text], 24, device), torch.tensor([text[-1]], device=device)
+    scene = Scene(history, root, one > 0, None, ranked, ranked, one, len(text))  # type: ignore[arg-type]
     draft = drafting.propose(scene)
-    drafting.keep(torch.full((1, len(case.branching)), -1))
-    return torch.cat(seen, 1)[0], draft.tokens[0, 1:]
+    drafting.keep(torch.full((1, len(case.branching)), -1, device=device))
+    return torch.cat(seen, 1)[0].cpu(), draft.tokens[0, 1:].cpu()
 
 
 def _decoder_tensors(first: int, width: int, layers: int) -> dict[str, tuple[int, ...]]:

@@ -100,7 +100,7 @@ def test_doctor_examines_a_published_head(spectr: Spectr, deep: tuple[str, str])
 
 
 def test_doctor_refuses_a_drafter_that_is_no_head(spectr: Spectr, deep: tuple[str, str], tiny: str) -> None:
-    model, head = deep
+    _, head = deep
     ran = spectr("doctor", "--model", tiny, "--drafter", tiny)
     assert (ran.code, ran.out) == (2, "")
     assert "doctor examines published heads" in ran.err

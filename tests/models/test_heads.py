@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 import torch
 from tests.heads import CASES, Case, Files, drafted, golden_target, legacy, nested, own_dspark, write_head
+from tests.tiny import llama
+from torch import nn
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 import spectr
 from spectr.errors import ArgumentError, MismatchError
+from spectr.models import int8
 from spectr.models.published import block, eagle3, loading
 from spectr.models.published.checkpoint import open_checkpoint
 from spectr.models.published.formats import Source, form_of
@@ -86,6 +90,60 @@ def test_weights_in_parts(tmp_path: Path) -> None:
     assert difference(case, tmp_path) < CLOSE
 
 
+def test_without_an_output_layer_the_targets_is_used(tmp_path: Path) -> None:
+    """`draft_vocab_size: null`: the same as a file that brings the target's output layer."""
+    case = Case("eagle3", EAGLE3)
+    config, tensors = case.files()
+    own = {**tensors, "lm_head.weight": golden_target().state_dict()["lm_head.weight"].clone()}
+    none = {name: value for name, value in tensors.items() if name != "lm_head.weight"}
+    meant = drafted(case, write_head(tmp_path / "own", (config, own)))
+    found = drafted(case, write_head(tmp_path / "none", ({**config, "draft_vocab_size": None}, none)))
+    assert torch.equal(found[1], meant[1])
+    assert torch.allclose(found[0], meant[0], atol=CLOSE)
+
+
+def test_a_head_that_is_narrower_than_its_target(tmp_path: Path) -> None:
+    """Own embedding and output layer, and `fc` from the target's width to its own: drafted as in training."""
+    folder = tmp_path
+    wide = llama(5, 24, layers=7, hidden_size=32)
+    config, tensors = Case("eagle3", "plain-plain-raw-some-llama-own").files()
+    tensors["fc.weight"] = torch.randn(16, 3 * 32) * 0.2
+    write_head(folder, ({**config, "target_hidden_size": 32}, tensors))
+    plain, lm = spectr.load(wide, "none"), spectr.load(wide, str(folder), nodes=9)
+    assert lm.engine.drafter.head.width == 16  # type: ignore[attr-defined]
+    asked = [[3, 4, 5], [7, 7, 2, 1]]
+    texts = [one.generate(asked, 40, seed=4) for one in (plain, lm)]
+    assert [out.tokens for out in texts[0]] == [out.tokens for out in texts[1]]
+    del tensors["embed_tokens.weight"]
+    with pytest.raises(MismatchError, match="is 16 wide and the target 32, so it needs an embedding and an output"):
+        spectr.load(wide, str(write_head(folder / "bare", (config, tensors))))
+
+
+def test_embeddings_are_read_as_they_are_stored(tmp_path: Path) -> None:
+    """Gemma scales its own, and heads for it do not."""
+    config = Gemma3TextConfig(
+        vocab_size=24, hidden_size=16, intermediate_size=24, num_hidden_layers=7, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=4, max_position_embeddings=64,
+    )  # fmt: skip
+    net = Gemma3ForCausalLM(config).eval()
+    folder = write_head(tmp_path, Case("eagle3", EAGLE3).files())
+    head: Any = spectr.load(net, str(folder)).engine.drafter.head.model  # type: ignore[attr-defined]
+    tokens = torch.tensor([[3, 7]])
+    rows = net.get_input_embeddings().weight[tokens]
+    assert torch.equal(head.embed(tokens), rows)
+    assert not torch.allclose(net.get_input_embeddings()(tokens), rows)
+
+
+def test_plans_are_chosen_no_deeper_than_a_block(tmp_path: Path) -> None:
+    """plan="auto" tries several trees; a block of three places has none of three tokens."""
+    case = Case("block", "dflash")
+    config, tensors = case.files()
+    folder = str(write_head(tmp_path, ({**config, "block_size": 3}, tensors)))
+    net = golden_target(torch.float64)
+    plain, lm = spectr.load(net, "none"), spectr.load(net, folder, plan="auto")
+    assert lm.generate([3, 1], 40, seed=1).tokens == plain.generate([3, 1], 40, seed=1).tokens
+
+
 def test_a_bias_that_a_checkpoint_has_is_used(tmp_path: Path) -> None:
     """Queries, keys and values of some heads have one; the reference is a bias of nothing, and then of something."""
     case = Case("eagle3", EAGLE3)
@@ -105,6 +163,53 @@ def test_compiled_layers_compute_the_same(
     monkeypatch.setattr("spectr.models.compiled._BACKEND", "eager")
     case = Case(family, name)
     assert difference(case, write_head(tmp_path, case.files()), compile=True) < CLOSE
+
+
+@pytest.mark.parametrize(("family", "name"), [("eagle3", EAGLE3), ("block", "dflash"), ("block", "dspark")])
+def test_rounded_weights_draft_nearly_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, name: str
+) -> None:
+    """On a GPU matrices are int8; here their kernel is interpreted, in float32."""
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("kernels run on the GPU here")
+    case = Case(family, name)
+    folder = write_head(tmp_path, case.files())
+    meant, tokens = drafted(case, folder)
+    monkeypatch.setattr(int8, "_fits", lambda layer: type(layer) is nn.Linear and layer.bias is None)
+    head: Any = spectr.load(golden_target(), str(folder)).engine.drafter.head.model  # type: ignore[attr-defined]
+    for rounded in (head.fc, head.layers[0].mlp.up_proj, head.layers[0].self_attn.q_proj, head.readout.output):
+        assert isinstance(rounded, int8.Int8Linear)
+    assert type(golden_target().get_output_embeddings()) is nn.Linear  # type: ignore[no-untyped-call]
+    found, also = drafted(case, folder)
+    same = int((tokens == also).int().cumprod(0).sum())  # nodes of the same tree so far
+    assert same >= 2
+    assert 0 < float((found[:1] - meant[:1]).norm() / meant[:1].norm()) < 0.05
+
+
+@pytest.mark.gpu
+class TestOnAGpu:
+    """Golden logits on CUDA: in float32, where kernels of attention differ, and in half precision with int8."""
+
+    @pytest.mark.parametrize(("family", "name"), CASES[::7] + CASES[-17:], ids=lambda part: part)
+    def test_logits_are_those_of_the_reference(self, tmp_path: Path, family: str, name: str) -> None:
+        case = Case(family, name)
+        net = golden_target(torch.float32, "cuda")
+        assert difference(case, write_head(tmp_path, case.files()), net=net) < 1e-4
+
+    @pytest.mark.parametrize(("family", "name"), [("eagle3", SOME_EAGLE3), ("block", "dspark"), ("block", "dflash")])
+    def test_half_precision(self, tmp_path: Path, family: str, name: str) -> None:
+        """Laws after the root overlap; text comes as it does without a drafter's say in it."""
+        case = Case(family, name)
+        net = golden_target(torch.bfloat16, "cuda")
+        folder = write_head(tmp_path, case.files())
+        logits, _ = drafted(case, folder, net=net)
+        found, meant = logits[0, case.rows()].float().softmax(-1), case.logits[0].softmax(-1)
+        assert float(torch.minimum(found, meant).sum()) > 0.95
+        lm = spectr.load(net, str(folder))
+        head: Any = lm.engine.drafter.head.model  # type: ignore[attr-defined]
+        assert isinstance(head.layers[0].mlp.up_proj, int8.Int8Linear)
+        assert len(lm.generate([[1, 2, 3], [4, 5]], 24, seed=3)) == 2
 
 
 # Faults that were made somewhere: each must be seen in the logits.
@@ -291,7 +396,5 @@ def test_hidden_states_are_for_published_heads() -> None:
 
 
 def test_a_model_of_one_layer_is_no_head(tmp_path: Path) -> None:
-    from tests.tiny import llama
-
     llama(1, 24, layers=1, dtype=torch.float32).save_pretrained(tmp_path)
     assert open_checkpoint(str(tmp_path)) is None

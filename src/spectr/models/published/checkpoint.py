@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.utils.hub import cached_file
 
 from spectr.errors import ArgumentError
+from spectr.models.catalog import FetchError
 from spectr.models.hub import why_not_on_hub
 
 __all__ = ["Checkpoint", "open_checkpoint"]
@@ -62,7 +63,11 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 def _file(name: str, file: str) -> Path | None:
     """A file of a folder or of a repository on the hub, fetched if it is not in the cache; None if it has none."""
-    found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+    try:
+        found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+    except OSError as error:
+        reason = (str(error).strip().splitlines() or ["transformers gives no reason"])[0].rstrip(".")
+        raise FetchError(f"{file} of {name!r} could not be fetched: {reason}") from error
     return None if found is None else Path(found)
 
 
