@@ -77,10 +77,13 @@ class Case:
         weights = _below(f"{self.family}/weights/")
         unused = {"rotary_emb.inv_freq"}
         if self.family == "eagle3":
+            layers = int(config["transformer_layer_config"]["num_hidden_layers"])
+            unused |= {name for name in weights if name.startswith("layers.") and int(name.split(".")[1]) >= layers}
             unused |= set() if self.name.endswith("own") else {"embed_tokens.weight"}
             unused |= set() if "norm_before_fc" in self.name else {"input_norm.weight"}
             unused |= set() if "fc_norm" in self.name else {f"fc_norm.{at}.weight" for at in range(3)}
-            unused |= set() if "qwen3" in self.name else {f"layers.0.self_attn.{n}_norm.weight" for n in "qk"}
+            if config["transformer_layer_config"]["model_type"] == "llama":
+                unused |= {name for name in weights if name.endswith(("q_norm.weight", "k_norm.weight"))}
         else:
             unused |= {"embed_tokens.weight"} | (set() if self.is_mapped else {"lm_head.weight"})
             kinds = {"gated": "gate_proj", "rnn": "joint_proj"}
@@ -148,9 +151,12 @@ def legacy(files: Files) -> Files:
         "max_position_embeddings", "vocab_size", "head_dim",
     )  # fmt: skip
     made = {name: settings[name] for name in names}
+    rope = dict(settings["rope_parameters"])
+    theta, kind = rope.pop("rope_theta"), rope.pop("rope_type")
     made.update(
-        architectures=["LlamaForCausalLMEagle3"], model_type="llama", num_hidden_layers=1, rope_scaling=None,
-        rope_theta=settings["rope_parameters"]["rope_theta"], torch_dtype="float16", tie_word_embeddings=False,
+        architectures=["LlamaForCausalLMEagle3"], model_type="llama", num_hidden_layers=1, rope_theta=theta,
+        rope_scaling=None if kind == "default" else {"type": kind, **rope}, torch_dtype="float16",
+        tie_word_embeddings=False,
         draft_vocab_size=config["draft_vocab_size"], bos_token_id=1, eos_token_id=2, use_cache=True,
     )  # fmt: skip
     return made, {name.replace("layers.0.", "midlayer."): value for name, value in tensors.items()}

@@ -95,10 +95,11 @@ class Likeliest:
 def decoder_config(kind: str, **more: Any) -> Any:
     """Of a head's layers."""
     made = Qwen3Config if kind == "qwen3" else LlamaConfig
+    more = {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}, **more}
     config = made(
         vocab_size=SIZE, hidden_size=WIDTH, intermediate_size=INNER, num_attention_heads=HEADS,
         num_key_value_heads=KV, head_dim=WIDTH // HEADS, rms_norm_eps=1e-5, max_position_embeddings=16,
-        rope_parameters={"rope_type": "default", "rope_theta": 5000.0}, tie_word_embeddings=False, **more,
+        tie_word_embeddings=False, **more,
     )  # fmt: skip
     config._attn_implementation = "eager"
     return config
@@ -169,6 +170,39 @@ def eagle3_cases(target: LlamaForCausalLM, weights: dict[str, Tensor]) -> dict[s
              key[4], "own" if key[5] else "shared"]
         )  # fmt: skip
         logits, tokens = eagle3_tree(model, target, [2, 3, 5], offsets() if key[3] else None)
+        found[name] = {"config": written(config), "logits": logits, "tokens": tokens}
+    return found
+
+
+def more_eagle3_cases(target: LlamaForCausalLM, weights: dict[str, Tensor]) -> dict[str, Any]:
+    """Rotary settings, and more than one layer."""
+    from speculators.models.eagle3 import Eagle3SpeculatorConfig
+    from speculators.models.eagle3.core import Eagle3DraftModel
+
+    near = {"factor": 4.0, "original_max_position_embeddings": 8, "rope_theta": 100.0}
+    asked: dict[str, tuple[str, dict[str, Any]]] = {
+        "rope-llama3": ("llama", {"rope_parameters": {
+            "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **near}}),
+        "rope-yarn": ("llama", {"rope_parameters": {"rope_type": "yarn", **near}}),
+        "rope-linear": ("qwen3", {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 100.0}}),
+        "layers-llama": ("llama", {"num_hidden_layers": 2}),
+        "layers-qwen3": ("qwen3", {"num_hidden_layers": 3}),
+    }  # fmt: skip
+    found, models = {}, {}
+    for name, (kind, more) in asked.items():
+        config = Eagle3SpeculatorConfig(
+            transformer_layer_config=decoder_config(kind, **{"num_hidden_layers": 1, **more}),
+            draft_vocab_size=SOME,
+            norm_before_residual=True,
+            eagle_aux_hidden_state_layer_ids=[2, 3, 5],
+            speculators_config=speculators_config("eagle3"),
+        )
+        models[name] = (config, Eagle3DraftModel(config).float())
+        for key, value in random_state(models[name][1], 7).items():
+            weights.setdefault(key, value)
+    for name, (config, model) in models.items():
+        loaded(model, weights, target, False)
+        logits, tokens = eagle3_tree(model, target, [2, 3, 5], offsets())
         found[name] = {"config": written(config), "logits": logits, "tokens": tokens}
     return found
 
@@ -351,6 +385,7 @@ def main(folder: Path) -> None:
     eagle: dict[str, Tensor] = {}
     block: dict[str, Tensor] = {}
     cases = {"eagle3": eagle3_cases(target, eagle), "block": block_cases(target, block)}
+    cases["eagle3"].update(more_eagle3_cases(target, eagle))
     cases["block"].update(dflash_cases(target, block))
     tensors = {f"target/{name}": value.detach().clone() for name, value in target.state_dict().items()}
     for family, weights in (("eagle3", eagle), ("block", block)):

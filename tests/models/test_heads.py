@@ -65,7 +65,7 @@ def test_eagle3_as_its_inventors_publish_it(tmp_path: Path, file: str, drafted_t
 
 
 @pytest.mark.parametrize("name", ["plain-plain-raw-some-llama-shared", "residual-norm_before_fc-raw-some-llama-shared",
-                                  "plain-fc_norm-normed-all-llama-own"])  # fmt: skip
+                                  "plain-fc_norm-normed-all-llama-own", "rope-llama3", "rope-yarn"])  # fmt: skip
 def test_eagle3_with_settings_in_a_part_of_their_own(tmp_path: Path, name: str) -> None:
     case = Case("eagle3", name)
     assert difference(case, write_head(tmp_path, nested(case.files()))) < CLOSE
@@ -238,6 +238,14 @@ def test_planted_offsets_taken_for_tokens(tmp_path: Path, monkeypatch: pytest.Mo
 def test_planted_other_hidden_states(tmp_path: Path, family: str, name: str, states: tuple[int, ...]) -> None:
     case = Case(family, name)
     assert difference(case, write_head(tmp_path, case.files()), hidden_states=states) > 100 * CLOSE
+
+
+@pytest.mark.parametrize("name", ["rope-llama3", "rope-yarn", "rope-linear"])
+def test_planted_rotary_settings_that_are_not_read(tmp_path: Path, name: str) -> None:
+    case = Case("eagle3", name)
+    config, tensors = case.files()
+    rope = {"rope_type": "default", "rope_theta": 100.0}
+    assert difference(case, write_head(tmp_path, (_with(config, rope_parameters=rope), tensors))) > 100 * CLOSE
 
 
 @pytest.mark.parametrize("flag", ["norm_output", "norm_before_residual"])
