@@ -79,9 +79,10 @@ class Case:
         if self.family == "eagle3":
             layers = int(config["transformer_layer_config"]["num_hidden_layers"])
             unused |= {name for name in weights if name.startswith("layers.") and int(name.split(".")[1]) >= layers}
+            unused |= set() if self.name.startswith("peagle") else {"mask_hidden"}
             unused |= set() if self.name.endswith("own") else {"embed_tokens.weight"}
             unused |= set() if "norm_before_fc" in self.name else {"input_norm.weight"}
-            unused |= set() if "fc_norm" in self.name else {f"fc_norm.{at}.weight" for at in range(3)}
+            unused |= set() if config["fc_norm"] else {f"fc_norm.{at}.weight" for at in range(3)}
             if config["transformer_layer_config"]["model_type"] == "llama":
                 unused |= {name for name in weights if name.endswith(("q_norm.weight", "k_norm.weight"))}
         else:
@@ -238,8 +239,8 @@ def _decoder_tensors(first: int, width: int, layers: int) -> dict[str, tuple[int
 
 
 def random_head(net: PreTrainedModel, kind: str, folder: Path) -> Path:
-    """A folder with a random head for a Llama of `tests.tiny`: eagle3, dflash or dspark. It drafts all tokens but one,
-    so that there is a draft vocabulary."""
+    """A folder with a random head for a Llama of `tests.tiny`: eagle3, peagle, dflash or dspark. It drafts all tokens
+    but one, so that there is a draft vocabulary."""
     width, size = net.config.hidden_size, net.config.vocab_size
     states = [1, 2, net.config.num_hidden_layers]
     settings = {
@@ -248,11 +249,13 @@ def random_head(net: PreTrainedModel, kind: str, folder: Path) -> Path:
         "hidden_act": "silu", "vocab_size": size, "max_position_embeddings": 32,
     }  # fmt: skip
     config = {"speculators_model_type": kind, "transformer_layer_config": settings, "draft_vocab_size": size - 1}
-    shapes = _decoder_tensors(2 * width if kind == "eagle3" else width, width, 2)
+    shapes = _decoder_tensors(2 * width if "eagle" in kind else width, width, 2)
     shapes |= {"fc.weight": (width, 3 * width), "lm_head.weight": (size - 1, width)}
-    if kind == "eagle3":
+    if "eagle" in kind:
         config |= {"eagle_aux_hidden_state_layer_ids": states, "norm_before_residual": True}
+        config |= {"mask_token_id": size - 2} if kind == "peagle" else {}
         shapes["layers.0.hidden_norm.weight"] = (width,)
+        shapes |= {"mask_hidden": (1, 1, 3 * width)} if kind == "peagle" else {}
     else:
         config |= {"aux_hidden_state_layer_ids": states, "block_size": 7, "mask_token_id": size - 2}
         shapes["hidden_norm.weight"] = (width,)

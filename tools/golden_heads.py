@@ -19,6 +19,7 @@ import argparse
 import json
 import logging
 import shutil
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -207,6 +208,55 @@ def more_eagle3_cases(target: LlamaForCausalLM, weights: dict[str, Tensor]) -> d
     return found
 
 
+def peagle_cases(target: LlamaForCausalLM, weights: dict[str, Tensor]) -> dict[str, Any]:
+    """speculators' peagle: masks behind the root, in one causal pass."""
+    from speculators.models.peagle import core
+    from speculators.models.peagle.config import PEagleSpeculatorConfig
+
+    found = {}
+    asked = {"peagle": ("llama", {}), "peagle-normed": ("qwen3", {"fc_norm": True, "norm_before_residual": True})}
+    for name, (kind, more) in asked.items():
+        config = PEagleSpeculatorConfig(
+            transformer_layer_config=decoder_config(kind, num_hidden_layers=2),
+            draft_vocab_size=SOME,
+            eagle_aux_hidden_state_layer_ids=[2, 3, 5],
+            mask_token_id=MASK_TOKEN,
+            speculators_config=speculators_config("peagle"),
+            **more,
+        )
+        model: Any = core.PEagleDraftModel(config).float()
+        for key, value in random_state(model, 9).items():
+            weights.setdefault(key, value)
+        loaded(model, weights, target, False)
+        found[name] = {"config": written(config)}
+        found[name]["logits"], found[name]["tokens"] = peagle_tree(model, core, target)
+    return found
+
+
+def peagle_tree(model: Any, core: Any, target: LlamaForCausalLM) -> tuple[Tensor, Tensor]:
+    """All depths in one pass: the text, and masks that belong to its last token."""
+    text, root, depths = torch.tensor([TEXT[1:] + [0] * 4]), len(TEXT) - 2, len(BRANCHING)
+    with torch.no_grad():
+        hidden = target(torch.tensor([TEXT]), output_hidden_states=True).hidden_states
+        joined = torch.cat([hidden[at] for at in (2, 3, 5)], -1)[:, :-1]
+        joined = torch.nn.functional.pad(joined, (0, 0, 0, 4), value=3.0)
+        count = text.shape[1]
+        places = torch.cat([torch.arange(count), torch.full((depths - 1,), root)])
+        depth = torch.cat([torch.zeros(count, dtype=torch.long), torch.arange(1, depths)])
+        core.generate_cod_sample_indices = lambda **_: (places, depth)
+        outputs: list[Tensor] = []
+
+        def stop(_: Any, __: Any, made: Tensor) -> None:
+            outputs.append(made)
+            raise StopIteration  # a loss comes next, which needs a GPU
+
+        model.lm_head.register_forward_hook(stop)
+        with suppress(StopIteration):
+            model(joined, text, torch.zeros_like(text), verifier_last_hidden_states=torch.zeros(1, count, WIDTH))
+    laws = torch.cat([outputs[0][0, root : root + 1], outputs[0][0, count:]])
+    return Likeliest(offsets()).grow(lambda _: laws)
+
+
 def eagle3_tree(
     model: Any, target: LlamaForCausalLM, states: list[int], to_target: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -386,6 +436,7 @@ def main(folder: Path) -> None:
     block: dict[str, Tensor] = {}
     cases = {"eagle3": eagle3_cases(target, eagle), "block": block_cases(target, block)}
     cases["eagle3"].update(more_eagle3_cases(target, eagle))
+    cases["eagle3"].update(peagle_cases(target, eagle))
     cases["block"].update(dflash_cases(target, block))
     tensors = {f"target/{name}": value.detach().clone() for name, value in target.state_dict().items()}
     for family, weights in (("eagle3", eagle), ("block", block)):

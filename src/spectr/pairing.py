@@ -174,6 +174,9 @@ def _published(pairing: _Pairing, checkpoint: "Checkpoint") -> Drafter:
         raise MismatchError("published heads read the hidden states of decoder-only targets; choose another drafter")
     head = load_head(checkpoint, target.model, target.vocabulary, pairing.options.hidden_states)
     given = {"head": Target(head), "target": target, "wants_features": head.shape.taps}
+    if not isinstance(head, BlockHead) and head.shape.depths is not None:
+        deepest, mask = head.shape.depths, head.shape.mask_token
+        return named_drafter("masked", plan=_no_deeper(pairing, deepest), mask_token=mask, deepest=deepest, **given)
     if not isinstance(head, BlockHead):
         return named_drafter("feature", plan=pairing.plan(**_usual(pairing)), **given)
     form = head.shape
@@ -266,7 +269,7 @@ def _one(drafter: Any, pairing: _Pairing) -> Drafter:
         return _model(pairing, open_loaded(drafter))
     if drafter in _MAKERS:
         return _MAKERS[drafter](pairing)
-    if drafter in ("model", "feature", "blockwise", "block", "mixed"):
+    if drafter in ("model", "feature", "blockwise", "block", "masked", "mixed"):
         raise ArgumentError(
             "a model or a trained drafter is given by its name or folder, drafter='smollm2-135m', a mix by several, "
             "drafter='lookup+ngram'"

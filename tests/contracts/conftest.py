@@ -28,6 +28,7 @@ __all__ = ["llama"]
 SIZE = 12
 PROMPTS = [[3, 4, 5, 3, 4, 5, 3], [1], [2, 2, 2, 2], [3, 4, 5, 3, 4, 5, 3]]
 Make = Callable[[Plan], Drafter]
+KINDS = ("eagle3", "peagle", "dflash", "dspark")
 
 
 def requests(count: int = 24) -> list[Request]:
@@ -92,8 +93,8 @@ def makers(
     heads = blockwise_of(net, 6)
     made["blockwise"] = lambda plan: drafter("blockwise", heads=heads, target=Target(net), plan=plan)
     folder = tmp_path_factory.mktemp("heads")
-    made |= {kind: _published(net, random_head(net, kind, folder / kind)) for kind in ("eagle3", "dflash", "dspark")}
-    made["block"] = made["dspark"]
+    made |= {kind: _published(net, random_head(net, kind, folder / kind)) for kind in KINDS}
+    made |= {"block": made["dspark"], "masked": made["peagle"]}
     made["padded"] = lambda plan: drafter("model", model=far, plan=plan)
     made["mixed"] = lambda plan: drafter(
         "mixed", parts=[made["lookup"](plan), made["model"](plan), made["ngram"](plan)]

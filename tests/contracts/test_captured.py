@@ -41,6 +41,7 @@ CASES = [
     ("eagle3", "race", Plan(drafts=3, length=4, nodes=9)),
     ("eagle3", "kseq", Plan("iid", drafts=3, length=3)),
     ("dflash", "race", Plan(drafts=2, length=5, nodes=8)),
+    ("peagle", "race", Plan(drafts=3, length=4, nodes=9)),
     ("dspark", "race", Plan(drafts=3, length=4, nodes=9)),
     ("dspark", "optimal", Plan("iid", tree=(2, 1, 1))),
 ]

@@ -46,7 +46,7 @@ POLICIES = {
 
 
 NAMES = ["lookup", "random", "ngram", "model", "padded", "early_exit", "feature", "blockwise", "mixed"]
-NAMES += ["eagle3", "dflash", "dspark"]
+NAMES += ["eagle3", "dflash", "dspark", "peagle"]
 EVERY = [(name, policy, plan) for name in NAMES for policy in POLICIES for plan in PLANS]
 # Of every nine with the same policy two plans, others for the next policy: each pair of name, policy and plan is there.
 PAIRWISE = [
@@ -127,6 +127,7 @@ CASES = [
     ("hybrid", "hybrid", "hybrid", "eagle3"),
     ("traversal", "without_replacement", "one", "dspark"),
     ("race", "race", "pruned", "dspark"),
+    ("kseq", "iid", "chains", "peagle"),
 ]
 LAWS = {
     "cool": Policy(0.8, top_k=9),
@@ -173,7 +174,7 @@ def surprise(net: PreTrainedModel, made: Drafter, rule: str, policy: Policy, ref
 def test_law_of_two_tokens(
     net: PreTrainedModel, makers: dict[str, Make], rule: str, siblings: str, plan: str, name: str, policy: str
 ) -> None:
-    """False alarms once in 10^8 a case, 66 cases."""
+    """False alarms once in 10^8 a case, 69 cases."""
     made = makers[name](PLANS[plan])
     assert made.siblings == siblings
     assert surprise(net, made, rule, LAWS[policy]) < 1

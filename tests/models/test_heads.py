@@ -351,7 +351,10 @@ def _settings(**settings: Any) -> Change:
 REFUSED: dict[str, tuple[Change, str]] = {
     "width": (_tensors(fc__weight=torch.zeros(16, 40)), "reads 40 numbers of the target, and 3 hidden"),
     "states": (lambda c, t: ({**c, "eagle_aux_hidden_state_layer_ids": [2, 5, 9]}, t), r"\[9\] are not among 1 … 7"),
-    "mask": (_tensors(mask_hidden=torch.zeros(1, 1, 48)), "P-EAGLE head"),
+    "mask": (
+        _tensors(mask_hidden=torch.zeros(1, 1, 48)),
+        "must say its mask_token_id, a token of the target in 0 … 23",
+    ),
     "dflash2": (_tensors(candidate_selector__x=torch.zeros(1)), "DFlash2 head"),
     "unknown": (_tensors(extra__weight=torch.zeros(1)), r"unknown \['extra.weight'\]"),
     "missing": (

@@ -30,7 +30,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _save(widen(LlamaForCausalLM(config), 0.3), tmp_path_factory.mktemp("target"), tokenizer())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "dflash", "dspark"])
+@pytest.mark.parametrize("kind", ["eagle3", "peagle", "dflash", "dspark"])
 def test_every_format_is_examined(target: Path, tmp_path: Path, kind: str) -> None:
     lm = spectr.load(str(target), "none")
     folder = random_head(lm.opened.target.model, kind, tmp_path)

@@ -19,6 +19,7 @@ DRAFTERS = Registry(
         "feature": Entry("spectr.draft.feature:FeatureDrafter"),
         "blockwise": Entry("spectr.draft.blockwise:Blockwise"),
         "block": Entry("spectr.draft.block:BlockDrafter"),
+        "masked": Entry("spectr.draft.masked:MaskedDrafter"),
         "random": Entry("spectr.draft.random:RandomDrafter"),
         "mixed": Entry("spectr.draft.mixed:Mixed"),
     },

@@ -63,21 +63,22 @@ class BlockDrafter(Planned):
     capturable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if (depth := _depth(self.plan)) > self.block.depths:
+        if self.plan.depth > self.block.depths:
             raise ArgumentError(
-                f"drafts must be at most {self.block.depths} tokens long, as many as a block gives, got {depth}; lower "
-                "length, or the depth of tree"
+                f"drafts must be at most {self.block.depths} tokens long, as many as a block gives, got "
+                f"{self.plan.depth}; lower length, or the depth of tree"
             )
+
+    @property
+    def deepest(self) -> int:
+        """As many depths as the block gives laws of."""
+        return self.block.depths
 
     def open(self, opening: Opening) -> Drafting:
         """Room for the rows in a session of its own."""
         slots = session_slots(opening.slots, self.plan) + self.block.size
         session = self.head.open(opening.rows, slots, features=(), lasting=False)
         return _BlockDrafting(self, session, opening)
-
-
-def _depth(plan: Plan) -> int:
-    return plan.length if plan.prunes else plan.shape.depth
 
 
 class _BlockDrafting(FeatureDrafting):
@@ -103,7 +104,7 @@ class _BlockDrafting(FeatureDrafting):
         tokens = torch.cat([pending.tokens, root, masks], 1)
         seen = torch.cat([pending.seen, pending.seen.new_ones(1, 1).expand(batch, size)], 1)
         depth = torch.cat([ladder(width, device).expand(batch, -1), pending.count[:, None] + ladder(size, device)], 1)
-        only = (first + ladder(_depth(self.plan.for_rows(batch)), device)).expand(batch, -1)
+        only = (first + ladder(self.plan.for_rows(batch).depth, device)).expand(batch, -1)
         ancestors = seen[:, None].expand(-1, width + size, -1)
         self._logits_of_block = self._score(tokens, ancestors, depth, only=only)
         self._states = self._window.features

@@ -29,7 +29,7 @@ __all__ = ["HeadCheck", "Tried", "check_head"]
 TOKENS = 64  # of the text that laws are compared along
 _DEPTHS = 4
 _BETTER = 0.02  # of acceptance at the first depth: less may be chance on so short a text
-_NAMES = {"eagle3": "EAGLE-3", "dflash": "DFlash", "dspark": "DSpark"}
+_NAMES = {"eagle3": "EAGLE-3", "peagle": "P-EAGLE", "dflash": "DFlash", "dspark": "DSpark"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ def check_head(lm: LM, name: str, prompt: str) -> HeadCheck:
     checkpoint = open_checkpoint(name)
     if checkpoint is None:
         raise ArgumentError(
-            f"doctor examines published heads (EAGLE-3, DFlash, DSpark), and {name!r} is none; for other drafters: "
-            "spectr bench acceptance"
+            f"doctor examines published heads (EAGLE-3, P-EAGLE, DFlash, DSpark), and {name!r} is none; for other "
+            "drafters: spectr bench acceptance"
         )
     target = lm.opened.target
     form = form_of(checkpoint, Source.of(target.model, target.vocabulary))
@@ -107,6 +107,8 @@ def _described(form: Form) -> dict[str, Any]:
     if isinstance(form, BlockForm):
         found["block"] = f"{form.size} places, {form.depths} tokens drafted in one call"
         return found
+    if form.depths is not None:
+        found["block"] = f"{form.depths} tokens drafted in one call"
     flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     return {**found, "flags": ", ".join(flag for flag in flags if getattr(form, flag)) or "none"}
 

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers.utils.hub import cached_file
 
-from spectr.errors import ArgumentError
+from spectr.errors import ArgumentError, MismatchError
 from spectr.models.catalog import FetchError
 from spectr.models.hub import why_not_on_hub
 
@@ -22,6 +22,7 @@ _MARKS = ("draft_vocab_size", "speculators_model_type", "dflash_config", "dspark
           "medusa_num_heads", "speculator_config")  # fmt: skip
 _NAMES = ("eagle", "dflash", "dspark", "medusa", "speculator")
 _PREFIX = "model."
+_INSTEAD = "use an EAGLE-3, P-EAGLE, DFlash or DSpark head, a smaller model of the family, or spectr train"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,20 @@ class Checkpoint:
     def has(self, name: str) -> bool:
         """Whether there is a tensor of this name."""
         return name in self.shapes
+
+    @property
+    def is_speculators(self) -> bool:
+        """Whether the config is in speculators' form."""
+        return "speculators_model_type" in self.config
+
+    @property
+    def layers(self) -> int:
+        """How many decoder layers it has."""
+        return 1 + max((int(name.split(".")[1]) for name in self.shapes if name.startswith("layers.")), default=0)
+
+    def refusal(self, what: str, advice: str = _INSTEAD) -> MismatchError:
+        """The error that says why this head cannot be used, and what can."""
+        return MismatchError(f"the head {self.name!r} {what}; {advice}")
 
 
 def _bare(name: str) -> str:

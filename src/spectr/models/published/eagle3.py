@@ -1,7 +1,8 @@
-"""EAGLE-3 heads (Li et al. 2025), and their descendants: 3.1, speculators, those for gpt-oss.
+"""EAGLE-3 heads (Li et al. 2025), and their descendants: 3.1, speculators, those for gpt-oss, P-EAGLE.
 
 At position t the head joins the embedding of token t with what some hidden states of the target were at t − 1, and
-gives the law of token t + 1. Below the root the parent's own output stands in for the hidden states.
+gives the law of token t + 1. Below the root the parent's own output stands in for the hidden states. P-EAGLE does
+without the parent: below the root stand mask tokens with learnt states, so that one call gives the laws of all depths.
 """
 
 from typing import Any
@@ -66,16 +67,21 @@ class Eagle3Head(PublishedHead):  # type: ignore[no-untyped-call]
         self.input_norm = LlamaRMSNorm(count * width, eps=config.rms_norm_eps) if form.norm_before_fc else None
         norms = [LlamaRMSNorm(width, eps=config.rms_norm_eps) for _ in range(count)]
         self.fc_norm = nn.ModuleList(norms) if form.fc_norm else None
+        self.mask_hidden = nn.Parameter(torch.zeros(1, 1, count * width)) if form.mask_token is not None else None
         self.rotary_emb = LlamaRotaryEmbedding(config)
         config.max_position_embeddings = form.source.context  # positions are not clamped to those it was trained for
 
-    deepest: int | None = None
-    """It goes down as far as one likes."""
+    @property
+    def deepest(self) -> int | None:
+        """As far as one likes, unless it drafts all depths in one call."""
+        return self.shape.depths
 
     def features(self, tokens: Tensor, features: Tensor, **attention: Any) -> Tensor:
         """What is handed on (B, T, H) at `tokens` (B, T), given features (B, T, F) of the target at the tokens before
-        them, or (B, T, H) what was handed on there."""
+        them, or (B, T, H) what was handed on there. Tokens beyond those that have features are masks of P-EAGLE."""
         states, embedded = self._given(features.to(self.dtype)), self.embed(tokens).to(self.dtype)
+        if (missing := tokens.shape[1] - states.shape[1]) > 0:
+            states = torch.cat([states, self._masked().expand(len(states), missing, -1)], 1)
         masks, positions = attention.pop("attention_mask"), attention.pop("position_ids")
         attention["position_embeddings"] = self.rotary_emb(embedded, positions)
         for at, layer in enumerate(self.layers):
@@ -89,7 +95,14 @@ class Eagle3Head(PublishedHead):  # type: ignore[no-untyped-call]
         """What stands for the states of the tokens before: the joined hidden states, or their own."""
         if features.shape[-1] == self.config.hidden_size:
             return features
-        parts = self.chosen_states(features)
+        return self._joined(self.chosen_states(features))
+
+    def _masked(self) -> Tensor:
+        """What stands for the states (1, 1, H) before a mask token."""
+        assert self.mask_hidden is not None
+        return self._joined(list(self.mask_hidden.split(self.shape.source.width, -1)))
+
+    def _joined(self, parts: list[Tensor]) -> Tensor:
         if self.fc_norm is not None:
             parts = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
         joined = torch.cat(parts, -1)

@@ -14,8 +14,9 @@ from transformers import LlamaConfig, PreTrainedModel
 from spectr.errors import MismatchError
 from spectr.models.head import HeadShape
 from spectr.models.published.eagle3 import Eagle3Head
-from spectr.models.published.formats import Conventions, Eagle3Form, Source, Vocabulary
+from spectr.models.published.formats import Eagle3Form, Source, Vocabulary
 from spectr.models.published.sharing import only_bias_of
+from spectr.models.published.states import Conventions
 
 __all__ = ["Written", "eagle3_of", "save_eagle3"]
 
