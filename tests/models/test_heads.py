@@ -119,6 +119,22 @@ def test_a_head_that_is_narrower_than_its_target(tmp_path: Path) -> None:
         spectr.load(wide, str(write_head(folder / "bare", (config, tensors))))
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_heads_that_do_not_fill_the_width(tmp_path: Path, kind: str) -> None:
+    """Three of four numbers each, in a head that is 16 wide: sizes are those of the tensors."""
+    config, tensors = Case("eagle3", f"plain-plain-raw-all-{kind}-shared").files()
+    rows = {"q_proj": 12, "k_proj": 4, "v_proj": 4}
+    for name, count in rows.items():
+        tensors[f"layers.0.self_attn.{name}.weight"] = torch.randn(count, 32) * 0.2
+    tensors["layers.0.self_attn.o_proj.weight"] = torch.randn(16, 12) * 0.2
+    folder = write_head(tmp_path, (_with(config, num_attention_heads=3, num_key_value_heads=1), tensors))
+    net = golden_target(torch.float64)
+    plain, lm = spectr.load(net, "none"), spectr.load(net, str(folder), nodes=9)
+    decoder: Any = lm.engine.drafter.head.model.config  # type: ignore[attr-defined]
+    assert (decoder.num_attention_heads, decoder.num_key_value_heads, decoder.head_dim) == (3, 1, 4)
+    assert lm.generate([3, 1], 40, seed=1).tokens == plain.generate([3, 1], 40, seed=1).tokens
+
+
 def test_embeddings_are_read_as_they_are_stored(tmp_path: Path) -> None:
     """Gemma scales its own, and heads for it do not."""
     config = Gemma3TextConfig(

@@ -13,7 +13,7 @@ _CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 _PLAIN = ("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "eagle", "eagle3", "dflash", "dspark", "speculator_model")
 """Kinds of models whose decoder layers are those of Llama, or of Qwen3 where there are norms of queries and keys."""
 _SETTINGS = (
-    "num_attention_heads", "num_hidden_layers", "head_dim", "rms_norm_eps", "hidden_act", "max_position_embeddings",
+    "num_hidden_layers", "head_dim", "rms_norm_eps", "hidden_act", "max_position_embeddings",
     "rope_theta", "partial_rotary_factor", "layer_types", "sliding_window", "use_sliding_window", "max_window_layers",
 )  # fmt: skip
 _ROPES = ("default", "linear", "llama3", "yarn")
@@ -23,7 +23,7 @@ def decoder_config(checkpoint: Checkpoint, first: str) -> LlamaConfig | Qwen3Con
     """The config of the decoder layers, the first of which is called `first`."""
     shapes, attention = checkpoint.shapes, f"{first}.self_attn"
     read = _read(checkpoint)
-    wide, heads = shapes[f"{attention}.q_proj.weight"][0], int(read.num_attention_heads)
+    wide, heads = shapes[f"{attention}.q_proj.weight"][0], read.num_attention_heads
     if wide % heads or (read.head_dim is not None and heads * read.head_dim != wide):
         raise checkpoint.refusal(
             f"has {wide} rows of queries, and its config says {heads} heads of {read.head_dim}: queries with a gate "
@@ -46,7 +46,9 @@ def decoder_config(checkpoint: Checkpoint, first: str) -> LlamaConfig | Qwen3Con
         return Qwen3Config(**sizes, **kept, **_windows(read, checkpoint.layers))
     if "sliding_attention" in (getattr(read, "layer_types", None) or ()):
         raise checkpoint.refusal("has sliding windows and no norms of queries, a kind of layer that is not run here")
-    return LlamaConfig(**sizes, **kept)
+    made = LlamaConfig(**{**sizes, "num_attention_heads": 1}, **kept)  # checked there as if heads filled the width
+    made.num_attention_heads = heads
+    return made
 
 
 _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
@@ -64,6 +66,7 @@ def _read(checkpoint: Checkpoint) -> Any:
         given["rope_parameters"] = _rope(rope, given.pop("rope_theta", None))
     read: Any = _CONFIGS.get(kind, LlamaConfig)(**given)
     read.head_dim = given.get("head_dim")  # None: by the tensors
+    read.num_attention_heads = int(settings.get("num_attention_heads") or read.num_attention_heads)
     rope = read.rope_parameters
     if rope.get("rope_type", "default") not in _ROPES:
         raise checkpoint.refusal(f"has rotary positions of type {rope['rope_type']!r}, and {', '.join(_ROPES)} are run")
