@@ -20,7 +20,7 @@ import spectr
 from spectr.errors import ArgumentError, MismatchError
 from spectr.models import int8
 from spectr.models.published import block, eagle3, loading
-from spectr.models.published.checkpoint import open_checkpoint
+from spectr.models.published.checkpoint import Checkpoint, open_checkpoint
 from spectr.models.published.formats import Source, form_of
 
 CLOSE = 1e-5
@@ -341,6 +341,47 @@ def test_an_absent_flag_means_what_it_means_to_its_publisher(tmp_path: Path) -> 
         assert checkpoint is not None
         form: Any = form_of(checkpoint, source(32))
         assert form.norm_before_residual is meant
+
+
+def layer_shapes(name: str, width: int, reads: int, sizes: tuple[int, int, int]) -> dict[str, tuple[int, ...]]:
+    """Of one decoder layer: numbers of queries, of keys, and inside the gated part."""
+    queries, keys, inner = sizes
+    return {
+        f"{name}.self_attn.q_proj.weight": (queries, reads), f"{name}.self_attn.k_proj.weight": (keys, reads),
+        f"{name}.self_attn.v_proj.weight": (keys, reads), f"{name}.self_attn.o_proj.weight": (width, queries),
+        f"{name}.mlp.gate_proj.weight": (inner, width), f"{name}.mlp.up_proj.weight": (inner, width),
+        f"{name}.mlp.down_proj.weight": (width, inner), f"{name}.hidden_norm.weight": (width,),
+    }  # fmt: skip
+
+
+def test_sizes_of_large_targets() -> None:
+    """Configs and shapes as heads for an 8 B and a 70 B Llama and for a mixture of 36 layers have them; no weights."""
+    usual = {"model_type": "llama", "num_hidden_layers": 1, "draft_vocab_size": 32000, "max_position_embeddings": 2048}
+    some = {"norm.weight": (4096,), "lm_head.weight": (32000, 4096), "d2t": (32000,), "t2d": (128256,)}
+    shapes = {"fc.weight": (4096, 12288), **some, **layer_shapes("midlayer", 4096, 8192, (4096, 1024, 14336))}
+    config = {**usual, "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "num_attention_heads": 32}
+    small: Any = form_of(Checkpoint("8b", config, (), shapes), Source(4096, 32, 128256, 131072))
+    assert (small.states.chosen, small.taps) == ((2, 16, 29), (1, 15, 28))
+    assert (small.config.num_key_value_heads, small.config.head_dim) == (8, 128)
+    assert (small.vocabulary.own_output, small.vocabulary.is_mapped, small.norm_before_residual) == (32000, True, False)
+    with pytest.raises(
+        MismatchError, match="reads 12288 numbers of the target, and 3 hidden states of a target that is"
+    ):
+        form_of(Checkpoint("8b", config, (), shapes), Source(8192, 80, 128256, 131072))
+
+    some = {"norm.weight": (6144,), "lm_head.weight": (32000, 6144), "embed_tokens.weight": (128256, 6144), "d2t": (1,)}
+    shapes = {"fc.weight": (6144, 24576), **some, **layer_shapes("midlayer", 6144, 12288, (6144, 1024, 16384))}
+    config = {**usual, "hidden_size": 6144, "num_attention_heads": 48, "target_hidden_size": 8192}
+    large: Any = form_of(Checkpoint("70b", config, (), shapes), Source(8192, 80, 128256, 131072))
+    assert (large.states.chosen, large.vocabulary.own_embedding) == ((2, 40, 77), 128256)
+
+    some = {"norm.weight": (2880,), "lm_head.weight": (201088, 2880), "input_norm.weight": (8640,)}
+    shapes = {"fc.weight": (2880, 8640), **some, **layer_shapes("layers.0", 2880, 5760, (4096, 512, 17280))}
+    inner = {"eagle_aux_hidden_state_layer_ids": [24, 30, 36], "norm_before_fc": True}
+    config = {"model_type": "llama", "num_attention_heads": 64, "num_hidden_layers": 1, "eagle_config": inner}
+    mixed: Any = form_of(Checkpoint("mixture", config, (), shapes), Source(2880, 36, 201088, 131072))
+    assert (mixed.states.chosen, mixed.taps, mixed.norm_before_fc) == ((24, 30, 36), (23, 29, 35), True)
+    assert (mixed.config.head_dim, mixed.vocabulary.is_mapped) == (64, False)
 
 
 def test_positions_beyond_those_it_was_trained_for(tmp_path: Path) -> None:
