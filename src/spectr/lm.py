@@ -468,12 +468,13 @@ def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options
     """A model by catalog name, hub id, local folder or GGUF file, or one that is loaded already.
 
     `drafter`: auto (the one trained for this model, where one comes with spectr, else none), none, lookup, ngram,
-    early_exit, random, a trained drafter's folder, a model's name or folder, several joined by +, or a drafter.
-    `options`: of drafting (drafts, length, nodes, tree, layers, order, text, vocabulary, or in place of the first four
-    plan: a profile that `spectr tune` wrote, or "auto", which chooses at every step and may begin with a profile) and
-    of loading (dtype, that of the arithmetic; weights, how they are stored on a CPU: "file", "float32" or "int8";
-    device, device_map, quantization_config, attn_implementation, trust_remote_code, tokenizer, and progress, a function
-    of one sentence). `rows` is how many texts run at once, at most. On a GPU steps are captured
+    early_exit, random, a trained drafter's folder, the name or folder of a published head or of a model, several joined
+    by +, or a drafter.
+    `options`: of drafting (drafts, length, nodes, tree, layers, order, text, vocabulary, hidden_states, or in place of
+    the first four plan: a profile that `spectr tune` wrote, or "auto", which chooses at every step and may begin with a
+    profile) and of loading (dtype, that of the arithmetic; weights, how they are stored on a CPU: "file", "float32" or
+    "int8"; device, device_map, quantization_config, attn_implementation, trust_remote_code, tokenizer, and progress, a
+    function of one sentence). `rows` is how many texts run at once, at most. On a GPU steps are captured
     once and replayed as graphs, unless `capture=False`; `compile=True` also compiles layers, which takes seconds at the
     beginning.
     """

@@ -24,6 +24,7 @@ from spectr.verify import rule as named_rule
 
 if TYPE_CHECKING:
     from spectr.models.hf import OpenedModel
+    from spectr.models.published.checkpoint import Checkpoint
 
 __all__ = ["as_rule", "auto_drafter", "drafters_for", "pair", "planned_rule"]
 
@@ -132,6 +133,7 @@ def _early_exit(pairing: _Pairing) -> Drafter:
 
 
 def _model(pairing: _Pairing, opened: "OpenedModel") -> Drafter:
+    _refuse_hidden_states(pairing)
     _check_tokens(pairing.target.tokenizer, opened.tokenizer)
     if (opened.start is None) != (pairing.target.start is None):
         raise MismatchError("target and drafter must both have an encoder, or neither; choose another drafter")
@@ -151,6 +153,50 @@ def _trained(pairing: _Pairing, folder: Path) -> Drafter:
         return named_drafter("blockwise", heads=head, target=target, plan=pairing.plan(length=head.shape.depths))
     plan, taps = pairing.plan(**_usual(pairing)), head.shape.taps
     return named_drafter("feature", head=target_of(head), target=target, plan=plan, wants_features=taps)
+
+
+def _refuse_hidden_states(pairing: _Pairing) -> None:
+    if pairing.options.hidden_states is not None:
+        raise ArgumentError(
+            "hidden_states says what a published head reads of the target, and this drafter is none; leave it out"
+        )
+
+
+def _published(pairing: _Pairing, checkpoint: "Checkpoint") -> Drafter:
+    """A head that was published: by one call for each depth, or one for a whole block."""
+    from spectr.draft.block import Block
+    from spectr.models.published.block import BlockHead
+    from spectr.models.published.loading import load_head
+    from spectr.models.target import Target
+
+    target = pairing.target.target
+    if pairing.target.start is not None:
+        raise MismatchError("published heads read the hidden states of decoder-only targets; choose another drafter")
+    head = load_head(checkpoint, target.model, target.vocabulary, pairing.options.hidden_states)
+    given = {"head": Target(head), "target": target, "wants_features": head.shape.taps}
+    if not isinstance(head, BlockHead) and head.shape.depths is not None:
+        deepest, mask = head.shape.depths, head.shape.mask_token
+        return named_drafter("masked", plan=_no_deeper(pairing, deepest), mask_token=mask, deepest=deepest, **given)
+    if not isinstance(head, BlockHead):
+        return named_drafter("feature", plan=pairing.plan(**_usual(pairing)), **given)
+    form = head.shape
+    block = Block(form.size, form.mask_token, 0 if form.from_root else 1)
+    return named_drafter("block", plan=_no_deeper(pairing, block.depths), laws=head, block=block, **given)
+
+
+_DEEP_BLOCK = 8  # depths of a tree from a block, at most: they cost no further call, and few tokens stand deeper
+
+
+def _no_deeper(pairing: _Pairing, depths: int) -> Plan:
+    """The plan for a head that drafts so many depths in one call: as deep as pays, unless the user says."""
+    usual = _usual(pairing)
+    made = pairing.plan(**usual)
+    if pairing.options.some("length", "tree"):
+        return made
+    deep = made.length if pairing.target.target.device.type == "cpu" else _DEEP_BLOCK
+    if not made.prunes:
+        deep = min(deep, made.length) if pairing.options.nodes is not None else deep
+    return replace(made, length=min(depths, deep))
 
 
 def _usual(pairing: _Pairing) -> dict[str, int]:
@@ -199,7 +245,7 @@ def _taken(drafter: Any) -> tuple[str, ...]:
     """The options that a drafter listens to."""
     if _is_drafter(drafter):
         return ()
-    usual = (*PLANNED, "vocabulary") if _is_folder(drafter) else PLANNED
+    usual = (*PLANNED, "vocabulary" if _is_folder(drafter) else "hidden_states")
     return _TAKES.get(drafter, usual) if isinstance(drafter, str) else usual
 
 
@@ -214,6 +260,7 @@ def _one(drafter: Any, pairing: _Pairing) -> Drafter:
     """A drafter from its name, from a model's name or folder, from a loaded model, or as it is."""
     from spectr.models.catalog import FetchError
     from spectr.models.hf import open_loaded, open_model
+    from spectr.models.published.checkpoint import open_checkpoint
 
     if _is_drafter(drafter):
         made: Drafter = drafter
@@ -222,7 +269,7 @@ def _one(drafter: Any, pairing: _Pairing) -> Drafter:
         return _model(pairing, open_loaded(drafter))
     if drafter in _MAKERS:
         return _MAKERS[drafter](pairing)
-    if drafter in ("model", "feature", "blockwise", "mixed"):
+    if drafter in ("model", "feature", "blockwise", "block", "masked", "mixed"):
         raise ArgumentError(
             "a model or a trained drafter is given by its name or folder, drafter='smollm2-135m', a mix by several, "
             "drafter='lookup+ngram'"
@@ -231,6 +278,8 @@ def _one(drafter: Any, pairing: _Pairing) -> Drafter:
         return named_drafter(drafter, **pairing.options.some(*PLANNED))
     if _is_folder(drafter):
         return _trained(pairing, Path(drafter))
+    if (checkpoint := open_checkpoint(drafter)) is not None:
+        return _published(pairing, checkpoint)
     try:
         opened = open_model(drafter, **pairing.loading)
     except FetchError as error:

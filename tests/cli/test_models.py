@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.cli.conftest import COMMAND
+from tests.heads import random_head
+from tests.lm.conftest import _save, tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
 
 Spectr = Callable[..., Any]
 
@@ -66,6 +70,61 @@ def test_doctor_takes_hub_ids(tiny: str, tmp_path: Path) -> None:
     found = json.loads(ran.stdout)["model"]
     assert found["source"] == "hub, in the cache"
     assert found["weights, float32"].endswith("MiB")
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A model of six layers, and a published head for it."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=4,
+        max_position_embeddings=512, eos_token_id=1, pad_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    net = LlamaForCausalLM(config)
+    folder = _save(net, tmp_path_factory.mktemp("deep"), tokenizer())
+    return str(folder), str(random_head(net, "eagle3", tmp_path_factory.mktemp("head")))
+
+
+def test_doctor_examines_a_published_head(spectr: Spectr, deep: tuple[str, str]) -> None:
+    model, head = deep
+    ran = spectr("doctor", "--model", model, "--drafter", head, "--json")
+    assert ran.code == 0
+    found = json.loads(ran.out)["drafter"]
+    assert found["format"] == "EAGLE-3"
+    assert found["reads"].startswith("hidden states 1, 2, 6: ")
+    tried = found["acceptance by depth on 64 tokens, hidden states"]
+    assert list(tried) == ["1 2 6"]
+    assert len(tried["1 2 6"]) == 4
+    assert {"tokens per call", "ms", "draft ms", "target ms"} <= set(found["step"])
+    assert "drafter format" in spectr("doctor", "--model", model, "--drafter", head).out
+
+
+def test_doctor_refuses_a_drafter_that_is_no_head(spectr: Spectr, deep: tuple[str, str], tiny: str) -> None:
+    _, head = deep
+    ran = spectr("doctor", "--model", tiny, "--drafter", tiny)
+    assert (ran.code, ran.out) == (2, "")
+    assert "doctor examines published heads" in ran.err
+    assert "name it: --model NAME" in spectr("doctor", "--drafter", head).err
+    ran = spectr("doctor", "--model", tiny, "--drafter", head)  # of two layers
+    assert ran.code == 2
+    assert "[6] are not among 1 … 2 of a target with 2 layers" in ran.err
+
+
+def test_heads_come_by_hub_id(deep: tuple[str, str], tmp_path: Path) -> None:
+    """A head in the hub's cache is found without a network."""
+    model, head = deep
+    environment = hub_with(head, tmp_path, "somebody/head")
+    arguments = [*COMMAND, "generate", "the quick brown fox", "--model", model, "--drafter", "somebody/head"]
+    more = ["--max-new-tokens", "12", "--seed", "3", "--json"]
+    ran = subprocess.run([*arguments, *more], capture_output=True, text=True, check=True, env=environment)
+    plain = [*COMMAND, "generate", "the quick brown fox", "--model", model, "--drafter", "none", *more]
+    meant = subprocess.run(plain, capture_output=True, text=True, check=True)
+    assert json.loads(ran.stdout)["tokens"] == json.loads(meant.stdout)["tokens"]
+    gone = subprocess.run(
+        [*arguments[:-1], "somebody/other", *more], capture_output=True, text=True, check=False, env=environment
+    )
+    assert gone.returncode == 2
+    assert "'somebody/other' could not be loaded" in gone.stderr
 
 
 def test_doctor_refuses_a_model_that_cannot_be_fetched(spectr: Spectr, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,15 +6,21 @@ from typing import Any
 
 import pytest
 import torch
+from tests.heads import random_head
 from tests.tiny import llama
 from transformers import PreTrainedModel
 
+import spectr
 from spectr.draft import Plan, drafter
+from spectr.draft.adaptive import replanned
+from spectr.draft.options import DraftOptions
 from spectr.engine import Request
 from spectr.models.blockwise import blockwise_of
 from spectr.models.early import truncated
 from spectr.models.head import head_of
+from spectr.models.hf import open_loaded
 from spectr.models.target import Target
+from spectr.pairing import pair
 from spectr.types import Drafter
 
 __all__ = ["llama"]
@@ -22,6 +28,7 @@ __all__ = ["llama"]
 SIZE = 12
 PROMPTS = [[3, 4, 5, 3, 4, 5, 3], [1], [2, 2, 2, 2], [3, 4, 5, 3, 4, 5, 3]]
 Make = Callable[[Plan], Drafter]
+KINDS = ("eagle3", "peagle", "dflash", "dspark")
 
 
 def requests(count: int = 24) -> list[Request]:
@@ -61,8 +68,16 @@ def _wide(head: torch.nn.Module) -> Any:
     return head
 
 
+def _published(net: PreTrainedModel, folder: Path) -> Make:
+    """A published head, as `spectr.load` finds it in a folder."""
+    found = pair(str(folder), open_loaded(net), spectr.rule("race").card, DraftOptions(length=4))
+    return lambda plan: replanned(found, plan)
+
+
 @pytest.fixture(scope="session")
-def makers(net: PreTrainedModel, near: Target, far: Target) -> dict[str, Make]:
+def makers(
+    net: PreTrainedModel, near: Target, far: Target, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Make]:
     """One way to build each registered drafter, and some more of the model kind."""
     early = Target(truncated(net, 1))
     made: dict[str, Make] = {
@@ -77,6 +92,9 @@ def makers(net: PreTrainedModel, near: Target, far: Target) -> dict[str, Make]:
     made["feature"] = lambda plan: drafter("feature", head=head, target=Target(net), plan=plan, wants_features=taps)
     heads = blockwise_of(net, 6)
     made["blockwise"] = lambda plan: drafter("blockwise", heads=heads, target=Target(net), plan=plan)
+    folder = tmp_path_factory.mktemp("heads")
+    made |= {kind: _published(net, random_head(net, kind, folder / kind)) for kind in KINDS}
+    made |= {"block": made["dspark"], "masked": made["peagle"]}
     made["padded"] = lambda plan: drafter("model", model=far, plan=plan)
     made["mixed"] = lambda plan: drafter(
         "mixed", parts=[made["lookup"](plan), made["model"](plan), made["ngram"](plan)]

@@ -38,6 +38,12 @@ CASES = [
     ("feature", "optimal", Plan("iid", tree=(2, 1, 1))),
     ("blockwise", "match", Plan("fixed", drafts=2, length=3, nodes=6)),
     ("random", "race", Plan(drafts=2, length=3, nodes=6)),
+    ("eagle3", "race", Plan(drafts=3, length=4, nodes=9)),
+    ("eagle3", "kseq", Plan("iid", drafts=3, length=3)),
+    ("dflash", "race", Plan(drafts=2, length=5, nodes=8)),
+    ("peagle", "race", Plan(drafts=3, length=4, nodes=9)),
+    ("dspark", "race", Plan(drafts=3, length=4, nodes=9)),
+    ("dspark", "optimal", Plan("iid", tree=(2, 1, 1))),
 ]
 POLICIES = [Policy(), Policy(0.7, top_k=5), Policy(0), Policy(0.9, repetition_penalty=1.3, bad_words=[[3, 4], [7]])]
 

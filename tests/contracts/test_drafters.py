@@ -46,6 +46,7 @@ POLICIES = {
 
 
 NAMES = ["lookup", "random", "ngram", "model", "padded", "early_exit", "feature", "blockwise", "mixed"]
+NAMES += ["eagle3", "dflash", "dspark", "peagle"]
 EVERY = [(name, policy, plan) for name in NAMES for policy in POLICIES for plan in PLANS]
 # Of every nine with the same policy two plans, others for the next policy: each pair of name, policy and plan is there.
 PAIRWISE = [
@@ -119,6 +120,14 @@ CASES = [
     ("match", "race", "pruned", "mixed"),
     ("race", "race", "pruned", "model"),
     ("race", "race", "pruned", "mixed"),
+    ("optimal", "iid", "chains", "eagle3"),
+    ("kseq", "iid", "chains", "dflash"),
+    ("path_block", "iid", "chains", "dspark"),
+    ("race", "race", "pruned", "eagle3"),
+    ("hybrid", "hybrid", "hybrid", "eagle3"),
+    ("traversal", "without_replacement", "one", "dspark"),
+    ("race", "race", "pruned", "dspark"),
+    ("kseq", "iid", "chains", "peagle"),
 ]
 LAWS = {
     "cool": Policy(0.8, top_k=9),
@@ -165,7 +174,7 @@ def surprise(net: PreTrainedModel, made: Drafter, rule: str, policy: Policy, ref
 def test_law_of_two_tokens(
     net: PreTrainedModel, makers: dict[str, Make], rule: str, siblings: str, plan: str, name: str, policy: str
 ) -> None:
-    """False alarms once in 10^8 a case, 45 cases."""
+    """False alarms once in 10^8 a case, 69 cases."""
     made = makers[name](PLANS[plan])
     assert made.siblings == siblings
     assert surprise(net, made, rule, LAWS[policy]) < 1
@@ -290,7 +299,7 @@ def test_what_overflows_in_float16_stays_where_it_is() -> None:
 @pytest.mark.parametrize("rule", ["optimal", "path_block", "match"])
 def test_coupling_rules_do_not_depend_on_the_batch(net: PreTrainedModel, makers: dict[str, Make], rule: str) -> None:
     """The same plan and seed give the same text, alone or among others."""
-    for name in ("model", "ngram", "early_exit", "feature"):
+    for name in ("model", "ngram", "early_exit", "feature", "eagle3", "dspark"):
         engine = Engine(Target(net), makers[name](PLANS["chains"]), spectr.rule(rule))
         together = [result.tokens for result in engine.generate(requests(16))]
         assert together == [engine.generate([request])[0].tokens for request in requests(16)]

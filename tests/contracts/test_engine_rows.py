@@ -62,6 +62,8 @@ WAYS = [
     Way("match", "model", Plan("fixed", tree=(2, 2))), Way("match", "lookup", PRUNED), Way("match", "mixed", PRUNED),
     *(Way("race", name, PRUNED, late=True) for name in ("none", "lookup", "model", "early_exit", "feature")),
     Way("kseq", "model", CHAINS, late=True), Way("optimal", "feature", CHAINS, late=True),
+    *(Way("race", name, PRUNED, late=late) for name in ("eagle3", "dspark", "peagle") for late in (False, True)),
+    Way("optimal", "dspark", CHAINS), Way("kseq", "eagle3", CHAINS, late=True),
 ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.lm.conftest import _llama, _save, tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import spectr
 from spectr.cli import main
@@ -233,3 +234,47 @@ def test_what_belongs_to_another_target_is_refused_before_the_work(made: Path, t
     with pytest.raises(MismatchError, match="other weights"):
         distil(settings(other, tmp_path / "out", begin_with=made), lambda _: None)
     assert not (tmp_path / "out" / "samples.safetensors").exists()
+
+
+def test_a_head_in_the_format_of_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--format eagle3`: trained, written and loaded by its folder."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=4,
+        max_position_embeddings=512, eos_token_id=1, pad_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    (tmp_path / "target").mkdir()
+    target, out = _save(LlamaForCausalLM(config), tmp_path / "target", tokenizer()), tmp_path / "head"
+    assert command(target, out, "--format", "eagle3", "--kind", "blockwise") == 2
+    assert "is a kind of its own" in capsys.readouterr().err
+    assert command(target, out, "--format", "eagle3", "--vocabulary", "200", "--minutes", "0.05") == 0
+    written = json.loads((out / "config.json").read_text())
+    assert written["draft_vocab_size"] == 200
+    assert written["speculators_config"]["verifier"]["name_or_path"] == str(target)
+    assert "speculators' format" in (out / "drafter_card.md").read_text()
+    plain, lm = (spectr.load(str(target), name) for name in ("none", str(out)))
+    texts = [one.generate([ASK, "tides"], 30, seed=3) for one in (plain, lm)]
+    assert [one.tokens for one in texts[0]] == [one.tokens for one in texts[1]]
+
+
+@pytest.mark.slow
+def test_an_eagle3_head_learns(tmp_path: Path) -> None:
+    """On a target whose next token hangs on the one before it, acceptance rises above that of a fresh head."""
+    torch.manual_seed(0)
+    net = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=4,
+            max_position_embeddings=512, eos_token_id=None, pad_token_id=0, bos_token_id=None,
+        )
+    )  # fmt: skip
+    with torch.no_grad():
+        net.get_input_embeddings().weight.normal_(0, 1)
+        net.lm_head.weight.normal_(0, 1)
+    (tmp_path / "target").mkdir()
+    target = _save(net, tmp_path / "target", tokenizer())
+    reached = []
+    for name, steps in (("fresh", 1), ("trained", 150)):
+        course = Course(600.0, steps=steps, depths=2, budget=1024, warm_up=10, rate=1e-2)
+        how = replace(settings(target, tmp_path / name, kind="eagle3"), longest=48, course=course)
+        reached.append(distil(how, lambda _: None).training["curve"][-1]["acceptance"])
+    assert min(reached[1][:2]) > 0.05 + max(reached[0][:2]), reached

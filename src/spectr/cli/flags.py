@@ -51,7 +51,8 @@ DrafterFlag = Annotated[
     typer.Option(
         "--drafter",
         metavar="NAME",
-        help="What drafts: auto, lookup, ngram, early_exit, random, none, a folder, a model's name, or several with +.",
+        help="What drafts: auto, lookup, ngram, early_exit, random, none, a folder, the name of a model or of a "
+        "published head, or several with +.",
         rich_help_panel=SPECULATION,
     ),
 ]

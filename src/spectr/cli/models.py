@@ -7,6 +7,7 @@ import typer
 from rich.table import Table
 
 from spectr.cli.output import JsonFlag, console, print_json, talk
+from spectr.errors import ArgumentError
 
 __all__ = ["doctor", "models", "pull_model"]
 
@@ -75,6 +76,20 @@ def _run(model: str, prompts: Path | None) -> dict[str, Any]:
     return {"signs": [sign.as_data() for sign in signs], "audit": f"spectr audit {model}"}
 
 
+def _examine_head(model: str, drafter: str, prompts: Path | None) -> dict[str, Any]:
+    """What a published head is, and how it does with a model."""
+    from spectr.cli.tune import texts_for
+    from spectr.lm import load
+    from spectr.tune.head_check import check_head
+
+    lm = load(model, "none", progress=talk)
+    talk(f"running {drafter} with {model}")
+    found = check_head(lm, drafter, texts_for(prompts, 1)[0])
+    if found.advice is not None:
+        talk(found.advice)
+    return {"name": drafter, **found.as_data(), **({} if found.advice is None else {"advice": found.advice})}
+
+
 def doctor(
     model: Annotated[
         str | None,
@@ -84,19 +99,34 @@ def doctor(
             help="Also say what this model needs and what is chosen for it: a catalog name, hub id or folder.",
         ),
     ] = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            "--drafter",
+            metavar="NAME",
+            help="With --model: also say what this published head is, a folder or hub id, and run it: its acceptance "
+            "with the hidden states that its config means to us and to others, and the cost of a step.",
+        ),
+    ] = None,
     run: Annotated[
         bool, typer.Option("--run", help="Also run the model, and say what is wrong with speculation, if anything is.")
     ] = False,
     prompts: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="With --run: text with one prompt a line; otherwise built-in prompts."),
+        typer.Option(
+            metavar="FILE", help="With --run and --drafter: text with one prompt a line; otherwise built-in prompts."
+        ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Check the installation, the machine and a model. Exit code 1 if something must be done before models can run."""
     from spectr.models.doctor import examine
 
+    if drafter is not None and model is None:
+        raise ArgumentError("--drafter is examined with a target; name it: --model NAME")
     found = examine(model)
+    if drafter is not None and model is not None and not found["advice"]:
+        found["drafter"] = _examine_head(model, drafter, prompts)
     if run and not found["advice"]:
         found["run"] = _run(model or "smollm2-135m", prompts)
     if as_json:

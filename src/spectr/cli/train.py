@@ -88,9 +88,21 @@ def train(
     vocabulary: Annotated[
         int | None,
         typer.Option(
-            min=64, metavar="N", help="On a CPU it drafts only the N most frequent tokens.", rich_help_panel=_DRAFTER
+            min=64,
+            metavar="N",
+            help="On a CPU it drafts only the N most frequent tokens; an eagle3 head everywhere.",
+            rich_help_panel=_DRAFTER,
         ),
     ] = None,
+    file_format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help="spectr, or eagle3: a head of one layer in speculators' format, which vLLM and SGLang load as well.",
+            rich_help_panel=_DRAFTER,
+        ),
+    ] = "spectr",
     begin_with: Annotated[
         Path | None,
         typer.Option(
@@ -123,6 +135,13 @@ def train(
     """
     check_new_folder("--out", out)
     _one_of("--kind", kind, ["feature", "blockwise"])
+    _one_of("--format", file_format, ["spectr", "eagle3"])
+    if file_format == "eagle3":
+        if kind != "feature" or begin_with is not None:
+            raise ArgumentError(
+                "--format eagle3 is a kind of its own and begins anew; leave out --kind and --begin-with"
+            )
+        kind = "eagle3"
     heats = numbers("--temperatures", temperatures, float, 0.05)
     from spectr.train.distil import Distilling
     from spectr.train.loop import Course

@@ -18,6 +18,8 @@ DRAFTERS = Registry(
         "early_exit": Entry("spectr.draft.early_exit:EarlyExit"),
         "feature": Entry("spectr.draft.feature:FeatureDrafter"),
         "blockwise": Entry("spectr.draft.blockwise:Blockwise"),
+        "block": Entry("spectr.draft.block:BlockDrafter"),
+        "masked": Entry("spectr.draft.masked:MaskedDrafter"),
         "random": Entry("spectr.draft.random:RandomDrafter"),
         "mixed": Entry("spectr.draft.mixed:Mixed"),
     },

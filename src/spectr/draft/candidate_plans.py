@@ -25,7 +25,7 @@ def candidate_plans(name: str, drafter: Drafter, card: Card, *, on_cpu: bool) ->
         return []
     if plan is None:  # its trees are its own
         return [DecodingPlan(name, card.name), *([_LOOKUP] if name == "lookup" and card.name == "race" else [])]
-    deepest = getattr(getattr(drafter, "heads", None), "deepest", None) or 99
+    deepest = getattr(drafter, "deepest", None) or getattr(getattr(drafter, "heads", None), "deepest", None) or 99
     if plan.prunes:
         trees = [t for t in (_TREES_CPU if on_cpu else _TREES) if t[1] <= deepest]
         return [DecodingPlan(name, card.name, *tree) for tree in trees]

@@ -6,7 +6,7 @@ feature stands in. So accepted nodes are read again, with true features, in the 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from spectr.rows import ladder, pick_rows, sent
 from spectr.trees import Frontier
 from spectr.types import Drafting, Layers, Opening, Scene, TreeModel
 
-__all__ = ["FeatureDrafter"]
+__all__ = ["FeatureDrafter", "FeatureDrafting"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,32 @@ class FeatureDrafter(Planned):
         """Room for the rows in a session of its own."""
         slots = session_slots(opening.slots, self.plan)
         session = self.head.open(opening.rows, slots, features=(), lasting=False)
-        return _FeatureDrafting(self, session, opening)
+        return FeatureDrafting(self, session, opening)
 
 
-class _FeatureDrafting(ModelDrafting):
+class Reading(Protocol):
+    """A drafter whose head reads the features of a target."""
+
+    @property
+    def head(self) -> TreeModel:
+        """Driven like a model; takes features with its tokens."""
+        ...
+
+    @property
+    def target(self) -> TreeModel:
+        """Whose features they are."""
+        ...
+
+    @property
+    def plan(self) -> Plan:
+        """Of its trees."""
+        ...
+
+
+class FeatureDrafting(ModelDrafting):
     """Reads with true features, and goes down with expected ones."""
 
-    def __init__(self, drafter: FeatureDrafter, session: Any, opening: Opening) -> None:
+    def __init__(self, drafter: Reading, session: Any, opening: Opening) -> None:
         super().__init__(drafter.head, drafter.plan, session, opening)
         self.target, self.source = drafter.target, opening.session
         self._expected: Tensor | None = None  # (B, S, H) of the nodes scored, the root first

@@ -30,6 +30,7 @@ class DraftOptions:
     order: int | None = None  # ngram: tokens looked at, the next one included
     text: str | None = None  # ngram: what it learns from before it begins
     vocabulary: int | None = None  # trained: only the most frequent tokens are drafted
+    hidden_states: tuple[int, ...] | None = None  # published heads: which of the target's they read
     plan: str | os.PathLike[str] | None = None  # a profile of spectr tune, or "auto": chosen while running
     profile: str | os.PathLike[str] | None = None  # with plan="auto": the profile that it starts from
 
@@ -37,6 +38,8 @@ class DraftOptions:
         for name in ("drafts", "length", "nodes", "layers", "order", "vocabulary"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name))
+        for state in self.hidden_states or ():
+            whole("a number of hidden_states", state, 1)
         if self.tree is not None and not isinstance(self.tree, (list, tuple, Shape)):
             raise ArgumentError(f"tree must be a sequence of branching numbers, such as (4, 2, 1), got {self.tree!r}")
         if self.text is not None and not isinstance(self.text, str):

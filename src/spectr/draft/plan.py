@@ -101,6 +101,11 @@ class Plan:
         return Budget(self.capacity, self.drafts, self.length)
 
     @property
+    def depth(self) -> int:
+        """Most tokens of a path below the root."""
+        return self.length if self.prunes else self.shape.depth
+
+    @property
     def capacity(self) -> int:
         """Most nodes of a tree, the root included."""
         if not self.prunes:

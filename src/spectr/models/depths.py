@@ -5,14 +5,26 @@ there, and sees true entries of the text up to the root of its draft, then one e
 """
 
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from spectr.models.head import FeatureHead
+__all__ = ["Recurrent", "expected_features"]
 
-__all__ = ["expected_features"]
+
+class Recurrent(Protocol):
+    """A head that reads features of the target at the root of a draft and its own below."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights."""
+        ...
+
+    def features(self, tokens: Tensor, features: Tensor, **attention: Any) -> Tensor:
+        """What it hands on (B, T, H) at `tokens` (B, T), given the features of the tokens before them."""
+        ...
 
 
 @dataclass(slots=True)
@@ -68,7 +80,7 @@ def _shifted(features: Tensor) -> Tensor:
     return torch.nn.functional.pad(features, (0, 0, 1, 0))[:, :-1]
 
 
-def expected_features(head: FeatureHead, tokens: Tensor, features: Tensor, depths: int) -> list[Tensor]:
+def expected_features(head: Recurrent, tokens: Tensor, features: Tensor, depths: int) -> list[Tensor]:
     """What the head expects (B, T, H) at each of `depths` depths, for texts (B, T) with true features (B, T, H)."""
     cache, found, given = _DepthCache(), list[Tensor](), features
     positions = torch.arange(tokens.shape[1], device=tokens.device)[None]

@@ -21,19 +21,29 @@ def _rows(curve: list[dict[str, object]]) -> str:
     return "\n".join(lines)
 
 
+def _rows_said(about: Trained) -> str:
+    """Which tokens it drafts, if not all."""
+    if about.rows is None:
+        return ""
+    return f" ({'' if about.kind == 'eagle3' else 'on a CPU '}the {about.rows:,} most frequent tokens of it)"
+
+
 def write_card(path: Path, about: Trained) -> None:
     """What it is, what it was made of, what it reached."""
     course, curve = about.training["course"], about.training["curve"]
     what = (
         f"{about.shape['depths']} parallel heads"
         if about.kind == "blockwise"
+        else "An EAGLE-3 head in speculators' format, which vLLM and SGLang load as well"
+        if about.kind == "eagle3"
         else f"A head of {about.shape['layers']} decoder layers"
     )
+    refused = "" if about.kind == "eagle3" else " and is refused for any other"
     path.write_text(
         f"""# A drafter for {about.target}
 
 {what}, {about.shape["width"]} wide, over the target's features, with the target's own
-embedding and output layer{"" if about.rows is None else f" (on a CPU the {about.rows:,} most frequent tokens of it)"}.
+embedding and output layer{_rows_said(about)}.
 It changes how fast text comes, never which text comes.
 
 ```py
@@ -48,7 +58,7 @@ Acceptance of one draft on held-out texts, Σ min(target, draft) at temperature 
 
 {_rows(curve) if curve else "(not trained)"}
 
-It belongs to the model with fingerprint `{about.fingerprint[:16]}…` and is refused for any other.
+It belongs to the model with fingerprint `{about.fingerprint[:16]}…`{refused}.
 """,
         encoding="utf-8",
     )

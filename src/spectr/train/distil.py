@@ -13,13 +13,15 @@ from torch import Tensor
 from spectr.errors import ArgumentError
 from spectr.lm import LM, load
 from spectr.models.blockwise import BlockwiseHead, blockwise_of
-from spectr.models.head import FeatureHead, head_of
+from spectr.models.head import head_of
 from spectr.models.packed import unpacked
+from spectr.models.published.eagle3 import Eagle3Head
+from spectr.models.published.making import Written, eagle3_of, save_eagle3
 from spectr.models.trained import Trained, fingerprint, is_drafter, pupil, save_drafter
 from spectr.prompts import read_prompts, split, training
 from spectr.train.card import write_card
 from spectr.train.corpus import Corpus
-from spectr.train.loop import Course, Report, Trainer
+from spectr.train.loop import Course, Head, Report, Trainer
 from spectr.train.samples import Sampling, Text, sample
 
 __all__ = ["FILES", "Distilling", "distil"]
@@ -33,6 +35,7 @@ FILES = {
     "samples.safetensors": "answers to train on",
     "checkpoint.pt": "a checkpoint of the training",
     "drafter.json": "a drafter",
+    "config.json": "a drafter in speculators' format",
 }
 """What a run leaves in its folder, in this order. An interrupted run does not do again what is there."""
 
@@ -53,7 +56,7 @@ class Distilling:
     longest: int = 256  # tokens of an answer
     temperatures: tuple[float, ...] = (1.0, 1.0, 0.7)  # of the samples
     rows: int = 64  # texts sampled at a time
-    kind: str = "feature"  # or "blockwise"
+    kind: str = "feature"  # or "blockwise", or "eagle3", which others load too
     layers: int = 2  # of a feature head
     vocabulary: int | None = None  # the most frequent tokens, which it drafts on a CPU; None: all
     begin_with: Path | None = None  # a drafter for the same target to train further; its kind and layers are kept
@@ -147,7 +150,7 @@ def _distil(how: Distilling, say: Say, bar: Bar) -> Trained:
     target = lm.opened.target
     target.model.requires_grad_(False)
     net: Any = unpacked(target.model)  # gradients pass its output layer
-    begun = None if how.begin_with is None else pupil(how.begin_with, net)  # refused before hours of work
+    begun = _begun(how, net)  # what cannot be trained is refused before hours of work
     texts, held = _sampled(how, lm, say, bar)
     head = begun or _fresh(how, net)
     corpora = [Corpus(part, target.device, getattr(head.shape, "taps", ())) for part in (texts, held)]
@@ -178,7 +181,14 @@ def _train(trainer: Trainer, corpora: Sequence[Corpus], checkpoint: Path, say: S
             say(_sentence(report))
 
 
-def _fresh(how: Distilling, model: Any) -> FeatureHead | BlockwiseHead:
+def _begun(how: Distilling, model: Any) -> Head | None:
+    """A head that is there before there are texts, if it may not fit the target."""
+    if how.begin_with is not None:
+        return pupil(how.begin_with, model)
+    return eagle3_of(model) if how.kind == "eagle3" else None
+
+
+def _fresh(how: Distilling, model: Any) -> Head:
     if how.kind == "blockwise":
         return blockwise_of(model, how.course.depths)
     return head_of(model, how.layers)
@@ -195,14 +205,15 @@ def _written(how: Distilling, trainer: Trainer, texts: list[Text]) -> Trained:
         "begun_with": None if how.begin_with is None else how.begin_with.name,
         "curve": trainer.progress.curve,
     }
-    about = Trained(
-        how.target,
-        fingerprint(trainer.target.model),
-        trainer.head.as_data(),
-        "blockwise" if isinstance(trainer.head, BlockwiseHead) else "feature",
-        rows=how.vocabulary,
-        training=training,
-    )
-    save_drafter(how.out, trainer.head, about, _by_frequency(texts, trainer.target.vocabulary))
+    head, order = trainer.head, _by_frequency(texts, trainer.target.vocabulary)
+    kind = "blockwise" if isinstance(head, BlockwiseHead) else "eagle3" if isinstance(head, Eagle3Head) else "feature"
+    mark = fingerprint(trainer.target.model)
+    about = Trained(how.target, mark, head.as_data(), kind, rows=how.vocabulary, training=training)
+    if isinstance(head, Eagle3Head):
+        names = trainer.target.model.config.architectures or [type(trainer.target.model).__name__]
+        some = None if how.vocabulary is None else order[: how.vocabulary]
+        save_eagle3(how.out, head, Written(how.target, tuple(names), how.course.depths), some)
+    else:
+        save_drafter(how.out, head, about, order)
     write_card(how.out / "drafter_card.md", about)
     return about

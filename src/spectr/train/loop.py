@@ -16,12 +16,16 @@ from torch.utils.checkpoint import checkpoint
 from spectr.models.blockwise import BlockwiseHead
 from spectr.models.graphs import Captured
 from spectr.models.head import FeatureHead, finished
+from spectr.models.published.eagle3 import Eagle3Head
 from spectr.models.target import Target
 from spectr.train.corpus import Batch, Corpus
 from spectr.train.muon import Muon
 from spectr.train.objective import Objective, acceptance_loss
 
-__all__ = ["Course", "Report", "Trainer"]
+__all__ = ["Course", "Head", "Report", "Trainer"]
+
+Head = FeatureHead | BlockwiseHead | Eagle3Head
+"""What can be trained."""
 
 _CHUNK = 8192  # rows of logits at a time
 _ROOM = 0.8  # of a batch's positions are compared at most, where their number must be known beforehand
@@ -97,7 +101,7 @@ def _chosen(counted: Tensor) -> Tensor:
 class Trainer:
     """A head, its target, and how far it has come."""
 
-    def __init__(self, head: FeatureHead | BlockwiseHead, target: Target, course: Course) -> None:
+    def __init__(self, head: Head, target: Target, course: Course) -> None:
         self.head, self.target, self.course = head, target, course
         self.optimizers = _optimizers(head, course)
         self.progress, self._captured = _Progress(), Captured()

@@ -1,0 +1,225 @@
+"""DFlash heads and, with a correction by the parent token, DSpark heads: a whole block of tokens in one pass.
+
+Hidden states of the target, joined, give keys and values of every layer for the text; queries are those of a block that
+begins with the root and goes on with mask tokens. Places of the block see the text and each other, so one pass gives
+the laws of several depths. DSpark adds to each law a term of low rank that depends on the parent token.
+
+A slot t holds what the hidden states at token t − 1 give, as in other heads, so the block begins one position behind
+the root's. Positions are relative, so that only distances matter.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3Attention,
+    Qwen3MLP,
+    eager_attention_forward,
+    rotate_half,
+)
+
+from spectr.models.published.formats import BlockForm
+from spectr.models.published.sharing import PublishedHead
+from spectr.rows import ladder
+
+__all__ = ["BlockHead"]
+
+_SLIDING = "sliding_attention"
+
+
+def _turned(states: Tensor, rotary: Iterable[Tensor]) -> Tensor:
+    """States (B, H, T, d) at their positions."""
+    cosine, sine = (part.unsqueeze(1) for part in rotary)
+    found: Tensor = states * cosine + rotate_half(states) * sine  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Attention(Qwen3Attention):
+    """Keys and values of the text's joined hidden states and of the block, queries of the block alone."""
+
+    def remember(self, text: Tensor, rotary: tuple[Tensor, Tensor], cache: Any) -> tuple[Tensor, Tensor]:
+        """Write keys and values of the text's joined hidden states (B, T, H); all that is in use comes back."""
+        return self._written(self._heads(self.k_proj(text)), self._heads(self.v_proj(text)), rotary, cache)
+
+    def forward(  # type: ignore[override]
+        self, block: Tensor, text: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor, cache: Any
+    ) -> Tensor:
+        """What the block (B, Q, H) sees of the text (B, C, H), which is new, of what was before, and of itself. The
+        three products have one input, so that they can be made as one; queries of the text are not used."""
+        count, joined = block.shape[1], torch.cat([text, block], 1)
+        queries, keys, values = (self._heads(layer(joined)) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        keys, values = self._written(keys, values, rotary, cache)
+        queries = _turned(self.q_norm(queries[:, -count:]).transpose(1, 2), (r[:, -count:] for r in rotary))
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        seen, _ = attend(self, queries, keys, values, mask, dropout=0.0, scaling=self.scaling)
+        found: Tensor = self.o_proj(seen.reshape(*block.shape[:-1], -1))
+        return found
+
+    def _heads(self, rows: Tensor) -> Tensor:
+        return rows.view(*rows.shape[:-1], -1, self.head_dim)
+
+    def _written(
+        self, keys: Tensor, values: Tensor, rotary: tuple[Tensor, Tensor], cache: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, T, H, d) in the cache; all that is in use comes back."""
+        keys = _turned(self.k_norm(keys).transpose(1, 2), rotary)
+        found: tuple[Tensor, Tensor] = cache.update(keys, values.transpose(1, 2), self.layer_idx)
+        return found
+
+
+class _Layer(nn.Module):
+    """A decoder layer for the block."""
+
+    def __init__(self, config: Any, at: int) -> None:
+        super().__init__()
+        self.self_attn = _Attention(config, at)
+        self.mlp = Qwen3MLP(config)  # type: ignore[no-untyped-call]
+        self.input_layernorm, self.post_attention_layernorm = (
+            LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps) for _ in range(2)
+        )
+
+    def remember(self, text: Tensor, rotary: tuple[Tensor, Tensor], cache: Any) -> None:
+        """Write keys and values of the text, without a block."""
+        self.self_attn.remember(text, rotary, cache)
+
+    def forward(
+        self, block: Tensor, text: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor, past_key_values: Any
+    ) -> Tensor:
+        block = block + self.self_attn(self.input_layernorm(block), text, rotary, mask, past_key_values)
+        found: Tensor = block + self.mlp(self.post_attention_layernorm(block))
+        return found
+
+
+class _Markov(nn.Module):
+    """The correction by the parent token: a product of low rank, plain, with a gate, or with a state along the path."""
+
+    def __init__(self, form: BlockForm) -> None:
+        super().__init__()
+        rank, width = form.markov_rank, int(form.config.hidden_size)
+        drafted = form.vocabulary.own_output or form.source.vocabulary
+        self.kind, self.rank = form.markov_type, rank
+        self.markov_w1 = nn.Embedding(form.source.vocabulary, rank)
+        self.markov_w2 = nn.Linear(rank, drafted, bias=False)
+        if self.kind == "gated":
+            self.gate_proj = nn.Linear(width + rank, rank)
+        elif self.kind == "rnn":
+            self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
+
+    def forward(self, tokens: Tensor, states: Tensor, carried: Tensor) -> tuple[Tensor, Tensor]:
+        """What is added to the logits (B, M, U) after parents with `tokens` (B, M), given the states (B, M, H) of their
+        depth and what was carried (B, M, R) along their paths; and what is carried on."""
+        parent = self.markov_w1(tokens)
+        states = states.to(parent.dtype)
+        if self.kind == "gated":
+            parent = parent * torch.sigmoid(self.gate_proj(torch.cat([states, parent], -1)))
+        elif self.kind == "rnn":
+            gate, fresh, parent = self.joint_proj(torch.cat([carried, parent, states], -1)).chunk(3, -1)
+            gate, parent = torch.sigmoid(gate), torch.tanh(parent)
+            carried = gate * carried + (1 - gate) * torch.tanh(fresh)
+        return self.markov_w2(parent), carried
+
+
+def _inside(mask: Tensor, hidden: Tensor, slots: Tensor) -> Tensor:
+    """A mask (B, 1, Q, M) in which a block at slots (B, Q) sees of itself all but what is hidden (Q, Q)."""
+    own = mask.new_zeros(hidden.shape).masked_fill(hidden, torch.finfo(mask.dtype).min)
+    return mask.scatter(-1, slots[:, None, None].expand(*mask.shape[:-1], -1), own.expand(*mask.shape[:-1], -1))
+
+
+class BlockHead(PublishedHead):  # type: ignore[no-untyped-call]
+    """A few layers over a block, in sight of the text."""
+
+    shape: BlockForm
+
+    def __init__(self, form: BlockForm) -> None:
+        super().__init__(form, norms=False)
+        config = form.config
+        self.fc = nn.Linear(len(form.states.chosen) * form.source.width, config.hidden_size, bias=False)
+        self.hidden_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.layers = nn.ModuleList(_Layer(config, at) for at in range(config.num_hidden_layers))
+        self.markov_head = _Markov(form) if form.markov_rank else None
+        self.rotary_emb = LlamaRotaryEmbedding(config)
+        self._kinds, self._window = tuple(config.layer_types), config.sliding_window
+        config.layer_types = ["full_attention"] * len(self._kinds)  # masks of windows are made here
+        config.sliding_window, config.max_position_embeddings = None, form.source.context
+
+    @property
+    def deepest(self) -> int | None:
+        """As many depths as its block has places."""
+        return self.shape.depths
+
+    def forward(  # noqa: PLR0913  named as transformers names them
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        attention_mask: Any,
+        past_key_values: Any,
+        use_cache: bool = True,
+        features: Tensor | None = None,
+    ) -> CausalLMOutputWithPast:
+        """Logits over the tokens that the head drafts, at the places of the block: the last of the tokens (B, T), of
+        which the first C have features (B, C, F) of the target. Without a block the text is remembered, no more."""
+        assert features is not None
+        text = self.hidden_norm(self.fc(torch.cat(self.chosen_states(features.to(self.dtype)), -1)))
+        rotary = self.rotary_emb(text, position_ids)
+        known = features.shape[1]
+        block = (self.embed(input_ids[:, known:]) * self.shape.embedding_scale).to(self.dtype)
+        if block.shape[1]:
+            mask = next(iter(attention_mask.values())) if isinstance(attention_mask, dict) else attention_mask
+            masks = self._masks(mask[:, :, known:], position_ids[:, known:], past_key_values.slots[:, known:])
+            for kind, layer in zip(self._kinds, self.layers, strict=True):
+                block = layer(block, text, rotary, masks[kind], past_key_values=past_key_values)
+            block = self.readout.norm(block)
+        else:
+            for layer in self.layers:
+                layer.remember(text, rotary, past_key_values)  # type: ignore[operator]
+        return CausalLMOutputWithPast(logits=self._finished(self.readout(block)))  # type: ignore[arg-type]
+
+    def _finished(self, logits: Tensor) -> Tensor:
+        """What the config does behind the output layer."""
+        if self.shape.output_scale != 1.0:
+            logits = logits * self.shape.output_scale
+        if (cap := self.shape.output_cap) is not None:
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    def _masks(self, mask: Tensor, places: Tensor, slots: Tensor) -> dict[str, Tensor]:
+        """For each kind of layer what the block (B, Q) sees, of a mask (B, 1, Q, M) that shows it all of the text and
+        of itself. Slots of the text are positions; the first slot has no hidden states."""
+        form, every = self.shape, ladder(mask.shape[-1], mask.device)
+        at = ladder(places.shape[1], mask.device)
+        gap = at[:, None] - at  # how far back a place of the block is from another
+        mask = mask.masked_fill(every == 0, torch.finfo(mask.dtype).min)
+        found = {"full_attention": _inside(mask, gap < 0, slots) if form.is_causal else mask}
+        if _SLIDING not in self._kinds:
+            return found
+        hidden = (gap < 0) if form.is_causal is not False else torch.zeros_like(gap, dtype=torch.bool)
+        if form.window_from_root:
+            near = places[:, :1] - self._window
+        else:
+            near, hidden = places + 1 - self._window, hidden | (gap.abs() >= self._window)
+        far = mask.masked_fill(every < near[:, None, :, None], torch.finfo(mask.dtype).min)
+        return {**found, _SLIDING: _inside(far, hidden, slots)}
+
+    def corrected(self, logits: Tensor, states: Tensor, tokens: Tensor, carried: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (B, M, V) over the target's tokens after parents with `tokens` (B, M), from the block's logits (B, 1,
+        U) and states (B, 1, H) of their depth and what their paths carry (B, M, R); and what is carried on."""
+        if self.markov_head is None:
+            return self.complete(logits).expand(-1, tokens.shape[1], -1), carried
+        added, carried = self.markov_head(tokens, states.expand(-1, tokens.shape[1], -1), carried)
+        return self.complete(logits + added), carried
+
+    def carried_from(self, states: Tensor, root: Tensor) -> Tensor:
+        """What a path carries (B, 1, R) at its root (B,), given the states (B, Q, H) of the block."""
+        head = self.markov_head
+        if head is None or head.kind != "rnn":
+            return states.new_zeros(len(root), 1, 0 if head is None else head.rank)
+        nothing = states.new_zeros(len(root), 1, head.rank)
+        if self.shape.from_root:
+            return nothing
+        carried: Tensor = head(root[:, None], states[:, :1], nothing)[1]  # the root's own place comes first
+        return carried
