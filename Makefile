@@ -13,14 +13,15 @@ TORCH := .venv/torch.stamp
 RUNTIME := .venv/runtime.stamp
 DEV := .venv/dev.stamp
 SERVER := .venv/server.stamp
+FLEET := .venv/fleet.stamp
 OLDEST := .venv-oldest/dev.stamp
 
 # The tests of one file stay in one process, where they share their models.
 PYTEST := -m pytest --numprocesses $(JOBS) --dist loadscope
-QUICK := "not slow and not network"
+QUICK := "not slow and not network and not scale"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-slow test-gpu test-clients test-oldest bench audit lint fmt size docs clean
+.PHONY: help setup demo serve test test-slow test-scale test-gpu test-clients test-oldest bench audit lint fmt size docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,7 +35,10 @@ test: lint ## lint, then the tests and doctests that are neither slow nor need a
 	$(BIN)/python $(PYTEST) -m $(QUICK)
 
 test-slow: $(DEV) ## the tests marked slow or network
-	$(BIN)/python $(PYTEST) -m "slow or network"
+	$(BIN)/python $(PYTEST) -m "(slow or network) and not scale"
+
+test-scale: $(FLEET) ## several processes: batches, failover and Ray (installs Ray once); at most six minutes
+	$(BIN)/python -m pytest -m scale tests/fleet
 
 test-gpu: $(DEV) ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
@@ -96,6 +100,11 @@ $(DEV): $(TORCH) pyproject.toml
 	@echo "installing spectr and the developer's tools"
 	@$(INSTALL) --editable '.[dev]'
 	@touch $(RUNTIME) $@
+
+$(FLEET): $(DEV) pyproject.toml
+	@echo "installing Ray"
+	@$(INSTALL) --editable '.[dev,ray]'
+	@touch $@
 
 $(OLDEST): constraints-oldest.txt pyproject.toml
 	@.venv-oldest/bin/python -m pip --version >/dev/null 2>&1 || { echo "creating .venv-oldest"; $(PYTHON) -m venv .venv-oldest; }

@@ -38,6 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("generation", "pairing", "lm", "hf"),
     ("theory", "tune", "train", "bench", "audit"),
     ("serve",),
+    ("fleet",),
     (FACADE,),
     ("cli",),
     ("__main__",),

@@ -22,6 +22,7 @@ COMMANDS = {
     "serve": LazyCommand("spectr.cli.serve:serve", "Serve a model over HTTP, for OpenAI's clients."),
     "play": LazyCommand("spectr.cli.serve:play", "See the tree think, in the browser."),
     "replay": LazyCommand("spectr.cli.serve:replay", "Generate the text of a receipt again."),
+    "batch": LazyCommand("spectr.cli.batch:batch", "Answer the requests of a file."),
     "models": LazyCommand("spectr.cli.models:models", "List the models that can be loaded by name."),
     "pull": LazyCommand("spectr.cli.models:pull_model", "Fetch a catalog model, once."),
     "doctor": LazyCommand("spectr.cli.models:doctor", "Check the installation, the machine and a model."),

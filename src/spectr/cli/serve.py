@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from spectr.lm import LM
     from spectr.serve import ServerSettings
 
-__all__ = ["play", "read_keys", "replay", "serve"]
+__all__ = ["needs_server", "play", "read_keys", "replay", "serve"]
 
 ADDRESS, LIMITS, OPERATION = "Address and access", "Limits", "Operation"
 _KEYS = "SPECTR_API_KEYS"
@@ -56,13 +56,14 @@ def read_keys(path: Path | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(keys))
 
 
-def _needs_extra() -> None:
+def needs_server(command: str = "spectr serve") -> None:
+    """Refuse a command that needs the packages of the server where they are missing."""
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError(error.name or "fastapi", "serve", "spectr serve") from error
+        raise MissingExtraError(error.name or "fastapi", "serve", command) from error
 
 
 def _log(verbose: bool) -> None:
@@ -154,7 +155,7 @@ def serve(
     ] = False,
 ) -> None:
     """Serve a model over HTTP, for OpenAI's clients. Ctrl-C or SIGTERM lets running requests finish first."""
-    _needs_extra()
+    needs_server()
     from spectr.serve import Limits, ServerSettings
     from spectr.serve.run import serve as run_server
 
@@ -199,7 +200,7 @@ def play(
     browser: Annotated[bool, typer.Option(help="Open the browser.")] = True,
 ) -> None:
     """See the tree think, in the browser. Serves a model on this machine alone, until Ctrl-C."""
-    _needs_extra()
+    needs_server()
     from spectr.serve import ServerSettings
     from spectr.serve.run import serve as run_server
 
@@ -229,7 +230,7 @@ def replay(
     as_json: JsonFlag = False,
 ) -> None:
     """Generate the text of a receipt again, and say whether it is the same. Exit code 1 if it is not."""
-    _needs_extra()
+    needs_server()
     from spectr.lm import load
     from spectr.serve.receipt import read_receipt
     from spectr.serve.receipt import replay as run_again

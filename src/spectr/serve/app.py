@@ -123,6 +123,12 @@ class Desk:
         if not self.over.done():
             self.over.set_result(None)
 
+    async def told(self, body: CompletionRequest | ChatRequest, tenant: str) -> dict[str, Any]:
+        """The answer to a body as data, for whoever asks without a connection."""
+        job = await self._job(body, tenant)
+        results = await job.results()
+        return job.reply.whole(results, job.receipt(results))
+
     async def _whole(self, body: CompletionRequest | ChatRequest, tenant: str) -> Response:
         return await (await self._job(body, tenant)).whole()
 
@@ -158,18 +164,22 @@ class _Job:
 
     async def whole(self) -> Response:
         """The answer once all texts have ended."""
-        async with AsyncExitStack() as stack:
-            stack.push(self._count_failures)
-            handles = await self._begin(stack)
-            await asyncio.gather(*(self._watched(handle) for handle in handles))
-            results = [handle.so_far for handle in handles]
+        results = await self.results()
 
         def written() -> Response:
-            return JSONResponse(self.reply.whole(results, self._receipt(results)))
+            return JSONResponse(self.reply.whole(results, self.receipt(results)))
 
         if self.reply.entries(results) <= _SMALL:
             return written()
         return await self.desk.service.in_worker(lambda _: written(), self.tenant)
+
+    async def results(self) -> list[Result]:
+        """The texts, once all have ended."""
+        async with AsyncExitStack() as stack:
+            stack.push(self._count_failures)
+            handles = await self._begin(stack)
+            await asyncio.gather(*(self._watched(handle) for handle in handles))
+            return [handle.so_far for handle in handles]
 
     def _count_failures(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
         """Take note of requests that the engine failed in, one after the other."""
@@ -189,7 +199,7 @@ class _Job:
                     yield chunk
             results = [handle.so_far for handle in handles]
             options = self.asked.body.stream_options
-            yield self.reply.last(results, self._receipt(results), usage=bool(options and options.include_usage))
+            yield self.reply.last(results, self.receipt(results), usage=bool(options and options.include_usage))
 
     async def _begin(self, stack: AsyncExitStack) -> list[Handle]:
         """Wait for places, then submit all texts; whatever ends the block cancels them and gives the places back."""
@@ -261,7 +271,8 @@ class _Job:
             last = now
             yield steps
 
-    def _receipt(self, results: Sequence[Result]) -> dict[str, Any] | None:
+    def receipt(self, results: Sequence[Result]) -> dict[str, Any] | None:
+        """How to get the texts again, where that is wanted."""
         asked = self.asked.body.spectr
         wanted = self.desk.service.settings.receipts if asked is None or asked.receipt is None else asked.receipt
         return make_receipt(self.asked, self.desk.service, results) if wanted else None

@@ -1,0 +1,52 @@
+"""A small model in a folder, and files of requests for it."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.lm.conftest import _llama, _save, tokenizer
+
+Requests = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(_save(_llama(0, 320), tmp_path_factory.mktemp("fleet"), tokenizer()))
+
+
+def request_line(number: int, **body: Any) -> dict[str, Any]:
+    """A request: every other one is a conversation."""
+    if number % 2:
+        asked = {"prompt": f"one two {number}", "max_tokens": 40, **body}
+        return {"custom_id": f"r-{number}", "method": "POST", "url": "/v1/completions", "body": asked}
+    asked = {"messages": [{"role": "user", "content": f"tides {number}"}], "max_tokens": 40, **body}
+    return {"custom_id": f"r-{number}", "method": "POST", "url": "/v1/chat/completions", "body": asked}
+
+
+def write_requests(where: Path, lines: Sequence[Any]) -> Path:
+    """A batch file of given lines: objects, text as it is, or the numbers of requests."""
+    given = [request_line(line) if isinstance(line, int) else line for line in lines]
+    path = where / "requests.jsonl"
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in given))
+    return path
+
+
+@pytest.fixture
+def requests(tmp_path: Path) -> Requests:
+    """Writes a batch file: so many requests, or the given lines."""
+
+    def write(lines: int | Sequence[Any]) -> Path:
+        return write_requests(tmp_path, range(lines) if isinstance(lines, int) else lines)
+
+    return write
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """The results of a batch, without the time at which it was begun."""
+    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for result in found:
+        if result["response"] is not None:
+            result["response"]["body"].pop("created", None)
+    return found
