@@ -20,7 +20,7 @@ from spectr.cli.serve import read_keys
 from spectr.engine.handle import Mailbox
 from spectr.errors import ArgumentError
 from spectr.serve import Limits
-from spectr.serve.events import EventStream
+from spectr.serve.events import Event, EventStream
 from spectr.serve.wire import bounded_protocol
 
 
@@ -176,7 +176,7 @@ def test_engine_failures_turn_the_server_red(other: Callable[..., Any], lm: Any,
 
 def test_failures_amid_a_stream_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def events() -> Any:
-        yield {"a": 1}
+        yield Event({"a": 1})
         raise RuntimeError("a detail for the operator")
 
     async def run() -> bytes:

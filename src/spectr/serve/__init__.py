@@ -7,6 +7,7 @@
 `service`    the model, and the variants of it that requests ask for
 `asking`     from a body to requests of the engine
 `replies`    from texts to bodies; `events` sends them as they come; `receipt` says how to get them again
+`resuming`   streams that break off and go on
 `trace`      what a step did, for those who want to see it; `pages` and `playground/` show it in a browser
 `observe`    counters for Prometheus
 `app`        the endpoints

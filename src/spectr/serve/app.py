@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -22,7 +22,7 @@ from spectr.engine import Request as EngineRequest
 from spectr.errors import SpectrError
 from spectr.serve.admission import Admission
 from spectr.serve.asking import Asked, as_turns, ask, characters
-from spectr.serve.events import Disconnected, EventStream, unless_disconnected
+from spectr.serve.events import Disconnected, Event, EventStream, unless_disconnected
 from spectr.serve.gate import Gate
 from spectr.serve.observe import Observations
 from spectr.serve.openapi import describe, documented
@@ -37,7 +37,9 @@ from spectr.serve.protocol import (
 )
 from spectr.serve.receipt import make_receipt
 from spectr.serve.replies import Reply
+from spectr.serve.resuming import Progress, Seen, read_places, steps_after, tokens_of
 from spectr.serve.service import Service
+from spectr.serve.settings import ServerSettings
 from spectr.version import __version__
 from spectr.view.tokens import TokenTexts
 
@@ -108,7 +110,8 @@ class Desk:
         left, tenant = deadline - time.monotonic(), request.state.tenant
         if not body.stream:
             return await unless_disconnected(request.receive, self._whole(body, tenant), left, self.over)
-        events = await unless_disconnected(request.receive, self._begun(body, tenant), left, self.over)
+        seen = request.headers.get("last-event-id")
+        events = await unless_disconnected(request.receive, self._begun(body, tenant, seen), left, self.over)
         return EventStream(events, settings.keep_alive, limits.write_time, deadline, self.over)
 
     @property
@@ -132,9 +135,17 @@ class Desk:
     async def _whole(self, body: CompletionRequest | ChatRequest, tenant: str) -> Response:
         return await (await self._job(body, tenant)).whole()
 
-    async def _begun(self, body: CompletionRequest | ChatRequest, tenant: str) -> AsyncIterator[dict[str, Any]]:
+    async def _begun(
+        self, body: CompletionRequest | ChatRequest, tenant: str, seen: str | None
+    ) -> AsyncIterator[Event]:
         """The events of a stream, once the first is there: an error before it is answered as one."""
-        events = (await self._job(body, tenant)).events()
+        if seen is not None and (body.seed is None or (body.spectr and body.spectr.resume)):
+            raise ApiError(400, "Last-Event-ID needs the seed of what was sent before, and no resume", "seed")
+        job = await self._job(body, tenant)
+        job.tells_ids = seen is not None or wants_ids(body, self.service.settings)
+        if seen is not None:
+            job.go_on(read_places(seen, job.asked.count))
+        events = job.events()
         return _after(await anext(events), events)
 
     async def _job(self, body: CompletionRequest | ChatRequest, tenant: str) -> "_Job":
@@ -142,7 +153,13 @@ class Desk:
         return _Job(self, asked, requests, tenant)
 
 
-async def _after(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+def wants_ids(body: CompletionRequest | ChatRequest, settings: ServerSettings) -> bool:
+    """Whether the events of a stream have ids."""
+    wanted = None if body.stream_options is None else body.stream_options.event_ids
+    return settings.event_ids if wanted is None else wanted
+
+
+async def _after(first: Event, rest: AsyncIterator[Event]) -> AsyncIterator[Event]:
     """An iterator whose first item was taken already: an error before it is answered as one, and not amid a stream."""
     try:
         yield first
@@ -155,12 +172,18 @@ async def _after(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]) -> 
 class _Job:
     """The texts of one request, from its place in the queue to its end."""
 
-    def __init__(self, desk: Desk, asked: Asked, requests: Sequence[EngineRequest], tenant: str) -> None:
+    def __init__(self, desk: Desk, asked: Asked, requests: Sequence[EngineRequest | None], tenant: str) -> None:
         self.desk, self.asked, self.requests, self.tenant = desk, asked, requests, tenant
         self.scored = [asyncio.Event() for _ in asked.prompts]  # the log-probabilities of each prompt are there
         service = desk.service
-        self.reply = Reply(asked, service.name, service.fingerprint, desk.texts)
+        self.reply = Reply(asked, service.name, service.shown_fingerprint, desk.texts)
+        self.tells_ids = False
+        self.go_on([None] * asked.count)
         self.start = time.perf_counter()
+
+    def go_on(self, seen: list[Seen | None]) -> None:
+        """Send what a client that reconnects does not have, and no more."""
+        self.seen, self.progress = seen, Progress(seen)
 
     async def whole(self) -> Response:
         """The answer once all texts have ended."""
@@ -178,8 +201,15 @@ class _Job:
         async with AsyncExitStack() as stack:
             stack.push(self._count_failures)
             handles = await self._begin(stack)
-            await asyncio.gather(*(self._watched(handle) for handle in handles))
-            return [handle.so_far for handle in handles]
+            await asyncio.gather(*(self._watched(handle) for handle in handles if handle is not None))
+            return [self._result(index, handle) for index, handle in enumerate(handles)]
+
+    def _result(self, index: int, handle: Handle | None) -> Result:
+        """A text with what was generated of it elsewhere, if it goes on."""
+        past = self.asked.past(index)
+        if handle is None:
+            return Result([] if past is None else past.tokens, None if past is None else past.finish_reason)
+        return handle.so_far if past is None else replace(handle.so_far, tokens=[*past.tokens, *handle.so_far.tokens])
 
     def _count_failures(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
         """Take note of requests that the engine failed in, one after the other."""
@@ -189,7 +219,7 @@ class _Job:
         elif isinstance(error, Exception) and as_api_error(error).status == 500:
             service.failures += 1
 
-    async def events(self) -> AsyncIterator[dict[str, Any]]:
+    async def events(self) -> AsyncIterator[Event]:
         """The answer in pieces."""
         async with AsyncExitStack() as stack:
             stack.push(self._count_failures)
@@ -197,24 +227,35 @@ class _Job:
             async with aclosing(self._chunks(handles)) as chunks:
                 async for chunk in chunks:
                     yield chunk
-            results = [handle.so_far for handle in handles]
+            results = [self._result(index, handle) for index, handle in enumerate(handles)]
             options = self.asked.body.stream_options
-            yield self.reply.last(results, self.receipt(results), usage=bool(options and options.include_usage))
+            usage = bool(options and options.include_usage)
+            yield self._event(self.reply.last(results, self.receipt(results), usage=usage), self.progress.id)
 
-    async def _begin(self, stack: AsyncExitStack) -> list[Handle]:
+    def _event(self, data: dict[str, Any], id_: str) -> Event:
+        return Event(data, id_ if self.tells_ids else None)
+
+    async def _begin(self, stack: AsyncExitStack) -> list[Handle | None]:
         """Wait for places, then submit all texts; whatever ends the block cancels them and gives the places back."""
-        await stack.enter_async_context(self.desk.admission.place(self.tenant, self.asked.count))
-        handles = self.asked.lm.engine.scheduler.submit(self.requests)  # they were checked when they were made
-        stack.callback(self._end, handles)
-        return handles
+        asked = [request for request in self.requests if request is not None]
+        if asked:
+            await stack.enter_async_context(self.desk.admission.place(self.tenant, len(asked)))
+        made = self.asked.lm.engine.scheduler.submit(asked)  # they were checked when they were made
+        stack.callback(self._end, made)
+        handles = iter(made)
+        return [None if request is None else next(handles) for request in self.requests]
 
-    async def _chunks(self, handles: Sequence[Handle]) -> AsyncGenerator[dict[str, Any]]:
+    async def _chunks(self, handles: Sequence[Handle | None]) -> AsyncGenerator[Event]:
         """Chunks of all texts as they come."""
-        if len(handles) == 1:
-            async for chunk in self._chunks_of(0, handles):
+        running = [index for index, handle in enumerate(handles) if handle is not None]
+        for index in range(len(handles)):
+            if (past := self.asked.past(index)) is not None and past.begun:
+                self.progress.move(index, past.tokens, ends=past.finish_reason is not None)
+        if len(running) == 1:
+            async for chunk in self._chunks_of(running[0], handles):
                 yield chunk
             return
-        queue: asyncio.Queue[dict[str, Any] | BaseException | None] = asyncio.Queue()
+        queue: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
 
         async def drain(index: int) -> None:
             try:
@@ -224,7 +265,7 @@ class _Job:
             except Exception as error:
                 queue.put_nowait(error)
 
-        tasks = [asyncio.ensure_future(drain(index)) for index in range(len(handles))]
+        tasks = [asyncio.ensure_future(drain(index)) for index in running]
         try:
             left = len(tasks)
             while left:
@@ -240,26 +281,52 @@ class _Job:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _chunks_of(self, index: int, handles: Sequence[Handle]) -> AsyncIterator[dict[str, Any]]:
-        """Chunks of one text. The log-probabilities of its prompt come with the first text of that prompt."""
-        begins, prompt, first = True, index // self.asked.n, index // self.asked.n * self.asked.n
-        async for steps in self._arrivals(handles[index]):
+    async def _chunks_of(self, index: int, handles: Sequence[Handle | None]) -> AsyncIterator[Event]:
+        """Chunks of one text. The log-probabilities of its prompt come with the first text of that prompt, or with each
+        where texts go on."""
+        past, prompt, own = self.asked.past(index), index // self.asked.n, handles[index]
+        begins = self.seen[index] is None and (past is None or not past.begun)
+        first = index if past is not None else prompt * self.asked.n
+        told: list[int] = []
+        async for steps, tokens in self._unseen(index, own):
+            told += tokens
             if index == first:
                 self.scored[prompt].set()
             if begins and self.asked.echoes:
                 await self.scored[prompt].wait()
-                result = handles[first].so_far
-                yield await self.desk.service.in_worker(lambda _: self.reply.echo(index, result), self.tenant)  # noqa: B023
-            if (chunk := self.reply.chunk(index, steps, begins=begins)) is not None:
-                yield chunk
+                result = self._result(first, handles[first])
+                echo = await self.desk.service.in_worker(lambda _: self.reply.echo(index, result), self.tenant)  # noqa: B023
+                yield self._event(echo, self.progress.move(index, ()))
+            if (chunk := self.reply.chunk(index, steps, told, begins=begins)) is not None:
+                ends = steps[-1].finish_reason is not None
+                yield self._event(chunk, self.progress.move(index, told, ends=ends))
+                told = []
             begins = False
+
+    async def _unseen(self, index: int, handle: Handle | None) -> AsyncIterator[tuple[list[Step], list[int]]]:
+        """Steps of one text that the client does not have, and the tokens that it was not told on this connection."""
+        seen, arrivals, held = self.seen[index], self._arrivals(handle), list[Step]()
+        if seen is not None:
+            async for steps in arrivals:
+                held += steps
+                if len(tokens_of(held)) >= seen.count and not seen.is_whole:
+                    break
+            seen.check(tokens_of(held))
+            if seen.is_whole:
+                return
+            request = self.requests[index]
+            reader = None if request is None else request.reader
+            yield [steps_after(held, seen.count, reader)], tokens_of(held)
+        async for steps in arrivals:
+            yield steps, tokens_of(steps)
 
     async def _watched(self, handle: Handle) -> None:
         async for _ in self._arrivals(handle):
             pass
 
-    async def _arrivals(self, handle: Handle) -> AsyncIterator[list[Step]]:
+    async def _arrivals(self, handle: Handle | None) -> AsyncIterator[list[Step]]:
         """Steps as they come, timed."""
+        assert handle is not None
         observations, last = self.desk.observations, 0.0
         async for steps in handle.arrivals():
             now = time.perf_counter()
@@ -337,11 +404,15 @@ def _add_errors(app: FastAPI) -> None:
 
 
 def _add_texts(app: FastAPI, desk: Desk) -> None:
-    @app.post("/v1/completions", **documented(CompletionRequest, "Complete prompts.", 429, 503, 504, media=_EITHER))
+    @app.post(
+        "/v1/completions", **documented(CompletionRequest, "Complete prompts.", 409, 429, 503, 504, media=_EITHER)
+    )
     async def completions(request: Request) -> Response:
         return await desk.answer(request, await read_body(request, CompletionRequest))
 
-    @app.post("/v1/chat/completions", **documented(ChatRequest, "Answer a conversation.", 429, 503, 504, media=_EITHER))
+    @app.post(
+        "/v1/chat/completions", **documented(ChatRequest, "Answer a conversation.", 409, 429, 503, 504, media=_EITHER)
+    )
     async def chat(request: Request) -> Response:
         return await desk.answer(request, await read_body(request, ChatRequest))
 

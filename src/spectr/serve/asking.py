@@ -13,7 +13,16 @@ from spectr.errors import ArgumentError
 from spectr.grammar import Grammar
 from spectr.lm import LM
 from spectr.serve.problems import ApiError
-from spectr.serve.protocol import ChatRequest, CompletionRequest, GenerationFields, Message, TextPart
+from spectr.serve.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationFields,
+    Message,
+    ResumedText,
+    ResumeFields,
+    TextPart,
+)
+from spectr.serve.resuming import check_resume
 from spectr.serve.service import Service
 from spectr.serve.settings import Limits
 
@@ -65,13 +74,25 @@ class Asked:
         assert isinstance(self.body, ChatRequest)
         return (self.body.top_logprobs or 0) if self.body.logprobs else None
 
+    @property
+    def resume(self) -> ResumeFields | None:
+        """What was sent before, if the stream goes on."""
+        return None if self.body.spectr is None else self.body.spectr.resume
+
+    def past(self, index: int) -> ResumedText | None:
+        """What was sent of one text before."""
+        return None if self.resume is None else self.resume.texts[index]
+
     def seed_of(self, index: int) -> int:
         """The seed of one text: as `LM.generate` derives them."""
         return derived_seed(self.seed, index)
 
-    def requests(self, scope: str) -> list[Request]:
-        """What the engine is asked for each text, checked. The log-probabilities of a prompt are asked for once."""
-        made = []
+    def requests(self, scope: str) -> list[Request | None]:
+        """What the engine is asked for each text, checked; None for one that had ended before. The log-probabilities of
+        a prompt are asked for once."""
+        if self.resume is not None:
+            return [self._resumed(index, scope) for index in range(self.count)]
+        made: list[Request | None] = []
         for at, (prompt, limit) in enumerate(zip(self.prompts, self.limits, strict=True)):
             seeds = [self.seed_of(at * self.n + index) for index in range(self.n)]
             several = self.lm.requests(prompt, limit, seeds, cache_scope=scope, **self.settings)
@@ -79,17 +100,31 @@ class Asked:
             made += [several[0], *(replace(one, prompt_logprobs=None) for one in several[1:])]
         return made
 
+    def _resumed(self, index: int, scope: str) -> Request | None:
+        """What is asked for a text that goes on. One that has not begun tells its prompt itself."""
+        past, prompt = self.past(index), self.prompts[index // self.n]
+        assert past is not None
+        if past.finish_reason is not None:
+            return None
+        settings = {name: value for name, value in self.settings.items() if name != "prompt_logprobs" or not past.begun}
+        (made,) = self.lm.requests(
+            prompt, self.limits[index // self.n], [self.seed_of(index)], cache_scope=scope, generated=past.tokens,
+            **settings,
+        )  # fmt: skip
+        self.lm.engine.check(made)
+        return made
+
 
 async def ask(
     body: CompletionRequest | ChatRequest, service: Service, tenant: str, most_texts: int
-) -> tuple[Asked, list[Request]]:
+) -> tuple[Asked, list[Request | None]]:
     """Check a body, read its prompts, and make a request of the engine for each text. Most of it in a worker."""
     service.check_name(body.model)
     _check_bounds(body, service.settings.limits)
     _check_sizes(body, service, most_texts)
     scope = tenant if service.settings.keys else ""
 
-    def work(reader: LM) -> tuple[Asked, list[Request]]:
+    def work(reader: LM) -> tuple[Asked, list[Request | None]]:
         asked = _asked(body, service, reader)
         return asked, asked.requests(scope)
 
@@ -139,6 +174,8 @@ def _asked(body: CompletionRequest | ChatRequest, service: Service, reader: LM) 
     seed = secrets.randbits(_RANDOM_BITS) if body.seed is None else body.seed
     asked = Asked(body, lm, prompts, n, seed, settings, limits, drops)
     _check_logprobs(asked, service.settings.limits.logprobs)
+    if asked.resume is not None:
+        check_resume(asked.resume, asked.count, lm.engine.rule.card.name, service.shown_fingerprint)
     return asked
 
 
@@ -166,6 +203,8 @@ def _check_bounds(body: GenerationFields, limits: Limits) -> None:
         raise ApiError(400, "top_logprobs needs logprobs to be true", "top_logprobs")
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream to be true", "stream_options")
+    if body.spectr is not None and body.spectr.resume is not None and (not body.stream or body.seed is None):
+        raise ApiError(400, "resume needs stream to be true, and the seed of what was sent before", "spectr.resume")
 
 
 def _limit(body: CompletionRequest | ChatRequest) -> tuple[int | None, bool]:

@@ -5,14 +5,15 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.responses import Response
 
 from spectr.serve.problems import ApiError, as_api_error
 
-__all__ = ["Disconnected", "EventStream", "unless_disconnected"]
+__all__ = ["Disconnected", "Event", "EventStream", "unless_disconnected"]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -20,6 +21,20 @@ Send = Callable[[Message], Awaitable[None]]
 Found = TypeVar("Found")
 _LOG = logging.getLogger("spectr.serve")
 _TICK = 1.0  # seconds between two looks at a stream
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A JSON object on its way, with an id by which a client can say how far it has read."""
+
+    data: Mapping[str, Any]
+    id: str | None = None
+
+    @property
+    def wire(self) -> bytes:
+        """The event as it is sent."""
+        head = "" if self.id is None else f"id: {self.id}\n"
+        return f"{head}data: {json.dumps(self.data, ensure_ascii=False)}\n\n".encode()
 
 
 class Disconnected(Exception):  # noqa: N818 - nothing went wrong here
@@ -65,7 +80,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: AsyncIterator[dict[str, Any]],
+        events: AsyncIterator[Event],
         keep_alive: float,
         write_time: float,
         deadline: float,
@@ -104,7 +119,7 @@ class EventStream(Response):
         try:
             async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
                 async for event in self._events:
-                    await self._write(send, b"data: " + json.dumps(event, ensure_ascii=False).encode() + b"\n\n")
+                    await self._write(send, event.wire)
         except Exception as error:
             found = as_api_error(error)
             if found.status >= 500 and not isinstance(error, ApiError):

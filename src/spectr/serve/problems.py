@@ -17,6 +17,7 @@ STATUSES = {
     404: "There is no such model or page.",
     405: "The page does not take this method.",
     408: "The body of the request did not arrive in time.",
+    409: "A stream cannot go on here: the model, the rule or the text is another one.",
     413: "The body of the request is too large.",
     415: "The body of the request is not JSON.",
     429: "Too many requests, of this key or of all; `Retry-After` says when to come again.",

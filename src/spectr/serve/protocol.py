@@ -18,6 +18,8 @@ __all__ = [
     "DetokenizeRequest",
     "GenerationFields",
     "Message",
+    "ResumeFields",
+    "ResumedText",
     "SpeculationFields",
     "TokenizeRequest",
     "as_problem",
@@ -107,6 +109,9 @@ class StreamOptions(_Fields):
 
     include_usage: bool | None = Field(None, description="Send a last chunk with the usage of the whole request.")
     continuous_usage_stats: Literal[False] | None = None
+    event_ids: bool | None = Field(
+        None, description="Send ids with which a client that lost its connection can go on, by Last-Event-ID."
+    )
 
 
 class JsonSchema(_Fields):
@@ -175,6 +180,23 @@ class Prediction(_Fields):
     content: Content
 
 
+class ResumedText(_Fields):
+    """What was generated of a text before its server was lost."""
+
+    tokens: Tokens
+    begun: bool = Field(description="Something of it was sent, be it without tokens.")
+    finish_reason: Literal["stop", "length"] | None = Field(description="Why it ended; null: it has not.")
+
+
+class ResumeFields(_Fields):
+    """A stream that goes on at this server: what was sent before, as a router knows it."""
+
+    id: Annotated[str, Field(pattern=r"^(chat)?cmpl-[A-Za-z0-9]{1,64}$")]
+    created: Annotated[int, Field(ge=0, lt=1 << 53)]
+    fingerprint: Annotated[str, Field(max_length=128)]
+    texts: Annotated[list[ResumedText], Field(fail_fast=True, min_length=1, max_length=MOST_PROMPTS)]
+
+
 class SpeculationFields(_Fields):
     """How this one request is speculated on. The distribution of the text does not depend on it; under the race the
     text of a seed does not either."""
@@ -185,6 +207,8 @@ class SpeculationFields(_Fields):
     trace: bool | None = Field(None, description="Tell what each step added, and where its tokens came from.")
     statistics: bool | None = Field(None, description="Tell also what each step accepted.")
     receipt: bool | None = Field(None, description="Tell how to get the same text again; on by default.")
+    tokens: bool | None = Field(None, description="Tell the ids of the tokens of each chunk or text.")
+    resume: ResumeFields | None = Field(None, description="Go on with a stream that broke off; needs the same seed.")
 
 
 class GenerationFields(_Body):

@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -57,8 +57,14 @@ class Reply:
     model: str
     fingerprint: str
     texts: TokenTexts
-    id: str = field(default_factory=lambda: secrets.token_hex(12))
-    created: int = field(default_factory=lambda: int(time.time()))
+    id: str = ""  # of the response; both are those of the stream that goes on, if one does
+    created: int = 0
+
+    def __post_init__(self) -> None:
+        past = self.asked.resume
+        kind = "chatcmpl" if self.asked.is_chat else "cmpl"
+        self.id = f"{kind}-{secrets.token_hex(12)}" if past is None else past.id
+        self.created = int(time.time()) if past is None else past.created
 
     def whole(self, results: Sequence[Result], receipt: dict[str, Any] | None) -> dict[str, Any]:
         """The body of a response that is not streamed."""
@@ -66,8 +72,9 @@ class Reply:
         choices = [self._choice(at, result, results[at // n * n]) for at, result in enumerate(results)]
         return {**self._head(chunk=False), "choices": choices, **self.closing(results, receipt)}
 
-    def chunk(self, index: int, steps: Sequence[Step], *, begins: bool) -> dict[str, Any] | None:
-        """What a stream says of steps of one text; None if there is nothing to say yet."""
+    def chunk(self, index: int, steps: Sequence[Step], told: Sequence[int], *, begins: bool) -> dict[str, Any] | None:
+        """What a stream says of steps of one text; None if there is nothing to say yet. `told` are the tokens that no
+        chunk before told."""
         text, reason = "".join(step.text for step in steps), steps[-1].finish_reason if steps else None
         tokens = [token for step in steps for token in step.tokens]
         logprobs = [entry for step in steps for entry in step.logprobs or ()]
@@ -83,8 +90,18 @@ class Reply:
         else:
             choice["text"] = text
         found = {**self._head(chunk=True), "choices": [choice]}
-        if self.asked.body.spectr is not None and self.asked.body.spectr.trace:
-            found["spectr"] = {"trace": [traced(step, self.texts) for step in steps]}
+        if shown := self._shown(steps, told):
+            found["spectr"] = shown
+        return found
+
+    def _shown(self, steps: Sequence[Step], tokens: Sequence[int]) -> dict[str, Any]:
+        """What is said of steps beside their text, if the body asks."""
+        wanted = self.asked.body.spectr
+        found: dict[str, Any] = {}
+        if wanted is not None and wanted.trace:
+            found["trace"] = [traced(step, self.texts) for step in steps]
+        if wanted is not None and wanted.tokens:
+            found["tokens"] = list(tokens)
         return found
 
     def echo(self, index: int, result: Result) -> dict[str, Any]:
@@ -121,11 +138,11 @@ class Reply:
         chat = self.asked.is_chat
         kind = ("chat.completion.chunk" if chunk else "chat.completion") if chat else "text_completion"
         return {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{self.id}",
+            "id": self.id,
             "object": kind,
             "created": self.created,
             "model": self.model,
-            "system_fingerprint": f"fp_{self.fingerprint[:16]}",
+            "system_fingerprint": self.fingerprint,
         }
 
     def _choice(self, index: int, result: Result, first: Result) -> dict[str, Any]:
@@ -142,8 +159,8 @@ class Reply:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
         else:
             choice["text"] = text
-        if self.asked.body.spectr is not None and self.asked.body.spectr.trace:
-            choice["spectr"] = {"trace": [traced(step, self.texts) for step in result.steps]}
+        if shown := self._shown(result.steps, result.tokens):
+            choice["spectr"] = shown
         return choice
 
     def _reason(self, reason: str | None) -> str | None:

@@ -78,6 +78,11 @@ class Service:
         return weights_digest(self.lm.opened.target.model)
 
     @property
+    def shown_fingerprint(self) -> str:
+        """The digest as responses carry it."""
+        return f"fp_{self.fingerprint[:16]}"
+
+    @property
     def arithmetic(self) -> dict[str, Any]:
         """What the numbers of a text depend on beside the weights."""
         net = self.lm.opened.target.model

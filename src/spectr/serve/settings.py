@@ -44,5 +44,6 @@ class ServerSettings:
     vllm_names: bool = False  # counters of speculation under vLLM's names too
     logs_prompts: bool = False
     receipts: bool = True
+    event_ids: bool = False  # in streams that do not say; some clients take every line of a stream for data
     keep_alive: float = 15.0  # seconds between comments in a stream in which nothing else comes
     limits: Limits = field(default_factory=Limits)

@@ -49,8 +49,9 @@ export class Api {
         const parts = held.split("\n\n");
         held = parts.pop();
         for (const part of parts) {
-          if (!part.startsWith("data: ")) continue;
-          const data = part.slice(6);
+          const line = part.split("\n").find((one) => one.startsWith("data: "));
+          if (line === undefined) continue;
+          const data = line.slice(6);
           if (data === "[DONE]") return;
           const event = JSON.parse(data);
           if (event.error) throw new ApiError(200, event);

@@ -1,0 +1,137 @@
+"""Streams that break off and go on. Every event has an id that says how many tokens of each text the client has, with a
+check of them. Whoever reconnects sends the last one back; a router that has the tokens sends those.
+
+An id has an entry for each text of the request, with commas between them: `17:5f3a09c1` for 17 tokens, with a point
+behind it if the text ended with them, and `-` for a text of which nothing was sent.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from spectr.engine import Reader, Step
+from spectr.generation import TextReader
+from spectr.serve.problems import ApiError
+from spectr.serve.protocol import ResumeFields
+from spectr.text import TextStream
+
+__all__ = ["Place", "Progress", "Seen", "check_resume", "read_places", "steps_after", "tokens_of"]
+
+_ENTRY = re.compile(r"[0-9]{1,10}:[0-9a-f]{8}\.?")
+
+
+@dataclass(slots=True)
+class Place:
+    """How far a text has come: its tokens, as a number and a hash."""
+
+    count: int = 0
+    has_ended: bool = False
+    _hash: Any = field(default_factory=sha256)
+
+    def move(self, tokens: Sequence[int]) -> None:
+        """So many tokens further."""
+        self.count += len(tokens)
+        self._hash.update(b"".join(token.to_bytes(4, "big") for token in tokens))
+
+    @classmethod
+    def after(cls, tokens: Sequence[int]) -> "Place":
+        """The place behind some tokens."""
+        made = cls()
+        made.move(tokens)
+        return made
+
+    def __str__(self) -> str:
+        return f"{self.count}:{self._hash.hexdigest()[:8]}{'.' * self.has_ended}"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a client that reconnects has of a text."""
+
+    count: int
+    mark: str
+
+    def __str__(self) -> str:
+        return self.mark
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the client has the end, too."""
+        return self.mark.endswith(".")
+
+    def check(self, tokens: Sequence[int]) -> None:
+        """Refuse to go on behind tokens that are not those the client has."""
+        if len(tokens) < self.count or str(Place.after(tokens[: self.count])) != self.mark.rstrip("."):
+            raise ApiError(
+                409, f"the first {self.count} tokens are others than those that were sent: this server computes with "
+                "other numbers, or the body is another one; send the request again without Last-Event-ID",
+                code="other_text",
+            )  # fmt: skip
+
+
+class Progress:
+    """How far the texts of a stream have come, as far as events were made of it."""
+
+    def __init__(self, seen: Sequence[Seen | None]) -> None:
+        self._places: list[Place | Seen | None] = list(seen)
+
+    def move(self, index: int, tokens: Sequence[int], *, ends: bool = False) -> str:
+        """The id of an event with these tokens of one text, and its end if it `ends`."""
+        place = self._places[index]
+        if not isinstance(place, Place):
+            place = self._places[index] = Place()
+        place.move(tokens)
+        place.has_ended = ends
+        return self.id
+
+    @property
+    def id(self) -> str:
+        """The id of an event that is sent now."""
+        return ",".join("-" if place is None else str(place) for place in self._places)
+
+
+def read_places(given: str, texts: int) -> list[Seen | None]:
+    """What a client has of each text, from the last id that it got."""
+    entries = [entry.strip() for entry in given.split(",", texts)]
+    if len(entries) != texts or not all(entry == "-" or _ENTRY.fullmatch(entry) for entry in entries):
+        raise ApiError(400, f"Last-Event-ID must be the id of an event of this request, which has {texts} texts, got "
+                       f"{given[:80]!r}", code="invalid_event_id")  # fmt: skip
+    return [None if entry == "-" else Seen(int(entry.partition(":")[0]), entry) for entry in entries]
+
+
+def check_resume(given: ResumeFields, texts: int, rule: str, fingerprint: str) -> None:
+    """Refuse to go on with a text where the result would not be one text of the model's distribution."""
+    if len(given.texts) != texts:
+        raise ApiError(400, f"resume.texts must have an entry for each of {texts} texts, got {len(given.texts)}",
+                       "spectr.resume")  # fmt: skip
+    if given.fingerprint != fingerprint:
+        raise ApiError(409, f"the text was begun with the model {given.fingerprint}, and this is {fingerprint}; send "
+                       "the request again", "spectr.resume", "other_model")  # fmt: skip
+    if rule != "race":
+        raise ApiError(
+            409, f"a text under rule {rule!r} cannot go on at another server: its draws belong to the tree of each "
+            "step, and not to places in the text; under the race it could", "spectr.resume", "not_resumable",
+        )  # fmt: skip
+
+
+def tokens_of(steps: Sequence[Step]) -> list[int]:
+    """The tokens of several steps."""
+    return [token for step in steps for token in step.tokens]
+
+
+def steps_after(steps: Sequence[Step], count: int, reader: Reader | None) -> Step:
+    """What steps have beyond their first tokens, as one step. What is shown of a text depends on the number of its
+    tokens alone, so a second reader tells what was shown of the first."""
+    shown = ""
+    if isinstance(reader, TextReader):
+        again = TextReader(TextStream(reader.stream.tokenizer, reader.stream.stops))
+        shown = again.feed(tokens_of(steps)[:count])[0]
+    logprobs = [entry for step in steps for entry in step.logprobs or ()]
+    return Step(
+        tokens_of(steps)[count:],
+        finish_reason=steps[-1].finish_reason,
+        logprobs=logprobs[count:] or None,
+        text="".join(step.text for step in steps)[len(shown) :],
+    )

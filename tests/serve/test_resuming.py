@@ -1,0 +1,170 @@
+"""Streams that break off after any event and go on: with the tokens sent before, or by the id of the last event."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+import pytest
+
+from spectr.serve.resuming import Place, Progress, read_places
+
+CHAT = {"messages": [{"role": "user", "content": "tides rise"}]}
+TEXT = {"prompt": "naïve café ☕"}
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "completion": ("/v1/completions", TEXT),
+    "chat": ("/v1/chat/completions", CHAT),
+    "several": ("/v1/completions", {"prompt": ["one two", "the lazy dog"], "n": 2, "max_tokens": 16}),
+    "echo": ("/v1/completions", {**TEXT, "echo": True, "logprobs": 2, "n": 2, "max_tokens": 16}),
+    "logprobs": ("/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 2}),
+    "stop": ("/v1/completions", {**TEXT, "stop": ["e", "zz"], "min_tokens": 20}),
+    "penalties": ("/v1/completions", {**TEXT, "frequency_penalty": 1.5, "repetition_penalty": 1.3, "top_p": 0.9}),
+    "grammar": ("/v1/completions", {**TEXT, "structured_outputs": {"regex": "[a-f]{30}[0-9]{5}"}}),
+    "one token": ("/v1/completions", {**TEXT, "max_tokens": 1}),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Told:
+    """An event: its id and what it says."""
+
+    id: str
+    data: dict[str, Any]
+
+
+def stream(client: httpx2.Client, path: str, body: dict[str, Any], **headers: str) -> list[Told]:
+    """The events of a stream that ends as it should."""
+    with client.stream("POST", path, json=body, headers=headers) as found:
+        text = found.read().decode()
+        assert found.status_code == 200, text
+    *blocks, last, rest = text.split("\n\n")
+    assert (last, rest) == ("data: [DONE]", "")
+    told = []
+    for block in blocks:
+        name, data = block.split("\n")
+        told.append(Told(name.removeprefix("id: "), json.loads(data.removeprefix("data: "))))
+    return told
+
+
+def asked(body: dict[str, Any], **spectr: Any) -> dict[str, Any]:
+    options = {"include_usage": True, "event_ids": True}
+    usual = {"max_tokens": 48, "seed": 11, "temperature": 1.0, "stream": True, "stream_options": options}
+    return {**usual, **body, "spectr": {"tokens": True, **spectr}}
+
+
+def as_texts(events: list[Told]) -> dict[int, dict[str, Any]]:
+    """What a client has of each text after some events."""
+    found: dict[int, dict[str, Any]] = {}
+    for event in events:
+        for choice in event.data["choices"]:
+            own = found.setdefault(choice["index"], {"text": "", "tokens": [], "end": None, "roles": 0, "logprobs": []})
+            delta = choice.get("delta", {})
+            own["text"] += choice.get("text", delta.get("content", ""))
+            own["roles"] += "role" in delta
+            own["tokens"] += event.data.get("spectr", {}).get("tokens", [])
+            own["end"] = choice["finish_reason"] or own["end"]
+            if choice["logprobs"] is not None:
+                got = choice["logprobs"]
+                own["logprobs"] += got["content"] if "content" in got else got["token_logprobs"]
+    return found
+
+
+def resume_of(events: list[Told], texts: int) -> dict[str, Any]:
+    """What a router that got these events sends to the next server."""
+    head, have = events[0].data, as_texts(events)
+    empty: dict[str, Any] = {"tokens": [], "end": None}
+    entries = [
+        {"tokens": have.get(at, empty)["tokens"], "begun": at in have, "finish_reason": have.get(at, empty)["end"]}
+        for at in range(texts)
+    ]
+    return {"id": head["id"], "created": head["created"], "fingerprint": head["system_fingerprint"], "texts": entries}
+
+
+def rounded(texts: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Log-probabilities of calls of different widths agree within rounding, and not to the last bit."""
+    return {at: {**own, "logprobs": json.loads(json.dumps(own["logprobs"]), parse_float=lambda x: round(float(x), 6))}
+            for at, own in texts.items()}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_stream_goes_on_with_the_tokens_sent_before(client: httpx2.Client, name: str) -> None:
+    path, given = BODIES[name]
+    if "structured_outputs" in given:
+        pytest.importorskip("xgrammar", reason="needs xgrammar: pip install 'spectr-lm[grammar]'")
+    body = asked(given)
+    whole = stream(client, path, body)
+    texts = as_texts(whole)
+    assert len(whole) > 4 or name == "one token"
+    for cut in range(1, len(whole)):
+        before = whole[:cut]
+        after = stream(client, path, asked(given, resume=resume_of(before, len(texts))))
+        assert rounded(as_texts(before + after)) == rounded(texts), f"cut after {cut} events"
+        assert {event.data["id"] for event in before + after} == {whole[0].data["id"]}
+        assert after[-1].id == whole[-1].id
+        for count in ("prompt_tokens", "completion_tokens"):
+            assert after[-1].data["usage"][count] == whole[-1].data["usage"][count]
+        assert after[-1].data["spectr"]["receipt"]["texts"] == whole[-1].data["spectr"]["receipt"]["texts"]
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_client_reconnects(client: httpx2.Client, name: str) -> None:
+    path, given = BODIES[name]
+    if "structured_outputs" in given:
+        pytest.importorskip("xgrammar", reason="needs xgrammar: pip install 'spectr-lm[grammar]'")
+    body = asked(given)
+    whole = stream(client, path, body)
+    texts = as_texts(whole)
+    for cut in range(1, len(whole), 2):
+        before = whole[:cut]
+        after = stream(client, path, body, **{"Last-Event-ID": before[-1].id})
+        joined, have = as_texts(before + after), as_texts(before)
+        for at, own in joined.items():  # tokens are told from the beginning of each connection
+            known = have.get(at, {"tokens": [], "end": None})
+            own["tokens"] = own["tokens"][0 if known["end"] else len(known["tokens"]) :]
+        assert rounded(joined) == rounded(texts), f"cut after {cut} events"
+        assert after[-1].id == whole[-1].id
+
+
+def test_what_cannot_go_on_says_why(client: httpx2.Client) -> None:
+    path, given = BODIES["completion"]
+    whole = stream(client, path, asked(given))
+    resume = resume_of(whole[:3], 1)
+
+    def refused(body: dict[str, Any], **headers: str) -> tuple[int, str]:
+        found = client.post(path, json=body, headers=headers)
+        return found.status_code, found.json()["error"]["code"]
+
+    assert refused(asked(given, resume={**resume, "fingerprint": "fp_0"})) == (409, "other_model")
+    assert refused(asked(given, resume=resume, rule="kseq", drafter="ngram")) == (409, "not_resumable")
+    assert refused(asked({**given, "seed": 12}), **{"Last-Event-ID": whole[2].id}) == (409, "other_text")
+    assert refused(asked(given), **{"Last-Event-ID": "7"}) == (400, "invalid_event_id")
+    assert refused(asked(given), **{"Last-Event-ID": "-,-"}) == (400, "invalid_event_id")
+    assert refused(asked({**given, "max_tokens": 2}), **{"Last-Event-ID": whole[-1].id}) == (409, "other_text")
+    for wrong in ({"seed": None}, {"stream": False, "stream_options": None}):
+        assert refused(asked({**given, **wrong}, resume=resume))[0] == 400
+    assert refused(asked({**given, "n": 2}, resume=resume))[0] == 400
+
+
+def test_streams_have_ids_where_they_are_wanted(client: httpx2.Client, other: Callable[..., Any]) -> None:
+    """Some clients take every line for data, so that ids come only where they are asked for."""
+    body = {**TEXT, "max_tokens": 4, "stream": True}
+    with_ids, _ = other(event_ids=True)
+    for caller, options, expected in (
+        (client, None, False), (client, {"event_ids": True}, True), (with_ids, None, True),
+        (with_ids, {"event_ids": False}, False),
+    ):  # fmt: skip
+        found = caller.post("/v1/completions", json={**body, "stream_options": options}).text
+        assert ("id: " in found) == expected
+
+
+def test_ids_count_tokens() -> None:
+    progress = Progress([None, None])
+    assert progress.id == "-,-"
+    assert progress.move(1, [5, 6]).split(",")[0] == "-"
+    assert progress.move(1, [7]) == f"-,{Place.after([5, 6, 7])}"
+    assert progress.move(0, ()) == f"0:e3b0c442,{Place.after([5, 6, 7])}"
+    assert progress.move(0, [], ends=True).split(",")[0] == "0:e3b0c442."
+    seen = read_places(progress.id, 2)
+    assert [one.count for one in seen if one is not None] == [0, 3]
+    assert Progress(seen).id == progress.id
