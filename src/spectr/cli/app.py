@@ -23,6 +23,7 @@ COMMANDS = {
     "play": LazyCommand("spectr.cli.serve:play", "See the tree think, in the browser."),
     "replay": LazyCommand("spectr.cli.serve:replay", "Generate the text of a receipt again."),
     "batch": LazyCommand("spectr.cli.batch:batch", "Answer the requests of a file."),
+    "route": LazyCommand("spectr.cli.route:route", "Put one address in front of several servers."),
     "models": LazyCommand("spectr.cli.models:models", "List the models that can be loaded by name."),
     "pull": LazyCommand("spectr.cli.models:pull_model", "Fetch a catalog model, once."),
     "doctor": LazyCommand("spectr.cli.models:doctor", "Check the installation, the machine and a model."),

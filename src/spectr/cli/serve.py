@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from spectr.lm import LM
     from spectr.serve import ServerSettings
 
-__all__ = ["needs_server", "play", "read_keys", "replay", "serve"]
+__all__ = ["log_to_stderr", "needs_server", "play", "read_keys", "replay", "serve"]
 
 ADDRESS, LIMITS, OPERATION = "Address and access", "Limits", "Operation"
 _KEYS = "SPECTR_API_KEYS"
@@ -66,7 +66,7 @@ def needs_server(command: str = "spectr serve") -> None:
         raise MissingExtraError(error.name or "fastapi", "serve", command) from error
 
 
-def _log(verbose: bool) -> None:
+def log_to_stderr(verbose: bool) -> None:
     """Log lines on stderr, one for each request."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -167,7 +167,7 @@ def serve(
             queue=max_queue, rate=rate, request_time=request_timeout, drain_time=drain_timeout,
         ),
     )  # fmt: skip
-    _log(verbose or log_prompts)
+    log_to_stderr(verbose or log_prompts)
 
     def load() -> "LM":
         from spectr.lm import load as load_model
@@ -204,7 +204,7 @@ def play(
     from spectr.serve import ServerSettings
     from spectr.serve.run import serve as run_server
 
-    _log(False)
+    log_to_stderr(False)
 
     def load() -> "LM":
         from spectr.lm import load as load_model

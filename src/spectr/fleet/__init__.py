@@ -6,4 +6,8 @@
 `batch`      `spectr batch`: reads a file, answers what is missing, writes the results
 `cluster`    a Ray cluster, joined or started
 `on_ray`     a batch with workers on it
+`ring`       which replica a request goes to
+`replicas`   replicas as a router sees them; `over_http` reaches servers by their addresses
+`ledger`     what a client has of a stream
+`router`     holds the streams of clients, and goes on with them where a replica is lost; `tallies` counts
 """

@@ -43,7 +43,7 @@ from spectr.serve.settings import ServerSettings
 from spectr.version import __version__
 from spectr.view.tokens import TokenTexts
 
-__all__ = ["Desk", "build_app"]
+__all__ = ["Desk", "add_errors", "after", "build_app"]
 
 _LOG = logging.getLogger("spectr.serve")
 _SMALL = 2000  # numbers of a response that is written in the event loop
@@ -146,7 +146,7 @@ class Desk:
         if seen is not None:
             job.go_on(read_places(seen, job.asked.count))
         events = job.events()
-        return _after(await anext(events), events)
+        return after(await anext(events), events)
 
     async def _job(self, body: CompletionRequest | ChatRequest, tenant: str) -> "_Job":
         asked, requests = await ask(body, self.service, tenant, self.admission.most_texts)
@@ -159,7 +159,7 @@ def wants_ids(body: CompletionRequest | ChatRequest, settings: ServerSettings) -
     return settings.event_ids if wanted is None else wanted
 
 
-async def _after(first: Event, rest: AsyncIterator[Event]) -> AsyncIterator[Event]:
+async def after(first: Event, rest: AsyncIterator[Event]) -> AsyncIterator[Event]:
     """An iterator whose first item was taken already: an error before it is answered as one, and not amid a stream."""
     try:
         yield first
@@ -361,7 +361,7 @@ def build_app(service: Service) -> Any:
     """The server as an ASGI application."""
     app = FastAPI(title="spectr", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     desk = service.desk = Desk.of(service)
-    _add_errors(app)
+    add_errors(app)
     _add_texts(app, desk)
     _add_tokens(app, desk)
     _add_operations(app, desk)
@@ -380,7 +380,9 @@ def build_app(service: Service) -> Any:
     )
 
 
-def _add_errors(app: FastAPI) -> None:
+def add_errors(app: FastAPI) -> None:
+    """Tell clients of errors in the form that OpenAI's clients read."""
+
     async def told(_request: Request, error: Exception) -> Response:
         if isinstance(error, Disconnected | ClientDisconnect):
             return Response(status_code=499)

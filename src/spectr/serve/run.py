@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 
@@ -19,7 +19,7 @@ from spectr.serve.service import Service
 from spectr.serve.settings import ServerSettings
 from spectr.serve.wire import bounded_protocol
 
-__all__ = ["background", "bind", "check_address", "serve"]
+__all__ = ["Served", "background", "bind", "check_address", "serve", "server_of", "url_of"]
 
 _LOG = logging.getLogger("spectr.serve")
 
@@ -57,13 +57,28 @@ def bind(settings: ServerSettings) -> socket.socket:
     return made
 
 
+class Served(Protocol):
+    """What runs behind an application."""
+
+    is_draining: bool
+
+    @property
+    def settings(self) -> ServerSettings:
+        """How it is reached and what it may do."""
+        ...
+
+    def end(self) -> None:
+        """Answer all requests that run with an error."""
+        ...
+
+
 class _Server(uvicorn.Server):
     """Drains at the first signal: what runs goes on, and new requests are answered with 503. The second ends it."""
 
     def __init__(
         self,
         config: uvicorn.Config,
-        service: Service,
+        service: Served,
         talk: Callable[[str], None],
         listens: Callable[[], None] = lambda: None,
     ) -> None:
@@ -94,22 +109,26 @@ class _Server(uvicorn.Server):
         if self.deadline is not None and not self.should_exit:
             is_late = time.monotonic() > self.deadline
             if is_late:
-                self.service.desk.end()
+                self.service.end()
             self.should_exit = not self.server_state.tasks or is_late
         return await super().on_tick(counter)
 
 
-def _server(service: Service, talk: Callable[[str], None], listens: Callable[[], None] = lambda: None) -> _Server:
+def server_of(
+    app: Any, service: Served, talk: Callable[[str], None], listens: Callable[[], None] = lambda: None
+) -> uvicorn.Server:
+    """A server for an application, which drains at a signal."""
     limits = service.settings.limits
     config = uvicorn.Config(
-        build_app(service), log_config=None, access_log=False, http=bounded_protocol(limits), ws="none", lifespan="off",
+        app, log_config=None, access_log=False, http=bounded_protocol(limits), ws="none", lifespan="off",
         server_header=False, proxy_headers=False,
         timeout_keep_alive=max(1, round(limits.idle_time)), timeout_graceful_shutdown=1,
     )  # fmt: skip
     return _Server(config, service, talk, listens)
 
 
-def _url(listener: socket.socket) -> str:
+def url_of(listener: socket.socket) -> str:
+    """The address of a socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -124,7 +143,7 @@ def serve(
         service = Service(load(), settings)
         talk("warming up")
         service.warm_up()
-        server = _server(service, talk, lambda: started(_url(listener)))
+        server = server_of(build_app(service), service, talk, lambda: started(url_of(listener)))
         server.run([listener])
         service.close()
     finally:
@@ -138,13 +157,13 @@ def background(lm: LM, settings: ServerSettings) -> Iterator[tuple[str, Service]
     listener = bind(settings)
     service = Service(lm, settings)
     service.warm_up()
-    server = _server(service, lambda _: None)
+    server = server_of(build_app(service), service, lambda _: None)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     try:
         while not server.started and thread.is_alive():
             time.sleep(0.01)
-        yield _url(listener), service
+        yield url_of(listener), service
     finally:
         server.should_exit = True
         thread.join(10)

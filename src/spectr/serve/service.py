@@ -188,6 +188,10 @@ class Service:
         made.engine = engine
         return self._watched(made)
 
+    def end(self) -> None:
+        """Answer all requests that run with an error. From the event loop."""
+        self.desk.end()
+
     def close(self) -> None:
         """End the threads."""
         if self.witness is not None:

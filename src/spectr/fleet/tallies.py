@@ -1,0 +1,42 @@
+"""Counters of a router for Prometheus."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+
+from spectr.fleet.replicas import Replicas
+
+__all__ = ["RouterCounters"]
+
+
+class _Loads:
+    """What each replica has to do at the moment of a look."""
+
+    def __init__(self, replicas: Replicas) -> None:
+        self.replicas = replicas
+
+    def collect(self) -> Iterator[Any]:
+        loads = self.replicas.loads
+        yield GaugeMetricFamily("spectr:router_replicas", "Replicas that take requests.", value=len(loads))
+        family = GaugeMetricFamily("spectr:router_load", "Requests that each has from here.", labels=["replica"])
+        for name, load in loads.items():
+            family.add_metric([name], load)
+        yield family
+
+
+class RouterCounters:
+    """Everything that a router counts."""
+
+    def __init__(self, replicas: Replicas) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_Loads(replicas))
+        self.calls = Counter("spectr:router_calls", "Requests that were sent to replicas.", registry=self.registry)
+        self.failovers = Counter(
+            "spectr:router_failovers", "Streams that went on at another replica.", registry=self.registry
+        )
+
+    def page(self) -> bytes:
+        """What Prometheus reads."""
+        return generate_latest(self.registry)

@@ -1,0 +1,150 @@
+"""Servers and routers as processes of their own, which tests can kill, and clients that keep what they are sent."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+
+__all__ = ["Heard", "Process", "hear", "hear_all", "ready", "server", "started"]
+
+
+@dataclass
+class Process:
+    """A command that listens on an address."""
+
+    running: subprocess.Popen[str]
+    url: str
+    said: list[str] = field(default_factory=list)
+
+    def kill(self) -> None:
+        """As nothing can be caught."""
+        os.kill(self.running.pid, signal.SIGKILL)
+        self.running.wait()
+
+
+@contextmanager
+def started(*arguments: str, ready_line: str = r"https?://[\w.:\[\]]+") -> Iterator[Process]:
+    """`spectr` with some arguments, once it has said where it listens."""
+    command = [sys.executable, "-m", "spectr", *arguments]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    said: list[str] = []
+    found = None
+    assert running.stderr is not None
+    for line in running.stderr:
+        said.append(line)
+        if (found := re.search(ready_line, line)) is not None:
+            break
+    assert found is not None, "".join(said)
+    reading = threading.Thread(target=lambda: said.extend(running.stderr or ()), daemon=True)
+    reading.start()
+    try:
+        yield Process(running, found.group(), said)
+    finally:
+        running.kill()
+        running.wait()
+        reading.join(5)
+        running.stderr.close()
+
+
+def server(folder: str, *more: str) -> Any:
+    """A server of the small model, in float64, so that its texts do not depend on who runs beside them."""
+    model = ("--model", folder, "--name", "tiny", "--dtype", "float64", "--drafter", "lookup")
+    return started("serve", "--port", "0", *model, *more)
+
+
+def ready(url: str, replicas: int = 1, most: float = 60.0) -> None:
+    """Wait until a router has so many replicas."""
+    import time
+
+    deadline = time.monotonic() + most
+    while time.monotonic() < deadline:
+        found = httpx2.get(f"{url}/ready")
+        if found.status_code == 200 and found.json().get("replicas", replicas) >= replicas:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{url} did not get {replicas} replicas")
+
+
+@dataclass
+class Heard:
+    """What a client was sent of a stream."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    ids: list[str] = field(default_factory=list)
+    seed: int | None = None
+    completion_tokens: int | None = None
+    error: dict[str, Any] | None = None
+    has_ended: bool = False
+
+    def add(self, line: str) -> None:
+        """One line of the stream."""
+        if line.startswith("id: "):
+            self.ids.append(line[4:])
+        elif line == "data: [DONE]":
+            self.has_ended = True
+        elif line.startswith("data: "):
+            self._take(json.loads(line[6:]))
+
+    def _take(self, data: dict[str, Any]) -> None:
+        self.error = data.get("error", self.error)
+        for choice in data.get("choices", ()):
+            self.text += choice.get("text") or choice.get("delta", {}).get("content") or ""
+            self.finish_reason = choice["finish_reason"] or self.finish_reason
+            self.tokens += data["spectr"]["tokens"]
+        if data.get("choices") == []:
+            self.seed, self.completion_tokens = data["spectr"]["seed"], data["usage"]["completion_tokens"]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it ended as it should, and every token came once."""
+        counts = [int(name.partition(":")[0]) for name in self.ids]
+        return (
+            self.has_ended
+            and self.error is None
+            and self.finish_reason is not None
+            and self.completion_tokens == len(self.tokens)
+            and counts == sorted(counts)
+            and counts[-1] == len(self.tokens)
+        )
+
+
+async def hear(client: httpx2.AsyncClient, number: int, heard: Heard, **body: Any) -> None:
+    """A stream, to its end."""
+    asked = {
+        "prompt": f"one two {number}", "max_tokens": 200, "seed": number, "temperature": 1.0, "stream": True,
+        "stream_options": {"include_usage": True, "event_ids": True}, **body,
+        "spectr": {"tokens": True, "receipt": False, **body.get("spectr", {})},
+    }  # fmt: skip
+    async with client.stream("POST", "/v1/completions", json=asked) as found:
+        if found.status_code != 200:
+            heard.error = json.loads(await found.aread())["error"]
+            return
+        async for line in found.aiter_lines():
+            heard.add(line)
+
+
+async def hear_all(url: str, numbers: Sequence[int], disturb: Any = None, **body: Any) -> list[Heard]:
+    """Several streams side by side; `disturb` is called with what they have heard, again and again, until it says that
+    it is done."""
+    heard = [Heard() for _ in numbers]
+    async with httpx2.AsyncClient(base_url=url, timeout=120) as client:
+        tasks = [
+            asyncio.ensure_future(hear(client, number, own, **body)) for number, own in zip(numbers, heard, strict=True)
+        ]
+        while disturb is not None and not disturb(heard):
+            assert not all(task.done() for task in tasks), "the streams ended before they could be disturbed"
+            await asyncio.sleep(0.005)
+        await asyncio.gather(*tasks)
+    return heard
