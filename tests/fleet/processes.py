@@ -8,14 +8,29 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx2
 
-__all__ = ["Heard", "Process", "hear", "hear_all", "ready", "server", "started"]
+__all__ = ["Heard", "Process", "children", "hear", "hear_all", "ready", "server", "started"]
+
+
+def children(pid: int, name: str) -> list[int]:
+    """Processes below one, by a part of what they are called."""
+    found, below = [], [pid]
+    while below:
+        parent = below.pop()
+        for tasks in Path(f"/proc/{parent}/task").glob("*/children"):
+            for child in map(int, tasks.read_text().split()):
+                below.append(child)
+                if name in Path(f"/proc/{child}/cmdline").read_text().replace("\0", " "):
+                    found.append(child)
+    return found
 
 
 @dataclass
@@ -64,8 +79,6 @@ def server(folder: str, *more: str) -> Any:
 
 def ready(url: str, replicas: int = 1, most: float = 60.0) -> None:
     """Wait until a router has so many replicas."""
-    import time
-
     deadline = time.monotonic() + most
     while time.monotonic() < deadline:
         found = httpx2.get(f"{url}/ready")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.fleet.conftest import read_results, write_requests
+from tests.fleet.processes import children
 
 pytestmark = pytest.mark.scale
 _COUNT = 300
@@ -22,19 +23,6 @@ def command(requests: Path, out: Path, folder: str, *more: str) -> list[str]:
 def journal_lines(out: Path) -> int:
     path = out.with_name(f"{out.name}.journal")
     return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def children(pid: int, name: str) -> list[int]:
-    """Processes below one, by a part of what they are called."""
-    found, below = [], [pid]
-    while below:
-        parent = below.pop()
-        for tasks in Path(f"/proc/{parent}/task").glob("*/children"):
-            for child in map(int, tasks.read_text().split()):
-                below.append(child)
-                if name in Path(f"/proc/{child}/cmdline").read_text().replace("\0", " "):
-                    found.append(child)
-    return found
 
 
 def killed_at(running: subprocess.Popen[bytes], out: Path, lines: int) -> None:

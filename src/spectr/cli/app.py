@@ -24,6 +24,7 @@ COMMANDS = {
     "replay": LazyCommand("spectr.cli.serve:replay", "Generate the text of a receipt again."),
     "batch": LazyCommand("spectr.cli.batch:batch", "Answer the requests of a file."),
     "route": LazyCommand("spectr.cli.route:route", "Put one address in front of several servers."),
+    "deploy": LazyCommand("spectr.cli.deploy:deploy", "Serve a model with replicas on Ray."),
     "models": LazyCommand("spectr.cli.models:models", "List the models that can be loaded by name."),
     "pull": LazyCommand("spectr.cli.models:pull_model", "Fetch a catalog model, once."),
     "doctor": LazyCommand("spectr.cli.models:doctor", "Check the installation, the machine and a model."),

@@ -10,4 +10,7 @@
 `replicas`   replicas as a router sees them; `over_http` reaches servers by their addresses
 `ledger`     what a client has of a stream
 `router`     holds the streams of clients, and goes on with them where a replica is lost; `tallies` counts
+`plan`       what `spectr deploy` is told
+`serving`    replicas and routers as deployments of Ray Serve
+`deploy`     starts and changes them
 """

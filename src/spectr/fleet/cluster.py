@@ -1,6 +1,7 @@
 """A Ray cluster: one that runs already, or one on this machine for as long as a command runs.
 
-The cluster of a command has no dashboard, listens on this machine alone, and lets in nobody without its token.
+The cluster of a command has no dashboard, and lets in nobody without its token. Ray listens on all addresses of a
+machine, and cannot be told otherwise: the token is what keeps others out.
 """
 
 import logging
@@ -39,8 +40,7 @@ def connected(address: str | None, workers: int, purpose: str) -> Iterator[Any]:
     try:
         if address is None:
             cpus = max(os.cpu_count() or 1, workers + 1)  # each worker takes one, and so does whoever feeds them
-            ray.init(num_cpus=cpus, include_dashboard=False, object_store_memory=_STORE, _node_ip_address="127.0.0.1",
-                     **quiet)  # fmt: skip
+            ray.init(num_cpus=cpus, include_dashboard=False, object_store_memory=_STORE, **quiet)
         else:
             ray.init(address=address, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:

@@ -34,6 +34,7 @@ __all__ = ["Router", "build_router"]
 
 _LOG = logging.getLogger("spectr.serve")
 _RANDOM_BITS = 53  # a seed that any JSON reader keeps whole
+_FIRST_LOOK = 0.5  # seconds
 _TRIES = 3  # replicas that one request may be lost at: one that ends its replica must not end all of them
 _PASSED_ON = ("authorization", "content-type", "content-encoding", "accept")
 _HANDED_BACK = ("content-type", "retry-after", "www-authenticate", "cache-control", "location")
@@ -223,6 +224,8 @@ def build_router(router: Router) -> Any:
     @app.get("/ready")
     async def ready() -> dict[str, Any]:
         router.watch()
+        if not router.replicas.loads:  # it may have just begun to look
+            await asyncio.sleep(_FIRST_LOOK)
         if router.is_draining or not router.replicas.loads:
             raise ApiError(503, "no replica is ready" if not router.is_draining else "the router is shutting down",
                            code="not_ready", wait=5)  # fmt: skip

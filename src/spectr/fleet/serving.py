@@ -1,0 +1,195 @@
+"""Replicas and routers as deployments of Ray Serve. A replica is the application of `spectr serve`, called through Ray
+in place of a socket; texts and bytes go between them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+from spectr.fleet.replicas import Answer, Call, NoReplicaError, ReplicaLostError
+from spectr.fleet.ring import Ring, choose
+from spectr.fleet.router import Router, build_router
+from spectr.lm import load
+from spectr.serve.app import build_app
+from spectr.serve.service import Service
+from spectr.serve.settings import ServerSettings
+
+__all__ = ["ModelReplica", "PrefixRouter", "RayReplicas", "RouterIngress"]
+
+_PATIENCE = 30.0  # seconds that a request waits for a replica, where there is none
+_SILENCE = 60.0  # seconds without a byte, not even a comment, after which a stream is taken for lost
+
+Part = tuple[str, int, dict[str, str]] | bytes
+"""What a replica sends: first its name, a status and headers (a status of 0 says no more than that it has begun), then
+bytes."""
+
+
+class ModelReplica:
+    """A model and the application that serves it."""
+
+    def __init__(self, model: str, loading: Mapping[str, Any], settings: ServerSettings, revision: str) -> None:
+        options = dict(loading)
+        lm = load(model, options.pop("drafter"), options.pop("rule"), **options)
+        self.service, self.revision = Service(lm, settings), revision
+        self.service.warm_up()
+        self.app = build_app(self.service)
+        self.name = serve.get_replica_context().replica_id.unique_id
+
+    def check_health(self) -> None:
+        """Ray Serve asks again and again, and replaces a replica that raises."""
+        if (reason := self.service.not_ready) is not None:
+            raise RuntimeError(reason)
+
+    async def answer(self, call: Call) -> AsyncIterator[Part]:
+        """Answer a request; closing the generator is hanging up."""
+        yield self.name, 0, {}
+        async for part in _ran(self.app, call, self.name):
+            yield part
+
+
+async def _ran(app: Any, call: Call, name: str) -> AsyncIterator[Part]:
+    """What an ASGI application answers. Pieces that wait to be sent are sent together."""
+    queue: asyncio.Queue[Any] = asyncio.Queue()
+    gone = asyncio.Event()
+    bodies = iter([{"type": "http.request", "body": call.body, "more_body": False}])
+
+    async def receive() -> Any:
+        if (message := next(bodies, None)) is not None:
+            return message
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    running = asyncio.ensure_future(app(_scope(call), receive, queue.put))
+    running.add_done_callback(lambda _: queue.put_nowait(None))
+    try:
+        while (message := await queue.get()) is not None:
+            if message["type"] == "http.response.start":
+                yield name, message["status"], {key.decode(): value.decode() for key, value in message["headers"]}
+                continue
+            data, ended = message["body"], False
+            while not (queue.empty() or ended):
+                more = queue.get_nowait()
+                data, ended = (data, True) if more is None else (data + more["body"], False)
+            if data:
+                yield data
+            if ended:
+                break
+        running.result()
+    finally:
+        gone.set()
+        running.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await running
+
+
+def _scope(call: Call) -> dict[str, Any]:
+    parts = urlsplit(call.path)
+    headers = {**call.headers, "host": "localhost"}
+    return {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": call.method, "scheme": "http",
+        "path": parts.path, "raw_path": parts.path.encode(), "query_string": parts.query.encode(), "root_path": "",
+        "headers": [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()],
+        "client": None, "server": ("localhost", 80),
+    }  # fmt: skip
+
+
+class PrefixRouter(RequestRouter):  # type: ignore[misc]
+    """Ray Serve asks this which replica gets a request: the one that its beginning belongs to, unless that one has more
+    than its share."""
+
+    def initialize_state(self, **_: Any) -> None:
+        """Begin with no replicas."""
+        self._ring = Ring(())
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Replicas in the order in which they are asked."""
+        named = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        if not named or pending_request is None or not pending_request.args:
+            return [candidate_replicas]
+        if self._ring.names != named.keys():
+            self._ring = Ring(named)
+        call: Call = pending_request.args[0]
+        cache = self.replica_queue_len_cache
+        loads = {name: cache.get(replica.replica_id) or 0 for name, replica in named.items()}
+        fresh = {name: load for name, load in loads.items() if name not in call.avoiding} or loads
+        first = choose(self._ring, call.key, fresh)
+        order = [first, *(name for name in self._ring.order(call.key) if name != first and name in fresh)]
+        return [[named[name]] for name in order if name is not None]
+
+
+class RayReplicas:
+    """The replicas of a deployment, behind its handle."""
+
+    def __init__(self, handle: Any, patience: float = _PATIENCE) -> None:
+        self._handle = handle.options(stream=True, method_name="answer")
+        self._patience = patience
+        self._loads: dict[str, int] = {}
+
+    @property
+    def loads(self) -> Mapping[str, int]:
+        """Replicas that run, or have answered, and the requests that each has from here."""
+        return self._loads
+
+    async def watch(self) -> None:
+        """Ask Ray Serve which replicas run."""
+        name, app = self._handle.deployment_name, self._handle.app_name
+        while True:
+            with suppress(RayError, RayServeException, KeyError):
+                status = await asyncio.to_thread(serve.status)
+                count = status.applications[app].deployments[name].replica_states.get("RUNNING", 0)
+                busy = {own: load for own, load in self._loads.items() if load}
+                idle = {f"idle-{number}": 0 for number in range(max(0, count - len(busy)))}
+                self._loads = busy | idle
+            await asyncio.sleep(2.0)
+
+    @asynccontextmanager
+    async def send(self, call: Call) -> AsyncIterator[Answer]:
+        """Send a request to the replica that Ray Serve chooses, as `PrefixRouter` tells it."""
+        parts = self._handle.remote(call)
+        name = ""
+        try:
+            async with asyncio.timeout(self._patience):
+                name, _, _ = await anext(parts)
+        except TimeoutError:
+            parts.cancel()
+            raise NoReplicaError("no replica took the request in time") from None
+        except (RayError, RayServeException, StopAsyncIteration) as error:
+            raise ReplicaLostError(f"a replica was lost: {type(error).__name__}", name) from error
+        self._loads[name] = self._loads.get(name, 0) + 1
+        try:
+            _, status, headers = await self._next(parts, name, None)
+            yield Answer(name, status, headers, self._chunks(parts, name, _SILENCE if call.streams else None))
+        finally:
+            self._loads[name] = max(0, self._loads.get(name, 1) - 1)
+            parts.cancel()
+
+    async def _chunks(self, parts: Any, name: str, silence: float | None) -> AsyncIterator[bytes]:
+        while (part := await self._next(parts, name, silence)) is not None:
+            yield part
+
+    async def _next(self, parts: Any, name: str, silence: float | None) -> Any:
+        """The next part; None at the end."""
+        try:
+            async with asyncio.timeout(silence):
+                return await anext(parts, None)
+        except (RayError, RayServeException, TimeoutError) as error:
+            raise ReplicaLostError(f"replica {name} was lost: {type(error).__name__}", name) from error
+
+
+class RouterIngress:
+    """The router as a deployment: what Ray's proxy passes requests to."""
+
+    def __init__(self, handle: Any, settings: ServerSettings) -> None:
+        self.router = Router(RayReplicas(handle), settings)
+
+    def __serve_build_asgi_app__(self) -> Any:
+        """Ray Serve calls this once, and serves what it returns."""
+        return build_router(self.router)

@@ -1,0 +1,106 @@
+"""`spectr deploy` on a Ray cluster of its own: real processes, real signals."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from tests.fleet.processes import Heard, Process, children, hear, hear_all, ready, server, started
+
+pytestmark = pytest.mark.scale
+STREAMS = range(16)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def write_plan(path: Path, folder: str, port: int, **more: Any) -> None:
+    plan = {"model": folder, "served_name": "tiny", "drafter": "lookup", "dtype": "float64", "cpus": 0.1, "port": port,
+            "drain_time": 5.0, **more}  # fmt: skip
+    lines = [f"{name}: {value}" for name, value in plan.items()]
+    path.write_text("\n".join([*lines, 'environment: {OMP_NUM_THREADS: "1"}', ""]))
+
+
+def changed(fleet: Process) -> None:
+    """Have a plan read again, and wait until what it says runs."""
+    said = sum("serving tiny" in line for line in fleet.said)
+    os.kill(fleet.running.pid, signal.SIGHUP)
+    deadline = time.monotonic() + 150
+    while sum("serving tiny" in line for line in fleet.said) == said:
+        assert time.monotonic() < deadline, "".join(fleet.said)
+        time.sleep(0.1)
+
+
+def replicas(fleet: Process) -> list[int]:
+    return children(fleet.running.pid, "ServeReplica:spectr:Model")
+
+
+def texts(heard: list[Heard]) -> list[tuple[str, list[int], str | None]]:
+    return [(one.text, one.tokens, one.finish_reason) for one in heard]
+
+
+async def under_load(url: str, meanwhile: Any) -> list[tuple[int, Heard]]:
+    """Four clients that ask one text after the other, as long as something happens."""
+    heard: list[tuple[int, Heard]] = []
+    work = asyncio.ensure_future(asyncio.to_thread(meanwhile))
+
+    async def client(first: int) -> None:
+        async with httpx2.AsyncClient(base_url=url, timeout=60) as connection:
+            number = first
+            while not work.done():
+                heard.append((number % 16, Heard()))
+                await hear(connection, number % 16, heard[-1][1])
+                number += 4
+
+    await asyncio.gather(*(client(first) for first in range(4)))
+    await work
+    return heard
+
+
+def test_a_fleet_that_is_killed_grows_and_changes(folder: str, tmp_path: Path) -> None:
+    """Two replicas behind one address and 16 streams: one is killed. A third joins. All are replaced under load."""
+    pytest.importorskip("ray", reason="needs Ray: pip install 'spectr-lm[ray]'")
+    with server(folder) as alone:
+        expected = asyncio.run(hear_all(alone.url, STREAMS))
+    path, port = tmp_path / "app.yaml", free_port()
+    write_plan(path, folder, port, replicas=2)
+    with started("deploy", str(path), ready_line=rf"http://127.0.0.1:{port}") as fleet:
+        ready(fleet.url, 2)
+        first = replicas(fleet)
+        assert len(first) == 2
+
+        def kill(heard: list[Heard]) -> bool:
+            if sum(len(one.tokens) for one in heard) < 16 * 60:
+                return False
+            os.kill(first[0], signal.SIGKILL)
+            return True
+
+        heard = asyncio.run(hear_all(fleet.url, STREAMS, kill))
+        assert all(one.is_sound for one in heard)
+        assert texts(heard) == texts(expected)
+        page = httpx2.get(f"{fleet.url}/metrics").text
+        assert float(page.split("\nspectr:router_failovers_total ")[1].split("\n")[0]) >= 1
+
+        write_plan(path, folder, port, replicas=3)
+        changed(fleet)
+        ready(fleet.url, 3)
+        second = replicas(fleet)
+        assert len(second) == 3
+        assert first[1] in second
+
+        write_plan(path, folder, port, replicas=3, revision="next")
+        loaded = asyncio.run(under_load(fleet.url, lambda: changed(fleet)))
+        assert len(loaded) >= 8
+        assert all(one.is_sound for _, one in loaded), [one.error for _, one in loaded if not one.is_sound]
+        assert [texts([one]) for _, one in loaded] == [texts([expected[number]]) for number, _ in loaded]
+        assert not set(second) & set(replicas(fleet))
+    assert children(os.getpid(), "ray") == []

@@ -1,0 +1,164 @@
+"""Where requests go, and what a router knows of a stream."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spectr.errors import ArgumentError
+from spectr.fleet.ledger import Block, Ledger, blocks
+from spectr.fleet.over_http import HttpReplicas
+from spectr.fleet.plan import FleetPlan, Scaling, read_plan
+from spectr.fleet.ring import Ring, beginning, choose
+from spectr.fleet.router import admitted
+
+NAMES = [f"http://10.0.0.{number}:8000" for number in range(20)]
+KEYS = [f"beginning {number}" for number in range(2000)]
+
+
+def test_every_replica_gets_a_share() -> None:
+    """64 points each: shares of 2,000 keys differ from the mean by an eighth or so."""
+    counts = Counter(next(Ring(NAMES).order(key)) for key in KEYS)
+    assert set(counts) == set(NAMES)
+    assert min(counts.values()) >= 50
+    assert max(counts.values()) <= 170
+
+
+def test_a_replica_that_goes_moves_its_own_requests_alone() -> None:
+    before, after = Ring(NAMES), Ring(NAMES[1:])
+    for key in KEYS:
+        assert next(after.order(key)) == next(name for name in before.order(key) if name != NAMES[0])
+
+
+def test_no_replica_gets_more_than_its_share() -> None:
+    """Everybody asks with the same beginning: it spreads, and no load goes beyond the bound."""
+    ring, loads = Ring(NAMES), dict.fromkeys(NAMES, 0)
+    for count in range(1, 401):
+        name = choose(ring, "one beginning", loads)
+        assert name is not None
+        loads[name] += 1
+        assert max(loads.values()) <= -(-1.25 * count // len(NAMES))
+    assert choose(ring, "x", {}) is None
+    assert choose(ring, "x", {NAMES[3]: 7}) == NAMES[3]
+
+
+def test_beginnings() -> None:
+    system = {"role": "system", "content": "s" * 600}
+    first = [system, {"role": "user", "content": "one"}]
+    other = [system, {"role": "user", "content": "two"}]
+    short = [{"role": "user", "content": "one"}]
+    later = [*short, {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
+    assert beginning({"messages": first}) == beginning({"messages": other})
+    assert beginning({"messages": short}) == beginning({"messages": later})
+    assert beginning({"messages": short}) != beginning({"messages": [{"role": "user", "content": "two"}]})
+    assert beginning({"prompt": ["a", "b"]}) == "a"
+    assert beginning({"prompt": [[1, 2], [3]]}) == beginning({"prompt": [1, 2]})
+    for odd in ({}, {"prompt": None}, {"prompt": []}, {"prompt": 7}, {"messages": [7]}, {"prompt": [[]]}):
+        assert isinstance(beginning(odd), str)
+
+
+async def pieces(data: bytes, size: int) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_events_come_in_any_pieces(size: int) -> None:
+    data = ': keep-alive\n\nid: 1:ab\ndata: {"a": "é: \\n"}\n\ndata: [DONE]\n\ndata: {"lacks its en'.encode()
+
+    async def read() -> list[Block]:
+        return [block async for block in blocks(pieces(data, size))]
+
+    assert asyncio.run(read()) == [Block('{"a": "é: \\n"}'.encode(), "1:ab"), Block(b"[DONE]")]
+
+
+def chunk(index: int, text: str, tokens: list[int], reason: str | None = None) -> dict[str, Any]:
+    choice = {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+    head = {"id": "cmpl-1", "created": 5, "system_fingerprint": "fp_1"}
+    return {**head, "choices": [choice], "spectr": {"tokens": tokens}}
+
+
+def test_a_ledger_resumes_with_every_token_once() -> None:
+    body = {"prompt": ["a", "b"], "n": 2, "seed": 1, "stream": True, "spectr": {"rule": "race"}}
+    ledger = Ledger(body, None, event_ids=True)
+    assert ledger.body()["spectr"] == {"rule": "race", "tokens": True}
+    assert ledger.headers() == {}
+    event = ledger.add(chunk(0, "x", [4, 5]), "2:a,-,-,-")
+    assert (event.id, "spectr" in event.data) == ("2:a,-,-,-", False)
+    ledger.add(chunk(2, "y", [6], "stop"), "2:a,-,1:b.,-")
+    ledger.add(chunk(0, "z", [7]), "3:c,-,1:b.,-")
+    resume = ledger.body()["spectr"]["resume"]
+    assert (resume["id"], resume["created"], resume["fingerprint"]) == ("cmpl-1", 5, "fp_1")
+    assert [(text["tokens"], text["begun"], text["finish_reason"]) for text in resume["texts"]] == [
+        ([4, 5, 7], True, None), ([], False, None), ([6], True, "stop"), ([], False, None),
+    ]  # fmt: skip
+    assert not ledger.is_closed
+    ledger.add({**chunk(0, "", []), "choices": []}, "3:c,-,1:b.,-")
+    assert ledger.is_closed
+
+
+def test_a_ledger_of_a_client_that_reconnected() -> None:
+    """As long as nothing came of a text that the client has a part of, its tokens are not known: the next replica is
+    told the place."""
+    ledger = Ledger({"prompt": "a", "n": 2, "seed": 1, "spectr": {"tokens": True}}, "2:a,3:b", event_ids=False)
+    assert ledger.headers() == {"last-event-id": "2:a,3:b"}
+    event = ledger.add(chunk(0, "x", [4, 5, 6]), "3:c,3:b")
+    assert (event.id, event.data["spectr"]["tokens"]) == ("3:c,3:b", [4, 5, 6])
+    assert ledger.headers() == {"last-event-id": "3:c,3:b"}
+    assert "resume" not in ledger.body()["spectr"]
+    ledger.add(chunk(1, "x", [7, 8, 9, 1]), "3:c,4:d")
+    assert ledger.headers() == {}
+    assert [text["tokens"] for text in ledger.body()["spectr"]["resume"]["texts"]] == [[4, 5, 6], [7, 8, 9, 1]]
+
+
+def test_a_seed_is_fixed_at_admission() -> None:
+    first, second = admitted(b'{"prompt": "a"}'), admitted(b'{"prompt": "a", "seed": null}')
+    assert first is not None
+    assert second is not None
+    assert first["seed"] != second["seed"]
+    assert admitted(b'{"prompt": "a", "seed": 0}') == {"prompt": "a", "seed": 0}
+    for wrong in (b"{", b"[]", b'{"spectr": 7}', b'{"stream_options": [1]}', b"\xff"):
+        assert admitted(wrong) is None
+
+
+@pytest.mark.parametrize("urls", [[], ["a", "b"], ["http://a", "http://a"], ["http://a/v1"], ["ftp://a"]])
+def test_addresses_of_replicas_are_checked(urls: list[str]) -> None:
+    with pytest.raises(ArgumentError, match="replica"):
+        HttpReplicas(urls)
+
+
+def test_a_plan(tmp_path: Path) -> None:
+    path = tmp_path / "app.yaml"
+    path.write_text("model: m\nreplicas: {least: 1, most: 4, queue: 8}\nnodes: 16\nenvironment: {A: b}\n")
+    plan = read_plan(path)
+    assert plan == FleetPlan("m", nodes=16, replicas=Scaling(1, 4, 8), environment={"A": "b"})
+    assert plan.loading["nodes"] == 16
+    path.write_text("model: m\nreplicas: 3\n")
+    assert read_plan(path).replicas == Scaling(3, 3)
+    assert read_plan(path).digest != plan.digest
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("modle: m", "must say which model"),
+        ("model: m\nreplica: 2", "no replica; .*replicas"),
+        ("model: m\nreplicas: {most: 0}", "1 <= least <= most"),
+        ("model: m\nreplicas: {maximum: 2}", r"no replicas.maximum"),
+        ("model: m\nreplicas: many", "must be a number"),
+        ("model: m\nport: '80'", "port in .* must be int"),
+        ("model: m\ninsecure: 1", "insecure in .* must be bool"),
+        ("model: m\ncpus: true", "cpus in .* must be float"),
+        ("model: m\nenvironment: {OMP_NUM_THREADS: 1}", "in quotes"),
+        ("- a", "must say which model"),
+        ("a: [", "must be a file in YAML"),
+    ],
+)
+def test_a_plan_that_is_wrong(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "app.yaml"
+    path.write_text(text)
+    with pytest.raises(ArgumentError, match=said):
+        read_plan(path)
