@@ -13,6 +13,7 @@ from tests.fleet.processes import Heard, Process, children, hear, hear_all, read
 
 pytestmark = pytest.mark.scale
 STREAMS = range(16)
+SHORT = 60
 
 
 def free_port() -> int:
@@ -49,7 +50,7 @@ def texts(heard: list[Heard]) -> list[tuple[str, list[int], str | None]]:
 
 
 async def under_load(url: str, meanwhile: Any) -> list[tuple[int, Heard]]:
-    """Four clients that ask one text after the other, as long as something happens."""
+    """Two clients that ask one text after the other, as long as something happens."""
     heard: list[tuple[int, Heard]] = []
     work = asyncio.ensure_future(asyncio.to_thread(meanwhile))
 
@@ -57,11 +58,13 @@ async def under_load(url: str, meanwhile: Any) -> list[tuple[int, Heard]]:
         async with httpx2.AsyncClient(base_url=url, timeout=60) as connection:
             number = first
             while not work.done():
-                heard.append((number % 16, Heard()))
-                await hear(connection, number % 16, heard[-1][1])
-                number += 4
+                own = Heard()
+                await hear(connection, number % 16, own, max_tokens=SHORT)
+                heard.append((number % 16, own))
+                number += 2
+                await asyncio.sleep(0.3)  # the replicas that start need the processor, too
 
-    await asyncio.gather(*(client(first) for first in range(4)))
+    await asyncio.gather(client(0), client(1))
     await work
     return heard
 
@@ -95,12 +98,13 @@ def test_a_fleet_that_is_killed_grows_and_changes(folder: str, tmp_path: Path) -
         ready(fleet.url, 3)
         second = replicas(fleet)
         assert len(second) == 3
-        assert first[1] in second
+        assert first[1] in second  # it was left alone
 
-        write_plan(path, folder, port, replicas=3, revision="next")
+        write_plan(path, folder, port, replicas=2, revision="next")
         loaded = asyncio.run(under_load(fleet.url, lambda: changed(fleet)))
         assert len(loaded) >= 8
         assert all(one.is_sound for _, one in loaded), [one.error for _, one in loaded if not one.is_sound]
-        assert [texts([one]) for _, one in loaded] == [texts([expected[number]]) for number, _ in loaded]
+        for number, one in loaded:
+            assert one.tokens == expected[number].tokens[:SHORT]
         assert not set(second) & set(replicas(fleet))
     assert children(os.getpid(), "ray") == []

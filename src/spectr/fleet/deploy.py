@@ -40,7 +40,6 @@ def _application(plan: FleetPlan, settings: Any) -> Any:
     model = serve.deployment(
         ModelReplica,
         name="Model",
-        version=_version(plan.model, plan.loading, settings, plan.revision),
         **_scaling(plan),
         ray_actor_options={
             "num_cpus": plan.cpus,
@@ -56,18 +55,23 @@ def _application(plan: FleetPlan, settings: Any) -> Any:
     router = serve.deployment(
         serve.ingress()(RouterIngress),
         name="Router",
-        version=_version(settings),
         num_replicas=plan.routers,
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=_PROXY_ROOM,
         graceful_shutdown_timeout_s=plan.drain_time,
     )
-    return router.bind(model.bind(plan.model, plan.loading, settings, plan.revision), settings)
+    parts = (plan.model, plan.loading, settings, plan.revision)
+    return _named(router, settings).bind(_named(model, *parts).bind(*parts), settings)
 
 
-def _version(*parts: Any) -> str:
-    """A name for what a replica is made from: Ray Serve replaces those that have another."""
-    return hashlib.sha256(repr((__version__, *parts)).encode()).hexdigest()[:16]
+def _named(deployment: Any, *parts: Any) -> Any:
+    """A deployment with a version that says what its replicas are made from, so that Ray Serve replaces those that have
+    another, and no others. Where Ray does not take versions any more, all are replaced."""
+    version = hashlib.sha256(repr((__version__, *parts)).encode()).hexdigest()[:16]
+    try:
+        return deployment.options(version=version, _internal=True)
+    except (TypeError, ValueError):
+        return deployment
 
 
 def _scaling(plan: FleetPlan) -> dict[str, Any]:
