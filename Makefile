@@ -38,7 +38,7 @@ test-slow: $(DEV) ## the tests marked slow or network
 	$(BIN)/python $(PYTEST) -m "(slow or network) and not scale"
 
 test-scale: $(FLEET) ## several processes: batches, failover and Ray (installs Ray once); at most six minutes
-	$(BIN)/python -m pytest -m scale tests/fleet
+	$(BIN)/python -m pytest -m scale tests
 
 test-gpu: $(DEV) ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu

@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.conftest import Spectr, spectr
 from tests.fleet.conftest import Requests, read_results, request_line
 
-import spectr
+from spectr import load
 from spectr.errors import ArgumentError
 from spectr.fleet import batch as batch_module
 from spectr.fleet.answering import Answers, BatchModel
 from spectr.fleet.batch import BatchFiles, Tally, run_batch
 from spectr.fleet.journal import Journal
 from spectr.fleet.lines import read_lines, seed_of
+
+__all__ = ["spectr"]  # a fixture
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def text_of(result: dict[str, Any]) -> str:
 def test_results_are_what_the_model_says_alone(requests: Requests, tmp_path: Path, model: BatchModel) -> None:
     path, out = requests(10), tmp_path / "out.jsonl"
     tally = run(path, out, model)
-    lm = spectr.load(model.model, "none", dtype="float64")
+    lm = load(model.model, "none", dtype="float64")
     found = read_results(out)
     assert [result["custom_id"] for result in found] == [f"r-{number}" for number in range(10)]
     for number, result in enumerate(found):
@@ -150,3 +153,17 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
         read_lines(tmp_path / "empty.jsonl")
     with pytest.raises(ArgumentError, match="must be a file"):
         read_lines(tmp_path / "missing.jsonl")
+
+
+def test_the_command(spectr: Spectr, requests: Requests, tmp_path: Path, folder: str) -> None:
+    out = str(tmp_path / "out.jsonl")
+    flags = ("--model", folder, "--dtype", "float64", "--drafter", "lookup")
+    path = str(requests([1, 3, "{"]))
+    ran = spectr("batch", path, "--out", out, *flags, "--json")
+    assert ran.code == 0
+    told = json.loads(ran.out)
+    assert (told["lines"], told["answered"], told["bad"]) == (3, 2, 1)
+    assert "2 answered" in ran.err
+    assert spectr("batch", path, "--out", out, *flags).code == 2  # the results are there
+    refused = spectr("batch", path, "--out", str(tmp_path / "other.jsonl"), *flags, "--workers", "2")
+    assert (refused.code, "add --ray" in refused.err) == (2, True)

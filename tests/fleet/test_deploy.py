@@ -11,6 +11,8 @@ import httpx2
 import pytest
 from tests.fleet.processes import Heard, Process, children, hear, hear_all, ready, server, started
 
+from spectr.fleet.plan import read_plan
+
 pytestmark = pytest.mark.scale
 STREAMS = range(16)
 SHORT = 60
@@ -108,3 +110,28 @@ def test_a_fleet_that_is_killed_grows_and_changes(folder: str, tmp_path: Path) -
             assert one.tokens == expected[number].tokens[:SHORT]
         assert not set(second) & set(replicas(fleet))
     assert children(os.getpid(), "ray") == []
+
+
+def test_a_plan_as_ray_serve_is_told(tmp_path: Path) -> None:
+    """Ray Serve takes what a plan says of replicas, and only what replicas are made from gives them another version."""
+    pytest.importorskip("ray", reason="needs Ray: pip install 'spectr-lm[ray]'")
+    from spectr.fleet.deploy import _application
+
+    def model(text: str) -> Any:
+        path = tmp_path / "app.yaml"
+        path.write_text(text)
+        plan = read_plan(path)
+        router = _application(plan, plan.settings(("secret-key",)))._bound_deployment
+        return router.init_args[0]._bound_deployment
+
+    base = "model: m\nrunning: 8\nqueue: 4\n"
+    scaled = model(base + "replicas: {least: 2, most: 5, queue: 6, up_delay: 1, down_delay: 9}")
+    config = scaled._deployment_config.autoscaling_config
+    assert (config.min_replicas, config.max_replicas, config.target_ongoing_requests) == (2, 5, 6)
+    assert (config.upscale_delay_s, config.downscale_delay_s) == (1, 9)
+    assert scaled._deployment_config.max_ongoing_requests == 12
+    fixed = model(base + "replicas: 3\n")
+    assert fixed._deployment_config.num_replicas == 3
+    assert fixed.version == scaled.version
+    assert model(base + "revision: other").version != fixed.version
+    assert model(base + "rule: match").version != fixed.version

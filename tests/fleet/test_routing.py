@@ -114,6 +114,37 @@ def test_a_ledger_of_a_client_that_reconnected() -> None:
     assert [text["tokens"] for text in ledger.body()["spectr"]["resume"]["texts"]] == [[4, 5, 6], [7, 8, 9, 1]]
 
 
+def test_a_ledger_of_a_client_that_goes_on_itself() -> None:
+    """What the client says was sent before comes first."""
+    texts = [
+        {"tokens": [1, 2], "begun": True, "finish_reason": None},
+        {"tokens": [3], "begun": True, "finish_reason": "stop"},
+    ]
+    given = {"id": "cmpl-1", "created": 5, "fingerprint": "fp_1", "texts": texts}
+    ledger = Ledger({"prompt": "a", "n": 2, "seed": 1, "spectr": {"resume": given}}, None, event_ids=True)
+    assert ledger.body()["spectr"]["resume"] == given
+    ledger.add(chunk(0, "x", [4]), "3:c,1:b.")
+    resumed = ledger.body()["spectr"]["resume"]["texts"]
+    assert [(text["tokens"], text["finish_reason"]) for text in resumed] == [([1, 2, 4], None), ([3], "stop")]
+
+
+def test_a_prompt_that_is_repeated_has_no_tokens_of_the_text() -> None:
+    for tells in (False, True):
+        ledger = Ledger({"prompt": "a", "echo": True, "seed": 1, "spectr": {"tokens": tells}}, None, event_ids=True)
+        echo = chunk(0, "a", [])
+        del echo["spectr"]
+        assert "spectr" not in ledger.add(echo, "0:a").data
+        assert ledger.body()["spectr"]["resume"]["texts"] == [{"tokens": [], "begun": True, "finish_reason": None}]
+        told = ledger.add(chunk(0, "x", [4]), "1:b").data
+        assert told.get("spectr") == ({"tokens": [4]} if tells else None)
+        assert ledger.body()["spectr"]["resume"]["texts"][0]["tokens"] == [4]
+
+
+def test_a_ledger_is_small_however_many_texts_a_body_claims() -> None:
+    ledger = Ledger({"prompt": "a", "n": 10**12, "seed": 1}, None, event_ids=True)
+    assert "resume" not in ledger.body()["spectr"]
+
+
 def test_a_seed_is_fixed_at_admission() -> None:
     first, second = admitted(b'{"prompt": "a"}'), admitted(b'{"prompt": "a", "seed": null}')
     assert first is not None

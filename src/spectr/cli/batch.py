@@ -11,6 +11,7 @@ import typer
 from spectr.cli.flags import SPECULATION, DeviceFlag, DrafterFlag, DtypeFlag, ModelFlag, RuleFlag, given
 from spectr.cli.output import JsonFlag, check_folder, print_json, progress_bar, talk
 from spectr.cli.serve import needs_server
+from spectr.errors import ArgumentError
 
 if TYPE_CHECKING:
     from spectr.fleet.batch import Tally
@@ -55,6 +56,8 @@ def batch(
     from spectr.fleet.batch import BatchFiles, run_batch
 
     check_folder(out)
+    if workers > 1 and not ray and address is None:
+        raise ArgumentError(f"one process has one worker, got --workers {workers}; add --ray")
     options = given(nodes=nodes)
     chosen = BatchModel(model, drafter, rule, seed, max_running, {"device": device, "dtype": dtype, **options})
     files = BatchFiles(requests, out, chunk, workers, ray or address is not None, address)

@@ -1,5 +1,6 @@
 """What a client has of a stream: enough for another replica to go on with it."""
 
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,11 @@ class _Text:
     begun: bool = False
     finish_reason: str | None = None
 
+    @property
+    def entry(self) -> dict[str, Any]:
+        """As a body has it."""
+        return {"tokens": self.tokens, "begun": self.begun, "finish_reason": self.finish_reason}
+
 
 def _count(body: Mapping[str, Any]) -> int:
     """How many texts a body asks for, if it is a sound one."""
@@ -51,7 +57,7 @@ class Ledger:
 
     def __init__(self, body: Mapping[str, Any], last_id: str | None, *, event_ids: bool) -> None:
         self._body, self._last_id = body, last_id
-        self._texts = [_Text() for _ in range(_count(body))]
+        self._texts: defaultdict[int, _Text] = defaultdict(_Text)  # those of which something came
         self._head: dict[str, Any] | None = None  # what all chunks of the stream have in common
         options = body.get("stream_options") or {}
         wanted = options.get("event_ids")
@@ -63,16 +69,17 @@ class Ledger:
     def add(self, data: dict[str, Any], name: str | None) -> Event:
         """Take note of a chunk; the event that the client gets."""
         self._head, self._last_id = data, name
-        tokens = data["spectr"].pop("tokens", []) if data["choices"] and "spectr" in data else []
+        shown = data.get("spectr", {}) if data["choices"] else {}
+        tokens = shown.get("tokens", [])
         for choice in data["choices"]:
             text = self._texts[choice["index"]]
             text.begun = True
             text.tokens += tokens
             text.finish_reason = choice["finish_reason"] or text.finish_reason
         self.is_closed = self.is_closed or not data["choices"]
-        if self._tells_tokens and data["choices"]:
-            data["spectr"]["tokens"] = tokens
-        elif data.get("spectr") == {}:
+        if not self._tells_tokens:
+            shown.pop("tokens", None)
+        if data.get("spectr") == {}:
             del data["spectr"]
         return Event(data, name if self._tells_ids else None)
 
@@ -85,22 +92,30 @@ class Ledger:
     def _is_known(self) -> bool:
         """Whether the tokens of all texts are known. Of a text that a client had before it reconnected, they are once
         something more came of it."""
-        return not self._is_continued or all(text.begun for text in self._texts)
+        return not self._is_continued or len(self._texts) == _count(self._body)
+
+    def _resume(self, head: Mapping[str, Any]) -> dict[str, Any]:
+        """What the next replica is told. Before the first chunk nothing is known of how sound the body is; after it, it
+        is known to be. A client may itself go on with a stream."""
+        own = self._body.get("spectr") or {}
+        before = own["resume"]["texts"] if own.get("resume") else [_Text().entry] * _count(self._body)
+        texts = [
+            {
+                "tokens": [*past["tokens"], *self._texts[index].tokens],
+                "begun": past["begun"] or self._texts[index].begun,
+                "finish_reason": past["finish_reason"] or self._texts[index].finish_reason,
+            }
+            for index, past in enumerate(before)
+        ]
+        head = {"id": head["id"], "created": head["created"], "fingerprint": head["system_fingerprint"]}
+        return {**head, "texts": texts}
 
     def body(self) -> dict[str, Any]:
         """The body for the next replica."""
         options = {**(self._body.get("stream_options") or {}), "event_ids": True}
         own = {**(self._body.get("spectr") or {}), "tokens": True}
         if self._head is not None and self._is_known:
-            own["resume"] = {
-                "id": self._head["id"],
-                "created": self._head["created"],
-                "fingerprint": self._head["system_fingerprint"],
-                "texts": [
-                    {"tokens": text.tokens, "begun": text.begun, "finish_reason": text.finish_reason}
-                    for text in self._texts
-                ],
-            }
+            own["resume"] = self._resume(self._head)
         return {**self._body, "stream_options": options, "spectr": own}
 
     def headers(self) -> dict[str, str]:
