@@ -98,7 +98,7 @@ def _compared(urls: dict[str, str], rounds: int, requests: int, tokens: int) -> 
                  f"{together['tokens_per_second']:.1f} tokens/s at 4 clients")  # fmt: skip
 
     def median(name: str, part: int, what: str) -> float:
-        return statistics.median(each[part][what] for each in seen[name][1:])
+        return float(statistics.median(each[part][what] for each in seen[name][1:]))
 
     return {
         name: {
