@@ -12,6 +12,7 @@ import pytest
 from tests.fleet.processes import Heard, Process, children, hear, hear_all, ready, server, started
 
 from spectr.fleet.plan import read_plan
+from spectr.fleet.replicas import Call
 
 pytestmark = pytest.mark.scale
 STREAMS = range(16)
@@ -112,6 +113,7 @@ def test_a_fleet_that_is_killed_grows_and_changes(folder: str, tmp_path: Path) -
     assert children(os.getpid(), "ray") == []
 
 
+@pytest.mark.filterwarnings("ignore")  # Ray's own, when it is imported
 def test_a_plan_as_ray_serve_is_told(tmp_path: Path) -> None:
     """Ray Serve takes what a plan says of replicas, and only what replicas are made from gives them another version."""
     pytest.importorskip("ray", reason="needs Ray: pip install 'spectr-lm[ray]'")
@@ -135,3 +137,34 @@ def test_a_plan_as_ray_serve_is_told(tmp_path: Path) -> None:
     assert fixed.version == scaled.version
     assert model(base + "revision: other").version != fixed.version
     assert model(base + "rule: match").version != fixed.version
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_whoever_leaves_a_replica_hangs_up() -> None:
+    """What a replica answers comes in parts; leaving them before their end tells the application, and ends it."""
+    pytest.importorskip("ray", reason="needs Ray: pip install 'spectr-lm[ray]'")
+    from spectr.fleet.serving import _ran
+
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.extend([scope["path"], scope["query_string"], dict(scope["headers"])[b"host"], await receive()])
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x-a", b"b")]})
+        for piece in (b"one", b"two"):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        try:
+            seen.append((await receive())["type"])
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    async def leave() -> list[Any]:
+        parts = _ran(app, Call("POST", "/v1/x?y=1", {"Host": "elsewhere"}, b"body"), "me")
+        found = [await anext(parts), await anext(parts)]
+        await parts.aclose()  # type: ignore[attr-defined]
+        return found
+
+    assert asyncio.run(leave()) == [("me", 200, {"x-a": "b"}), b"onetwo"]
+    assert seen[:2] == ["/v1/x", b"y=1"]
+    assert seen[3]["body"] == b"body"
+    assert seen[4:] in (["http.disconnect"], ["cancelled"])

@@ -7,7 +7,7 @@ from typing import Any
 
 from spectr.fleet.lines import BadLineError, Line, failed, line_id, parsed, responded
 from spectr.lm import load
-from spectr.serve.app import Desk
+from spectr.serve.desk import Desk
 from spectr.serve.problems import as_api_error
 from spectr.serve.service import Service
 from spectr.serve.settings import Limits, ServerSettings

@@ -23,7 +23,8 @@ from spectr.fleet.ledger import Ledger, blocks
 from spectr.fleet.replicas import Answer, Call, NoReplicaError, ReplicaLostError, Replicas
 from spectr.fleet.ring import beginning
 from spectr.fleet.tallies import RouterCounters
-from spectr.serve.app import add_errors, after
+from spectr.serve.app import add_errors
+from spectr.serve.desk import after
 from spectr.serve.events import Event, EventStream, unless_disconnected
 from spectr.serve.gate import Gate
 from spectr.serve.problems import ApiError

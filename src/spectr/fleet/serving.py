@@ -90,11 +90,11 @@ async def _ran(app: Any, call: Call, name: str) -> AsyncIterator[Part]:
 
 def _scope(call: Call) -> dict[str, Any]:
     parts = urlsplit(call.path)
-    headers = {**call.headers, "host": "localhost"}
+    headers = {**{name.lower(): value for name, value in call.headers.items()}, "host": "localhost"}
     return {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": call.method, "scheme": "http",
         "path": parts.path, "raw_path": parts.path.encode(), "query_string": parts.query.encode(), "root_path": "",
-        "headers": [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()],
+        "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()],
         "client": None, "server": ("localhost", 80),
     }  # fmt: skip
 

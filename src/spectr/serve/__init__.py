@@ -10,6 +10,7 @@
 `resuming`   streams that break off and go on
 `trace`      what a step did, for those who want to see it; `pages` and `playground/` show it in a browser
 `observe`    counters for Prometheus
+`desk`       where requests for text are taken, run and answered
 `app`        the endpoints
 `workers`    threads for what would hold up the event loop; `wire` bounds what a connection can hold
 `run`        start, signals, drain, end

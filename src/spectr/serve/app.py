@@ -1,12 +1,9 @@
 """The endpoints."""
 
-import asyncio
 import gc
-import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -17,14 +14,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
-from spectr.engine import Handle, Result, Step
-from spectr.engine import Request as EngineRequest
 from spectr.errors import SpectrError
-from spectr.serve.admission import Admission
-from spectr.serve.asking import Asked, as_turns, ask, characters
-from spectr.serve.events import Disconnected, Event, EventStream, unless_disconnected
+from spectr.serve.asking import as_turns, characters
+from spectr.serve.desk import Desk
+from spectr.serve.events import Disconnected, unless_disconnected
 from spectr.serve.gate import Gate
-from spectr.serve.observe import Observations
 from spectr.serve.openapi import describe, documented
 from spectr.serve.pages import add_pages
 from spectr.serve.problems import ApiError, as_api_error
@@ -35,18 +29,11 @@ from spectr.serve.protocol import (
     TokenizeRequest,
     as_problem,
 )
-from spectr.serve.receipt import make_receipt
-from spectr.serve.replies import Reply
-from spectr.serve.resuming import Progress, Seen, read_places, steps_after, tokens_of
 from spectr.serve.service import Service
-from spectr.serve.settings import ServerSettings
 from spectr.version import __version__
-from spectr.view.tokens import TokenTexts
 
-__all__ = ["Desk", "add_errors", "after", "build_app"]
+__all__ = ["add_errors", "build_app"]
 
-_LOG = logging.getLogger("spectr.serve")
-_SMALL = 2000  # numbers of a response that is written in the event loop
 _EITHER = ("application/json", "text/event-stream")  # whole, or as a stream
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -81,280 +68,6 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
         raise as_problem(error, kind) from error
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body must be a JSON object in UTF-8: {error}", code="invalid_json") from error
-
-
-@dataclass(slots=True)
-class Desk:
-    """Where requests for text are taken, run and answered."""
-
-    service: Service
-    admission: Admission
-    observations: Observations
-    texts: TokenTexts
-    _over: "asyncio.Future[None] | None" = None
-
-    @classmethod
-    def of(cls, service: Service) -> "Desk":
-        """A desk for a service."""
-        admission = Admission(service.settings.limits, len(service.settings.keys))
-        return cls(service, admission, Observations(service, admission), TokenTexts(service.lm.tokenizer))
-
-    async def answer(self, request: Request, body: CompletionRequest | ChatRequest) -> Response:
-        """Answer a request for text, whole or in a stream."""
-        if self.service.is_draining:
-            raise ApiError(503, "the server is shutting down; send the request elsewhere", code="draining", wait=30)
-        if self.service.settings.logs_prompts:
-            _LOG.info("%s asks %s", request.state.request_id, body.model_dump_json(exclude_none=True))
-        limits, settings = self.service.settings.limits, self.service.settings
-        deadline = request.state.began + limits.request_time
-        left, tenant = deadline - time.monotonic(), request.state.tenant
-        if not body.stream:
-            return await unless_disconnected(request.receive, self._whole(body, tenant), left, self.over)
-        seen = request.headers.get("last-event-id")
-        events = await unless_disconnected(request.receive, self._begun(body, tenant, seen), left, self.over)
-        return EventStream(events, settings.keep_alive, limits.write_time, deadline, self.over)
-
-    @property
-    def over(self) -> "asyncio.Future[None]":
-        """Done when the server will not wait for running requests any longer."""
-        if self._over is None:
-            self._over = asyncio.get_running_loop().create_future()
-        return self._over
-
-    def end(self) -> None:
-        """Answer all requests that run with an error. From the event loop."""
-        if not self.over.done():
-            self.over.set_result(None)
-
-    async def told(self, body: CompletionRequest | ChatRequest, tenant: str) -> dict[str, Any]:
-        """The answer to a body as data, for whoever asks without a connection."""
-        job = await self._job(body, tenant)
-        results = await job.results()
-        return job.reply.whole(results, job.receipt(results))
-
-    async def _whole(self, body: CompletionRequest | ChatRequest, tenant: str) -> Response:
-        return await (await self._job(body, tenant)).whole()
-
-    async def _begun(
-        self, body: CompletionRequest | ChatRequest, tenant: str, seen: str | None
-    ) -> AsyncIterator[Event]:
-        """The events of a stream, once the first is there: an error before it is answered as one."""
-        if seen is not None and (body.seed is None or (body.spectr and body.spectr.resume)):
-            raise ApiError(400, "Last-Event-ID needs the seed of what was sent before, and no resume", "seed")
-        job = await self._job(body, tenant)
-        job.tells_ids = seen is not None or wants_ids(body, self.service.settings)
-        if seen is not None:
-            job.go_on(read_places(seen, job.asked.count))
-        events = job.events()
-        return after(await anext(events), events)
-
-    async def _job(self, body: CompletionRequest | ChatRequest, tenant: str) -> "_Job":
-        asked, requests = await ask(body, self.service, tenant, self.admission.most_texts)
-        return _Job(self, asked, requests, tenant)
-
-
-def wants_ids(body: CompletionRequest | ChatRequest, settings: ServerSettings) -> bool:
-    """Whether the events of a stream have ids."""
-    wanted = None if body.stream_options is None else body.stream_options.event_ids
-    return settings.event_ids if wanted is None else wanted
-
-
-async def after(first: Event, rest: AsyncIterator[Event]) -> AsyncIterator[Event]:
-    """An iterator whose first item was taken already: an error before it is answered as one, and not amid a stream."""
-    try:
-        yield first
-        async for event in rest:
-            yield event
-    finally:
-        await rest.aclose()  # type: ignore[attr-defined]
-
-
-class _Job:
-    """The texts of one request, from its place in the queue to its end."""
-
-    def __init__(self, desk: Desk, asked: Asked, requests: Sequence[EngineRequest | None], tenant: str) -> None:
-        self.desk, self.asked, self.requests, self.tenant = desk, asked, requests, tenant
-        self.scored = [asyncio.Event() for _ in asked.prompts]  # the log-probabilities of each prompt are there
-        service = desk.service
-        self.reply = Reply(asked, service.name, service.shown_fingerprint, desk.texts)
-        self.tells_ids = False
-        self.go_on([None] * asked.count)
-        self.start = time.perf_counter()
-
-    def go_on(self, seen: list[Seen | None]) -> None:
-        """Send what a client that reconnects does not have, and no more."""
-        self.seen, self.progress = seen, Progress(seen)
-
-    async def whole(self) -> Response:
-        """The answer once all texts have ended."""
-        results = await self.results()
-
-        def written() -> Response:
-            return JSONResponse(self.reply.whole(results, self.receipt(results)))
-
-        if self.reply.entries(results) <= _SMALL:
-            return written()
-        return await self.desk.service.in_worker(lambda _: written(), self.tenant)
-
-    async def results(self) -> list[Result]:
-        """The texts, once all have ended."""
-        async with AsyncExitStack() as stack:
-            stack.push(self._count_failures)
-            handles = await self._begin(stack)
-            await asyncio.gather(*(self._watched(handle) for handle in handles if handle is not None))
-            return [self._result(index, handle) for index, handle in enumerate(handles)]
-
-    def _result(self, index: int, handle: Handle | None) -> Result:
-        """A text with what was generated of it elsewhere, if it goes on."""
-        past = self.asked.past(index)
-        if handle is None:
-            return Result([] if past is None else past.tokens, None if past is None else past.finish_reason)
-        return handle.so_far if past is None else replace(handle.so_far, tokens=[*past.tokens, *handle.so_far.tokens])
-
-    def _count_failures(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
-        """Take note of requests that the engine failed in, one after the other."""
-        service = self.desk.service
-        if error is None:
-            service.failures = 0
-        elif isinstance(error, Exception) and as_api_error(error).status == 500:
-            service.failures += 1
-
-    async def events(self) -> AsyncIterator[Event]:
-        """The answer in pieces."""
-        async with AsyncExitStack() as stack:
-            stack.push(self._count_failures)
-            handles = await self._begin(stack)
-            async with aclosing(self._chunks(handles)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-            results = [self._result(index, handle) for index, handle in enumerate(handles)]
-            options = self.asked.body.stream_options
-            usage = bool(options and options.include_usage)
-            yield self._event(self.reply.last(results, self.receipt(results), usage=usage), self.progress.id)
-
-    def _event(self, data: dict[str, Any], id_: str) -> Event:
-        return Event(data, id_ if self.tells_ids else None)
-
-    async def _begin(self, stack: AsyncExitStack) -> list[Handle | None]:
-        """Wait for places, then submit all texts; whatever ends the block cancels them and gives the places back."""
-        asked = [request for request in self.requests if request is not None]
-        if asked:
-            await stack.enter_async_context(self.desk.admission.place(self.tenant, len(asked)))
-        made = self.asked.lm.engine.scheduler.submit(asked)  # they were checked when they were made
-        stack.callback(self._end, made)
-        handles = iter(made)
-        return [None if request is None else next(handles) for request in self.requests]
-
-    async def _chunks(self, handles: Sequence[Handle | None]) -> AsyncGenerator[Event]:
-        """Chunks of all texts as they come."""
-        running = [index for index, handle in enumerate(handles) if handle is not None]
-        for index in range(len(handles)):
-            if (past := self.asked.past(index)) is not None and past.begun:
-                self.progress.move(index, past.tokens, ends=past.finish_reason is not None)
-        if len(running) == 1:
-            async for chunk in self._chunks_of(running[0], handles):
-                yield chunk
-            return
-        queue: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
-
-        async def drain(index: int) -> None:
-            try:
-                async for chunk in self._chunks_of(index, handles):
-                    queue.put_nowait(chunk)
-                queue.put_nowait(None)
-            except Exception as error:
-                queue.put_nowait(error)
-
-        tasks = [asyncio.ensure_future(drain(index)) for index in running]
-        try:
-            left = len(tasks)
-            while left:
-                found = await queue.get()
-                if isinstance(found, BaseException):
-                    raise found
-                if found is None:
-                    left -= 1
-                else:
-                    yield found
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _chunks_of(self, index: int, handles: Sequence[Handle | None]) -> AsyncIterator[Event]:
-        """Chunks of one text. The log-probabilities of its prompt come with the first text of that prompt, or with each
-        where texts go on."""
-        past, prompt, own = self.asked.past(index), index // self.asked.n, handles[index]
-        begins = self.seen[index] is None and (past is None or not past.begun)
-        first = index if past is not None else prompt * self.asked.n
-        told: list[int] = []
-        async for steps, tokens in self._unseen(index, own):
-            told += tokens
-            if index == first:
-                self.scored[prompt].set()
-            if begins and self.asked.echoes:
-                await self.scored[prompt].wait()
-                result = self._result(first, handles[first])
-                echo = await self.desk.service.in_worker(lambda _: self.reply.echo(index, result), self.tenant)  # noqa: B023
-                yield self._event(echo, self.progress.move(index, ()))
-            if (chunk := self.reply.chunk(index, steps, told, begins=begins)) is not None:
-                ends = steps[-1].finish_reason is not None
-                yield self._event(chunk, self.progress.move(index, told, ends=ends))
-                told = []
-            begins = False
-
-    async def _unseen(self, index: int, handle: Handle | None) -> AsyncIterator[tuple[list[Step], list[int]]]:
-        """Steps of one text that the client does not have, and the tokens that it was not told on this connection."""
-        seen, arrivals, held = self.seen[index], self._arrivals(handle), list[Step]()
-        if seen is not None:
-            async for steps in arrivals:
-                held += steps
-                if len(tokens_of(held)) >= seen.count and not seen.is_whole:
-                    break
-            seen.check(tokens_of(held))
-            if seen.is_whole:
-                return
-            request = self.requests[index]
-            reader = None if request is None else request.reader
-            yield [steps_after(held, seen.count, reader)], tokens_of(held)
-        async for steps in arrivals:
-            yield steps, tokens_of(steps)
-
-    async def _watched(self, handle: Handle) -> None:
-        async for _ in self._arrivals(handle):
-            pass
-
-    async def _arrivals(self, handle: Handle | None) -> AsyncIterator[list[Step]]:
-        """Steps as they come, timed."""
-        assert handle is not None
-        observations, last = self.desk.observations, 0.0
-        async for steps in handle.arrivals():
-            now = time.perf_counter()
-            count = sum(len(step.tokens) for step in steps)
-            if not last:
-                observations.first.observe(now - self.start)
-            elif count:
-                observations.per_token.observe((now - last) / count)
-            last = now
-            yield steps
-
-    def receipt(self, results: Sequence[Result]) -> dict[str, Any] | None:
-        """How to get the texts again, where that is wanted."""
-        asked = self.asked.body.spectr
-        wanted = self.desk.service.settings.receipts if asked is None or asked.receipt is None else asked.receipt
-        return make_receipt(self.asked, self.desk.service, results) if wanted else None
-
-    def _end(self, handles: Sequence[Handle]) -> None:
-        """Cancel what has not ended, and count."""
-        observations = self.desk.observations
-        for handle in handles:
-            handle.cancel()
-            result = handle.so_far
-            observations.speculated(result.stats)
-            observations.requests.labels(result.finish_reason or "error").inc()
-            observations.reused_tokens.inc(result.reused)
-        observations.prompt_tokens.inc(sum(map(len, self.asked.prompts)))
-        observations.whole.observe(time.perf_counter() - self.start)
 
 
 def build_app(service: Service) -> Any:
