@@ -13,6 +13,7 @@ from spectr.checks import whole
 from spectr.coins import derived_seed
 from spectr.draft.options import DraftOptions
 from spectr.engine import Engine, Handle, Request
+from spectr.engine.scheduler import end_threads
 from spectr.errors import ArgumentError, MismatchError
 from spectr.generation import Output, TextHandle, TextReader, as_output
 from spectr.grammar import CompiledGrammar, Grammar, GrammarCompiler
@@ -476,7 +477,8 @@ def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options
     "int8"; device, device_map, quantization_config, attn_implementation, trust_remote_code, tokenizer, and progress, a
     function of one sentence). `rows` is how many texts run at once, at most. On a GPU steps are captured
     once and replayed as graphs, unless `capture=False`; `compile=True` also compiles layers, which takes seconds at the
-    beginning.
+    beginning. `tensor_parallel=N` spreads the layers over N processes that torchrun started: all of them call `load`;
+    it returns on rank 0 alone, and the others follow until rank 0 ends, and end then.
     """
     from spectr.models.generation_config import unsupported_settings
     from spectr.models.hf import Loading, open_loaded, open_model
@@ -493,7 +495,8 @@ def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options
     tokenizer = options.get("tokenizer")
     if isinstance(model, str | os.PathLike):
         opened = open_model(os.fspath(model), progress, tokenizer, **how)
-        drafter_loading = {**how, "dtype": opened.target.model.dtype, "progress": progress}
+        _divide_work(opened)
+        drafter_loading = {**how, "dtype": opened.target.model.dtype, "progress": progress, "tensor_parallel": 1}
         partner = pair(drafter, opened, made.card, chosen, drafter_loading)
     elif how:
         raise ArgumentError(f"this model is loaded already, so {', '.join(how)} would change nothing; use model.to(…)")
@@ -503,6 +506,20 @@ def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options
     if said := unsupported_settings(opened.target.model, opened.target.vocabulary):
         (options.get("progress") or notice)(said)
     return LM(_engine(opened, partner, made, options, progress), opened)
+
+
+def _divide_work(opened: "OpenedModel") -> None:
+    """Where a model spans several processes, rank 0 goes on, and the others follow it until it ends: for them this does
+    not return."""
+    target: Any = opened.target
+    if not target.is_sharded:
+        return
+    if target.group.leads:
+        target.group.before_the_end = end_threads
+        return
+    from spectr.models.parallel.follower import follow
+
+    follow(target)
 
 
 def _engine(

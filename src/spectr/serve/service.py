@@ -18,7 +18,6 @@ from spectr.draft.options import DraftOptions
 from spectr.engine import Engine
 from spectr.errors import SpectrError
 from spectr.lm import LM
-from spectr.models.digest import weights_digest
 from spectr.models.packed import packed_bytes
 from spectr.pairing import as_rule, pair
 from spectr.registry import nearest
@@ -75,7 +74,7 @@ class Service:
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the weights."""
-        return weights_digest(self.lm.opened.target.model)
+        return self.lm.opened.target.digest()
 
     @property
     def shown_fingerprint(self) -> str:
