@@ -195,7 +195,9 @@ class LM:
         rule = self.engine.rule.card.name
         held = ", ".join(sorted(packed_bytes(net)))
         weights = f" over {held} weights" if held else ""
-        return f"<LM {name!r}: drafter={drafter.name}{nodes}, rule={rule}, {dtype}{weights} on {net.device}>"
+        target: Any = self.opened.target
+        ranks = f", over {target.group.size} processes" if target.is_sharded else ""
+        return f"<LM {name!r}: drafter={drafter.name}{nodes}, rule={rule}, {dtype}{weights} on {net.device}{ranks}>"
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """Token ids of a prompt: a string, with the chat template applied where the model has one unless it is `raw`;

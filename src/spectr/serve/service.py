@@ -84,12 +84,13 @@ class Service:
     @property
     def arithmetic(self) -> dict[str, Any]:
         """What the numbers of a text depend on beside the weights."""
-        net = self.lm.opened.target.model
+        target: Any = self.lm.opened.target
+        net, ranks = target.model, {"tensor_parallel": target.group.size} if target.is_sharded else {}
         device = net.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
         dtype = str(net.dtype).removeprefix("torch.")
         weights = sorted(packed_bytes(net)) or [dtype]  # as they are stored
-        return {"dtype": dtype, "weights": weights, "device": device.type, "hardware": name}
+        return {"dtype": dtype, "weights": weights, "device": device.type, "hardware": name, **ranks}
 
     @property
     def versions(self) -> dict[str, str]:
