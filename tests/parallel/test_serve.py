@@ -5,11 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,15 @@ LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 
 class Server:
-    """A server of two ranks, and what it says."""
+    """A server of two ranks; what it says goes into a file, which outlives any of its processes."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process, self.lines = process, list[str]()
-        threading.Thread(target=self._listen, daemon=True).start()
+    def __init__(self, process: subprocess.Popen[bytes], said: Path) -> None:
+        self.process, self.said = process, said
 
-    def _listen(self) -> None:
-        assert self.process.stderr is not None
-        self.lines.extend(iter(self.process.stderr.readline, ""))
+    @property
+    def lines(self) -> list[str]:
+        """What it said so far."""
+        return self.said.read_text().splitlines()
 
     def url(self, seconds: float = 90) -> str:
         """Where it listens, once it does."""
@@ -42,27 +41,34 @@ class Server:
                 if " at http://" in line:
                     return line.split(" at ")[1].split("/v1")[0]
             time.sleep(0.1)
-        raise AssertionError("".join(self.lines))
+        raise AssertionError(self.said.read_text())
 
     def ranks(self) -> dict[int, int]:
         """Process ids by rank."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        environments = {int(child): Path(f"/proc/{child}/environ").read_bytes() for child in children}
-        return {int(env.split(b"\0RANK=")[1].split(b"\0")[0]): child for child, env in environments.items()}
+        found = {}
+        with suppress(OSError):
+            for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+                for line in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+                    if line.startswith(b"RANK="):
+                        found[int(line.removeprefix(b"RANK="))] = int(child)
+        return found
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Server]:
-    """A server of a small model."""
-    asked = ["serve", "--model", str(folder), "--drafter", "lookup", "--dtype", "float64", "--port", "0"]
+def serving(folder: Path, said: Path) -> Iterator[Server]:
+    """A server of a small model; none of its processes is left behind."""
+    asked = ["serve", "--model", str(folder), "--drafter", "lookup", "--dtype", "float64", "--port", "0", "--name", "m"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    with subprocess.Popen(
-        [*LAUNCHER, *asked, "--tensor-parallel", "2"], env=environment, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with said.open("w") as file, subprocess.Popen(
+        [*LAUNCHER, *asked, "--tensor-parallel", "2"], env=environment, stderr=file
+    ) as process:  # fmt: skip
+        server = Server(process, said)
         try:
-            yield Server(process)
+            yield server
         finally:
-            process.kill()
+            for left in (*server.ranks().values(), process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(left, signal.SIGKILL)
 
 
 def _post(url: str, **body: Any) -> dict[str, Any]:
@@ -80,20 +86,20 @@ def _gone(processes: dict[int, int], seconds: float) -> bool:
     return not any(Path(f"/proc/{process}").exists() for process in processes.values())
 
 
-def test_two_ranks_serve_the_text_of_one_and_end_together(folder: Path) -> None:
-    with serving(folder) as server:
+def test_two_ranks_serve_the_text_of_one_and_end_together(folder: Path, tmp_path: Path) -> None:
+    with serving(folder, tmp_path / "said") as server:
         url, ranks = server.url(), server.ranks()
         assert set(ranks) == {0, 1}
         found = _post(url, prompt="w3 w4 w5", max_tokens=24, seed=5, temperature=0.8)
         meant = spectr.load(folder, "none", dtype="float64").generate("w3 w4 w5", 24, seed=5, temperature=0.8)
         assert found["choices"][0]["text"] == meant.text
         server.process.send_signal(signal.SIGTERM)
-        assert _gone(ranks, 30), "".join(server.lines)
-        assert not any("has ended" in line for line in server.lines), "".join(server.lines)
+        assert _gone(ranks, 30), server.said.read_text()
+        assert not any("has ended" in line for line in server.lines), server.said.read_text()
 
 
-def test_a_server_ends_when_a_rank_is_killed(folder: Path) -> None:
-    with serving(folder) as server:
+def test_a_server_ends_when_a_rank_is_killed(folder: Path, tmp_path: Path) -> None:
+    with serving(folder, tmp_path / "said") as server:
         server.url()
         ranks = server.ranks()
         os.kill(ranks[1], signal.SIGKILL)
