@@ -531,6 +531,10 @@ def _engine(
     device, captures = opened.target.device.type, options.get("capture")
     if captures and device != "cuda":
         raise ArgumentError(f"capture replays steps as CUDA graphs, and this model is on {device}; leave it out")
+    if captures and opened.target.is_sharded:
+        raise ArgumentError(
+            "steps of a model over several processes are not captured; leave capture or tensor_parallel"
+        )
     made = Engine(opened.target, drafter, rule, opened.stops, rows=options.get("rows") or 64, captures=captures)
     if options.get("compile"):
         progress("compiling one layer for all; what was compiled before is taken from the cache")
