@@ -57,7 +57,8 @@ def _engines(opened: Any, other: Path | None) -> Iterator[tuple[str, Engine]]:
     """Every drafter under the race, and every rule with a drafter that has laws."""
     race = rule("race")
     for name in (*_NAMED, *(() if other is None else (str(other),))):
-        drafter = pair(name, opened, race.card, DraftOptions())
+        few = DraftOptions(drafts=2, length=2) if name == "early_exit" else DraftOptions()
+        drafter = pair(name, opened, race.card, few)
         yield f"race with {'a model' if name == str(other) else name}", Engine(opened.target, drafter, race)
     for kind in _HEADS if other is not None else ():
         yield f"race with {kind}", Engine(opened.target, _head(kind, opened.target), race)
@@ -81,15 +82,17 @@ def tiny_texts(opened: Any, other: Path) -> dict[str, list[list[int]]]:
 
 
 def _more_texts(opened: Any) -> dict[str, list[list[int]]]:
-    """A text that outgrows its first room, one whose prompt is scored, and one that goes on from another's row."""
+    """A text that needs more room than the one before, one whose prompt is scored, and one that goes on from another's
+    row."""
     race = rule("race")
     engine = Engine(opened.target, pair("lookup", opened, race.card, DraftOptions()), race)
-    long = engine.generate([Request([1, 2, 3], 4, 700)])[0].tokens
+    short = engine.generate([Request([1, 2, 3], 3, 8)])[0].tokens
+    long = engine.generate([Request([1, 2, 3], 4, 280)])[0].tokens
     scored = engine.generate([Request(_PROMPTS[3], 6, 4, prompt_logprobs=2)])[0]
     assert scored.prompt_logprobs is not None
     ranks = [[token for token, _ in given.top] for given in scored.prompt_logprobs if given is not None]
     more = engine.generate([Request([1, 2, 3, *long[:90]], 5, 12)])[0].tokens
-    return {"long": [long], "scored": [scored.tokens, *ranks], "more": [more]}
+    return {"short": [short], "long": [long], "scored": [scored.tokens, *ranks], "more": [more]}
 
 
 def verdicts(opened: Any, rows: int, length: int) -> list[list[int]]:
@@ -99,21 +102,13 @@ def verdicts(opened: Any, rows: int, length: int) -> list[list[int]]:
     return [result.tokens for result in engine.generate(asked)]
 
 
-def _default_requests(lm: Any, policy: Policy, count: int, length: int) -> list[Request]:
-    """A few short texts, for a model that is slow in processes that share two cores."""
-    prompts = ["The tides", "One, two, three,", "A cat sat", "Rain is"]
-    return _requests([lm.encode(text, raw=True) for text in prompts[:count]], length, policy)
-
-
 def default_texts(lm: Any) -> dict[str, tuple[list[Request], list[list[int]]]]:
-    """Texts of the default model: drafters under the race at temperature 1, all rules at temperature 0."""
-    opened, found = lm.opened, {}
-    warm, greedy = _default_requests(lm, Policy(), 4, 5), _default_requests(lm, Policy(0), 2, 3)
-    found["race with its trained head"] = warm, [result.tokens for result in lm.engine.generate(warm)]
-    for name, engine in _engines(opened, None):
+    """Texts of the default model: drafters under the race at temperature 1, all rules at temperature 0. They are short:
+    processes that share two cores wait for each other in every layer."""
+    starts = [lm.encode(text, raw=True)[:1] for text in ("The", "One", "A", "Rain", "It", "Why", "My", "Two")]
+    warm, greedy = _requests(starts, 4, Policy()), _requests(starts[:2], 2, Policy(0))
+    found = {"race with its trained head": (warm, [result.tokens for result in lm.engine.generate(warm)])}
+    for name, engine in _engines(lm.opened, None):
         asked = warm if name.startswith("race with") else greedy
         found[name] = asked, [result.tokens for result in engine.generate(asked)]
-    many = [Request([100 + row, 200], row, 12) for row in range(16)]
-    engine = Engine(opened.target, named_drafter("none"), rule("race"))
-    found["race of many rows"] = many, [result.tokens for result in engine.generate(many)]
     return found
