@@ -19,7 +19,8 @@ from scipy.optimize import nnls
 from spectr.errors import ArgumentError
 
 __all__ = [
-    "H200", "MEASURED", "Costs", "Estimate", "Gpu", "ModelSize", "Replica", "Traffic", "calibrated", "hit_rate", "measurements",
+    "H200", "MEASURED", "Costs", "Estimate", "Gpu", "ModelSize", "Replica", "Traffic", "calibrated", "hit_rate",
+    "measurements",
 ]  # fmt: skip
 
 _FOLDER = Path(__file__).parent

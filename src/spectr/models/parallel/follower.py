@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -95,8 +96,9 @@ def follow(target: ShardedTarget) -> None:
 
     Signals that end a whole job reach all of its processes at once. They are left to rank 0, which may have requests to
     finish and needs the others for it."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
     group, follower = target.group, Follower(target)
     try:
         with torch.no_grad():
