@@ -250,7 +250,7 @@ def hit_rate(popularity: Sequence[float], kept: int) -> float:
     """Share of requests whose beginning is among the `kept` that a replica used last (Che's approximation).
 
     >>> round(hit_rate([0.25] * 4, 4), 2), round(hit_rate([0.5, 0.25, 0.125, 0.125], 2), 2)
-    (1.0, 0.61)
+    (1.0, 0.62)
     """
     chances = np.asarray(popularity, dtype=np.float64)
     if kept >= len(chances):
