@@ -27,6 +27,7 @@ from spectr.models.parallel.message import Message
 __all__ = ["RankGroup", "join", "rank_here"]
 
 _FIRST = 8192  # bytes that go with the first broadcast of a message; a longer one takes a second
+_NAME = 256  # bytes of a machine's name and a process
 _BEAT = 5.0  # seconds between beats
 _SILENCE = timedelta(seconds=60)  # without an answer, after which a rank counts as lost
 _CALL = timedelta(minutes=10)  # for one collective operation of the model; covers ranks that load at different speeds
@@ -66,12 +67,22 @@ class RankGroup:
         self.before_the_end: Callable[[], None] = lambda: None  # on rank 0, called when the process ends
         self._lock = threading.RLock()
         self._ended = threading.Event()
+        self.processes: list[tuple[str, int]] = []
+        self._buffer = torch.zeros(_FIRST, dtype=torch.uint8)
         self._trail = torch.zeros(1, dtype=torch.int64, device=device)
         self._control: Any = dist.new_group(backend="gloo", timeout=_SILENCE)
-        found: list[Any] = [None] * size
-        dist.all_gather_object(found, (socket.gethostname(), os.getpid()), group=self._control)
-        self.processes: list[tuple[str, int]] = found
-        self._buffer = torch.zeros(_FIRST, dtype=torch.uint8)
+        self.processes = self._introduce()
+
+    def _introduce(self) -> list[tuple[str, int]]:
+        """The machine and the process of every rank."""
+        own = torch.zeros(_NAME, dtype=torch.uint8)
+        name = f"{os.getpid()} {socket.gethostname()}".encode()[:_NAME]
+        own[: len(name)] = torch.frombuffer(bytearray(name), dtype=torch.uint8)
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        with self.speaking():
+            dist.all_gather(found, own, group=self._control)
+        words = [bytes(one.tolist()).rstrip(b"\0").decode().split(" ", 1) for one in found]
+        return [(host, int(process)) for process, host in words]
 
     @property
     def leads(self) -> bool:
@@ -187,7 +198,7 @@ class RankGroup:
     def _lost(self) -> str:
         """Which rank of this machine has ended, in words; nothing if none has. A process that was killed may take a
         moment to be seen as such."""
-        here = self.processes[self.rank][0]
+        here = self.processes[self.rank][0] if self.processes else ""
         for _ in range(10):
             for rank, (host, process) in enumerate(self.processes):
                 if host == here and rank != self.rank and not _is_alive(process):

@@ -5,7 +5,9 @@ verdict what is kept. Sessions, windows and views are known to the others by nam
 hashes of what they ran.
 """
 
+import copy
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -68,6 +70,19 @@ def _whole(tensor: Any) -> Tensor:
     return found.detach()
 
 
+def _unsharded(module: nn.Module, weight: Tensor, bias: Tensor | None = None) -> nn.Module:
+    """A copy of an embedding or a linear layer with whole weights that does what its class does: transformers lets the
+    sharded one talk to other ranks by a `forward` of its own."""
+    made: Any = copy.copy(module)
+    vars(made).pop("forward", None)
+    made._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
+    if "bias" in module._parameters:
+        made._parameters["bias"] = None if bias is None else nn.Parameter(bias, requires_grad=False)
+    made._forward_hooks, made._forward_pre_hooks = OrderedDict(), OrderedDict()
+    found: nn.Module = made
+    return found
+
+
 class ShardedTarget(Target):
     """The shards of one rank."""
 
@@ -94,15 +109,10 @@ class ShardedTarget(Target):
         """The whole embedding and output layer; all ranks must call this."""
         embedding, output = self.model.get_input_embeddings(), self.head
         rows = _whole(embedding.weight)
-        looked_up = nn.Embedding(rows.shape[0], rows.shape[1], device="meta")
-        looked_up.weight = nn.Parameter(rows, requires_grad=False)
-        is_tied = output.weight is embedding.weight
-        weight: Any = rows if is_tied else _whole(output.weight)
-        made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-        made.weight = nn.Parameter(weight, requires_grad=False)
-        if (bias := getattr(output, "bias", None)) is not None:
-            made.bias = nn.Parameter(_whole(bias), requires_grad=False)
-        return Lender(self.model, looked_up, made)
+        weight = rows if output.weight is embedding.weight else _whole(output.weight)
+        bias = getattr(output, "bias", None)
+        ends = _unsharded(embedding, rows), _unsharded(output, weight, None if bias is None else _whole(bias))
+        return Lender(self.model, *ends)
 
     def keep(self, session: Session, nodes: Tensor) -> None:
         """As the others must do, too."""
