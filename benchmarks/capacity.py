@@ -1,9 +1,10 @@
 """How much traffic one replica bears: tokens per second, memory and first-token time, from model, GPU and traffic.
 
 The costs of a step are fitted to `inflate_h200.json` and `inflate_rows_h200.json`: a model of 7.2 billion weights on an
-H200, 1 to 256 texts at once, trees of 1 to 64 nodes. They are written in terms of weights, bandwidth and arithmetic, so
-that they carry over to another model or GPU, as an estimate. Sharding is estimated from the time of a sum over all
-ranks, which was not measured. The estimate of traffic is checked against `benchmarks.fleet`, which simulates it.
+H200, 1 to 256 texts at once, trees of 1 to 64 nodes; those of prompts are taken from `traffic_h200.json`. They are
+written in terms of weights, bandwidth and arithmetic, so that they carry over to another model or GPU, as an estimate.
+Sharding is estimated from the time of a sum over all ranks, which was not measured. The estimate of traffic is checked
+against `benchmarks.fleet`, which simulates it, and against measured traffic.
 """
 
 import json
@@ -20,11 +21,12 @@ from spectr.errors import ArgumentError
 
 __all__ = [
     "H200", "MEASURED", "Costs", "Estimate", "Gpu", "ModelSize", "Replica", "Traffic", "calibrated", "hit_rate",
-    "measurements",
+    "measurements", "traffic_cells",
 ]  # fmt: skip
 
 _FOLDER = Path(__file__).parent
 _FILES = ("inflate_h200.json", "inflate_rows_h200.json")
+_TRAFFIC = "traffic_h200.json"
 _TOGETHER = 128  # nodes of all rows that a call takes before it waits for arithmetic
 _CHUNK = 512  # prompt tokens read between two steps
 _KEPT = 0.9  # share of a GPU's memory that weights and caches may take
@@ -76,6 +78,8 @@ class Costs:
     flop: float  # of one operation, where a call waits for arithmetic
     row: float  # of a row: its policy, its verdict, its place in the cache
     row_depth: float  # of a row and a depth of its draft
+    reading: float  # of one operation, where the target reads a prompt
+    reading_along: float  # of the drafter, which reads it too, by the target's operations
     gains: Mapping[int, float]  # tokens of a step, by nodes of a row
     errors: Sequence[float] = field(default=())  # of the fit, relative, one for each measurement
 
@@ -86,6 +90,23 @@ def measurements(folder: Path = _FOLDER) -> list[dict[str, Any]]:
     for name in _FILES:
         found += json.loads((folder / name).read_text(encoding="utf-8"))["parts"]["rows"]["results"]
     return found
+
+
+def traffic_cells(folder: Path = _FOLDER) -> list[dict[str, Any]]:
+    """Measured traffic: requests in flight, their tokens, and what reading their prompts took, plainly and drafted."""
+    parts = json.loads((folder / _TRAFFIC).read_text(encoding="utf-8"))["parts"].values()
+    return [{"in_flight": part["in_flight"], **cell} for part in parts for cell in part["cells"].values()]
+
+
+def _reading(folder: Path) -> tuple[float, float]:
+    """Seconds that a token of a prompt takes without a drafter, and what it takes more with one."""
+    spent: dict[bool, list[float]] = {True: [0.0, 0.0], False: [0.0, 0.0]}
+    for cell in traffic_cells(folder):
+        of_kind = spent[cell["drafter"] == "none"]
+        of_kind[0] += cell["prefill"]["seconds"]
+        of_kind[1] += cell["prefill"]["prompt_tokens"]
+    plain, drafted = (seconds / tokens for seconds, tokens in (spent[True], spent[False]))
+    return plain, drafted - plain
 
 
 MEASURED = ModelSize(weights=7.18e9, layers=32, width=4096, kv_width=2 * 16 * 64)
@@ -99,6 +120,7 @@ def calibrated(folder: Path = _FOLDER, gpu: Gpu = H200, size: ModelSize = MEASUR
     seconds = np.array([row["steady_ms_per_step"] / 1e3 for row in rows])
     fixed, depth, node, row, row_depth = nnls(causes / seconds[:, None], np.ones(len(rows)))[0]
     attention = _CONTEXT * size.token_bytes / gpu.bandwidth
+    plain, along = _reading(folder)
     gains = {found["nodes"]: found["tokens_per_call"] for found in rows if found["rows"] == 1}
     return Costs(
         launches=float(fixed - size.weight_bytes / gpu.bandwidth) / size.layers,
@@ -106,6 +128,8 @@ def calibrated(folder: Path = _FOLDER, gpu: Gpu = H200, size: ModelSize = MEASUR
         flop=float(node / (2 * size.weights)),
         row=float(row - attention),
         row_depth=float(row_depth),
+        reading=plain / (2 * size.weights),
+        reading_along=along / (2 * size.weights),
         gains=gains,
         errors=tuple((causes @ [fixed, depth, node, row, row_depth] / seconds - 1).tolist()),
     )
@@ -188,8 +212,14 @@ class Replica:
         return 2 * self.size.layers * (self.gpu.sum_seconds + carried)
 
     def reading(self, tokens: float) -> float:
-        """Seconds to read so many prompt tokens: each costs what a node costs where a call waits for arithmetic."""
-        return tokens * (self._token / self.ranks + self._sums(_CHUNK) / _CHUNK)
+        """Seconds to read so many prompt tokens. A drafter reads them too, on one rank."""
+        own, along = self.costs.reading / self.ranks, self.costs.reading_along if self.drafts else 0.0
+        return tokens * (2 * self.size.weights * (own + along) / self.gpu.arithmetic + self._sums(_CHUNK) / _CHUNK)
+
+    def in_flight(self, rows: int, traffic: Traffic) -> float:
+        """Tokens a second where so many requests are always in flight, the next one coming when one ends."""
+        context = traffic.prompt + traffic.output / 2
+        return 1 / (1 / (rows * self.speed(rows, context)) + self.reading(traffic.unread) / traffic.output)
 
     def speed(self, rows: float, context: float = _CONTEXT) -> float:
         """Tokens a second of one text among so many."""

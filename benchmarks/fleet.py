@@ -367,7 +367,7 @@ def _line(row: dict[str, Any]) -> str:
 
 def fleet(
     replicas: Annotated[str, typer.Option(metavar="N,N,...", help="How many there are.")] = "1,10,100,1000",
-    rate: Annotated[float, typer.Option(min=0.01, metavar="R", help="Requests a second of each replica.")] = 10.0,
+    rate: Annotated[float, typer.Option(min=0.01, metavar="R", help="Requests a second of each replica.")] = 6.0,
     routers: Annotated[str, typer.Option(metavar="NAME,...", help=f"Of {', '.join(ROUTERS)}.")] = "two,prefix",
     life: Annotated[
         float, typer.Option(min=0, metavar="S", help="Seconds until a replica fails, on average; 0: never.")

@@ -3,11 +3,12 @@
 import json
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.benchmarks.conftest import Command
 
-from benchmarks.capacity import H200, ModelSize, Replica, Traffic, calibrated, measurements
+from benchmarks.capacity import H200, ModelSize, Replica, Traffic, calibrated, measurements, traffic_cells
 from benchmarks.fleet import Fleet, Load, expected, fleet, simulate
 from spectr.errors import ArgumentError
 
@@ -22,6 +23,7 @@ def test_costs_fit_the_measured_steps() -> None:
     assert statistics.median(errors) < 0.05
     assert max(errors) < 0.25
     assert min(costs.launches, costs.depth, costs.flop, costs.row, costs.row_depth) > 0
+    assert costs.reading > costs.flop
     assert 300e12 < 1 / costs.flop < 990e12  # operations a second: below what the device can do at best
 
 
@@ -30,6 +32,17 @@ def test_plain_decoding_has_the_measured_speed(rows: int) -> None:
     plain = Replica(drafts=False)
     (measured,) = [m for m in measurements() if m["rows"] == rows and m["nodes"] == 1]
     assert rows * plain.speed(rows) == pytest.approx(1e3 * rows / measured["steady_ms_per_step"], rel=0.1)
+
+
+@pytest.mark.parametrize("cell", traffic_cells(), ids=lambda cell: f"{cell['drafter']}-{cell['in_flight']}")
+def test_measured_traffic_is_what_the_model_says(cell: dict[str, Any]) -> None:
+    """Requests that come and go on one GPU, against the estimate, which was fitted to steps and prompts apart. One
+    request at a time with drafts is left out: most of those seconds went into graphs that were made on the way."""
+    if cell["in_flight"] == 1 and cell["drafter"] != "none":
+        pytest.skip("measured while graphs were made")
+    replica = Replica(drafts=cell["drafter"] != "none")
+    traffic = Traffic(1.0, cell["prompt_tokens"], cell["output_tokens"])
+    assert replica.in_flight(cell["in_flight"], traffic) == pytest.approx(cell["tokens_per_second"], rel=0.3)
 
 
 def test_a_model_that_does_not_fit_is_sharded() -> None:
@@ -53,19 +66,19 @@ def test_too_much_traffic_is_refused() -> None:
 @pytest.mark.parametrize("count", [1, 10, 100])
 def test_the_simulation_agrees_with_the_estimate(count: int, router: str) -> None:
     """At about half of what the replicas bear. Random routing loads them unevenly, which the estimate leaves out."""
-    load = Load(10.0 * count)
+    load = Load(6.0 * count)
     hits, meant = expected(Replica(), count, load, router)
     found = simulate(Replica(), count, load, router, max(20.0, 6000 / load.rate))
     assert found.lost == found.moved == 0
     assert found.rows == pytest.approx(meant.rows, rel=0.25)
-    assert found.seconds_per_token == pytest.approx(meant.seconds_per_token, rel=0.2)
+    assert found.seconds_per_token == pytest.approx(meant.seconds_per_token, rel=0.3)
     assert found.first_token == pytest.approx(meant.first_token, rel=0.4)
     assert found.hits == pytest.approx(hits, abs=0.15)  # a ring does not deal out beginnings evenly
 
 
 def test_requests_in_flight_are_rate_times_time() -> None:
     """Little's law holds in the simulation, which does not use it."""
-    load = Load(40.0)
+    load = Load(24.0)
     made = Fleet(Replica(), 4, load, "two", seed=3)
     made.run(200.0)
     stays = [asked.ended - asked.arrived for asked in made.asked if asked.ended is not None]
@@ -74,7 +87,7 @@ def test_requests_in_flight_are_rate_times_time() -> None:
 
 
 def test_routing_by_beginning_finds_more_of_them() -> None:
-    load = Load(200.0)
+    load = Load(120.0)
     found = {name: simulate(Replica(), 20, load, name, 20.0) for name in ("two", "prefix")}
     assert found["prefix"].hits > found["two"].hits + 0.2
     assert found["prefix"].first_token < 0.8 * found["two"].first_token
@@ -91,7 +104,7 @@ def test_a_thousand_replicas_that_fail_lose_nothing(router: str) -> None:
 
 
 def test_requests_pile_up_where_there_are_too_many() -> None:
-    found = [simulate(Replica(), 2, Load(rate), "two", 60.0) for rate in (20.0, 80.0)]
+    found = [simulate(Replica(), 2, Load(rate), "two", 60.0) for rate in (10.0, 80.0)]
     assert found[1].first_token > 20 * found[0].first_token
 
 
