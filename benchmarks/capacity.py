@@ -160,7 +160,7 @@ class Traffic:
 class Estimate:
     """What a replica does under some traffic."""
 
-    rows: float  # texts in flight, on average
+    rows: float  # requests in flight, on average, those whose prompts are being read included
     tokens_per_second: float
     seconds_per_token: float  # of one text
     first_token: float  # seconds, on average
@@ -258,7 +258,8 @@ class Replica:
         own = self.reading(traffic.unread) + math.ceil(traffic.unread / _CHUNK) * step * min(1.0, rows)
         share = min(traffic.rate * own, 0.99)
         waits = share * own * (1 + traffic.spread**2) / 2 / (1 - share)
-        return Estimate(rows, asked, rows / asked, waits + own + step, busy)
+        first = waits + own + step
+        return Estimate(rows + traffic.rate * first, asked, rows / asked, first, busy)
 
     def _in_flight(self, traffic: Traffic, context: float) -> float:
         """Rows whose steps give the tokens that are asked for, by bisection."""
