@@ -36,13 +36,13 @@ def test_plain_decoding_has_the_measured_speed(rows: int) -> None:
 
 @pytest.mark.parametrize("cell", traffic_cells(), ids=lambda cell: f"{cell['drafter']}-{cell['in_flight']}")
 def test_measured_traffic_is_what_the_model_says(cell: dict[str, Any]) -> None:
-    """Requests that come and go on one GPU, against the estimate, which was fitted to steps and prompts apart. One
-    request at a time with drafts is left out: most of those seconds went into graphs that were made on the way."""
-    if cell["in_flight"] == 1 and cell["drafter"] != "none":
-        pytest.skip("measured while graphs were made")
+    """Requests that come and go on one GPU, against the estimate, which was fitted to steps and prompts apart. For one
+    request at a time with drafts it says far too much, as the documentation does, too."""
     replica = Replica(drafts=cell["drafter"] != "none")
     traffic = Traffic(1.0, cell["prompt_tokens"], cell["output_tokens"])
-    assert replica.in_flight(cell["in_flight"], traffic) == pytest.approx(cell["tokens_per_second"], rel=0.3)
+    ratio = replica.in_flight(cell["in_flight"], traffic) / cell["tokens_per_second"]
+    is_miss = cell["in_flight"] == 1 and cell["drafter"] != "none"
+    assert 1.5 < ratio < 2.0 if is_miss else 0.75 < ratio < 1.3
 
 
 def test_a_model_that_does_not_fit_is_sharded() -> None:
