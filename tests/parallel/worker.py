@@ -13,7 +13,9 @@ from tests.parallel.cases import DEFAULT, default_texts, tiny_texts, verdicts
 
 import spectr
 
-SIZE = int(os.environ["WORLD_SIZE"])
+SIZE = int(
+    os.environ.get("WORLD_SIZE", "1")
+)  # as torchrun sets it; this file is also imported where tests are collected
 
 
 def _counts(lm: Any) -> dict[str, int]:
