@@ -15,7 +15,7 @@ import spectr
 
 SIZE = int(
     os.environ.get("WORLD_SIZE", "1")
-)  # as torchrun sets it; this file is also imported where tests are collected
+)  # set by torchrun; collecting tests imports this file, too
 
 
 def _counts(lm: Any) -> dict[str, int]:
