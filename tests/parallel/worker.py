@@ -13,9 +13,7 @@ from tests.parallel.cases import DEFAULT, default_texts, tiny_texts, verdicts
 
 import spectr
 
-SIZE = int(
-    os.environ.get("WORLD_SIZE", "1")
-)  # set by torchrun; collecting tests imports this file, too
+SIZE = int(os.environ.get("WORLD_SIZE", "1"))  # set by torchrun; collecting tests imports this file, too
 
 
 def _counts(lm: Any) -> dict[str, int]:
