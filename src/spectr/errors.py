@@ -5,6 +5,7 @@ SpectrError
 ├── ArgumentError       an argument out of its range: counts, ids, shapes, dtypes       (also a ValueError)
 │   └── NoRoomError     more memory is needed than there is
 ├── MismatchError       parts that do not belong together, e.g. a rule and a sibling law (also a ValueError)
+├── RankError           a process of a model over several processes is lost, or differs  (also a RuntimeError)
 ├── UnknownNameError    a name the registry does not know; suggests the nearest          (also a LookupError)
 └── MissingExtraError   an optional dependency that is not installed                     (also an ImportError)
 """
@@ -15,6 +16,7 @@ __all__ = [
     "MismatchError",
     "MissingExtraError",
     "NoRoomError",
+    "RankError",
     "SpectrError",
     "UnknownNameError",
 ]
@@ -38,6 +40,10 @@ class NoRoomError(ArgumentError):
 
 class MismatchError(SpectrError, ValueError):
     """Two parts do not belong together."""
+
+
+class RankError(SpectrError, RuntimeError):
+    """A process of a model over several processes is lost, or ran another call than the others."""
 
 
 class UnknownNameError(SpectrError, LookupError):

@@ -13,6 +13,7 @@ from spectr.checks import whole
 from spectr.coins import derived_seed
 from spectr.draft.options import DraftOptions
 from spectr.engine import Engine, Handle, Request
+from spectr.engine.scheduler import end_threads
 from spectr.errors import ArgumentError, MismatchError
 from spectr.generation import Output, TextHandle, TextReader, as_output
 from spectr.grammar import CompiledGrammar, Grammar, GrammarCompiler
@@ -194,7 +195,9 @@ class LM:
         rule = self.engine.rule.card.name
         held = ", ".join(sorted(packed_bytes(net)))
         weights = f" over {held} weights" if held else ""
-        return f"<LM {name!r}: drafter={drafter.name}{nodes}, rule={rule}, {dtype}{weights} on {net.device}>"
+        target: Any = self.opened.target
+        ranks = f", over {target.group.size} processes" if target.is_sharded else ""
+        return f"<LM {name!r}: drafter={drafter.name}{nodes}, rule={rule}, {dtype}{weights} on {net.device}{ranks}>"
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """Token ids of a prompt: a string, with the chat template applied where the model has one unless it is `raw`;
@@ -476,7 +479,8 @@ def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options
     "int8"; device, device_map, quantization_config, attn_implementation, trust_remote_code, tokenizer, and progress, a
     function of one sentence). `rows` is how many texts run at once, at most. On a GPU steps are captured
     once and replayed as graphs, unless `capture=False`; `compile=True` also compiles layers, which takes seconds at the
-    beginning.
+    beginning. `tensor_parallel=N` spreads the layers over N processes that torchrun started: all of them call `load`;
+    it returns on rank 0 alone, and the others follow until rank 0 ends, and end then.
     """
     from spectr.models.generation_config import unsupported_settings
     from spectr.models.hf import Loading, open_loaded, open_model
@@ -493,7 +497,8 @@ def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options
     tokenizer = options.get("tokenizer")
     if isinstance(model, str | os.PathLike):
         opened = open_model(os.fspath(model), progress, tokenizer, **how)
-        drafter_loading = {**how, "dtype": opened.target.model.dtype, "progress": progress}
+        _divide_work(opened)
+        drafter_loading = {**how, "dtype": opened.target.model.dtype, "progress": progress, "tensor_parallel": 1}
         partner = pair(drafter, opened, made.card, chosen, drafter_loading)
     elif how:
         raise ArgumentError(f"this model is loaded already, so {', '.join(how)} would change nothing; use model.to(…)")
@@ -505,6 +510,20 @@ def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options
     return LM(_engine(opened, partner, made, options, progress), opened)
 
 
+def _divide_work(opened: "OpenedModel") -> None:
+    """Where a model spans several processes, rank 0 goes on, and the others follow it until it ends: for them this does
+    not return."""
+    target: Any = opened.target
+    if not target.is_sharded:
+        return
+    if target.group.leads:
+        target.group.before_the_end = end_threads
+        return
+    from spectr.models.parallel.follower import follow
+
+    follow(target)
+
+
 def _engine(
     opened: "OpenedModel", drafter: Drafter, rule: Rule, options: Mapping[str, Any], progress: Callable[[str], None]
 ) -> Engine:
@@ -512,6 +531,10 @@ def _engine(
     device, captures = opened.target.device.type, options.get("capture")
     if captures and device != "cuda":
         raise ArgumentError(f"capture replays steps as CUDA graphs, and this model is on {device}; leave it out")
+    if captures and opened.target.is_sharded:
+        raise ArgumentError(
+            "steps of a model over several processes are not captured; leave capture or tensor_parallel"
+        )
     made = Engine(opened.target, drafter, rule, opened.stops, rows=options.get("rows") or 64, captures=captures)
     if options.get("compile"):
         progress("compiling one layer for all; what was compiled before is taken from the cache")

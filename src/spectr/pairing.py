@@ -125,11 +125,12 @@ def _early_exit(pairing: _Pairing) -> Drafter:
     from spectr.models.cpu import target_of
     from spectr.models.early import truncated
 
-    net = pairing.target.target.model
-    layers = pairing.options.layers
+    target = pairing.target.target
+    layers, net = pairing.options.layers, target.model
     if layers is None:
         layers = max(1, net.config.get_text_config(decoder=True).num_hidden_layers // 4)
-    return named_drafter("early_exit", model=target_of(truncated(net, layers)), plan=pairing.plan())
+    model = target.first_layers(layers) or target_of(truncated(net, layers))
+    return named_drafter("early_exit", model=model, plan=pairing.plan())
 
 
 def _model(pairing: _Pairing, opened: "OpenedModel") -> Drafter:
@@ -148,7 +149,7 @@ def _trained(pairing: _Pairing, folder: Path) -> Drafter:
     target = pairing.target.target
     if pairing.options.vocabulary is not None:
         whole("vocabulary", pairing.options.vocabulary, 1)
-    head = load_drafter(folder, target.model, pairing.options.vocabulary)
+    head = load_drafter(folder, target.lender, pairing.options.vocabulary)
     if isinstance(head, BlockwiseHead):
         return named_drafter("blockwise", heads=head, target=target, plan=pairing.plan(length=head.shape.depths))
     plan, taps = pairing.plan(**_usual(pairing)), head.shape.taps
@@ -311,7 +312,7 @@ def auto_drafter(target: "OpenedModel") -> tuple[str, str]:
     under the race each step may also take `lookup`, which pays only where a text repeats itself."""
     from spectr.models.trained import shipped
 
-    folder = shipped(target.target.model)
+    folder = shipped(target.target.lender)
     if folder is not None:
         return str(folder), "the drafter that was trained for this model"
     return "none", (
@@ -397,7 +398,7 @@ def _by_plan(drafter: Any, pairing: _Pairing) -> Drafter:
     if profile is None:
         base = pair(drafter, pairing.target, pairing.card, bare, pairing.loading)
         return _auto(base, pairing) if is_auto else base
-    profile.check(fingerprint(net), net.device.type, drafter)
+    profile.check(fingerprint(pairing.target.target.lender), net.device.type, drafter)
     return _by_profile(profile, replace(pairing, options=bare), is_auto=is_auto)
 
 

@@ -61,7 +61,9 @@ def test_auto_without_a_trained_drafter_says_what_it_is(
     device: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(trained, "shipped", lambda _: None)
-    target: Any = SimpleNamespace(target=SimpleNamespace(device=torch.device(device), model=None), tokenizer=None)
+    target: Any = SimpleNamespace(
+        target=SimpleNamespace(device=torch.device(device), model=None, lender=None), tokenizer=None
+    )
     forget()
     for _ in range(2):
         made = pair("auto", target, rule("race").card, DraftOptions(), {})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spectr.cli.flags import (
+    LOADING,
     SPECULATION,
     DeviceFlag,
     DrafterFlag,
@@ -111,6 +112,12 @@ def serve(
     compile_layers: Annotated[
         bool, typer.Option("--compile", help="Compile layers; takes a while once.", rich_help_panel=SPECULATION)
     ] = False,
+    tensor_parallel: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Spread the layers over N processes of torchrun.", rich_help_panel=LOADING
+        ),
+    ] = 1,
     max_running: Annotated[
         int, typer.Option(min=1, metavar="N", help="Texts that run at once.", rich_help_panel=LIMITS)
     ] = 64,
@@ -173,13 +180,24 @@ def serve(
         from spectr.lm import load as load_model
 
         options = given(nodes=nodes, compile=compile_layers or None)
+        options |= {"tensor_parallel": tensor_parallel} if tensor_parallel > 1 else {}
         return load_model(model, drafter, rule, device=device, dtype=dtype, progress=talk, rows=max_running, **options)
+
+    if tensor_parallel > 1 and _follows():
+        load()  # does not return: this rank follows rank 0, which has the server
 
     def started(url: str) -> None:
         talk(f"serving {settings.name} at {url}/v1 ({'with' if settings.keys else 'without'} API keys); Ctrl-C ends it")
         talk(f"try: {_example(url, settings)}")
 
     run_server(settings, load, talk, started)
+
+
+def _follows() -> bool:
+    """Whether this process is a rank of torchrun other than 0."""
+    from spectr.models.parallel.group import rank_here
+
+    return rank_here() > 0
 
 
 def _example(url: str, settings: "ServerSettings") -> str:

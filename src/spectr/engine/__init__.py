@@ -217,7 +217,9 @@ def _check_grammar(grammar: CompiledGrammar, request: Request, stops: frozenset[
 
 
 def _is_spread(target: Any, drafter: Any) -> bool:
-    """Whether some model lies on several devices, or has an encoder: then steps are not captured."""
+    """Whether some model lies on several devices or ranks, or has an encoder: then steps are not captured."""
+    if getattr(target, "is_sharded", False):
+        return True
     models = [
         getattr(m, "model", None) for m in (target, getattr(drafter, "model", None), getattr(drafter, "head", None))
     ]

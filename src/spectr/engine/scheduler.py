@@ -18,7 +18,7 @@ from spectr.engine.handle import Delivery, Handle
 from spectr.engine.lane import EngineParts, Lane, Seat
 from spectr.engine.request import Request
 
-__all__ = ["LOCK", "Load", "Scheduler"]
+__all__ = ["LOCK", "Load", "Scheduler", "end_threads"]
 
 LOCK = threading.RLock()
 """Held while steps run."""
@@ -31,7 +31,7 @@ _closing = threading.Event()
 
 
 @atexit.register
-def _close() -> None:
+def end_threads() -> None:
     """End all threads before the interpreter does: it would end them amid a call of torch, which aborts."""
     _closing.set()
     for thread, news in list(_running.items()):

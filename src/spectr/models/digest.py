@@ -27,8 +27,10 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from sorted(model.named_parameters(), key=lambda pair: pair[0])
-    yield from sorted(model.named_buffers(), key=lambda pair: pair[0])
+    """All weights by name; those whose shards lie on several ranks are put together, one at a time."""
+    for found in (model.named_parameters(), model.named_buffers()):
+        for name, tensor in sorted(found, key=lambda pair: pair[0]):
+            yield name, tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.utils import logging
 from transformers.utils.hub import has_file
 
+from spectr.checks import whole
 from spectr.errors import ArgumentError, MismatchError, MissingExtraError
 from spectr.models.catalog import CATALOG, FetchError, Progress, pull
 from spectr.models.cpu import is_known_family, target_of
@@ -22,6 +23,8 @@ from spectr.models.gguf.reader import GgufFile, open_gguf
 from spectr.models.hub import why_not_on_hub
 from spectr.models.memory import afford, need, weights_on_disk
 from spectr.models.packed import pack
+from spectr.models.parallel.group import RankGroup, join
+from spectr.models.parallel.sharding import check_shards, local_device, shard, sharded_target, sharding_keywords
 from spectr.models.support import UNBOUNDED
 from spectr.models.target import Target
 from spectr.models.tuned import tune
@@ -56,8 +59,14 @@ class Loading:
     trust_remote_code: bool = False
     attn_implementation: str | None = None
     weights: str = "file"  # how weights are stored on a CPU: as they come, or as float32, or rounded to int8
+    tensor_parallel: int = 1  # processes, started by torchrun, over which the layers are spread
 
     def __post_init__(self) -> None:
+        if whole("tensor_parallel", self.tensor_parallel, 1) > 1 and (self.is_placed or self.weights == "int8"):
+            raise ArgumentError(
+                "tensor_parallel spreads plain weights evenly over processes; leave device_map, quantization_config "
+                "and weights='int8' out, or tensor_parallel"
+            )
         if self.weights not in _WEIGHTS:
             raise ArgumentError(f"weights must be {', '.join(_WEIGHTS[:-1])} or {_WEIGHTS[-1]}, got {self.weights!r}")
         if self.weights == "int8" and (self.is_placed or self.place.type != "cpu"):
@@ -96,9 +105,10 @@ class Loading:
 
     @property
     def place(self) -> torch.device:
-        """The device meant."""
+        """The device meant; with several processes, that of this one."""
         found = "cuda" if torch.cuda.is_available() else "cpu"
-        return torch.device(found if self.device == "auto" else self.device)
+        meant = torch.device(found if self.device == "auto" else self.device)
+        return local_device(meant) if self.tensor_parallel > 1 else meant
 
     def kind(self, config: Any) -> torch.dtype:
         """The dtype to load a model of this config in."""
@@ -136,19 +146,27 @@ def open_model(model: str, progress: Progress = lambda _: None, tokenizer: Any =
     """A catalog name, a hub id, a local folder or a GGUF file, with its tokenizer or another; `options` are those of
     `Loading`."""
     loading = Loading.of(options)
+    group = join(loading.tensor_parallel, loading.place) if loading.tensor_parallel > 1 else None
+    if group is not None and not group.leads:
+        progress = _silent
     place = str(pull(model, progress)) if model in CATALOG else model
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if is_gguf(place):
-        return _open_gguf(Path(place), loading, progress, tokenizer)
+        return _open_gguf(Path(place), loading, progress, tokenizer, group)
     config = _config(model, place, loading.trust_remote_code)
+    if group is not None:
+        check_shards(model, config, group.size)
     auto, packs = _auto_of(model, config), _packs(config, loading)
     if Path(place).is_dir() and not loading.is_placed:
         dtype = None if packs and loading.weights == "file" else loading.kind(config)
         name = "as it is stored" if dtype is None else f"in {str(dtype).removeprefix('torch.')}"
         size = weights_on_disk(Path(place), dtype)
+        size //= loading.tensor_parallel
         afford(size, loading.place, f"{model!r} {name}", "use a smaller dtype or another device")
     try:
         keywords = loading.keywords(config)
+        if group is not None:
+            keywords |= sharding_keywords(loading.place, group.size)
         stored = packs and loading.weights != "float32"
         net: PreTrainedModel = auto.from_pretrained(place, **{**keywords, **({"dtype": "auto"} if stored else {})})
     except (OSError, ValueError) as error:
@@ -163,13 +181,18 @@ def open_model(model: str, progress: Progress = lambda _: None, tokenizer: Any =
         net.to(loading.place)  # type: ignore[arg-type]
         if loading.attn_implementation is None:
             tune(net)
-    return open_loaded(net, tokenizer)
+    return open_loaded(net, tokenizer, group)
+
+
+def _silent(_: str) -> None:
+    """Progress of ranks that follow: rank 0 reports for all."""
 
 
 def _packs(config: Any, loading: Loading) -> bool:
     """Whether weights are packed and run by the compiled decoder, or at least by compiled products: on a CPU, in
     float32, for the Llama family, or where int8 is asked for."""
-    is_plain = not loading.is_placed and loading.attn_implementation is None and loading.place.type == "cpu"
+    is_whole = not loading.is_placed and loading.tensor_parallel == 1
+    is_plain = is_whole and loading.attn_implementation is None and loading.place.type == "cpu"
     if not is_plain or loading.kind(config) != torch.float32:
         if loading.weights == "int8":
             raise ArgumentError("weights='int8' needs float32 arithmetic and spectr's own attention; leave dtype out")
@@ -182,12 +205,17 @@ def is_gguf(place: str) -> bool:
     return place.lower().endswith(".gguf")
 
 
-def _open_gguf(path: Path, loading: Loading, progress: Progress, tokenizer: Any) -> OpenedModel:
-    """A model from a GGUF file: packed as it is on a CPU, unpacked elsewhere and in other arithmetic than float32."""
+def _open_gguf(
+    path: Path, loading: Loading, progress: Progress, tokenizer: Any, group: RankGroup | None
+) -> OpenedModel:
+    """A model from a GGUF file: packed as it is on a CPU; unpacked elsewhere, in other arithmetic than float32, and
+    where it is spread over processes, each of which then reads the whole file."""
     file = open_gguf(path)
     config = config_of(file)
+    if group is not None:
+        check_shards(str(path), config, group.size)
     dtype = torch.bfloat16 if loading.place.type == "cuda" and loading.is_auto else loading.kind(config)
-    packs = loading.place.type == "cpu" and dtype == torch.float32
+    packs = loading.place.type == "cpu" and dtype == torch.float32 and group is None
     name = str(dtype).removeprefix("torch.")
     numbers = sum(prod(tensor.shape) for tensor in file.tensors.values())
     size = file.bytes if packs and loading.weights == "file" else numbers * dtype.itemsize
@@ -197,7 +225,7 @@ def _open_gguf(path: Path, loading: Loading, progress: Progress, tokenizer: Any)
         progress(f"{path.name}: its {file.kinds} weights are unpacked to {name} on {loading.place}")
         net.to(loading.place, dtype)
         tune(net)
-    return open_loaded(net, tokenizer or _gguf_tokenizer(file))
+    return open_loaded(net, tokenizer or _gguf_tokenizer(file), group)
 
 
 def _gguf_tokenizer(file: GgufFile) -> Any:
@@ -218,8 +246,8 @@ def _gguf_tokenizer(file: GgufFile) -> Any:
     return made
 
 
-def open_loaded(net: PreTrainedModel, tokenizer: Any = None) -> OpenedModel:
-    """A model that is there already; its weights are used where they are."""
+def open_loaded(net: PreTrainedModel, tokenizer: Any = None, group: RankGroup | None = None) -> OpenedModel:
+    """A model that is there already; its weights are used where they are, or this rank's shards of them."""
     if not isinstance(net, torch.nn.Module) or not hasattr(net, "config"):
         raise ArgumentError(f"a model must be a name, a folder, or a loaded model of transformers, got {net!r}")
     if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "decode")):
@@ -229,7 +257,9 @@ def open_loaded(net: PreTrainedModel, tokenizer: Any = None) -> OpenedModel:
             "this model keeps its own attention, so trees are scored without spectr's kernel, slower; let spectr.load "
             "open its folder to have it"
         )
-    target = target_of(net)
+    if group is not None:
+        shard(net, group)
+    target = target_of(net) if group is None else sharded_target(net, group)
     settings = default_settings(net, target.vocabulary)
     return OpenedModel(target, tokenizer, _stops(net, tokenizer), _start(net), settings)
 

@@ -5,7 +5,7 @@ live on the device; the host knows an upper bound of them, so that a step needs 
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -180,6 +180,7 @@ class Session:
     given: Tensor | None = field(default=None, repr=False)  # (B, T, H) what goes in with the tokens of the next call
     windows: dict[tuple[int, int], "Session"] = field(default_factory=dict, repr=False)
     reading: "ReplayedReading | None" = field(default=None, repr=False)  # by which prompts are read, if by graphs
+    name: Any = field(default=None, repr=False)  # by which other processes know it, where the model spans several
 
     def window(self, start: int, stop: int, longest: int = 0) -> "Session":
         """The rows from `start` to `stop`, of which none has more than `longest` tokens, in the same buffers: what is

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from spectr.errors import ArgumentError, MismatchError
 from spectr.kernels import usable
 from spectr.models.cache import SlotCache
 from spectr.models.compiled import CompiledLayers
+from spectr.models.digest import weights_digest
 from spectr.models.drivers.call import Call
 from spectr.models.encoder import check_sources, encode
 from spectr.models.layers import beside_layers, layers_of
@@ -49,6 +51,7 @@ class Target:
     """An unmodified causal or encoder-decoder model of transformers, scored on trees."""
 
     keeps_beginnings = True
+    is_sharded = False  # other processes take part in every call
 
     def __init__(self, model: PreTrainedModel, chunk: int = 512) -> None:
         self.model = model
@@ -72,6 +75,19 @@ class Target:
         if self._compiled is None and any("forward" in vars(layer) for layer in self.layers):
             raise MismatchError("layers with a forward of their own, as device_map makes them, are not compiled")
         self._compiled = self._compiled or CompiledLayers(self.layers, beside_layers(self.model))
+
+    @property
+    def lender(self) -> Any:
+        """What a drafter may borrow from: the model, with an embedding and an output layer that are whole."""
+        return self.model
+
+    def first_layers(self, layers: int) -> "Target | None":
+        """A target of the first layers that other processes know as well; None where there are none of them."""
+        return None
+
+    def digest(self) -> str:
+        """Of all weights."""
+        return weights_digest(self.model)
 
     def memory(self, rows: int, slots: int) -> int:
         """Bytes of a cache, from the widths in the config."""

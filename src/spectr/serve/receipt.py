@@ -12,7 +12,6 @@ from spectr.engine import Result
 from spectr.errors import ArgumentError
 from spectr.grammar import Grammar
 from spectr.lm import LM, Output
-from spectr.models.digest import weights_digest
 from spectr.serve.asking import Asked
 from spectr.serve.service import Service
 
@@ -80,7 +79,7 @@ class Replayed:
 
 def replay(lm: LM, receipt: dict[str, Any], talk: Callable[[str], None]) -> list[Replayed]:
     """Generate the texts of a receipt again, and compare them; says what differs from when they were made."""
-    digest = weights_digest(lm.opened.target.model)
+    digest = lm.opened.target.digest()
     if digest != receipt["model"]["digest"]:
         talk(f"these weights are not those of the receipt ({digest} and {receipt['model']['digest']})")
     if lm.engine.rule.card.name != receipt["speculation"]["rule"]:

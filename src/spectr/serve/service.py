@@ -18,7 +18,6 @@ from spectr.draft.options import DraftOptions
 from spectr.engine import Engine
 from spectr.errors import SpectrError
 from spectr.lm import LM
-from spectr.models.digest import weights_digest
 from spectr.models.packed import packed_bytes
 from spectr.pairing import as_rule, pair
 from spectr.registry import nearest
@@ -75,7 +74,7 @@ class Service:
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the weights."""
-        return weights_digest(self.lm.opened.target.model)
+        return self.lm.opened.target.digest()
 
     @property
     def shown_fingerprint(self) -> str:
@@ -85,12 +84,13 @@ class Service:
     @property
     def arithmetic(self) -> dict[str, Any]:
         """What the numbers of a text depend on beside the weights."""
-        net = self.lm.opened.target.model
+        target: Any = self.lm.opened.target
+        net, ranks = target.model, {"tensor_parallel": target.group.size} if target.is_sharded else {}
         device = net.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
         dtype = str(net.dtype).removeprefix("torch.")
         weights = sorted(packed_bytes(net)) or [dtype]  # as they are stored
-        return {"dtype": dtype, "weights": weights, "device": device.type, "hardware": name}
+        return {"dtype": dtype, "weights": weights, "device": device.type, "hardware": name, **ranks}
 
     @property
     def versions(self) -> dict[str, str]:

@@ -1,0 +1,62 @@
+"""What happens when ranks differ, or one of them dies: no wrong text, a clear error, and the others end within seconds.
+
+Nothing but the ranks themselves ends them here; torchrun would end them as well.
+"""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.parallel.ranks import Ranks, altered_tokens, altered_verdict, generate, perturbed_logits, wait
+
+pytestmark = pytest.mark.scale
+
+WITHIN = 20  # seconds; on an idle machine it takes about four
+
+
+@pytest.fixture(autouse=True)
+def _paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the process that ranks are forked from import the tests."""
+    root = Path(__file__).resolve().parents[2]
+    monkeypatch.setenv("PYTHONPATH", f"{root}{os.pathsep}{root / 'src'}")
+
+
+def test_ranks_that_agree_end_with_zero(folder: Path, tmp_path: Path) -> None:
+    with Ranks(2, folder, tmp_path) as ranks:
+        assert ranks.codes(90) == [0, 0], ranks.said(0) + ranks.said(1)
+    assert (tmp_path / "ended").exists()
+
+
+@pytest.mark.parametrize(
+    ("plant", "sentence"),
+    [(altered_tokens, "rank 1 ran another call than rank 0"), (altered_verdict, "rank 1 committed other tokens")],
+)
+def test_a_planted_fault_of_one_rank_is_seen(folder: Path, tmp_path: Path, plant: object, sentence: str) -> None:
+    with Ranks(2, folder, tmp_path, plants={1: plant}) as ranks:  # type: ignore[dict-item]
+        assert ranks.codes(90) == [1, 1]
+        assert sentence in ranks.said(0)
+        assert sentence in ranks.said(1)
+    assert not (tmp_path / "ended").exists()
+
+
+def test_logits_that_differ_in_the_last_bit_are_counted(folder: Path, tmp_path: Path) -> None:
+    """Rank 0 decides, so that the text is that of its logits."""
+    with Ranks(2, folder, tmp_path, plants={1: perturbed_logits}) as ranks:
+        assert ranks.codes(90) == [0, 0], ranks.said(0)
+    assert (tmp_path / "ended").read_text().split()[-1] == "1"
+
+
+@pytest.mark.parametrize(("victim", "job"), [(1, generate), (1, wait), (0, generate)])
+def test_a_killed_rank_ends_the_others(folder: Path, tmp_path: Path, victim: int, job: object) -> None:
+    """While it generates and while it waits."""
+    with Ranks(2, folder, tmp_path, job) as ranks:  # type: ignore[arg-type]
+        assert ranks.has_begun(), ranks.said(0)
+        killed = ranks.processes[victim]
+        assert killed.pid is not None
+        os.kill(killed.pid, signal.SIGKILL)
+        codes = ranks.codes(WITHIN)
+        assert codes[victim] == -signal.SIGKILL
+        assert codes[1 - victim] == 1
+        assert f"rank {victim} (process {killed.pid}) has ended" in ranks.said(1 - victim)
+    assert not (tmp_path / "ended").exists()
