@@ -29,7 +29,7 @@ async def _ask(host: str, port: int, body: Found) -> Found:
                 events += 1
                 if b'"usage"' in line:
                     tokens = json.loads(line[6:])["usage"]["completion_tokens"]
-                elif b'"error"' in line:
+                elif line.startswith(b'data: {"error"'):  # a text may say it, too
                     return {"error": line.decode(errors="replace")[:500], "sent": sent}
                 else:
                     last = time.perf_counter()
