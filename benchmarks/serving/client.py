@@ -27,7 +27,7 @@ async def _ask(host: str, port: int, body: Found) -> Found:
         while line := await reader.readline():
             if line.startswith(b"data: {"):
                 events += 1
-                if b'"usage"' in line:
+                if b'"usage": {' in line:  # quotes of a text are escaped
                     tokens = json.loads(line[6:])["usage"]["completion_tokens"]
                 elif line.startswith(b'data: {"error"'):  # a text may say it, too
                     return {"error": line.decode(errors="replace")[:500], "sent": sent}
