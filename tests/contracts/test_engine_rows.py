@@ -637,8 +637,8 @@ import atexit, time
 from spectr.engine import scheduler
 
 atexit.register(lambda: print(time.monotonic() - began < 2))  # after all that was registered later
-atexit.unregister(scheduler._close)
-atexit.register(scheduler._close)
+atexit.unregister(scheduler.end_threads)
+atexit.register(scheduler.end_threads)
 began = time.monotonic()
 """
 

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from spectr.serve import Limits, app
+from spectr.serve import Limits, desk
 from spectr.serve.admission import Admission
 from spectr.serve.problems import ApiError
 from spectr.serve.protocol import ChatRequest, CompletionRequest, as_problem
@@ -157,7 +157,7 @@ def test_large_responses_are_written_in_a_worker(client: httpx2.Client, monkeypa
         return build(self, *given)
 
     monkeypatch.setattr(Reply, "whole", noted)
-    monkeypatch.setattr(app, "_SMALL", 20)
+    monkeypatch.setattr(desk, "_SMALL", 20)
     assert client.post("/v1/completions", json=asked).json()["choices"] == small
     assert all(name.startswith("spectr-worker") for name in threads)
     assert threads
