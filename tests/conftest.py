@@ -25,8 +25,15 @@ settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.load_profile("fixed")
 
 
+_LONG_PAGES = {"audit.md", "benchmarks.md", "drafters.md", "new_drafter.md", "planner.md"}
+"""Their examples load the default model, or train, and take ten seconds and more each."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` where there is none."""
+    """Skip tests marked `gpu` where there is none; examples of some pages are slow."""
+    for item in items:
+        if item.path.name in _LONG_PAGES:
+            item.add_marker(pytest.mark.slow)
     if torch.cuda.is_available():
         return
     for item in items:

@@ -35,7 +35,7 @@ def setup(lm: spectr.LM) -> Setup:
     return real_setup(lm.opened, PROMPTS[0], Policy(), vocabulary=12)
 
 
-@pytest.mark.parametrize("name", ["race", "block"])
+@pytest.mark.parametrize("name", ["race", pytest.param("block", marks=pytest.mark.slow)])
 def test_one_rule_of_a_model(lm: spectr.LM, name: str) -> None:
     report = audit_model(lm, Scope(PROMPTS, rules=named_rules(name), drafter="early_exit", vocabulary=8), LEVEL)
     assert report.holds, [f for f in report.findings if not f.as_claimed]

@@ -110,6 +110,7 @@ def test_doctor_refuses_a_drafter_that_is_no_head(spectr: Spectr, deep: tuple[st
     assert "[6] are not among 1 … 2 of a target with 2 layers" in ran.err
 
 
+@pytest.mark.slow
 def test_heads_come_by_hub_id(deep: tuple[str, str], tmp_path: Path) -> None:
     """A head in the hub's cache is found without a network."""
     model, head = deep

@@ -104,7 +104,7 @@ def makers(
     return made
 
 
-QUICK = 6
+QUICK = 3
 """Cases of one test that `make test` runs, at even distances; `make test-slow` runs the others."""
 
 

@@ -220,6 +220,7 @@ def test_resumed(name: str, build: Callable[..., Engine], meant: Callable[[Way],
     assert [(result.tokens, result.finish_reason) for result in found] == want
 
 
+@pytest.mark.slow
 def test_texts_that_find_no_room_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """They begin again later, where their grammars stood."""
     monkeypatch.setattr(lane, "_AHEAD", 100)

@@ -20,6 +20,7 @@ def folder() -> Path:
     return pull("smollm2-135m")
 
 
+@pytest.mark.slow
 def test_text_is_the_same_with_and_without_drafts(folder: Path) -> None:
     assert locate("smollm2-135m") == folder
     outputs = [

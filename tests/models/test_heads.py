@@ -171,6 +171,7 @@ def test_a_bias_that_a_checkpoint_has_is_used(tmp_path: Path) -> None:
     assert difference(case, write_head(tmp_path / "some", (config, {**tensors, **some}))) > 100 * CLOSE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "name"), [("eagle3", EAGLE3), ("block", "dspark-sliding")])
 def test_compiled_layers_compute_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, name: str

@@ -87,7 +87,10 @@ def rounded(texts: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
             for at, own in texts.items()}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BODIES)
+SOME = [pytest.param(name, marks=() if at % 4 == 0 else pytest.mark.slow) for at, name in enumerate(BODIES)]
+
+
+@pytest.mark.parametrize("name", SOME)
 def test_a_stream_goes_on_with_the_tokens_sent_before(client: httpx2.Client, name: str) -> None:
     path, given = BODIES[name]
     if "structured_outputs" in given:
@@ -107,7 +110,7 @@ def test_a_stream_goes_on_with_the_tokens_sent_before(client: httpx2.Client, nam
         assert after[-1].data["spectr"]["receipt"]["texts"] == whole[-1].data["spectr"]["receipt"]["texts"]
 
 
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("name", SOME)
 def test_a_client_reconnects(client: httpx2.Client, name: str) -> None:
     path, given = BODIES[name]
     if "structured_outputs" in given:
