@@ -152,7 +152,7 @@ async def hear_all(url: str, numbers: Sequence[int], disturb: Any = None, **body
     """Several streams side by side; `disturb` is called with what they have heard, again and again, until it says that
     it is done."""
     heard = [Heard() for _ in numbers]
-    async with httpx2.AsyncClient(base_url=url, timeout=120) as client:
+    async with httpx2.AsyncClient(base_url=url, timeout=600) as client:
         tasks = [
             asyncio.ensure_future(hear(client, number, own, **body)) for number, own in zip(numbers, heard, strict=True)
         ]

@@ -39,7 +39,7 @@ def undisturbed(folder: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     """The requests, and the results of a process that ran to its end."""
     where = tmp_path_factory.mktemp("batch")
     path, out = write_requests(where, range(_COUNT)), where / "undisturbed.jsonl"
-    subprocess.run(command(path, out, folder), check=True, timeout=120)
+    subprocess.run(command(path, out, folder), check=True, timeout=600)
     assert len(read_results(out)) == _COUNT
     return path, out
 
@@ -52,7 +52,7 @@ def test_one_process_killed_twice(undisturbed: tuple[Path, Path], folder: str, t
         killed_at(subprocess.Popen(again), out, lines)
         assert not out.exists()
     before = journal_lines(out)
-    ran = subprocess.run(again, check=True, timeout=120, capture_output=True, text=True)
+    ran = subprocess.run(again, check=True, timeout=600, capture_output=True, text=True)
     assert before < _COUNT
     assert f"{before - 1} of {_COUNT} lines have results" in ran.stderr
     assert read_results(out) == read_results(expected)

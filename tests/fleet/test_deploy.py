@@ -38,7 +38,7 @@ def changed(fleet: Process) -> None:
     """Have a plan read again, and wait until what it says runs."""
     said = sum("serving tiny" in line for line in fleet.said)
     os.kill(fleet.running.pid, signal.SIGHUP)
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + 600
     while sum("serving tiny" in line for line in fleet.said) == said:
         assert time.monotonic() < deadline, "".join(fleet.said)
         time.sleep(0.1)
@@ -58,7 +58,7 @@ async def under_load(url: str, meanwhile: Any) -> list[tuple[int, Heard]]:
     work = asyncio.ensure_future(asyncio.to_thread(meanwhile))
 
     async def client(first: int) -> None:
-        async with httpx2.AsyncClient(base_url=url, timeout=60) as connection:
+        async with httpx2.AsyncClient(base_url=url, timeout=300) as connection:
             number = first
             while not work.done():
                 own = Heard()

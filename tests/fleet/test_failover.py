@@ -89,7 +89,7 @@ def test_whole_answers_and_reconnections(folder: str, stack: ExitStack, undistur
     body = {"prompt": "one two 3", "max_tokens": 200, "seed": 3, "temperature": 1.0}
     heard = Heard()
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}, "spectr": {"tokens": True}}
-    with httpx2.Client(base_url=url, timeout=60) as client:
+    with httpx2.Client(base_url=url, timeout=300) as client:
         with client.stream("POST", "/v1/completions", json=asked) as stream:
             for line in stream.iter_lines():
                 heard.add(line)
@@ -117,7 +117,7 @@ def test_none_is_left(folder: str, stack: ExitStack) -> None:
     replica = stack.enter_context(server(folder))
     url = routed(stack, [replica], "--patience", "2")
     replica.kill()
-    with httpx2.Client(base_url=url, timeout=60) as client:
+    with httpx2.Client(base_url=url, timeout=300) as client:
         found = client.post("/v1/completions", json={"prompt": "one", "max_tokens": 4})
         assert (found.status_code, found.json()["error"]["code"]) == (503, "no_replica")
         assert client.get("/ready").status_code == 503
