@@ -77,7 +77,7 @@ def server(folder: str, *more: str) -> Any:
     return started("serve", "--port", "0", *model, *more)
 
 
-def ready(url: str, replicas: int = 1, most: float = 60.0) -> None:
+def ready(url: str, replicas: int = 1, most: float = 300.0) -> None:
     """Wait until a router has so many replicas."""
     deadline = time.monotonic() + most
     while time.monotonic() < deadline:
