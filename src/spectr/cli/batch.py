@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spectr.cli.flags import SPECULATION, DeviceFlag, DrafterFlag, DtypeFlag, ModelFlag, RuleFlag, given
+from spectr.cli.flags import DeviceFlag, DrafterFlag, DtypeFlag, ModelFlag, NodesFlag, RuleFlag, given
 from spectr.cli.output import JsonFlag, check_folder, print_json, progress_bar, talk
 from spectr.cli.serve import needs_server
 from spectr.errors import ArgumentError
@@ -29,9 +29,7 @@ def batch(
     dtype: DtypeFlag = "auto",
     drafter: DrafterFlag = "auto",
     rule: RuleFlag = "race",
-    nodes: Annotated[
-        int | None, typer.Option(min=2, metavar="N", help="Most nodes of a token tree.", rich_help_panel=SPECULATION)
-    ] = None,
+    nodes: NodesFlag = None,
     seed: Annotated[
         int, typer.Option(metavar="N", help="Other numbers give other texts to requests without a seed.")
     ] = 0,

@@ -7,9 +7,14 @@ import typer
 __all__ = [
     "DeviceFlag",
     "DrafterFlag",
+    "DrainTimeoutFlag",
     "DtypeFlag",
+    "InsecureFlag",
     "MaxTokensFlag",
     "ModelFlag",
+    "NodesFlag",
+    "PortFlag",
+    "RequestTimeoutFlag",
     "RuleFlag",
     "SeedFlag",
     "TemperatureFlag",
@@ -19,6 +24,7 @@ __all__ = [
 ]
 
 LOADING, SPECULATION, SAMPLING, OUTPUT = "Model", "Speculation", "Sampling", "Output"
+ADDRESS, LIMITS = "Address and access", "Limits"
 """Headings under which long help texts list their flags."""
 
 ModelFlag = Annotated[
@@ -61,6 +67,30 @@ RuleFlag = Annotated[
     typer.Option(
         "--rule", metavar="RULE", help="What accepts drafts: a rule of `spectr rules`.", rich_help_panel=SPECULATION
     ),
+]
+NodesFlag = Annotated[
+    int | None,
+    typer.Option(
+        "--nodes",
+        min=2,
+        metavar="N",
+        help="Most nodes of the token tree, root included.",
+        rich_help_panel=SPECULATION,
+    ),
+]
+InsecureFlag = Annotated[
+    bool, typer.Option("--insecure", help="Serve other machines without a key.", rich_help_panel=ADDRESS)
+]
+PortFlag = Annotated[
+    int, typer.Option("--port", min=0, max=65535, metavar="PORT", help="0: any that is free.", rich_help_panel=ADDRESS)
+]
+RequestTimeoutFlag = Annotated[
+    float,
+    typer.Option("--request-timeout", min=1, metavar="SECONDS", help="For a whole request.", rich_help_panel=LIMITS),
+]
+DrainTimeoutFlag = Annotated[
+    float,
+    typer.Option("--drain-timeout", min=0, metavar="SECONDS", help="For what runs at SIGTERM.", rich_help_panel=LIMITS),
 ]
 MaxTokensFlag = Annotated[
     int,

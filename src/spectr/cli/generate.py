@@ -21,6 +21,7 @@ from spectr.cli.flags import (
     DtypeFlag,
     MaxTokensFlag,
     ModelFlag,
+    NodesFlag,
     RuleFlag,
     SeedFlag,
     TemperatureFlag,
@@ -198,12 +199,7 @@ def generate(
     length: Annotated[
         int | None, typer.Option(min=1, metavar="L", help="Tokens of each draft.", rich_help_panel=SPECULATION)
     ] = None,
-    nodes: Annotated[
-        int | None,
-        typer.Option(
-            min=2, metavar="N", help="Most nodes of the token tree, root included.", rich_help_panel=SPECULATION
-        ),
-    ] = None,
+    nodes: NodesFlag = None,
     tree: Annotated[
         str | None,
         typer.Option(

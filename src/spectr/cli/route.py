@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
+from spectr.cli.flags import ADDRESS, LIMITS, DrainTimeoutFlag, InsecureFlag, PortFlag, RequestTimeoutFlag
 from spectr.cli.output import talk
-from spectr.cli.serve import ADDRESS, LIMITS, log_to_stderr, needs_server, read_keys
+from spectr.cli.serve import log_to_stderr, needs_server, read_keys
 
 __all__ = ["route"]
 
@@ -16,28 +17,20 @@ def route(
     host: Annotated[
         str, typer.Option(metavar="HOST", help="Address to listen on.", rich_help_panel=ADDRESS)
     ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, metavar="PORT", help="0: any.", rich_help_panel=ADDRESS)
-    ] = 8080,
+    port: PortFlag = 8080,
     api_key_file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="API keys: the file that the servers have.", rich_help_panel=ADDRESS),
     ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Serve other machines without a key.", rich_help_panel=ADDRESS)
-    ] = False,
+    insecure: InsecureFlag = False,
     event_ids: Annotated[
         bool, typer.Option(help="Send ids by which clients can reconnect, unless they say otherwise.")
     ] = True,
-    request_timeout: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="For a whole request.", rich_help_panel=LIMITS)
-    ] = 600.0,
+    request_timeout: RequestTimeoutFlag = 600.0,
     patience: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="For a server to be ready.", rich_help_panel=LIMITS)
     ] = 30.0,
-    drain_timeout: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="For what runs at SIGTERM.", rich_help_panel=LIMITS)
-    ] = 30.0,
+    drain_timeout: DrainTimeoutFlag = 30.0,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log a line for every request.")] = False,
 ) -> None:
     """Put one address in front of several servers of the same model. Requests with a common beginning go to the same

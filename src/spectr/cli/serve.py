@@ -12,12 +12,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spectr.cli.flags import (
+    ADDRESS,
+    LIMITS,
     LOADING,
     SPECULATION,
     DeviceFlag,
     DrafterFlag,
+    DrainTimeoutFlag,
     DtypeFlag,
+    InsecureFlag,
     ModelFlag,
+    NodesFlag,
+    PortFlag,
+    RequestTimeoutFlag,
     RuleFlag,
     given,
 )
@@ -30,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["log_to_stderr", "needs_server", "play", "read_keys", "replay", "serve"]
 
-ADDRESS, LIMITS, OPERATION = "Address and access", "Limits", "Operation"
+OPERATION = "Operation"
 _KEYS = "SPECTR_API_KEYS"
 
 
@@ -83,9 +90,7 @@ def serve(
     host: Annotated[
         str, typer.Option(metavar="HOST", help="Address to listen on.", rich_help_panel=ADDRESS)
     ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, metavar="PORT", help="0: any.", rich_help_panel=ADDRESS)
-    ] = 8000,
+    port: PortFlag = 8000,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="What clients call the model.", rich_help_panel=ADDRESS)
     ] = None,
@@ -95,9 +100,7 @@ def serve(
             metavar="FILE", help=f"API keys, one on a line; also {_KEYS}, separated by commas.", rich_help_panel=ADDRESS
         ),
     ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Serve other machines without a key.", rich_help_panel=ADDRESS)
-    ] = False,
+    insecure: InsecureFlag = False,
     cors_origin: Annotated[
         list[str] | None,
         typer.Option(metavar="ORIGIN", help="Let pages of this origin call; several times.", rich_help_panel=ADDRESS),
@@ -106,9 +109,7 @@ def serve(
     dtype: DtypeFlag = "auto",
     drafter: DrafterFlag = "auto",
     rule: RuleFlag = "race",
-    nodes: Annotated[
-        int | None, typer.Option(min=2, metavar="N", help="Most nodes of a token tree.", rich_help_panel=SPECULATION)
-    ] = None,
+    nodes: NodesFlag = None,
     compile_layers: Annotated[
         bool, typer.Option("--compile", help="Compile layers; takes a while once.", rich_help_panel=SPECULATION)
     ] = False,
@@ -134,12 +135,8 @@ def serve(
     rate: Annotated[
         float | None, typer.Option(min=0.1, metavar="N", help="Requests a minute of one key.", rich_help_panel=LIMITS)
     ] = None,
-    request_timeout: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="For a whole request.", rich_help_panel=LIMITS)
-    ] = 600.0,
-    drain_timeout: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="For what runs at SIGTERM.", rich_help_panel=LIMITS)
-    ] = 30.0,
+    request_timeout: RequestTimeoutFlag = 600.0,
+    drain_timeout: DrainTimeoutFlag = 30.0,
     audit_share: Annotated[
         float,
         typer.Option(
@@ -208,13 +205,11 @@ def _example(url: str, settings: "ServerSettings") -> str:
 
 def play(
     model: ModelFlag = "smollm2-135m",
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="0: any that is free.")] = 0,
+    port: PortFlag = 0,
     device: DeviceFlag = "auto",
     dtype: DtypeFlag = "auto",
     drafter: DrafterFlag = "auto",
-    nodes: Annotated[
-        int | None, typer.Option(min=2, metavar="N", help="Most nodes of a token tree.", rich_help_panel=SPECULATION)
-    ] = 16,
+    nodes: NodesFlag = 16,
     browser: Annotated[bool, typer.Option(help="Open the browser.")] = True,
 ) -> None:
     """See the tree think, in the browser. Serves a model on this machine alone, until Ctrl-C."""

@@ -25,7 +25,7 @@ from spectr.fleet.ring import beginning
 from spectr.fleet.tallies import RouterCounters
 from spectr.serve.app import add_errors
 from spectr.serve.desk import after
-from spectr.serve.events import Event, EventStream, unless_disconnected
+from spectr.serve.events import Ending, Event, EventStream, unless_disconnected
 from spectr.serve.gate import Gate
 from spectr.serve.problems import ApiError
 from spectr.serve.settings import ServerSettings
@@ -50,20 +50,12 @@ class Router:
         self.replicas, self.settings = replicas, settings
         self.is_draining = False
         self.counters = RouterCounters(replicas)
-        self._over: asyncio.Future[None] | None = None
+        self.ending = Ending()
         self._watching: asyncio.Task[None] | None = None
-
-    @property
-    def over(self) -> "asyncio.Future[None]":
-        """Done when the router will not wait for running requests any longer."""
-        if self._over is None:
-            self._over = asyncio.get_running_loop().create_future()
-        return self._over
 
     def end(self) -> None:
         """Answer all requests that run with an error. From the event loop."""
-        if not self.over.done():
-            self.over.set_result(None)
+        self.ending.end()
 
     def watch(self) -> None:
         """Look after the replicas from now on. From the event loop."""
@@ -82,13 +74,13 @@ class Router:
         call = Call(request.method, f"{request.url.path}{query}", _headers(request), data)
         left = deadline - time.monotonic()
         if body is None:
-            return await unless_disconnected(request.receive, self._whole(call), left, self.over)
+            return await unless_disconnected(request.receive, self._whole(call), left, self.ending.over)
         call = replace(call, key=beginning(body), body=json.dumps(body).encode())
         if body.get("stream") is not True:
-            return await unless_disconnected(request.receive, self._whole(call), left, self.over)
+            return await unless_disconnected(request.receive, self._whole(call), left, self.ending.over)
         ledger = Ledger(body, request.headers.get("last-event-id"), event_ids=self.settings.event_ids)
-        events = await unless_disconnected(request.receive, self._begun(ledger, call), left, self.over)
-        return EventStream(events, self.settings.keep_alive, limits.write_time, deadline, self.over)
+        events = await unless_disconnected(request.receive, self._begun(ledger, call), left, self.ending.over)
+        return EventStream(events, self.settings.keep_alive, limits.write_time, deadline, self.ending.over)
 
     async def _whole(self, call: Call) -> Response:
         """An answer in one piece; asked again at another replica where one was lost."""

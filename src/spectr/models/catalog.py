@@ -93,16 +93,17 @@ def pull(name: str, progress: Progress = lambda _: None) -> Path:
     place = _place(model)
     place.parent.mkdir(parents=True, exist_ok=True)
     parts = [_part(model, number, progress) for number in range(len(model.parts))]
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".whole-") as work:
-        weights = Path(work) / model.file
-        _put_together(parts, weights)
-        try:
+    try:
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".whole-") as work:
+            weights = Path(work) / model.file
+            _put_together(parts, weights)
             _check(weights, model)
-        except FetchError:
-            _remove(parts)  # one of them is not what it should be
-            raise
-        weights.replace(place)  # whoever was first wins, since both fetched the same
-    _remove(parts)
+            weights.replace(place)
+    except FileNotFoundError:  # another process has put the file together meanwhile, and removed its parts
+        if not place.is_file():
+            raise FetchError(f"parts of {name} were removed while it was put together; run again") from None
+    finally:
+        _remove(parts)  # the file is there, or one of them is not what it should be
     return place
 
 
@@ -120,14 +121,11 @@ def _part(model: CatalogModel, number: int, progress: Progress) -> Path:
 
 
 def _put_together(parts: list[Path], whole: Path) -> None:
-    """One file of all parts. Another process may have done it meanwhile, and taken the parts away."""
-    try:
-        with whole.open("wb") as file:
-            for part in parts:
-                with part.open("rb") as read:
-                    shutil.copyfileobj(read, file)
-    except FileNotFoundError:
-        raise FetchError("parts of the model were removed while it was put together; run again") from None
+    """One file of all parts."""
+    with whole.open("wb") as file:
+        for part in parts:
+            with part.open("rb") as read:
+                shutil.copyfileobj(read, file)
 
 
 def _remove(parts: list[Path]) -> None:

@@ -6,6 +6,7 @@ of token t + 1. Below the root of a tree its own expectation stands in for the t
 the layers. The head's own layers are those of transformers' Llama.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from spectr.models.int8 import rounded
 from spectr.models.packed import PackedLinear
 from spectr.types import Layers
 
-__all__ = ["Borrowing", "FeatureHead", "HeadShape", "finished", "head_of"]
+__all__ = ["Borrowing", "FeatureHead", "HeadShape", "TakesFeatures", "finished", "head_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,42 @@ class Borrowing:
         return last.repeat(*(1,) * (made.dim() - 1), self._borrowed["size"]).index_copy_(-1, rows, made)
 
 
-class FeatureHead(Borrowing, PreTrainedModel):  # type: ignore[no-untyped-call]
+class TakesFeatures:
+    """A head that is called as transformers calls a causal model, with features beside its tokens."""
+
+    dtype: torch.dtype
+    features: Callable[..., Tensor]
+    logits: Callable[[Tensor], Tensor]
+
+    def expected(self, tokens: Tensor, features: Tensor, depths: int) -> list[Tensor]:
+        """For training: what it hands on at each depth, for whole texts (B, T) with true features (B, T, F)."""
+        from spectr.models.depths import expected_features
+
+        return expected_features(self, tokens, features, depths)
+
+    def forward(  # noqa: PLR0913  named as transformers names them
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        attention_mask: Any,
+        past_key_values: Any,
+        use_cache: bool = True,
+        features: Tensor | None = None,
+    ) -> CausalLMOutputWithPast:
+        """Logits after each token."""
+        assert features is not None
+        found = self.features(
+            input_ids,
+            features,
+            position_ids=position_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+        )
+        return CausalLMOutputWithPast(logits=self.logits(found))  # type: ignore[arg-type]
+
+
+class FeatureHead(TakesFeatures, Borrowing, PreTrainedModel):  # type: ignore[no-untyped-call]
     """The trained part: one layer that joins features and embeddings, and a few decoder layers."""
 
     config_class = LlamaConfig
@@ -196,33 +232,6 @@ class FeatureHead(Borrowing, PreTrainedModel):  # type: ignore[no-untyped-call]
 
     deepest: int | None = None
     """It goes down as far as one likes."""
-
-    def expected(self, tokens: Tensor, features: Tensor, depths: int) -> list[Tensor]:
-        """For training: what it expects at each depth, for whole texts (B, T) with true features (B, T, F)."""
-        from spectr.models.depths import expected_features
-
-        return expected_features(self, tokens, features, depths)
-
-    def forward(  # noqa: PLR0913  named as transformers names them
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        attention_mask: Tensor,
-        past_key_values: Any,
-        use_cache: bool = True,
-        features: Tensor | None = None,
-    ) -> CausalLMOutputWithPast:
-        """As a causal model that takes features with its tokens."""
-        assert features is not None
-        found = self.features(
-            input_ids,
-            features,
-            position_ids=position_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-        )
-        return CausalLMOutputWithPast(logits=self.logits(found))  # type: ignore[arg-type]
 
     def as_data(self) -> dict[str, Any]:
         """The sizes, for a file."""

@@ -189,7 +189,7 @@ async def _worked(request: Request, desk: Desk, work: Callable[[Any], Response])
     """A response that is made in a worker, unless the client goes before."""
     left = request.state.began + desk.service.settings.limits.request_time - time.monotonic()
     return await unless_disconnected(
-        request.receive, desk.service.in_worker(work, request.state.tenant), left, desk.over
+        request.receive, desk.service.in_worker(work, request.state.tenant), left, desk.ending.over
     )
 
 

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import Request, Response
@@ -15,7 +15,7 @@ from spectr.engine import Handle, Result, Step
 from spectr.engine import Request as EngineRequest
 from spectr.serve.admission import Admission
 from spectr.serve.asking import Asked, ask
-from spectr.serve.events import Event, EventStream, unless_disconnected
+from spectr.serve.events import Ending, Event, EventStream, unless_disconnected
 from spectr.serve.observe import Observations
 from spectr.serve.problems import ApiError, as_api_error
 from spectr.serve.protocol import ChatRequest, CompletionRequest
@@ -40,7 +40,7 @@ class Desk:
     admission: Admission
     observations: Observations
     texts: TokenTexts
-    _over: "asyncio.Future[None] | None" = None
+    ending: Ending = field(default_factory=Ending)
 
     @classmethod
     def of(cls, service: Service) -> "Desk":
@@ -58,22 +58,10 @@ class Desk:
         deadline = request.state.began + limits.request_time
         left, tenant = deadline - time.monotonic(), request.state.tenant
         if not body.stream:
-            return await unless_disconnected(request.receive, self._whole(body, tenant), left, self.over)
+            return await unless_disconnected(request.receive, self._whole(body, tenant), left, self.ending.over)
         seen = request.headers.get("last-event-id")
-        events = await unless_disconnected(request.receive, self._begun(body, tenant, seen), left, self.over)
-        return EventStream(events, settings.keep_alive, limits.write_time, deadline, self.over)
-
-    @property
-    def over(self) -> "asyncio.Future[None]":
-        """Done when the server will not wait for running requests any longer."""
-        if self._over is None:
-            self._over = asyncio.get_running_loop().create_future()
-        return self._over
-
-    def end(self) -> None:
-        """Answer all requests that run with an error. From the event loop."""
-        if not self.over.done():
-            self.over.set_result(None)
+        events = await unless_disconnected(request.receive, self._begun(body, tenant, seen), left, self.ending.over)
+        return EventStream(events, settings.keep_alive, limits.write_time, deadline, self.ending.over)
 
     async def told(self, body: CompletionRequest | ChatRequest, tenant: str) -> dict[str, Any]:
         """The answer to a body as data, for whoever asks without a connection."""

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from spectr.serve.problems import ApiError, as_api_error
 
-__all__ = ["Disconnected", "Event", "EventStream", "unless_disconnected"]
+__all__ = ["Disconnected", "Ending", "Event", "EventStream", "unless_disconnected"]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -50,6 +50,25 @@ async def _gone(receive: Receive) -> None:
 def _cut_off() -> ApiError:
     return ApiError(503, "the server is shutting down and did not wait for this request; send it elsewhere",
                     code="draining", wait=30)  # fmt: skip
+
+
+class Ending:
+    """When whoever answers requests will not wait for them any longer."""
+
+    def __init__(self) -> None:
+        self._over: asyncio.Future[None] | None = None
+
+    @property
+    def over(self) -> "asyncio.Future[None]":
+        """Done from then on."""
+        if self._over is None:
+            self._over = asyncio.get_running_loop().create_future()
+        return self._over
+
+    def end(self) -> None:
+        """Answer all requests that run with an error. From the event loop."""
+        if not self.over.done():
+            self.over.set_result(None)
 
 
 async def unless_disconnected(

@@ -190,7 +190,7 @@ class Service:
 
     def end(self) -> None:
         """Answer all requests that run with an error. From the event loop."""
-        self.desk.end()
+        self.desk.ending.end()
 
     def close(self) -> None:
         """End the threads."""

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
     LlamaDecoderLayer,
@@ -19,6 +18,7 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3MLP
 
+from spectr.models.head import TakesFeatures
 from spectr.models.published.formats import Eagle3Form
 from spectr.models.published.sharing import PublishedHead, first_unseen
 
@@ -52,7 +52,7 @@ class _FirstLayer(nn.Module):
         return found
 
 
-class Eagle3Head(PublishedHead):  # type: ignore[no-untyped-call]
+class Eagle3Head(TakesFeatures, PublishedHead):  # type: ignore[no-untyped-call]
     """One layer, seldom more, over hidden states of the target or its own outputs."""
 
     shape: Eagle3Form
@@ -121,30 +121,3 @@ class Eagle3Head(PublishedHead):  # type: ignore[no-untyped-call]
             "layers": int(config.num_hidden_layers),
             "hidden_states": list(form.states.chosen),
         }
-
-    def expected(self, tokens: Tensor, features: Tensor, depths: int) -> list[Tensor]:
-        """For training: what it hands on at each depth, for whole texts (B, T) with true features (B, T, F)."""
-        from spectr.models.depths import expected_features
-
-        return expected_features(self, tokens, features, depths)
-
-    def forward(  # noqa: PLR0913  named as transformers names them
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        attention_mask: Any,
-        past_key_values: Any,
-        use_cache: bool = True,
-        features: Tensor | None = None,
-    ) -> CausalLMOutputWithPast:
-        """As a causal model that takes features with its tokens."""
-        assert features is not None
-        found = self.features(
-            input_ids,
-            features,
-            position_ids=position_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-        )
-        return CausalLMOutputWithPast(logits=self.logits(found))  # type: ignore[arg-type]
