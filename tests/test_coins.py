@@ -144,9 +144,9 @@ def test_quiet_rows_draft_without_noise_and_decide_with_it() -> None:
         assert torch.equal(getattr(coins, decides)(logits, depth), getattr(loud, decides)(logits, depth))
     assert torch.equal(coins.flip(logits.sigmoid()[..., 0], depth, 1), loud.flip(logits.sigmoid()[..., 0], depth, 1))
     assert torch.equal(coins.pick(logits.exp(), depth, 1), loud.pick(logits.exp(), depth, 1))
-    meant = torch.where(quiet[:, None, None], logits.double(), loud.noisy(logits, depth))
-    assert torch.equal(coins.roughly(logits, depth), meant)
-    assert torch.equal(coins.front(logits, depth, 5), meant.topk(5).indices)
+    meant = torch.where(quiet[:, None, None], logits.double(), loud.noisy_logits(logits, depth))
+    assert torch.equal(coins.noisy_approx(logits, depth), meant)
+    assert torch.equal(coins.top_racers(logits, depth, 5), meant.topk(5).indices)
     sharp = torch.tensor([0.5, 1.0, 2.0])
     best = (meant * sharp[:, None, None]).log_softmax(-1).topk(5)
     chances, tokens = coins.likeliest(logits, depth, sharp, 5)
@@ -196,7 +196,7 @@ def test_a_large_race_is_won_by_the_same_token() -> None:
         logits = torch.randn(2, 3, 8192, generator=generator) * (number % 6) * 10
         logits = logits.round() if number % 3 == 0 else logits
         logits[:, :, number : number + 4000] = float("-inf")
-        assert torch.equal(coins.race(logits, depth), coins.noisy(logits, depth).argmax(-1))
+        assert torch.equal(coins.race(logits, depth), coins.noisy_logits(logits, depth).argmax(-1))
     nothing = torch.full((2, 3, 8192), float("-inf"))
     assert torch.equal(coins.race(nothing, depth), torch.zeros(2, 3, dtype=torch.int64))
 
@@ -212,7 +212,7 @@ def test_near_ties_of_a_large_race_are_decided_by_exact_noise() -> None:
         coins = SeededCoins(torch.tensor([number]), torch.tensor([3]))
         logits = torch.full((1, 1, 8192), -50.0)
         logits[..., tied] = (12.0 - gumbel(coins.seed, torch.tensor([[3]]), 8192)[..., tied]).float()
-        meant = coins.noisy(logits, depth).argmax(-1)
+        meant = coins.noisy_logits(logits, depth).argmax(-1)
         assert torch.equal(coins.race(logits, depth), meant)
         rough = logits + rough_noise(_gumbel_states(coins.seed, torch.tensor([[3]])), 8192)
         wrong += int(not torch.equal(rough.argmax(-1), meant))

@@ -8,12 +8,12 @@ import torch
 from benchmarks.figures.estimates import mean_of, running_means
 from benchmarks.figures.sheet import About, Curve, Panel, Sheet, exactly, sampled
 from benchmarks.figures.simulate import rejection_counts, relaxed_texts
+from spectr.theory.bias_frontier import AFTER, RelaxedText, decoding_opt, least_bias, relaxed_test, relaxed_text
 from spectr.theory.chains import ChainPair, repeated, zipf_chain
-from spectr.theory.eased import EasedCoupling
 from spectr.theory.estimate import Estimate
 from spectr.theory.families import Family, bernoulli, uniform, zipf
-from spectr.theory.front import AFTER, RelaxedText, decoding_opt, eased_test, least_bias, relaxed_text
 from spectr.theory.yin import batch_rejections, drafts_worth, limit_rejections
+from spectr.theory.yin_relaxed import EasedCoupling
 from spectr.transport.laws import total_variation
 
 __all__ = ["rejection_sheets"]
@@ -112,7 +112,7 @@ def _random_tests(family: Family, most: float) -> Curve:
 
 
 def _eased_points(family: Family, after: str, hue: int) -> Curve:
-    tests = (eased_test(family.target, family.draft, epsilon) for epsilon in _EPSILONS)
+    tests = (relaxed_test(family.target, family.draft, epsilon) for epsilon in _EPSILONS)
     found = [AFTER[after](family.target, family.draft, test) for test in tests]
     xs, ys = (tuple(float(getattr(one, part)) for one in found) for part in ("rejected", "bias"))
     return Curve(f"Decoding-{after.upper()} over ε", xs, ys, "dots", hue)

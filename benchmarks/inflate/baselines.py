@@ -18,7 +18,7 @@ from benchmarks.inflate.order import Order
 from benchmarks.inflate.pair import Pair
 from benchmarks.record import Found, said
 from spectr.models.hf import open_model
-from spectr.models.tuned import untuned
+from spectr.models.tuned import stock_kernels
 
 __all__ = ["peers"]
 
@@ -67,9 +67,9 @@ class _Baseline:
         """The same text twice, since shapes that are new are compiled; the second time counts."""
         paces = []
         with ExitStack() as stack:
-            stack.enter_context(untuned(net))
+            stack.enter_context(stock_kernels(net))
             if (assistant := self.options.get("assistant_model")) is not None:
-                stack.enter_context(untuned(assistant))
+                stack.enter_context(stock_kernels(assistant))
                 stack.enter_context(_drafting(assistant))
             for _ in range(2):
                 torch.manual_seed(0)  # transformers has no other source of randomness

@@ -179,7 +179,7 @@ class SeededCoins:
             from spectr.kernels.noise import race_winner
 
             return race_winner(logits, self.seed, self.committed[:, None] + depth, _NOISE_STREAM)
-        return self._winner(logits, depth) if _is_large(logits) else self.noisy(logits, depth).argmax(-1)
+        return self._winner(logits, depth) if _is_large(logits) else self.noisy_logits(logits, depth).argmax(-1)
 
     def _winner(self, logits: Tensor, depth: Tensor) -> Tensor:
         """The same over a large vocabulary: rough noise says which tokens can win, and exact noise which of these does;
@@ -197,20 +197,21 @@ class SeededCoins:
             winners.append(int(among[exact.argmax()]))
         return torch.tensor(winners).view(logits.shape[:2])
 
-    def front(self, logits: Tensor, depth: Tensor, count: int) -> Tensor:
+    def top_racers(self, logits: Tensor, depth: Tensor, count: int) -> Tensor:
         """The `count` largest of policy logits plus noise, best first; without noise in quiet rows."""
-        return self.roughly(logits, depth).topk(count, -1).indices
+        return self.noisy_approx(logits, depth).topk(count, -1).indices
 
-    def noisy(self, logits: Tensor, depth: Tensor) -> Tensor:
+    def noisy_logits(self, logits: Tensor, depth: Tensor) -> Tensor:
         """Logits (B, M, V) plus the noise at `depth` (B, M), or (B, 1) for one depth: what the race compares.
 
         float64: in float32 near-ties at the top would be broken by token id. A root's children stand at position
         `committed`."""
         return logits + gumbel(self.seed, self.committed[:, None] + depth, logits.shape[-1])
 
-    def roughly(self, logits: Tensor, depth: Tensor) -> Tensor:
-        """As `noisy`, for drafts: quiet rows get no noise. Where a kernel makes the noise it is good to 1e-5, but for
-        noise that wins no race. By that a draft may lose a token, and a law nothing."""
+    def noisy_approx(self, logits: Tensor, depth: Tensor) -> Tensor:
+        """As `noisy_logits`, for drafts: quiet rows get no noise. A kernel's noise is accurate to 1e-5 wherever it can
+        win a race. An error there can cost an accepted draft token, but it cannot change the output distribution.
+        """
         if logits.device.type == "cpu" and self.quiet is not None and bool(self.quiet.all()):
             return logits.double()  # as beside a row with noise, so that no row depends on another
         position = self.committed[:, None] + depth
@@ -226,15 +227,17 @@ class SeededCoins:
             noise = gumbel(self.seed, position, logits.shape[-1])
         return logits + (noise if self.quiet is None else noise.masked_fill_(self.quiet[:, None, None], 0.0))
 
-    def likeliest(self, logits: Tensor, depth: Tensor | None, sharp: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The `count` largest of softmax((logits + rough noise) · sharp), `sharp` (B,), best first: logarithms and
-        tokens."""
+    def likeliest(self, logits: Tensor, depth: Tensor | None, score_scale: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and tokens of the `count` largest of softmax((logits + approximate noise) · score_scale),
+        best first; `score_scale` is (B,)."""
         if usable(logits):
             from spectr.kernels.best import best_chances, can_pick
 
             if can_pick(logits.shape[-1], count):
                 where = None if depth is None else (self.committed[:, None] + depth).expand(logits.shape[:2])
                 place = None if where is None else (self.seed, where, _NOISE_STREAM)
-                return best_chances(logits, place, sharp.float(), self.quiet, count)
+                return best_chances(logits, place, score_scale.float(), self.quiet, count)
             notice(f"the kernel does not pick {count} of {logits.shape[-1]} tokens, so drafts are ranked without it")
-        return likeliest((logits if depth is None else self.roughly(logits, depth)) * sharp[:, None, None], count)
+        return likeliest(
+            (logits if depth is None else self.noisy_approx(logits, depth)) * score_scale[:, None, None], count
+        )

@@ -10,7 +10,7 @@ from typing import Any
 
 from spectr.engine import Handle, Request, Result, Step, TokenLogprobs
 from spectr.metrics import Stats
-from spectr.text import TextStream, tokenizing
+from spectr.text import TextStream, tokenizer_lock
 
 __all__ = ["Output", "TextHandle", "TextReader", "as_output"]
 
@@ -64,12 +64,12 @@ class TextReader:
 
     def feed(self, tokens: list[int]) -> tuple[str, int | None]:
         """What can be shown, and how many of the tokens belong to the text if a stop string ends it."""
-        with nullcontext() if self.stream.knows_bytes else tokenizing(self.stream.tokenizer):
+        with nullcontext() if self.stream.knows_bytes else tokenizer_lock(self.stream.tokenizer):
             return self.stream.feed_all(tokens)
 
     def finish(self) -> str:
         """What was held back."""
-        with tokenizing(self.stream.tokenizer):
+        with tokenizer_lock(self.stream.tokenizer):
             return self.stream.finish()
 
 

@@ -24,7 +24,7 @@ from spectr.pairing import pair, planned_rule
 from spectr.policy import Policy, merge_settings
 from spectr.prompt import Message, Prompt, as_ids, as_messages, check_text, is_single
 from spectr.registry import nearest
-from spectr.text import TextStream, tokenizing
+from spectr.text import TextStream, tokenizer_lock
 from spectr.types import Drafter
 from spectr.verify import Rule
 
@@ -209,7 +209,7 @@ class LM:
         text = check_text(prompt, "a prompt")
         self._need_tokenizer()
         if raw or not getattr(self.tokenizer, "chat_template", None):
-            with tokenizing(self.tokenizer):
+            with tokenizer_lock(self.tokenizer):
                 return list(self.tokenizer(text)["input_ids"])
         return self.encode_turns([{"role": "user", "content": text}])
 
@@ -221,7 +221,7 @@ class LM:
         for turn in turns:
             check_text(turn["content"], "the content of a message")
         try:
-            with tokenizing(self.tokenizer):
+            with tokenizer_lock(self.tokenizer):
                 made = self.tokenizer.apply_chat_template(
                     [dict(turn) for turn in turns], add_generation_prompt=True, return_dict=True
                 )
@@ -285,7 +285,7 @@ class LM:
     def grammars(self) -> GrammarCompiler:
         """What compiles grammars for this model."""
         self._need_tokenizer()
-        with self._compiling, tokenizing(self.tokenizer):
+        with self._compiling, tokenizer_lock(self.tokenizer):
             if self._grammars is None:
                 size, stops = self.engine.target.vocabulary, self.engine.stops
                 self._grammars = GrammarCompiler(Vocabulary.of(self.tokenizer, size, stops, self._encode_part))
@@ -293,7 +293,7 @@ class LM:
 
     def _encode_part(self, text: str) -> list[int]:
         """Tokens of a part of a text."""
-        with tokenizing(self.tokenizer):
+        with tokenizer_lock(self.tokenizer):
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def chat(self) -> "Chat":

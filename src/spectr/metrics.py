@@ -118,8 +118,8 @@ def count_step(stats: Stats, step: Counted, marks: list[float]) -> None:
 def child_ranks(tree: Topology, verdict: Verdict) -> Tensor:
     """The rank of each accepted node (B, D) among its siblings, copies pooled."""
     above = torch.nn.functional.pad(verdict.path, (1, 0))[:, :-1].clamp_min(0)
-    siblings = pick_rows(tree.children, tree.twin.gather(1, above))  # (B, D, W)
-    same = tree.twin.gather(1, siblings.clamp_min(0).flatten(1)).view_as(siblings) == verdict.path[..., None]
+    siblings = pick_rows(tree.children, tree.canonical_node.gather(1, above))  # (B, D, W)
+    same = tree.canonical_node.gather(1, siblings.clamp_min(0).flatten(1)).view_as(siblings) == verdict.path[..., None]
     return (same & (siblings >= 0)).to(torch.int8).argmax(-1)
 
 
@@ -130,7 +130,7 @@ def best_possible(logits: LogitsAt, draft: Draft, tree: Topology, verdict: Verdi
     draft law, so siblings drawn with the noise or off fixed ones may exceed it.
     """
     nodes = torch.nn.functional.pad(verdict.path, (1, 0))  # (B, D + 1), the root first
-    homes = tree.twin.gather(1, nodes.clamp_min(0))
+    homes = tree.canonical_node.gather(1, nodes.clamp_min(0))
     children = pick_rows(tree.children, homes)
     counts = (children >= 0).sum(-1)
     target = law_of(logits(homes))

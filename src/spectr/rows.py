@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Rows", "constant", "itself", "ladder", "pick_rows", "sent"]
+__all__ = ["Rows", "cached_arange", "cached_eye", "constant", "copy_to_device", "pick_rows"]
 
 
 @cache
@@ -19,32 +19,32 @@ def constant(values: tuple[Any, ...], device: torch.device, dtype: torch.dtype =
 
 
 @cache
-def _ladder(size: int, device: torch.device) -> Tensor:
+def _long_arange(size: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.arange(size, device=device)
 
 
-def ladder(count: int, device: torch.device) -> Tensor:
+def cached_arange(count: int, device: torch.device) -> Tensor:
     """0, 1, 2, … (count,), a part of a longer one that is made once. To be read only.
 
-    >>> ladder(3, torch.device("cpu")).tolist()
+    >>> cached_arange(3, torch.device("cpu")).tolist()
     [0, 1, 2]
     """
-    return _ladder(max(64, 1 << count.bit_length()), device)[:count]
+    return _long_arange(max(64, 1 << count.bit_length()), device)[:count]
 
 
 @cache
-def itself(count: int, device: torch.device) -> Tensor:
+def cached_eye(count: int, device: torch.device) -> Tensor:
     """(count, count) bool: true where both are the same; made once, to be read only."""
     with torch.inference_mode(False):
         return torch.eye(count, dtype=torch.bool, device=device)
 
 
-def sent(values: Any, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+def copy_to_device(values: Any, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
     """Numbers of the host as a tensor on a device. From pinned memory: a copy from any other waits for whatever runs
     there.
 
-    >>> sent([1, 2], torch.device("cpu")).tolist()
+    >>> copy_to_device([1, 2], torch.device("cpu")).tolist()
     [1, 2]
     """
     if device.type != "cuda":
@@ -56,7 +56,7 @@ def pick_rows(values: Tensor, nodes: Tensor | None) -> Tensor:
     """`values` (B, N, …) at `nodes` (B, M), as (B, M, …); None means every node, with no copy."""
     if nodes is None:
         return values
-    return values[ladder(values.shape[0], values.device)[:, None], nodes]
+    return values[cached_arange(values.shape[0], values.device)[:, None], nodes]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from spectr.errors import ArgumentError
 from spectr.token_bytes import token_bytes
 
-__all__ = ["TextStream", "Tokenizer", "first_stop", "tokenizing"]
+__all__ = ["TextStream", "Tokenizer", "first_stop", "tokenizer_lock"]
 
 _UNFINISHED = "\ufffd"  # what decoders show for the bytes of a character that lacks its end
 _BYTES = 3  # most bytes such a character has, and most signs that decoders show for it
@@ -25,7 +25,7 @@ _PATIENCE = 32  # tokens without an end of a character after which the first are
 _locks: "weakref.WeakKeyDictionary[Any, threading.RLock]" = weakref.WeakKeyDictionary()
 
 
-def tokenizing(tokenizer: Any) -> threading.RLock:
+def tokenizer_lock(tokenizer: Any) -> threading.RLock:
     """A lock to hold while a tokenizer is used: fast ones refuse to be used by two threads at once."""
     return _locks.setdefault(tokenizer, threading.RLock())
 

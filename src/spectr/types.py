@@ -14,6 +14,7 @@ from torch import Tensor
 __all__ = [
     "ORIGINS",
     "SIBLINGS",
+    "AppliedPolicy",
     "Coins",
     "Draft",
     "Drafter",
@@ -21,7 +22,6 @@ __all__ = [
     "LogitsAt",
     "Opening",
     "Scene",
-    "Shaped",
     "Siblings",
     "TreeModel",
     "Verdict",
@@ -88,21 +88,21 @@ class Coins(Protocol):
         """The token that wins the race at `depth` (B, M) below the committed text, for policy logits (B, M, V)."""
         ...
 
-    def front(self, logits: Tensor, depth: Tensor, count: int) -> Tensor:
+    def top_racers(self, logits: Tensor, depth: Tensor, count: int) -> Tensor:
         """The first `count` tokens of the same race, best first, (B, M, count): what a drafter guesses with."""
         ...
 
-    def noisy(self, logits: Tensor, depth: Tensor) -> Tensor:
+    def noisy_logits(self, logits: Tensor, depth: Tensor) -> Tensor:
         """What the race compares: policy logits (B, M, V) plus the noise at `depth` (B, M) or (B, 1)."""
         ...
 
-    def roughly(self, logits: Tensor, depth: Tensor) -> Tensor:
+    def noisy_approx(self, logits: Tensor, depth: Tensor) -> Tensor:
         """Nearly that, and quickly: for drafts, which decide nothing."""
         ...
 
-    def likeliest(self, logits: Tensor, depth: Tensor | None, sharp: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Of softmax(that · `sharp`), one `sharp` (B,) for each row, the `count` largest, best first: their logarithms
-        (B, M, count), and the tokens. Without a depth there is no noise."""
+    def likeliest(self, logits: Tensor, depth: Tensor | None, score_scale: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (B, M, count) and tokens of the `count` largest of softmax(noisy logits · score_scale), the
+        best first; `score_scale` is (B,). Without a depth there is no noise."""
         ...
 
 
@@ -171,7 +171,7 @@ class TreeModel(Protocol):
         ...
 
 
-Shaped = Callable[[Tensor, Tensor], Tensor]
+AppliedPolicy = Callable[[Tensor, Tensor], Tensor]
 """Raw logits (B, M, V) and the tokens (B, M, D) on each node's way below the root, padded with -1 → policy logits."""
 
 
@@ -207,8 +207,8 @@ class Scene:
     root: Tensor  # (B,) int64
     active: Tensor  # (B,) bool: rows that have not ended
     coins: Coins
-    shaped: Shaped  # the policy: the distribution drafts are drawn from
-    ranked: Shaped  # the same for guesses: greedy still tells which token would come second
+    draft_logits: AppliedPolicy  # the policy: the distribution drafts are drawn from
+    ranking_logits: AppliedPolicy  # the same for guesses: greedy still tells which token would come second
     temperature: Tensor  # (B,) float64: how much of the noise counts
     longest: int  # no text has more tokens
     unread: int | None = None  # no row got more tokens since the last step; None: ask the device

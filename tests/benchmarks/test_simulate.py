@@ -10,8 +10,8 @@ import torch
 from benchmarks.figures.simulate import call_counts, race_ranks, rejection_counts, relaxed_texts, tree_tokens
 from spectr.draft.plan import Plan
 from spectr.errors import ArgumentError
-from spectr.theory import Family, decoding_opt, decoding_uno, eased_test, zipf, zipf_chain
-from spectr.theory.eased import EasedCoupling, eased_rule
+from spectr.theory import Family, decoding_opt, decoding_uno, relaxed_test, zipf, zipf_chain
+from spectr.theory.yin_relaxed import EasedCoupling, eased_rule
 from spectr.transport.coupling import Drafted
 
 
@@ -20,7 +20,7 @@ from spectr.transport.coupling import Drafted
 def test_the_eased_coupling_has_the_stated_law(after: str, decode: object, epsilon: float) -> None:
     """Summed over the drafts; a second draft is not looked at, and without a draft the target comes out."""
     family, made = zipf(6, noise=2.0, seed=3), EasedCoupling(epsilon, after)
-    meant = decode(family.target, family.draft, eased_test(family.target, family.draft, epsilon))  # type: ignore[operator]
+    meant = decode(family.target, family.draft, relaxed_test(family.target, family.draft, epsilon))  # type: ignore[operator]
     for drafts in (1, 2):
         tokens = torch.tensor(list(itertools.product(range(6), repeat=drafts)))
         chance = family.draft[tokens].prod(-1)

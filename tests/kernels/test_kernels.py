@@ -56,7 +56,7 @@ def test_rough_noise() -> None:
 
 def test_kseq_plan() -> None:
     """ρ is valid (not below the exact one) and close; φ belongs to it."""
-    from spectr.kernels.sections import kseq_plan
+    from spectr.kernels.kseq_search import kseq_plan
 
     target, draft = laws(8, 2)
     k = torch.tensor([0, 1, 2, 3, 4, 8, 16, 16])
@@ -73,7 +73,7 @@ def test_kseq_plan() -> None:
 
 @pytest.mark.parametrize("bins", [512, pytest.param(2048, marks=pytest.mark.slow)])
 def test_optimal_selection(bins: int) -> None:
-    from spectr.kernels.levels import optimal_selection
+    from spectr.kernels.optimal_coupling import optimal_selection
 
     rows, k = (6, 5) if DEVICE == "cpu" else (12, 16)
     target, draft = laws(rows, 3)
@@ -90,7 +90,7 @@ def test_optimal_selection(bins: int) -> None:
     chance, mean = optimal_selection((on[0], on[1]), on[2], on[3], bins, _LOWEST, classes.width)
     off = (chance.cpu() - meant.chance).abs().max()
     assert off < 1e-7, off
-    from spectr.kernels.levels import class_law
+    from spectr.kernels.optimal_coupling import class_law
 
     fused = class_law(on[0], on[1], mean, _LOWEST, classes.width).cpu()
     assert (fused - classes.law(target, draft, mean.cpu())).abs().sum(-1).max() < 1e-7
@@ -209,10 +209,10 @@ def test_best_chances_of_a_row_are_its_own() -> None:
     logits = 3 * torch.randn(rows, nodes, size, generator=torch.Generator().manual_seed(17))
     logits[:, :, ::5] = -torch.inf
     seed, position = torch.arange(rows) + 5, torch.arange(rows * nodes).view(rows, nodes)
-    sharp, quiet = torch.tensor([1.3, 0.6, 2.0, 1.0]), torch.tensor([False, True, False, True])
+    score_scale, quiet = torch.tensor([1.3, 0.6, 2.0, 1.0]), torch.tensor([False, True, False, True])
     noise = gumbel(seed, position, size).masked_fill_(quiet[:, None, None], 0.0)
-    meant = ((logits + noise) * sharp[:, None, None]).log_softmax(-1)
-    on = [part.to(DEVICE) for part in (logits, seed, position, sharp, quiet)]
+    meant = ((logits + noise) * score_scale[:, None, None]).log_softmax(-1)
+    on = [part.to(DEVICE) for part in (logits, seed, position, score_scale, quiet)]
 
     def best(part: slice, place: bool, silent: bool) -> tuple[Tensor, Tensor]:
         x, key, at, scale, without = (held[part] for held in on)
@@ -235,13 +235,13 @@ def test_quiet_rows_of_the_coins(monkeypatch: pytest.MonkeyPatch) -> None:
     seed, depth = torch.arange(rows, device=DEVICE) + 9, torch.tensor([[0, 3]], device=DEVICE)
     quiet = torch.tensor([True, False, True], device=DEVICE)
     coins = SeededCoins(seed, 10 * seed, quiet)
-    sharp = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64, device=DEVICE)
+    score_scale = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64, device=DEVICE)
     found = []
     for kernel in (False, True):
         monkeypatch.setattr("spectr.coins.usable", lambda _, kernel=kernel: kernel)
-        found.append((*coins.likeliest(logits, depth, sharp, count), coins.front(logits, depth, count)))
-        few = coins.likeliest(logits[..., :64], depth, sharp, 30)  # not for the kernel
-        assert torch.equal(few[1], coins.front(logits[..., :64], depth, 30))
+        found.append((*coins.likeliest(logits, depth, score_scale, count), coins.top_racers(logits, depth, count)))
+        few = coins.likeliest(logits[..., :64], depth, score_scale, 30)  # not for the kernel
+        assert torch.equal(few[1], coins.top_racers(logits[..., :64], depth, 30))
         assert torch.equal(found[-1][1], found[-1][2])
         assert torch.equal(found[-1][1][quiet], logits[quiet].topk(count).indices)
     plain, quick = found

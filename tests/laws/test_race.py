@@ -64,7 +64,7 @@ def test_pruning_and_dropping_change_nothing(generate: Generate) -> None:
     target, draft = RandomModel(4, 5), RandomModel(5, 5)
     meant = [plain(target, seed, 15) for seed in SEEDS]
     for siblings in ("race", "iid"):
-        growth = Growth(Shape.branching((2, 2)), siblings, census=moody)
+        growth = Growth(Shape.branching((2, 2)), siblings, child_counts=moody)
         assert generate(spectr.rule("race"), (target, draft), growth, 15, SEEDS) == meant
 
 
@@ -102,6 +102,6 @@ def test_acceptance_of_one_child_is_the_closed_form() -> None:
     depth = torch.zeros(len(seeds), 1, dtype=torch.int64)
     winner = coins.race(target.log().expand(len(seeds), 1, 8), depth)
     for k in (1, 2, 4):
-        ahead = coins.front(draft.log().expand(len(seeds), 1, 8), depth, k)
+        ahead = coins.top_racers(draft.log().expand(len(seeds), 1, 8), depth, k)
         hit = float((ahead == winner[..., None]).any(-1).double().mean())
         assert abs(hit - float(spectr.race_acceptance(target, draft, k))) < 6 * (0.25 / len(seeds)) ** 0.5

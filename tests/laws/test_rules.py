@@ -110,7 +110,7 @@ def flat_laws_branch(law: Tensor) -> Tensor:
 def test_shapes_that_depend_on_drawn_tokens(name: str, siblings: Siblings) -> None:
     """Which laws are met depends on what was drawn, so the shape is random; it is fixed before each draw."""
     pairs = [(RandomModel(seed, 2), RandomModel(seed + 50, 2)) for seed in (11, 12)]
-    growth = Growth(Shape.branching((2, 2)), siblings, census=flat_laws_branch, fixed=one_fixed)
+    growth = Growth(Shape.branching((2, 2)), siblings, child_counts=flat_laws_branch, fixed=one_fixed)
     for (target, _), law in zip(pairs, enumerate_pairs(MADE[name], pairs, growth), strict=True):
         assert law.deviation(target) < 1e-12
 

@@ -43,7 +43,7 @@ def scored(target: Target, slots: int, nodes: int, rows: int = 1) -> torch.Tenso
     ancestors = torch.ones(nodes, nodes, dtype=torch.bool).tril().expand(rows, -1, -1)
     session = target.window(whole, 0, rows, slots - nodes)
     first = target.score(session, tokens, ancestors, depth)
-    assert session.cache.used == slots
+    assert session.cache.attended == slots
     target.keep(session, torch.zeros(rows, 1, dtype=torch.int64))
     session = target.window(whole, 0, rows, slots - 1)
     return torch.cat([first, target.score(session, tokens[:, :1], ancestors[:, :1, :1], depth[:, :1])], 1)

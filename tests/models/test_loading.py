@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 from spectr.errors import ArgumentError, MismatchError
 from spectr.models import memory
 from spectr.models.catalog import FetchError
-from spectr.models.hf import Loading, chosen_dtype, open_loaded, open_model, weigh
-from spectr.models.memory import available, need, weights_on_disk
+from spectr.models.hf import Loading, chosen_dtype, model_size, open_loaded, open_model
+from spectr.models.memory import available, kv_bytes, weights_on_disk
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -80,7 +80,7 @@ def test_what_does_not_fit_is_refused(folder: Any, make: Any, monkeypatch: pytes
     size = weights_on_disk(path, None)
     assert size == sum(p.numel() * 4 for p in play.model.parameters())
     assert weights_on_disk(path, torch.bfloat16) * 2 == size == weights_on_disk(path, torch.float32)
-    assert weigh(str(path)) == (size // 4, 2 * 3 * 2 * 8, 128)
+    assert model_size(str(path)) == (size // 4, 2 * 3 * 2 * 8, 128)
     monkeypatch.setattr(memory, "available", lambda _: size - 1)
     with pytest.raises(
         ArgumentError, match=r"in float32 takes 0\.1 MiB and cpu has 0\.1 MiB free; use a smaller dtype"
@@ -116,7 +116,7 @@ def test_what_a_cache_needs(name: str, make: Any) -> None:
     buffers = [b for layer in play.session.cache.layers for b in (layer.keys, layer.values)]
     taken = sum(b[:, :, :48].numel() * b.element_size() for b in buffers)
     assert play.target.memory(2, 48) == taken
-    assert need(play.model.config, 2, 48, torch.bfloat16) * 2 == taken
+    assert kv_bytes(play.model.config, 2, 48, torch.bfloat16) * 2 == taken
 
 
 @pytest.mark.parametrize(

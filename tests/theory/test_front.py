@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 from spectr.errors import ArgumentError
-from spectr.theory import decoding_opt, decoding_uno, eased_test, least_bias, relaxed_text, zipf_chain
+from spectr.theory import decoding_opt, decoding_uno, least_bias, relaxed_test, relaxed_text, zipf_chain
 from spectr.transport.laws import total_variation
 
 Pair = tuple[Tensor, Tensor]
@@ -62,7 +62,7 @@ def test_the_front_is_the_linear_programs(pair: Pair, share: float) -> None:
 def test_the_front_is_attained_and_never_passed(pair: Pair, share: float, accept: list[float]) -> None:
     """Shrinking every rejection of the lossless test by one factor attains it; any other test stays above."""
     target, draft = pair
-    shrunk = decoding_opt(target, draft, 1 - share * (1 - eased_test(target, draft, 0.0)))
+    shrunk = decoding_opt(target, draft, 1 - share * (1 - relaxed_test(target, draft, 0.0)))
     assert float(shrunk.bias) == pytest.approx(float(least_bias(target, draft, shrunk.rejected)), abs=1e-10)
     other = decoding_opt(target, draft, torch.tensor(accept[: len(draft)], dtype=torch.float64))
     assert float(other.bias) >= float(least_bias(target, draft, other.rejected)) - 1e-10
@@ -85,15 +85,15 @@ def test_decoding_opt_has_the_least_bias_of_its_test(pair: Pair, accept: list[fl
 def test_over_acceptance_lies_on_the_front(pair: Pair, epsilon: float) -> None:
     """Its law after a rejection is the lossless one."""
     target, draft = pair
-    found = decoding_opt(target, draft, eased_test(target, draft, epsilon))
+    found = decoding_opt(target, draft, relaxed_test(target, draft, epsilon))
     assert float(found.bias) == pytest.approx(float(least_bias(target, draft, found.rejected)), abs=1e-10)
-    uno = decoding_uno(target, draft, eased_test(target, draft, epsilon))
+    uno = decoding_uno(target, draft, relaxed_test(target, draft, epsilon))
     assert float(uno.rejected) == pytest.approx(float(found.rejected), abs=1e-12)
 
 
 def test_without_ease_only_one_of_them_is_lossless() -> None:
     target, draft = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], dtype=torch.float64)
-    test = eased_test(target, draft, 0.0)
+    test = relaxed_test(target, draft, 0.0)
     assert float(decoding_opt(target, draft, test).bias) == pytest.approx(0, abs=1e-15)
     assert float(decoding_uno(target, draft, test).bias) == pytest.approx(0.12, abs=1e-12)
 
@@ -127,7 +127,7 @@ def test_along_texts(after: str, epsilon: float) -> None:
 def test_what_is_refused() -> None:
     target, draft = torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=torch.float64)
     with pytest.raises(ArgumentError, match=r"epsilon must be at least 0 and finite, got -0\.1"):
-        eased_test(target, draft, -0.1)
+        relaxed_test(target, draft, -0.1)
     with pytest.raises(ArgumentError, match=r"probabilities in \[0, 1\]"):
         decoding_opt(target, draft, torch.tensor([1.5, 0.0], dtype=torch.float64))
     with pytest.raises(ArgumentError, match="after must be one of opt, uno, got 'both'"):

@@ -130,7 +130,7 @@ class Forced:
     def __init__(self, tokens: list[int], at: int) -> None:
         self.tokens, self.at = tokens, at
 
-    def front(self, logits: torch.Tensor, depth: torch.Tensor, count: int) -> torch.Tensor:
+    def top_racers(self, logits: torch.Tensor, depth: torch.Tensor, count: int) -> torch.Tensor:
         return torch.tensor([[[self.tokens[self.at + int(depth[0, 0])]]]])
 
 

@@ -67,7 +67,7 @@ def test_race_children_are_distinct_and_best_first() -> None:
 
 
 def test_census_is_kept() -> None:
-    growth = Growth(Shape.branching((3, 2)), census=lambda law: torch.full(law.shape[:-1], 2))
+    growth = Growth(Shape.branching((3, 2)), child_counts=lambda law: torch.full(law.shape[:-1], 2))
     tokens, alive, _ = grown(growth)
     assert alive.unique(dim=0).tolist() == [[True, True, False]]
     assert tokens.shape == (ROWS, 3)

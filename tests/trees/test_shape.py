@@ -37,7 +37,7 @@ def test_topology(draft: Draft) -> None:
         assert int(tree.depth[0, n]) == len(path) - 1
         assert [m for m in tree.path[0, n].tolist() if m >= 0] == list(path)
         first = min(m for m in way if alive[m] and words[m] == words[n])
-        assert int(tree.twin[0, n]) == first
+        assert int(tree.canonical_node[0, n]) == first
         pooled = [m for m in way if m and alive[m] and words[parents[m]] == words[n]]
         listed = [m for m in tree.children[0, n].tolist() if m >= 0]
         assert listed == (pooled if n == first else [])

@@ -117,23 +117,25 @@ class ExactCoins:
         columns = [self._decide(law[:, m], self.committed + depth[:, m], slot) for m in range(depth.shape[1])]
         return torch.stack(columns, -1)
 
-    def front(self, logits: Tensor, depth: Tensor, count: int) -> Tensor:
-        """As `noisy`."""
-        return self.noisy(logits, depth)
+    def top_racers(self, logits: Tensor, depth: Tensor, count: int) -> Tensor:
+        """As `noisy_logits`."""
+        return self.noisy_logits(logits, depth)
 
-    def noisy(self, logits: Tensor, depth: Tensor) -> Tensor:
+    def noisy_logits(self, logits: Tensor, depth: Tensor) -> Tensor:
         """Not enumerable: the order of a race has no finite law in this form."""
         raise MismatchError(
             "siblings 'race' cannot be enumerated; the race holds for any tree, so enumerate with iid ones"
         )
 
-    def roughly(self, logits: Tensor, depth: Tensor) -> Tensor:
-        """As `noisy`."""
-        return self.noisy(logits, depth)
+    def noisy_approx(self, logits: Tensor, depth: Tensor) -> Tensor:
+        """As `noisy_logits`."""
+        return self.noisy_logits(logits, depth)
 
-    def likeliest(self, logits: Tensor, depth: Tensor | None, sharp: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def likeliest(self, logits: Tensor, depth: Tensor | None, score_scale: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Without noise as generation does."""
-        return likeliest((logits if depth is None else self.noisy(logits, depth)) * sharp[:, None, None], count)
+        return likeliest(
+            (logits if depth is None else self.noisy_logits(logits, depth)) * score_scale[:, None, None], count
+        )
 
     def _decide(self, weights: Tensor, time: Tensor, slot: Tensor) -> Tensor:
         lower, upper = self._parts(weights, *self.known.interval(time, slot))

@@ -77,7 +77,7 @@ def coin_streams(coins: Coins = uniform) -> Iterator[Stream]:
 def race_noise(seed: Tensor, position: Tensor) -> Tensor:
     """Noise of two tokens as a race uses it, two positions below the committed text."""
     coins, depth = SeededCoins(seed, position - 2), _fixed(position, 2)[:, None]
-    return coins.noisy(torch.zeros(len(seed), 1, 2, dtype=torch.float64), depth)[:, 0]
+    return coins.noisy_logits(torch.zeros(len(seed), 1, 2, dtype=torch.float64), depth)[:, 0]
 
 
 def noise_streams(noise: Noise = race_noise) -> Iterator[Stream]:
@@ -91,7 +91,7 @@ def _token_stream() -> Stream:
 
     def values(keys: Tensor) -> Tensor:
         coins, depth = SeededCoins(torch.tensor([7]), torch.tensor([100])), torch.tensor([[0, 1]])
-        return _as_uniform(coins.noisy(torch.zeros(1, 2, len(keys), dtype=torch.float64), depth)[0].T)
+        return _as_uniform(coins.noisy_logits(torch.zeros(1, 2, len(keys), dtype=torch.float64), depth)[0].T)
 
     return Stream("race noise by token", values, 1 << 18, (1, 1 << 10, 1 << 14), furthest=0)
 
@@ -203,7 +203,7 @@ def _near_ties(_: Level) -> Sequence[Finding]:
     """Logits that cancel the noise but for 1e-9: the race must find the token that is ahead, whatever its id."""
     seeds, tokens = torch.arange(64), 50
     coins, depth = SeededCoins(seeds, torch.full_like(seeds, 9)), torch.ones(64, 1, dtype=torch.int64)
-    noise = coins.noisy(torch.zeros(64, 1, tokens, dtype=torch.float64), depth)
+    noise = coins.noisy_logits(torch.zeros(64, 1, tokens, dtype=torch.float64), depth)
     ahead = (seeds * 7 + 3) % tokens
     logits = -noise + 1e-9 * (torch.arange(tokens) == ahead[:, None, None])
     wrong = int((coins.race(logits, depth).squeeze(1) != ahead).sum())

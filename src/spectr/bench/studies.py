@@ -23,7 +23,7 @@ from spectr.policy import Policy
 from spectr.rows import pick_rows
 from spectr.transport.laws import law_of, total_variation
 from spectr.trees import Growth, Shape, grow
-from spectr.types import Coins, Draft, Drafter, Drafting, LogitsAt, Opening, Scene, Shaped, Verdict
+from spectr.types import AppliedPolicy, Coins, Draft, Drafter, Drafting, LogitsAt, Opening, Scene, Verdict
 from spectr.verify import Rule
 from spectr.verify import rule as named_rule
 from spectr.verify.rule import Way
@@ -70,9 +70,11 @@ class _BlurredDrafting(DelegatingDrafting):
 
     def propose(self, scene: Scene) -> Draft:
         """A draft of the blurred laws, which are those it carries."""
-        return self.inner.propose(replace(scene, shaped=self._blur(scene.shaped), ranked=self._blur(scene.ranked)))
+        return self.inner.propose(
+            replace(scene, draft_logits=self._blur(scene.draft_logits), ranking_logits=self._blur(scene.ranking_logits))
+        )
 
-    def _blur(self, policy: Shaped) -> Shaped:
+    def _blur(self, policy: AppliedPolicy) -> AppliedPolicy:
         def blurred(logits: Tensor, paths: Tensor) -> Tensor:
             logits = torch.maximum(logits, logits.amax(-1, keepdim=True) - _DEEPEST)
             return policy(torch.lerp(logits, logits[..., self.order.to(logits.device)], self.share), paths)

@@ -43,9 +43,9 @@ def _verdict(tuner: Any, rows: int, chosen: int) -> str:
     """The choice for one number of rows in a sentence."""
     from spectr.draft.profile import PLAIN
     from spectr.tune.halving import ROUNDS
-    from spectr.tune.tuner import in_words
+    from spectr.tune.tuner import format_bytes
 
-    found, which = tuner.results()[rows], in_words(rows)
+    found, which = tuner.results()[rows], format_bytes(rows)
     best = max(found, key=lambda one: one.ratio) if chosen == PLAIN else next(o for o in found if o.plan == chosen)
     low, high = best.interval
     figures = f"{tuner.plans[best.plan]}: {best.ratio:.2f} times plain decoding ({low:.2f} to {high:.2f})"

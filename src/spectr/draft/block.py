@@ -14,7 +14,7 @@ from spectr.draft.feature import FeatureDrafting
 from spectr.draft.model import PendingTokens, session_slots
 from spectr.draft.plan import Plan, Planned
 from spectr.errors import ArgumentError
-from spectr.rows import ladder, pick_rows
+from spectr.rows import cached_arange, pick_rows
 from spectr.trees import Frontier
 from spectr.types import Drafting, Layers, Opening, TreeModel
 
@@ -103,8 +103,10 @@ class _BlockDrafting(FeatureDrafting):
         masks = root.new_full((1, 1), self.block.mask_token).expand(batch, size - 1)
         tokens = torch.cat([pending.tokens, root, masks], 1)
         seen = torch.cat([pending.seen, pending.seen.new_ones(1, 1).expand(batch, size)], 1)
-        depth = torch.cat([ladder(width, device).expand(batch, -1), pending.count[:, None] + ladder(size, device)], 1)
-        only = (first + ladder(self.plan.for_rows(batch).depth, device)).expand(batch, -1)
+        depth = torch.cat(
+            [cached_arange(width, device).expand(batch, -1), pending.count[:, None] + cached_arange(size, device)], 1
+        )
+        only = (first + cached_arange(self.plan.for_rows(batch).depth, device)).expand(batch, -1)
         ancestors = seen[:, None].expand(-1, width + size, -1)
         self._logits_of_block = self._score(tokens, ancestors, depth, only=only)
         self._states = self._window.features

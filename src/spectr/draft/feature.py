@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spectr.draft.model import ModelDrafting, PendingTokens, session_slots
 from spectr.draft.plan import Drawn, Plan, Planned
-from spectr.rows import ladder, pick_rows, sent
+from spectr.rows import cached_arange, copy_to_device, pick_rows
 from spectr.trees import Frontier
 from spectr.types import Drafting, Layers, Opening, Scene, TreeModel
 
@@ -70,15 +70,18 @@ class FeatureDrafting(ModelDrafting):
         return super().begin(row, text, len(text), None)
 
     def _read(self, window: Any, first: int, texts: list[list[int]], starts: list[int]) -> None:
-        places = ladder(max(map(len, texts)), self.target.device) + sent(starts, self.target.device)[:, None]
+        places = (
+            cached_arange(max(map(len, texts)), self.target.device)
+            + copy_to_device(starts, self.target.device)[:, None]
+        )
         features = self.target.window(self.source, first, first + len(texts), 0)
         window.given = self.target.features_at(features, places - 1)
         self.model.read(window, texts, starts)
 
-    def _unread(self, scene: Scene) -> PendingTokens:
-        pending = super()._unread(scene)
+    def _pending_tokens(self, scene: Scene) -> PendingTokens:
+        pending = super()._pending_tokens(scene)
         start = (scene.texts.length - pending.count)[:, None]
-        places = start + ladder(pending.tokens.shape[1], start.device) - 1
+        places = start + cached_arange(pending.tokens.shape[1], start.device) - 1
         known = scene.texts.length[:, None] - 2  # the root's own feature is to come
         features = self.target.window(self.source, 0, len(scene.root), scene.longest)
         self._window.given = self.target.features_at(features, torch.minimum(places, known))

@@ -13,7 +13,7 @@ from torch import Tensor
 from spectr.checks import whole
 from spectr.draft.mixed import merge
 from spectr.draft.stateless import SingleChoice
-from spectr.rows import ladder
+from spectr.rows import cached_arange
 from spectr.types import Draft, Drafting, Opening, Scene, Siblings, TextState
 
 __all__ = ["Lookup"]
@@ -55,7 +55,7 @@ class Lookup:
         ([4, 9], [[2, 0]])
         """
         matched, places = self._matched(tokens, end)
-        behind = places[..., None] + ladder(self.length, tokens.device)  # (B, P, L)
+        behind = places[..., None] + cached_arange(self.length, tokens.device)  # (B, P, L)
         found = tokens.gather(1, behind.clamp_max(tokens.shape[1] - 1).flatten(1)).view(behind.shape)
         inside = (behind < end[:, None, None]) & (found >= 0)
         count = (matched - self.shortest + 1).clamp(0, self.length)
@@ -66,7 +66,7 @@ class Lookup:
     def _matched(self, tokens: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
         """The best places (B, P) and how many tokens before each are those before the end."""
         size = tokens.shape[1]
-        at = ladder(size, tokens.device)
+        at = cached_arange(size, tokens.device)
         run = torch.ones_like(tokens, dtype=torch.bool)
         matched = torch.zeros_like(tokens)
         for back in range(1, self.longest + 1):
@@ -84,7 +84,7 @@ class Lookup:
         """(B, P) bool: no better place is followed by the same tokens."""
         same = (found[:, :, None] == found[:, None]).long().cumprod(-1).sum(-1)  # (B, P, P) tokens in common
         covered = (same >= count[:, :, None]) & (count[:, None] >= count[:, :, None])
-        places = ladder(found.shape[1], found.device)
+        places = cached_arange(found.shape[1], found.device)
         return ~(covered & (places[None, :] < places[:, None])).any(-1) & (count > 0)
 
 
@@ -97,15 +97,15 @@ def _first(drafts: int, found: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
 def _chains(root: Tensor, found: Tensor, count: Tensor) -> Draft:
     """Continuations (B, K, L) as chains below the roots."""
     _, drafts, length = found.shape
-    places = ladder(length, root.device)
+    places = cached_arange(length, root.device)
     alive = places < count[..., None]
     tokens = torch.where(alive, found, 0).flatten(1)
-    ids = ladder(drafts * length, root.device).view(drafts, length)
+    ids = cached_arange(drafts * length, root.device).view(drafts, length)
     parents = torch.where(alive & (places > 0), ids, 0).flatten(1)  # the node before, whose number is one less
     tokens = torch.cat([root[:, None], tokens], 1)
     parents = torch.nn.functional.pad(parents, (1, 0))
     alive = torch.nn.functional.pad(alive.flatten(1), (1, 0), value=True)
-    fixed = alive & (ladder(tokens.shape[1], root.device) > 0)
+    fixed = alive & (cached_arange(tokens.shape[1], root.device) > 0)
     return Draft(tokens, parents, alive, fixed, None, "fixed", length, drafts)
 
 

@@ -15,7 +15,7 @@ from spectr.draft.feature import FeatureDrafting
 from spectr.draft.model import PendingTokens, session_slots
 from spectr.draft.plan import Plan, Planned
 from spectr.errors import ArgumentError
-from spectr.rows import ladder
+from spectr.rows import cached_arange
 from spectr.trees import Frontier
 from spectr.types import Drafting, Layers, Opening, TreeModel
 
@@ -66,7 +66,7 @@ class _MaskedDrafting(FeatureDrafting):
         """After the root: all depths are scored."""
         device, more = pending.tokens.device, self.plan.for_rows(len(pending.tokens)).depth - 1
         batch, width = pending.tokens.shape
-        places, masks = ladder(width, device), ladder(more, device)
+        places, masks = cached_arange(width, device), cached_arange(more, device)
         tokens = torch.cat([pending.tokens, pending.tokens.new_full((1, 1), self.mask_token).expand(batch, more)], 1)
         text = torch.cat([places[:, None] >= places, pending.seen.new_zeros(width, more)], 1).expand(batch, -1, -1)
         behind = (masks[:, None] >= masks).expand(batch, -1, -1)

@@ -122,13 +122,13 @@ def _side_by_side(drafts: list[Draft], siblings: Siblings) -> Draft:
 def merge(drafts: list[Draft], siblings: Siblings) -> Merged:
     """One tree of several with the same roots: children hang on the first copy of their parent, other copies go."""
     wide = _side_by_side(drafts, siblings)
-    twin = topology(wide).twin
-    ids = torch.arange(wide.tokens.shape[1], device=twin.device)
-    alive = wide.alive & (twin == ids)
+    canonical_node = topology(wide).canonical_node
+    ids = torch.arange(wide.tokens.shape[1], device=canonical_node.device)
+    alive = wide.alive & (canonical_node == ids)
     order = (~alive).to(torch.int8).sort(dim=-1, stable=True).indices  # the living first, in order
     count = int(alive.sum(-1).max()) if alive.device.type == "cpu" else alive.shape[1]
     new_id = torch.empty_like(order).scatter_(1, order, ids.expand_as(order))
-    home = new_id.gather(1, twin)  # where each old node went
+    home = new_id.gather(1, canonical_node)  # where each old node went
     parents = home.gather(1, wide.parents).gather(1, order)[:, :count]
     alive, tokens, fixed = (values.gather(1, order)[:, :count] for values in (alive, wide.tokens, wide.fixed))
     parents = torch.where(alive, parents, 0)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spectr.draft.plan import Drawn, Plan, Planned, draw
 from spectr.draft.stateless import SingleChoice
-from spectr.rows import ladder, sent
+from spectr.rows import cached_arange, copy_to_device
 from spectr.trees import Frontier
 from spectr.types import Draft, Drafting, Opening, Scene, TreeModel
 
@@ -106,18 +106,18 @@ class ModelDrafting(SingleChoice):
         self.model.rewind(window, list(starts))
         counts, device = self.counts[first : first + len(texts)], self.counts.device
         most = [at + skip for at, skip in zip(starts, skipped, strict=True)]
-        counts.clamp_(sent(skipped, device), sent(most, device))
+        counts.clamp_(copy_to_device(skipped, device), copy_to_device(most, device))
         if not any(tokens) or self._lags(rows, starts):
             return
         self._read(window, first, [_known(part, self.model.vocabulary) for part in tokens], list(starts))
         ends = [start + len(part) for start, part in zip(most, tokens, strict=True)]
-        counts.copy_(sent(ends, device))
+        counts.copy_(copy_to_device(ends, device))
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
         """As far as they were read."""
         self.model.copy_rows(self.session, sources, targets, most)
         device = self.counts.device
-        self.counts[sent(targets, device)] = self.counts[sent(sources, device)].clamp_max(most)
+        self.counts[copy_to_device(targets, device)] = self.counts[copy_to_device(sources, device)].clamp_max(most)
         for target, skipped in zip(targets, [self._skipped[row] for row in sources], strict=True):
             self._skipped[target] = skipped
 
@@ -131,7 +131,7 @@ class ModelDrafting(SingleChoice):
     def propose(self, scene: Scene) -> Draft:
         """Draw by the plan, each depth one call."""
         self._window = self.model.window(self.session, 0, len(scene.root), scene.longest)
-        pending = self._pending = self._unread(scene)
+        pending = self._pending = self._pending_tokens(scene)
         self._active = scene.active
         self._drawn = draw(self.plan, scene, lambda frontier: self._logits(pending, frontier))
         return self._drawn.draft
@@ -142,7 +142,7 @@ class ModelDrafting(SingleChoice):
         assert self._drawn is not None
         assert self._active is not None
         width = self._pending.tokens.shape[1]
-        text = torch.where(self._pending.seen & self._active[:, None], ladder(width, path.device), -1)
+        text = torch.where(self._pending.seen & self._active[:, None], cached_arange(width, path.device), -1)
         kept = torch.cat([text, self._kept(path, self._drawn, width)], 1)
         self.model.keep(self._window, kept)
         self.counts[: len(path)] += (kept >= 0).sum(-1)  # in place: a captured step finds it there again
@@ -163,7 +163,7 @@ class ModelDrafting(SingleChoice):
         scored = drawn.scored.gather(1, path.clamp_min(0))
         return torch.where((path >= 0) & (scored >= 0), scored + width - 1, -1)
 
-    def _unread(self, scene: Scene) -> PendingTokens:
+    def _pending_tokens(self, scene: Scene) -> PendingTokens:
         """The tokens that came since; of a row that has ended, one."""
         read, length = self.counts[: len(scene.root)], scene.texts.length
         width = scene.unread
@@ -173,7 +173,7 @@ class ModelDrafting(SingleChoice):
                 self._catch_up(scene)
                 width = 1
         count = torch.where(scene.active, length - read, 1).clamp(1, width)
-        places = ladder(width, count.device)
+        places = cached_arange(width, count.device)
         at = (length - count)[:, None] + places
         tokens = scene.texts.tokens.gather(1, at.clamp(0, scene.texts.tokens.shape[1] - 1)).clamp_min(0)
         return PendingTokens(tokens, count, places < count[:, None])
@@ -189,7 +189,7 @@ class ModelDrafting(SingleChoice):
         ]
         self._read(self._window, 0, [_known(text, self.model.vocabulary) for text in texts], starts)
         ends = [at + len(text) + skip for at, text, skip in zip(starts, texts, skipped, strict=True)]
-        self.counts[:rows] = sent(ends, self.counts.device)
+        self.counts[:rows] = copy_to_device(ends, self.counts.device)
         self._window = self.model.window(self.session, 0, rows, scene.longest)
 
     def _logits(self, pending: PendingTokens, frontier: Frontier) -> Tensor:
@@ -205,7 +205,7 @@ class ModelDrafting(SingleChoice):
     def _first(self, pending: PendingTokens) -> Tensor:
         """After the root, the last of the unread text."""
         batch, width = pending.tokens.shape
-        places = ladder(width, pending.tokens.device)
+        places = cached_arange(width, pending.tokens.device)
         causal = (places[:, None] >= places).expand(batch, -1, -1)
         return self._score(pending.tokens, causal, places.expand(batch, -1), only=pending.count[:, None] - 1)
 

@@ -155,7 +155,7 @@ def draw(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
 
 
 def _grown(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
-    shape, policy = plan.shape, scene.ranked if plan.siblings in ("fixed", "race") else scene.shaped
+    shape, policy = plan.shape, scene.ranking_logits if plan.siblings in ("fixed", "race") else scene.draft_logits
 
     def law_at(tokens: Tensor, nodes: list[int]) -> Tensor:
         frontier = static_frontier(shape, tokens, nodes)
@@ -171,15 +171,15 @@ def _pruned(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
     """For the race by the chance to win given the noise, for fixed siblings by probability."""
     laws: list[Tensor] = []
     racing = plan.siblings == "race"
-    sharp = torch.where(scene.temperature > 0, scene.temperature, 1.0).float() / _SPREAD
-    sharp = sharp if racing else torch.ones_like(sharp)
+    score_scale = torch.where(scene.temperature > 0, scene.temperature, 1.0).float() / _SPREAD
+    score_scale = score_scale if racing else torch.ones_like(score_scale)
 
     def best_of(frontier: Frontier, count: int) -> tuple[Tensor, Tensor]:
-        logits = scene.ranked(logits_of(frontier), frontier.paths)
+        logits = scene.ranking_logits(logits_of(frontier), frontier.paths)
         if scene.wants_laws:
             laws.append(law_of(sound(logits)[0]))
         depth = torch.full_like(scene.root, frontier.depth)[:, None]
-        return scene.coins.likeliest(logits, depth if racing else None, sharp, count)
+        return scene.coins.likeliest(logits, depth if racing else None, score_scale, count)
 
     drawn = prune(scene.root, best_of, plan.budget)
     draft = drawn.draft

@@ -14,7 +14,7 @@ from spectr.draft.adaptive import SwitchingDrafter
 from spectr.draft.delegating import DelegatingDrafting
 from spectr.draft.mixed import merge
 from spectr.draft.none import NoDrafter
-from spectr.rows import ladder, sent
+from spectr.rows import cached_arange, copy_to_device
 from spectr.types import ORIGINS, Draft, Drafter, Drafting, Layers, Opening, Scene, Siblings, TextState
 from spectr.verify import Card
 
@@ -209,7 +209,7 @@ class _References:
             self.version += 1
         self.tokens[row] = -1
         if size:
-            self.tokens[row, :size] = sent(list(tokens), self.device)
+            self.tokens[row, :size] = copy_to_device(list(tokens), self.device)
         for table, value in (("size", size), ("start", after), ("since", after), ("place", 0), ("reach", _FEW)):
             getattr(self, table)[row] = value
         self._sizes[row] = size
@@ -218,11 +218,11 @@ class _References:
     def give(self, row: int, tokens: Sequence[int]) -> None:
         """Tokens of a row for the next step alone."""
         used = list(tokens[:LENGTH])
-        self.given[row] = sent([*used, *[-1] * (LENGTH - len(used))], self.device)
+        self.given[row] = copy_to_device([*used, *[-1] * (LENGTH - len(used))], self.device)
 
     def copy_rows(self, sources: list[int], targets: list[int]) -> None:
         """Some rows take the places of others."""
-        source, target = sent(sources, self.device), sent(targets, self.device)
+        source, target = copy_to_device(sources, self.device), copy_to_device(targets, self.device)
         for name in _TABLES:
             table: Tensor = getattr(self, name)
             table[target] = table[source]
@@ -259,7 +259,7 @@ class _References:
 
     def _read(self, place: Tensor, count: int) -> Tensor:
         """(B, count): the tokens of each reference from a place (B,) on, padded with -1."""
-        at = place[:, None] + ladder(count, self.device)
+        at = place[:, None] + cached_arange(count, self.device)
         found = self.tokens[: len(place)].gather(1, at.clamp_max(self.tokens.shape[1] - 1))
         return torch.where(at < self.size[: len(place), None], found, -1)
 
@@ -268,7 +268,7 @@ class _References:
         rows, length = len(active), texts.length
         place, since, reach = self.place[:rows], self.since[:rows], self.reach[:rows]
         fresh = length - since
-        places = ladder(LENGTH + 1, self.device)
+        places = cached_arange(LENGTH + 1, self.device)
         at = (since[:, None] + places).clamp_max(texts.tokens.shape[1] - 1)
         same = (texts.tokens.gather(1, at) == self._read(place, LENGTH + 1)) & (places < fresh[:, None])
         right = same.long().cumprod(-1).sum(-1)
@@ -286,7 +286,7 @@ class _References:
         """(B,): the place behind the best match of each text's last tokens, and the expected one (B,) if none is."""
         rows = len(expected)
         widest = max(self._sizes[:rows]) if self.device.type == "cpu" else self.tokens.shape[1]
-        tokens, places = self.tokens[:rows, :widest], ladder(widest + 1, self.device)
+        tokens, places = self.tokens[:rows, :widest], cached_arange(widest + 1, self.device)
         matched = torch.zeros(rows, widest + 1, dtype=torch.int64, device=self.device)
         run = torch.ones_like(matched, dtype=torch.bool)
         for back in range(1, _MATCH + 1):
@@ -307,10 +307,10 @@ def _chain(root: Tensor, tokens: Tensor, count: Tensor) -> Draft:
     if root.device.type == "cpu":
         tokens = tokens[:, : int(count.max())]
     length = tokens.shape[1]
-    alive = torch.nn.functional.pad(ladder(length, root.device) < count[:, None], (1, 0), value=True)
+    alive = torch.nn.functional.pad(cached_arange(length, root.device) < count[:, None], (1, 0), value=True)
     words = torch.where(alive, torch.cat([root[:, None], tokens], 1), 0)
-    parents = (ladder(length + 1, root.device) - 1).clamp_min(0) * alive
-    fixed = alive & (ladder(length + 1, root.device) > 0)
+    parents = (cached_arange(length + 1, root.device) - 1).clamp_min(0) * alive
+    fixed = alive & (cached_arange(length + 1, root.device) > 0)
     return Draft(words, parents, alive, fixed, None, "fixed", max(length, 1), 1)
 
 

@@ -110,7 +110,7 @@ class Engine:
         them. Nothing to do where none are captured."""
         if not self.parts.captures:
             return
-        from spectr.models.reading import WIDTHS
+        from spectr.models.prefill import WIDTHS
 
         for turn, width in product(range(2), WIDTHS):
             length = min(width, self.target.context - 2)

@@ -30,7 +30,7 @@ from spectr.models.graphs import Captured
 from spectr.policy import PolicyRows
 from spectr.policy.history import HostText
 from spectr.policy.rows import MASKED
-from spectr.rows import ladder, sent
+from spectr.rows import cached_arange, copy_to_device
 from spectr.types import Drafter, Drafting, Opening, TreeModel
 from spectr.verify import Rule
 
@@ -310,8 +310,8 @@ class Lane:
         found = seat.delivery.prompt_logprobs or [None]
         if tokens:
             window = self.parts.target.window(session, row, row + 1, seat.read)
-            ids = sent([tokens], self.device)
-            places = ladder(len(tokens), self.device)
+            ids = copy_to_device([tokens], self.device)
+            places = cached_arange(len(tokens), self.device)
             logits = self.parts.target.score(window, ids, (places[:, None] >= places)[None], places[None])
             self.parts.target.keep(window, places[None])
             following = seat.text[seat.read + 1 : seat.read + 1 + len(tokens)]

@@ -10,7 +10,7 @@ from spectr.engine.record import Evidence, RowVerdict
 from spectr.engine.request import StepTree, TokenLogprobs, TreeNode
 from spectr.errors import ArgumentError, LawError
 from spectr.metrics import Counted, child_ranks
-from spectr.rows import ladder
+from spectr.rows import cached_arange
 from spectr.trees import Topology
 from spectr.types import ORIGINS, Draft, Verdict
 
@@ -79,7 +79,7 @@ def _predicted(draft: Draft, emitted: Tensor, count: Tensor) -> Tensor:
     if draft.predicted is None:
         return torch.zeros_like(count)
     width = min(emitted.shape[1], draft.predicted.shape[1])
-    places = ladder(width, emitted.device)
+    places = cached_arange(width, emitted.device)
     same = (emitted[:, :width] == draft.predicted[:, :width]) & (places < count[:, None])
     return same.long().cumprod(-1).sum(-1)
 
@@ -104,19 +104,21 @@ def copy_to_host(readout: StepReadout) -> PendingReadout:
     if readout.numbers.device.type != "cuda":
         return PendingReadout(readout)
 
-    def sent(values: Tensor | None) -> Tensor | None:
+    def copy_to_device(values: Tensor | None) -> Tensor | None:
         if values is None:
             return None
         held = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         return held.copy_(values, non_blocking=True)
 
-    numbers = sent(readout.numbers)
+    numbers = copy_to_device(readout.numbers)
     assert numbers is not None
     tree = readout.tree
     if tree is not None:
-        parts: list[Any] = [sent(part) for part in (tree.nodes, tree.chances, tree.path, tree.added)]
+        parts: list[Any] = [copy_to_device(part) for part in (tree.nodes, tree.chances, tree.path, tree.added)]
         tree = TreeReadout(*parts)
-    held = StepReadout(numbers, sent(readout.logprobs), sent(readout.likeliest), sent(readout.best), tree)
+    held = StepReadout(
+        numbers, copy_to_device(readout.logprobs), copy_to_device(readout.likeliest), copy_to_device(readout.best), tree
+    )
     event = torch.cuda.Event()
     event.record()
     return PendingReadout(held, event)

@@ -14,7 +14,7 @@ from spectr.engine.request import Request
 from spectr.policy import History, PolicyRows
 from spectr.policy.history import Text
 from spectr.policy.rows import rounded
-from spectr.rows import sent
+from spectr.rows import copy_to_device
 
 __all__ = ["Rows"]
 
@@ -53,7 +53,7 @@ class Rows:
         self.policies.put(first, [request.policy for request in requests])
         self.history.put(first, texts)
         rows = slice(first, first + len(requests))
-        self.seed[rows] = sent([seed_word(request.seed) for request in requests], self.device)
+        self.seed[rows] = copy_to_device([seed_word(request.seed) for request in requests], self.device)
         self.active[rows] = False
 
     def features(self, rows: int, *, exactly: bool) -> frozenset[str]:
@@ -78,7 +78,7 @@ class Rows:
         """Some rows take the places of others."""
         self.history.copy_rows(sources, targets)
         self.policies.copy_rows(sources, targets)
-        source, target = sent(sources, self.device), sent(targets, self.device)
+        source, target = copy_to_device(sources, self.device), copy_to_device(targets, self.device)
         for table in (self.seed, self.active):
             table[target] = table[source]
 

@@ -18,7 +18,7 @@ from spectr.engine.rows import Rows
 from spectr.grammar.masks import allowed, keep_allowed
 from spectr.metrics import best_possible
 from spectr.policy import Past
-from spectr.rows import ladder, pick_rows
+from spectr.rows import cached_arange, pick_rows
 from spectr.transport.laws import law_of, sound
 from spectr.trees import Topology, topology
 from spectr.types import Draft, Drafting, LogitsAt, Scene, TreeModel, Verdict
@@ -93,15 +93,15 @@ def draft_trees(parts: StepParts) -> tuple[Draft, SeededCoins]:
         masks = None if parts.grammars is None else parts.grammars.of_drafts(paths)
         return logits if masks is None else keep_allowed(logits, masks)
 
-    def shaped(logits: Tensor, paths: Tensor) -> Tensor:
+    def draft_logits(logits: Tensor, paths: Tensor) -> Tensor:
         return rows.policies(masked(logits, paths), Past(history, paths, drafting=True), features=features)
 
-    def ranked(logits: Tensor, paths: Tensor) -> Tensor:
+    def ranking_logits(logits: Tensor, paths: Tensor) -> Tensor:
         past = Past(history, paths, drafting=True)
         return rows.policies(masked(logits, paths), past, features=features, ranked=True)
 
     scene = Scene(
-        history, rows.root, rows.active, coins, shaped, ranked, temperature, parts.longest, parts.unread,
+        history, rows.root, rows.active, coins, draft_logits, ranking_logits, temperature, parts.longest, parts.unread,
         parts.optimality_gap or parts.traces,
     )  # fmt: skip
     return parts.drafting.propose(scene), coins
@@ -188,7 +188,7 @@ def _emitted_tokens(draft: Draft, verdict: Verdict) -> Tensor:
 def _end(rows: Rows, emitted: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """How many of the emitted tokens (B, W) belong to each text, and why it ends: 0 it does not, 1 a stop token, 2 its
     length. The first of both counts, and a stop token at the limit is a stop."""
-    places, history = ladder(emitted.shape[1], emitted.device), rows.history
+    places, history = cached_arange(emitted.shape[1], emitted.device), rows.history
     stops = (emitted[..., None] == history.stop_ids[:, None]).any(-1) & (places < count[:, None])
     until_stop = torch.where(stops, places + 1, emitted.shape[1] + 1).amin(-1)
     cut = torch.minimum(torch.minimum(count, until_stop), history.left)
@@ -201,7 +201,7 @@ def _fault(parts: StepParts, scored: Scored, verdict: Verdict, count: Tensor) ->
     """(B,): whether there was no distribution at a node that one of `count` (B,) tokens came from, and why; and how
     many tokens came before that."""
     nodes = torch.nn.functional.pad(verdict.path, (1, 0))  # (B, D + 1): the root first
-    looked = (ladder(nodes.shape[1], nodes.device) < count[:, None]) & parts.rows.active[:, None]
+    looked = (cached_arange(nodes.shape[1], nodes.device) < count[:, None]) & parts.rows.active[:, None]
     at, policies = nodes.clamp_min(0), parts.rows.policies
     sick = ~scored.finite.gather(1, at)
     faults = torch.where(sick & looked, NO_NUMBERS, SOUND)

@@ -44,7 +44,7 @@ def _picked(key, count):
 
 @triton.jit
 def _survey(
-    logits, seed, position, sharp, quiet, scores, largest, sums, vocabulary, nodes, blocks, stream,
+    logits, seed, position, score_scale, quiet, scores, largest, sums, vocabulary, nodes, blocks, stream,
     NOISY: tl.constexpr, QUIET: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Scores of one chunk, the largest of each of its blocks, and what a softmax needs of it."""
@@ -60,7 +60,7 @@ def _survey(
             state = _absorb(tl.cast(stream, tl.uint64), tl.load(seed + row // nodes).to(tl.uint64))
             state = _absorb(state, tl.load(position + row).to(tl.uint64))
             value += _rough_gumbel(_mix(state + token.to(tl.uint64) * 0x9E3779B97F4A7C15))
-    value *= tl.load(sharp + row // nodes)
+    value *= tl.load(score_scale + row // nodes)
     value = tl.where(value == value, tl.minimum(value, 3.0e38), -float("inf"))  # of a drafter that overflows
     tl.store(scores + row * vocabulary + token, value, mask=inside)
     block = part * (CHUNK // BLOCK) + tl.arange(0, CHUNK // BLOCK)
@@ -128,14 +128,14 @@ def can_pick(vocabulary: int, count: int) -> bool:
 
 @placed
 def best_chances(
-    logits: Tensor, place: tuple[Tensor, Tensor, int] | None, sharp: Tensor, quiet: Tensor | None, count: int
+    logits: Tensor, place: tuple[Tensor, Tensor, int] | None, score_scale: Tensor, quiet: Tensor | None, count: int
 ) -> tuple[Tensor, Tensor]:
-    """The logarithms (B, M, count) of the largest of softmax((logits + noise) · sharp), and their tokens, best first.
+    """Log-probabilities (B, M, count) and tokens of the largest of softmax((logits + noise) · score_scale), best first.
 
     The noise of logits (B, M, V) is that of a `place`: seed (B,), position (B, M) and stream. There is none without a
-    place, nor in rows that are `quiet` (B,) bool. `sharp` is (B,) float32. No row depends on another.
+    place, nor in rows that are `quiet` (B,) bool. `score_scale` is (B,) float32. No row depends on another.
     """
-    logits, sharp = logits.contiguous(), sharp.contiguous()
+    logits, score_scale = logits.contiguous(), score_scale.contiguous()
     batch, nodes, vocabulary = logits.shape
     rows, blocks, parts = batch * nodes, triton.cdiv(vocabulary, _BLOCK), triton.cdiv(vocabulary, _CHUNK)
     float32 = partial(torch.empty, dtype=torch.float32, device=logits.device)
@@ -147,7 +147,7 @@ def best_chances(
     silent = logits if quiet is None else quiet.contiguous()
     wide = triton.next_power_of_2
     _survey[(rows, parts)](
-        logits, seed, position, sharp, silent, scores, largest, sums, vocabulary, nodes, blocks, stream,
+        logits, seed, position, score_scale, silent, scores, largest, sums, vocabulary, nodes, blocks, stream,
         NOISY=place is not None, QUIET=quiet is not None, CHUNK=_CHUNK, BLOCK=_BLOCK,
     )  # fmt: skip
     _pick_blocks[(rows,)](largest, picked, blocks, count, WIDE=wide(blocks), num_warps=8)

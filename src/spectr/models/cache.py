@@ -78,14 +78,14 @@ class SlotCache(Cache):
     """Buffers of `size` slots for each of `rows` rows and one slot more, slot `size`, where padding is written and
     nobody looks.
 
-    `slots` says where the next call writes, `used` how many slots it looks at, `past` what it is told was there.
+    `slots` says where the next call writes, `attended` how many slots it looks at, `past` what it is told was there.
     `layers` is how many there are, if all are alike: their buffers are then parts of joint ones.
     """
 
     def __init__(self, size: int, rows: int, layers: int = 0) -> None:
         self.size = size
         self.rows = rows
-        self.used = size
+        self.attended = size
         self.past = 0
         self.slots: Tensor | None = None  # (B, T), set before every call
         self.layers: list[_Layer] = []  # type: ignore[assignment]
@@ -105,7 +105,7 @@ class SlotCache(Cache):
             layer.keys, layer.values = self._room(layer_idx, key_states, value_states)
         _write(layer.keys, key_states, self.slots)
         _write(layer.values, value_states, self.slots)
-        return layer.keys[:, :, : self.used], layer.values[:, :, : self.used]
+        return layer.keys[:, :, : self.attended], layer.values[:, :, : self.attended]
 
     def joint_buffers(self, layers: int, heads: int, width: int) -> tuple[Tensor, Tensor]:
         """Keys and values of all layers, (L, B, H, M + 1, d) each, for whoever writes them without `update`."""
@@ -211,7 +211,7 @@ class SlotCache(Cache):
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """Masks cover the slots in use, from the first."""
-        return self.used, 0
+        return self.attended, 0
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         """The number of slots."""

@@ -32,7 +32,12 @@ class _OneLayer(SlotCache):
 
     def __init__(self, cache: SlotCache, layer: int) -> None:
         super().__init__(cache.size, cache.rows)
-        self.used, self.past, self.slots, self.layers = cache.used, cache.past, cache.slots, [cache.layers[layer]]
+        self.attended, self.past, self.slots, self.layers = (
+            cache.attended,
+            cache.past,
+            cache.slots,
+            [cache.layers[layer]],
+        )
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object

@@ -20,11 +20,11 @@ from spectr.kernels.cpu.products import input_bytes
 from spectr.kernels.cpu.threads import threads
 from spectr.models.cache import SlotCache
 from spectr.models.head import FeatureHead, finished
+from spectr.models.hidden_states import last_state
 from spectr.models.layers import layers_of
 from spectr.models.packed import PackedEmbedding, PackedLinear
 from spectr.models.session import Session
 from spectr.models.support import needs_of
-from spectr.models.tap import last_state
 from spectr.models.target import Fresh, Target
 
 __all__ = ["CpuTarget", "is_known_family", "target_of"]
@@ -258,14 +258,14 @@ class CpuTarget(Target):
         chosen = np.empty(0, np.int64) if is_prompt else _chosen(choose, shape)
         logits = torch.empty(len(chosen), program.output.padded)
         features = torch.empty(len(seen.flat), self._feature_width(session)) if session.wants_features else None
-        program.reach(fresh.used + 1)
+        program.reach(fresh.attended + 1)
         called: dict[str, Any] = {
             "rows": len(seen.flat), "positions": _some(fresh.where, seen), "slots": slots.ravel()[seen.flat],
             "batch": seen.batch, "plain": seen.plain, "more": seen.more, "tail": seen.tail,
             "tail_stride": 8 * seen.tail.shape[1], "selected": len(chosen), "selection": chosen, "logits": logits,
             "logits_stride": 4 * program.output.padded,
-            **self._entering(session, fresh, seen), **self._places(cache), **self._scratch(len(seen.flat), fresh.used),
-            **self._leaving(session, features),
+            **self._entering(session, fresh, seen), **self._places(cache), **self._leaving(session, features),
+            **self._scratch(len(seen.flat), fresh.attended),
         }  # fmt: skip
         table = filled_table(CALL, **{name: _number(value) for name, value in called.items()})
         threads(self.threads).run(program.table.ctypes.data, table.ctypes.data)
@@ -292,7 +292,7 @@ class CpuTarget(Target):
             "head_stride": 4 * keys.stride(2), "slot_stride": 4 * keys.stride(3),
         }  # fmt: skip
 
-    def _scratch(self, rows: int, used: int) -> dict[str, Any]:
+    def _scratch(self, rows: int, attended: int) -> dict[str, Any]:
         """Buffers for so many tokens that look at so many slots."""
         program, take = self.program, self._buffers.take
         first = program.layers[0]
@@ -301,7 +301,7 @@ class CpuTarget(Target):
         wide = 4 * max(queries + keys + values, 2 * inner, program.width)
         join = getattr(getattr(self.model, "join", None), "in_features", 0)
         size = input_bytes(max(program.width, program.heads * program.head_width, program.inner, join))
-        scores = 4 * (used + 2 * _ROOM)
+        scores = 4 * (attended + 2 * _ROOM)
         return {
             "hidden": take("hidden", 4 * rows * program.width), "hidden_stride": 4 * program.width,
             "inputs": take("inputs", rows * size), "inputs_stride": size,
@@ -311,14 +311,14 @@ class CpuTarget(Target):
         }  # fmt: skip
 
     def _feature_width(self, session: Session) -> int:
-        return (1 + len(session.beside)) * self.width
+        return (1 + len(session.extra_layers)) * self.width
 
     def _leaving(self, session: Session, features: Tensor | None) -> dict[str, Any]:
         """Where states go that leave the last norm, and some layers, if anybody wants them."""
         taps = np.zeros(len(self.program.layers), np.int64)
         if features is None:
             return {"taps": taps}
-        for place, layer in enumerate(session.beside, start=1):
+        for place, layer in enumerate(session.extra_layers, start=1):
             taps[layer] = 4 * place * self.width
         return {"taps": taps, "features": features, "features_stride": 4 * features.shape[1]}
 

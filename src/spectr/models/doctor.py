@@ -17,7 +17,7 @@ from spectr.models.gguf.build import config_of
 from spectr.models.gguf.reader import open_gguf
 from spectr.models.hf import chosen_dtype, is_gguf
 from spectr.models.hub import why_not_on_hub
-from spectr.models.memory import available, in_words, need, weights_on_disk
+from spectr.models.memory import available, format_bytes, kv_bytes, weights_on_disk
 from spectr.models.trained import shipped_targets
 from spectr.version import __version__, installed
 
@@ -41,7 +41,7 @@ def _older(found: str, least: str) -> bool:
 
 
 def _in_words(size: int | None) -> str:
-    return "unknown" if size is None else in_words(size)
+    return "unknown" if size is None else format_bytes(size)
 
 
 def _place() -> torch.device:
@@ -73,7 +73,7 @@ def _cache() -> dict[str, Any]:
     offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
     return {
         "folder": str(folder),
-        "free": in_words(shutil.disk_usage(existing).free),
+        "free": format_bytes(shutil.disk_usage(existing).free),
         "models": ", ".join(name for name in CATALOG if locate(name)) or "none yet",
         "hub": "not asked, since HF_HUB_OFFLINE is set" if offline else "asked for models that are not here",
     }
@@ -124,9 +124,9 @@ def _needs_of_file(path: Path) -> dict[str, Any]:
     slots, numbers = min(config.max_position_embeddings, 4096), sum(prod(t.shape) for t in file.tensors.values())
     return {
         "dtype, auto": _dtype(config) if _place().type == "cpu" else "bfloat16: GGUF files are unpacked on a GPU",
-        "weights, file": f"{in_words(file.bytes)} of {file.kinds}, run as they are on a CPU",
-        "weights, float32": in_words(4 * numbers),
-        f"cache of {slots} tokens, float32": in_words(need(config, 1, slots, torch.float32)),
+        "weights, file": f"{format_bytes(file.bytes)} of {file.kinds}, run as they are on a CPU",
+        "weights, float32": format_bytes(4 * numbers),
+        f"cache of {slots} tokens, float32": format_bytes(kv_bytes(config, 1, slots, torch.float32)),
     }
 
 
@@ -148,8 +148,8 @@ def _needs(model: str) -> dict[str, Any]:
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
         size = 0 if place.folder is None else weights_on_disk(place.folder, dtype)
-        found[f"weights, {name}"] = in_words(size) if size else "unknown until they are fetched"
-        found[f"cache of {slots} tokens, {name}"] = in_words(need(text, 1, slots, dtype))
+        found[f"weights, {name}"] = format_bytes(size) if size else "unknown until they are fetched"
+        found[f"cache of {slots} tokens, {name}"] = format_bytes(kv_bytes(text, 1, slots, dtype))
     return found
 
 

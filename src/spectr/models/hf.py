@@ -21,7 +21,7 @@ from spectr.models.generation_config import default_settings
 from spectr.models.gguf.build import config_of, model_of
 from spectr.models.gguf.reader import GgufFile, open_gguf
 from spectr.models.hub import why_not_on_hub
-from spectr.models.memory import afford, need, weights_on_disk
+from spectr.models.memory import kv_bytes, require_memory, weights_on_disk
 from spectr.models.packed import pack
 from spectr.models.parallel.group import RankGroup, join
 from spectr.models.parallel.sharding import check_shards, local_device, shard, sharded_target, sharding_keywords
@@ -31,7 +31,7 @@ from spectr.models.tuned import tune
 from spectr.notices import notice
 from spectr.registry import nearest
 
-__all__ = ["Loading", "OpenedModel", "chosen_dtype", "is_gguf", "open_loaded", "open_model", "weigh"]
+__all__ = ["Loading", "OpenedModel", "chosen_dtype", "is_gguf", "model_size", "open_loaded", "open_model"]
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 _WEIGHTS = ("file", "float32", "int8")
@@ -162,7 +162,7 @@ def open_model(model: str, progress: Progress = lambda _: None, tokenizer: Any =
         name = "as it is stored" if dtype is None else f"in {str(dtype).removeprefix('torch.')}"
         size = weights_on_disk(Path(place), dtype)
         size //= loading.tensor_parallel
-        afford(size, loading.place, f"{model!r} {name}", "use a smaller dtype or another device")
+        require_memory(size, loading.place, f"{model!r} {name}", "use a smaller dtype or another device")
     try:
         keywords = loading.keywords(config)
         if group is not None:
@@ -219,7 +219,7 @@ def _open_gguf(
     name = str(dtype).removeprefix("torch.")
     numbers = sum(prod(tensor.shape) for tensor in file.tensors.values())
     size = file.bytes if packs and loading.weights == "file" else numbers * dtype.itemsize
-    afford(size, loading.place, f"{str(path)!r}", "use a smaller file, or another device")
+    require_memory(size, loading.place, f"{str(path)!r}", "use a smaller file, or another device")
     net: Any = model_of(file, loading.weights if packs else None, progress)
     if not packs:
         progress(f"{path.name}: its {file.kinds} weights are unpacked to {name} on {loading.place}")
@@ -264,12 +264,12 @@ def open_loaded(net: PreTrainedModel, tokenizer: Any = None, group: RankGroup | 
     return OpenedModel(target, tokenizer, _stops(net, tokenizer), _start(net), settings)
 
 
-def weigh(folder: str) -> tuple[int, int, int]:
+def model_size(folder: str) -> tuple[int, int, int]:
     """Of a local model, from its config and files alone: how many weights, how many numbers its cache holds for one
     token, and its positions."""
     config = _config(folder, folder, trust_remote_code=False)
     text = config if config.is_encoder_decoder else config.get_text_config(decoder=True)
-    numbers = need(text, 1, 1, torch.int8)  # one byte each
+    numbers = kv_bytes(text, 1, 1, torch.int8)  # one byte each
     context = int(getattr(text, "max_position_embeddings", None) or UNBOUNDED)
     return weights_on_disk(Path(folder), torch.float32) // torch.float32.itemsize, numbers, context
 

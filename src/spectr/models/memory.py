@@ -9,7 +9,7 @@ import torch
 
 from spectr.errors import NoRoomError
 
-__all__ = ["afford", "available", "in_words", "memory_of_the_machine", "need", "weights_on_disk"]
+__all__ = ["available", "format_bytes", "kv_bytes", "memory_of_the_machine", "require_memory", "weights_on_disk"]
 
 _MEMINFO = Path("/proc/meminfo")
 _BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16}
@@ -35,20 +35,20 @@ def _held(device: torch.device) -> int:
     return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def in_words(size: int) -> str:
+def format_bytes(size: int) -> str:
     """A size as people say it.
 
-    >>> in_words(3 << 30), in_words(5 << 20)
+    >>> format_bytes(3 << 30), format_bytes(5 << 20)
     ('3.0 GiB', '5.0 MiB')
     """
     return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"
 
 
-def afford(size: int, device: torch.device, what: str, remedy: str) -> None:
+def require_memory(size: int, device: torch.device, what: str, remedy: str) -> None:
     """Refuse `what` when it takes more than there is."""
     free = available(device)
     if free is not None and size > free:
-        raise NoRoomError(f"{what} takes {in_words(size)} and {device} has {in_words(free)} free; {remedy}")
+        raise NoRoomError(f"{what} takes {format_bytes(size)} and {device} has {format_bytes(free)} free; {remedy}")
 
 
 def _first(config: Any, *names: str) -> int | None:
@@ -65,7 +65,7 @@ def _width(config: Any) -> int:
     return 2 * head * (_first(config, "num_key_value_heads") or heads)
 
 
-def need(config: Any, rows: int, slots: int, dtype: torch.dtype) -> int:
+def kv_bytes(config: Any, rows: int, slots: int, dtype: torch.dtype) -> int:
     """Bytes of a cache for `rows` rows of `slots` tokens, from the widths in a decoder's config."""
     layers = _first(config, "num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer") or 1
     return rows * slots * layers * _width(config) * dtype.itemsize

@@ -13,20 +13,20 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from spectr.errors import ArgumentError
 from spectr.models.cache import SlotCache
-from spectr.rows import sent
+from spectr.rows import copy_to_device
 from spectr.types import Layers
 
 if TYPE_CHECKING:
-    from spectr.models.reading import ReplayedReading
+    from spectr.models.prefill import GraphPrefill
 
-__all__ = ["Memory", "Session", "Store", "even"]
+__all__ = ["Memory", "Session", "Store", "round_up_16"]
 
-_SLACK = 64  # slots a call may look at in vain before the host asks how far the rows really are
+_LOOSEST = 64  # slots a call may look at in vain before the host asks how far the rows really are
 _EVEN = 16
 _WINDOWS = 16  # of a session that are remembered
 
 
-def even(slots: int) -> int:
+def round_up_16(slots: int) -> int:
     """At least so many: rows of a mask that begin evenly are read in fewer goes.
 
     >>> even(33)
@@ -86,7 +86,7 @@ class Store:
     position: Tensor  # (B, M + 1) int64: the position each slot holds
     filled: Tensor  # (B,) int64: committed tokens
     longest: int = 0  # no row has more committed tokens
-    slack: int = 0  # by how much `longest` may be too large
+    bound_slack: int = 0  # by how much `longest` may be too large
     memory: Memory | None = None
     features: Tensor | None = None  # (B, M + 1, H) of the token in each slot, where somebody wants them
 
@@ -99,7 +99,7 @@ class Store:
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
         """The first `most` tokens of each source, or all if it has fewer, become those of the target."""
-        source, target = (sent(rows, self.filled.device) for rows in (sources, targets))
+        source, target = (copy_to_device(rows, self.filled.device) for rows in (sources, targets))
         self.cache.copy_rows(source, target, most)
         for held in (self.position, self.features):
             if held is not None:
@@ -109,25 +109,25 @@ class Store:
             _copy(self.memory.states, source, target)
             _copy(self.memory.mask, source, target)
 
-    def used(self, extra: int) -> int:
+    def attended_slots(self, extra: int) -> int:
         """How many slots a call with `extra` scratch nodes looks at; asks the device when the bound is too loose."""
-        if self.slack and (self.slack > _SLACK or self.longest + extra > self.cache.size):
+        if self.bound_slack and (self.bound_slack > _LOOSEST or self.longest + extra > self.cache.size):
             self.tighten()
         if self.longest + extra > self.cache.size:
             raise ArgumentError(
                 f"the session has {self.cache.size} slots and {self.longest + extra} are needed; open a larger one, or "
                 "let it grow"
             )
-        return min(self.cache.size, even(self.longest + extra))
+        return min(self.cache.size, round_up_16(self.longest + extra))
 
     def tighten(self) -> None:
         """Ask the device how far the rows are."""
-        self.longest, self.slack = int(self.filled.max()), 0
+        self.longest, self.bound_slack = int(self.filled.max()), 0
 
     def advance(self, counts: Tensor, most: int) -> None:
         """Rows committed `counts` (B,) more tokens, none more than `most`."""
         self.filled += counts  # in place: a captured step finds it there again
-        self.longest, self.slack = self.longest + most, self.slack + most
+        self.longest, self.bound_slack = self.longest + most, self.bound_slack + most
 
     def cut(self, lengths: Tensor, most: int) -> None:
         """Rows forget what they committed beyond `lengths` (B,)."""
@@ -142,7 +142,7 @@ class Store:
             self.memory.take_rows(rows)
         if self.features is not None:
             self.features = self.features[rows]
-        self.slack = max(self.slack, 1)  # the longest row may have left
+        self.bound_slack = max(self.bound_slack, 1)  # the longest row may have left
 
     def add_rows(self, count: int) -> None:
         """Room for `count` rows in all, contents kept."""
@@ -175,11 +175,11 @@ class Session:
     is_view: bool = False
     pending: int = 0  # scratch nodes scored since the last keep
     wants_features: bool = False
-    beside: Layers = ()  # layers whose outputs stand beside what entered the output layer
+    extra_layers: Layers = ()  # layers whose outputs stand beside what entered the output layer
     features: Tensor | None = field(default=None, repr=False)  # (B, T, H) what entered the output layer, last call
     given: Tensor | None = field(default=None, repr=False)  # (B, T, H) what goes in with the tokens of the next call
     windows: dict[tuple[int, int], "Session"] = field(default_factory=dict, repr=False)
-    reading: "ReplayedReading | None" = field(default=None, repr=False)  # by which prompts are read, if by graphs
+    prefill: "GraphPrefill | None" = field(default=None, repr=False)  # reads prompts where graphs are replayed
     name: Any = field(default=None, repr=False)  # by which other processes know it, where the model spans several
 
     def window(self, start: int, stop: int, longest: int = 0) -> "Session":
@@ -189,11 +189,11 @@ class Session:
         if key not in self.windows:
             if len(self.windows) >= _WINDOWS:
                 self.windows.clear()
-            made = Session(self.store.window(start, stop), self.is_view, 0, self.wants_features, self.beside)
-            made.reading = self.reading
+            made = Session(self.store.window(start, stop), self.is_view, 0, self.wants_features, self.extra_layers)
+            made.prefill = self.prefill
             self.windows[key] = made
         found = self.windows[key]
-        found.pending, found.store.longest, found.store.slack = 0, longest, 0
+        found.pending, found.store.longest, found.store.bound_slack = 0, longest, 0
         return found
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:

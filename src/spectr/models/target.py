@@ -21,14 +21,14 @@ from spectr.models.compiled import CompiledLayers
 from spectr.models.digest import weights_digest
 from spectr.models.drivers.call import Call
 from spectr.models.encoder import check_sources, encode
+from spectr.models.hidden_states import capture_hidden_states, last_state
 from spectr.models.layers import beside_layers, layers_of
-from spectr.models.memory import afford, need
+from spectr.models.memory import kv_bytes, require_memory
 from spectr.models.modes import evaluation_mode
-from spectr.models.reading import ReplayedReading
-from spectr.models.session import Session, Store, even
+from spectr.models.prefill import GraphPrefill
+from spectr.models.session import Session, Store, round_up_16
 from spectr.models.support import driver_of, needs_of
-from spectr.models.tap import last_state, tap
-from spectr.rows import ladder, pick_rows, sent
+from spectr.rows import cached_arange, copy_to_device, pick_rows
 from spectr.types import Layers
 
 __all__ = ["Fresh", "Session", "Target"]
@@ -44,7 +44,7 @@ class Fresh:
     where: Tensor  # (B, T) positions
     slots: Tensor  # (B, S + T) of the scratch: that scored before, then these tokens
     within: Tensor  # (B, T, S + T) bool
-    used: int  # slots looked at
+    attended: int  # slots looked at
 
 
 class Target:
@@ -93,7 +93,7 @@ class Target:
         """Bytes of a cache, from the widths in the config."""
         whole = self.model.config
         config = whole if whole.is_encoder_decoder else whole.get_text_config(decoder=True)
-        return need(config, rows, slots, self.model.dtype)
+        return kv_bytes(config, rows, slots, self.model.dtype)
 
     def open(self, rows: int, slots: int, *, features: Layers | None = None, lasting: bool = True) -> Session:
         """Room for `rows` rows of `slots` tokens, trees included; with `features`, those of every token are kept: what
@@ -101,15 +101,15 @@ class Target:
         call."""
         if rows < 1 or slots < 1:
             raise ArgumentError(f"a session needs at least one row and one slot, got {rows} and {slots}")
-        slots = even(slots)
-        afford(self.memory(rows, slots), self.device, f"a cache of {rows} rows of {slots} tokens", _FEWER)
+        slots = round_up_16(slots)
+        require_memory(self.memory(rows, slots), self.device, f"a cache of {rows} rows of {slots} tokens", _FEWER)
         position = torch.zeros(rows, slots + 1, dtype=torch.int64, device=self.device)
         filled = torch.zeros(rows, dtype=torch.int64, device=self.device)
         store = Store(SlotCache(slots, rows, self._alike if self.joint else 0), position, filled)
         if features is not None and lasting:
             width = (1 + len(features)) * self.width
             store.features = torch.zeros(rows, slots + 1, width, dtype=self.model.dtype, device=self.device)
-        return Session(store, wants_features=features is not None, beside=features or ())
+        return Session(store, wants_features=features is not None, extra_layers=features or ())
 
     @cached_property
     def _alike(self) -> int:
@@ -150,7 +150,7 @@ class Target:
             raise MismatchError(f"{type(self.model).__name__} has no encoder; put the source into the prompt instead")
         check_sources(sources, session.rows, self.needs.source)
         size = self.memory(len(sources), max(map(len, sources)))
-        afford(size, self.device, f"{len(sources)} encoded sources", "use fewer rows or shorter sources")
+        require_memory(size, self.device, f"{len(sources)} encoded sources", "use fewer rows or shorter sources")
         with evaluation_mode(self._modules):
             session.store.memory = encode(self.model, sources, session.cache)
 
@@ -171,47 +171,50 @@ class Target:
         the lengths of the rows so far, the device is not asked for them."""
         filled = self._room(session, texts, filled)
         session.pending = 0
-        if session.reading is None or not session.reading.can_read(session, texts, filled):
+        if session.prefill is None or not session.prefill.can_read(session, texts, filled):
             self._read(session, texts, filled)
         else:
-            session.reading.read(session, texts, filled)
+            session.prefill.read(session, texts, filled)
             session.features = None
-        session.store.longest, session.store.slack = max(f + len(t) for f, t in zip(filled, texts, strict=True)), 0
+        session.store.longest, session.store.bound_slack = (
+            max(f + len(t) for f, t in zip(filled, texts, strict=True)),
+            0,
+        )
 
     def _read(self, session: Session, texts: list[list[int]], filled: list[int]) -> None:
         """All rows at once, one chunk after the other."""
         longest = max(map(len, texts))
-        tokens = sent([t + [0] * (longest - len(t)) for t in texts], self.device)
-        counts = sent([len(t) for t in texts], self.device)
+        tokens = copy_to_device([t + [0] * (longest - len(t)) for t in texts], self.device)
+        counts = copy_to_device([len(t) for t in texts], self.device)
         features: list[Tensor] = []
         given = session.given
         for start in range(0, longest, self.chunk):
             part = tokens[:, start : start + self.chunk]
             session.given = None if given is None else given[:, start : start + self.chunk]
-            used = max(f + min(len(t), start + part.shape[1]) for f, t in zip(filled, texts, strict=True))
-            self._read_part(session, part, (counts - start).clamp(0, part.shape[1]), used)
+            attended = max(f + min(len(t), start + part.shape[1]) for f, t in zip(filled, texts, strict=True))
+            self._prefill_part(session, part, (counts - start).clamp(0, part.shape[1]), attended)
             features.extend([] if session.features is None else [session.features])
         session.features, session.given = torch.cat(features, 1) if features else None, None
 
-    def _read_part(self, session: Session, tokens: Tensor, counts: Tensor, used: int) -> None:
+    def _prefill_part(self, session: Session, tokens: Tensor, counts: Tensor, attended: int) -> None:
         """One pass: the first `counts` (B,) of the tokens (B, T) of each row are committed, the rest is padding."""
-        self._run(session, self._chunk(session, tokens, counts, used), last_state)
+        self._run(session, self._chunk(session, tokens, counts, attended), last_state)
         session.store.filled += counts
 
-    def replay_reading(self, session: Session) -> None:
+    def capture_prefill(self, session: Session) -> None:
         """Read prompts into this session by replayed graphs from now on, as far as its model can be captured."""
         if self.device.type == "cuda" and self.needs.source is None and self._alike and not session.is_view:
-            session.reading = self.reading_of(session)
+            session.prefill = self.graph_prefill(session)
 
-    def reading_of(self, session: Session) -> ReplayedReading:
+    def graph_prefill(self, session: Session) -> GraphPrefill:
         """What reads for a session in rows set apart."""
-        features, lasting = session.beside if session.wants_features else None, session.store.features is not None
+        features, lasting = session.extra_layers if session.wants_features else None, session.store.features is not None
 
-        def read(apart: Session, tokens: Tensor, counts: Tensor, used: int) -> None:
+        def read(apart: Session, tokens: Tensor, counts: Tensor, attended: int) -> None:
             with nullcontext() if self._compiled is None else self._compiled.on():
-                self._read_part(apart, tokens, counts, used)
+                self._prefill_part(apart, tokens, counts, attended)
 
-        return ReplayedReading(read, lambda rows, slots: self.open(rows, slots, features=features, lasting=lasting))
+        return GraphPrefill(read, lambda rows, slots: self.open(rows, slots, features=features, lasting=lasting))
 
     @torch.no_grad()
     def score(
@@ -227,12 +230,12 @@ class Target:
                 f"ancestors must be {(*tokens.shape, scratch)}: {session.pending} scratch nodes were scored before "
                 f"these {tokens.shape[1]}; got {tuple(ancestors.shape)}"
             )
-        used = session.store.used(scratch)
-        slots = session.filled[:, None] + ladder(scratch, self.device)
+        attended = session.store.attended_slots(scratch)
+        slots = session.filled[:, None] + cached_arange(scratch, self.device)
         where = (session.filled[:, None] + depth).clamp_max(self.context - 1)  # beyond it nothing is ever emitted
-        choose = None if only is None else partial(pick_rows, nodes=only)
+        select = None if only is None else partial(pick_rows, nodes=only)
         with nullcontext() if self._compiled is None else self._compiled.on():
-            logits = self._run(session, Fresh(tokens, where, slots, ancestors, used), choose)
+            logits = self._run(session, Fresh(tokens, where, slots, ancestors, attended), select)
         session.pending = scratch
         return logits
 
@@ -243,7 +246,7 @@ class Target:
             return
         store, trash = session.store, session.cache.size
         real, order = torch.sort((nodes >= 0).long(), dim=1, descending=True, stable=True)  # padding last
-        places = store.filled[:, None] + ladder(nodes.shape[1], nodes.device)
+        places = store.filled[:, None] + cached_arange(nodes.shape[1], nodes.device)
         source = torch.where(real > 0, store.filled[:, None] + nodes.gather(1, order), trash)
         target = torch.where(real > 0, places, trash)
         store.cache.move(source, target)
@@ -258,7 +261,7 @@ class Target:
             raise ArgumentError(f"each of {session.rows} rows needs a length of at least 0, got {lengths}")
         session.pending = 0
         if not session.is_view:
-            session.store.cut(sent(lengths, self.device), max(lengths))
+            session.store.cut(copy_to_device(lengths, self.device), max(lengths))
 
     def take_rows(self, session: Session, rows: Tensor) -> None:
         """The rows become these, in this order; a row may be repeated, so a prompt read once serves many samples."""
@@ -267,7 +270,7 @@ class Target:
             return
         if (extra := len(rows) - session.rows) > 0:
             size = self.memory(extra, session.cache.size)
-            afford(size, self.device, f"a cache for {extra} rows more", _FEWER)
+            require_memory(size, self.device, f"a cache for {extra} rows more", _FEWER)
         session.store.take_rows(rows)
         session.features = None if session.features is None else session.features[rows]
 
@@ -281,10 +284,12 @@ class Target:
 
     def grow(self, session: Session, slots: int) -> None:
         """Room for `slots` tokens a row, contents kept; a session never shrinks."""
-        slots = even(slots)
+        slots = round_up_16(slots)
         extra = slots - session.cache.size
         if extra > 0:
-            afford(self.memory(session.rows, extra), self.device, f"a cache of {extra} tokens more a row", _FEWER)
+            require_memory(
+                self.memory(session.rows, extra), self.device, f"a cache of {extra} tokens more a row", _FEWER
+            )
             session.store.grow(slots)
 
     def window(self, session: Session, start: int, stop: int, longest: int) -> Session:
@@ -297,10 +302,10 @@ class Target:
 
     def make_room(self, session: Session, rows: int, slots: int) -> None:
         """Room for `rows` rows of `slots` tokens at least, contents kept."""
-        slots, rows = max(even(slots), session.cache.size), max(rows, session.rows)
+        slots, rows = max(round_up_16(slots), session.cache.size), max(rows, session.rows)
         size = self.memory(rows, slots)
         if size > self.memory(session.rows, session.cache.size):
-            afford(size, self.device, f"a cache of {rows} rows of {slots} tokens", _FEWER)
+            require_memory(size, self.device, f"a cache of {rows} rows of {slots} tokens", _FEWER)
             session.make_room(rows, slots)
 
     def _ready(self, session: Session) -> None:
@@ -320,26 +325,26 @@ class Target:
             raise ArgumentError(f"a row must fit into {room} tokens, got one of {longest}; shorten it")
         return filled
 
-    def _chunk(self, session: Session, part: Tensor, fresh: Tensor, used: int) -> Fresh:
+    def _chunk(self, session: Session, part: Tensor, fresh: Tensor, attended: int) -> Fresh:
         """The first `fresh` (B,) of the tokens (B, T) of each row follow its text; the rest is padding."""
         ids = torch.arange(part.shape[1], device=self.device)
         places = session.filled[:, None] + ids
         slots = torch.where(ids < fresh[:, None], places, session.cache.size)
         within = (ids[:, None] >= ids).expand(len(part), -1, -1)  # causal among the fresh tokens
-        return Fresh(part, places.clamp_max(self.context - 1), slots, within, used)
+        return Fresh(part, places.clamp_max(self.context - 1), slots, within, attended)
 
-    def _run(self, session: Session, fresh: Fresh, choose: Callable[[Tensor], Tensor] | None) -> Tensor:
+    def _run(self, session: Session, fresh: Fresh, select: Callable[[Tensor], Tensor] | None) -> Tensor:
         """One forward pass; logits of all fresh tokens, or of those chosen."""
         store, count = session.store, fresh.tokens.shape[1]
         slots = fresh.slots[:, -count:]
         store.position.scatter_(1, slots, fresh.where)
-        store.cache.slots, store.cache.used = slots, fresh.used
-        key = store.position[:, : fresh.used]
+        store.cache.slots, store.cache.attended = slots, fresh.attended
+        key = store.position[:, : fresh.attended]
         given, session.given = session.given, None
         call = Call(fresh.tokens, fresh.where, key, _seen(store.filled, fresh), store.cache, store.memory, given)
-        wanted = choose is not None or session.wants_features
-        beside = [self.layers[at] for at in session.beside]
-        looking = tap(self.head, choose, beside) if wanted else nullcontext(list[Tensor]())
+        wanted = select is not None or session.wants_features
+        extra_layers = [self.layers[at] for at in session.extra_layers]
+        looking = capture_hidden_states(self.head, select, extra_layers) if wanted else nullcontext(list[Tensor]())
         with looking as entered, evaluation_mode(self._modules):
             logits = self.driver(call)
         session.features = entered[0] if session.wants_features else None
@@ -358,9 +363,9 @@ def _seen(filled: Tensor, fresh: Fresh) -> Tensor:
     if usable(filled):
         from spectr.kernels.mask import seen_slots
 
-        return seen_slots(filled, fresh.slots, fresh.within, fresh.used)
+        return seen_slots(filled, fresh.slots, fresh.within, fresh.attended)
     count = fresh.tokens.shape[1]
-    every = ladder(fresh.used + 1, filled.device)
+    every = cached_arange(fresh.attended + 1, filled.device)
     seen = (every < filled[:, None, None]).expand(-1, count, -1).clone()
-    where = fresh.slots.clamp_max(fresh.used)[:, None, :].expand(-1, count, -1)
-    return seen.scatter_(2, where, fresh.within)[:, :, : fresh.used]
+    where = fresh.slots.clamp_max(fresh.attended)[:, None, :].expand(-1, count, -1)
+    return seen.scatter_(2, where, fresh.within)[:, :, : fresh.attended]

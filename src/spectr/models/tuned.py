@@ -9,7 +9,7 @@ from spectr.models.attention import group_heads
 from spectr.models.head import FeatureHead
 from spectr.models.int8 import int8_products
 
-__all__ = ["tune", "tune_head", "untuned"]
+__all__ = ["stock_kernels", "tune", "tune_head"]
 
 
 def tune(model: PreTrainedModel) -> None:
@@ -26,7 +26,7 @@ def tune_head(head: FeatureHead) -> None:
 
 
 @contextmanager
-def untuned(model: PreTrainedModel) -> Iterator[None]:
+def stock_kernels(model: PreTrainedModel) -> Iterator[None]:
     """The model as transformers runs it."""
     ours = model.config._attn_implementation
     if ours == "spectr_grouped":

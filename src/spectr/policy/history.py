@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spectr.errors import ArgumentError
-from spectr.rows import ladder, sent
+from spectr.rows import cached_arange, copy_to_device
 
 __all__ = ["History", "HostText", "Past", "Text"]
 
@@ -143,7 +143,7 @@ class History:
     def append(self, tokens: Tensor, count: Tensor) -> None:
         """The first `count` (B,) of `tokens` (B, W) follow the texts, on the device alone."""
         batch, width = tokens.shape
-        places = ladder(width, self.device)
+        places = cached_arange(width, self.device)
         fresh = places < count[:, None]
         at = torch.where(fresh, self.length[:batch, None] + places, self.slots).clamp_max(self.slots)
         self._tokens[:batch].scatter_(1, at, tokens)
@@ -268,11 +268,11 @@ class History:
 
     def tail(self, length: int) -> Tensor:
         """(B, length) int64: the last tokens of each text, padded with -1 at the front."""
-        places = self.length[:, None] - length + ladder(length, self.device)
+        places = self.length[:, None] - length + cached_arange(length, self.device)
         return torch.where(places >= 0, self.tokens.gather(1, places.clamp_min(0)), -1)
 
     def _tensor(self, values: Any) -> Tensor:
-        return sent(values, self.device)
+        return copy_to_device(values, self.device)
 
     @torch.inference_mode(False)
     def _full(self, shape: tuple[int, ...], value: int) -> Tensor:
@@ -311,7 +311,7 @@ class Past:
         """(B, M, length) int64: the last tokens of each node's text, padded with -1 at the front."""
         B, M, _ = self.paths.shape
         tail = self.history.tail(length)[:, None].expand(B, M, length)
-        places = self.lengths[..., None] + ladder(length, self.paths.device)
+        places = self.lengths[..., None] + cached_arange(length, self.paths.device)
         return torch.cat([tail, self.paths], -1).gather(-1, places)
 
     def lists(self) -> list[list[tuple[int, ...]]]:

@@ -28,7 +28,7 @@ from spectr.policy.penalties import (
     strike_words,
 )
 from spectr.policy.policy import Policy
-from spectr.rows import sent
+from spectr.rows import copy_to_device
 
 __all__ = ["FEATURES", "MASKED", "PolicyRows", "rounded"]
 
@@ -120,9 +120,9 @@ class PolicyRows:
         policy.check_tokens(self.vocabulary)
         used = features_of(policy)
         self.policies[rows], self.used[rows] = [policy] * count, [used] * count
-        self._wants[rows] = sent([name in used for name in FEATURES], self.device, torch.bool)
+        self._wants[rows] = copy_to_device([name in used for name in FEATURES], self.device, torch.bool)
         for table, names in ((self._floats, _FLOATS), (self._wholes, _WHOLES)):
-            table[rows] = sent([getattr(policy, name) for name in names], self.device, table.dtype)
+            table[rows] = copy_to_device([getattr(policy, name) for name in names], self.device, table.dtype)
         for name in _SETS:
             self._put_set(name, rows, list(getattr(policy, name)))
         self._put_bias(rows, policy)
@@ -150,7 +150,7 @@ class PolicyRows:
 
     def take_rows(self, rows: Sequence[int]) -> "PolicyRows":
         """The policies of these rows, in this order."""
-        index = sent(list(rows), self.device)
+        index = copy_to_device(list(rows), self.device)
         return self._made([self.policies[r] for r in rows], [self.used[r] for r in rows], index)
 
     def _made(self, policies: list[Policy], used: list[frozenset[str]], rows: slice | Tensor) -> "PolicyRows":
@@ -165,7 +165,7 @@ class PolicyRows:
 
     def copy_rows(self, sources: list[int], targets: list[int]) -> None:
         """The policies of some rows become those of others."""
-        source, target = sent(sources, self.device), sent(targets, self.device)
+        source, target = copy_to_device(sources, self.device), copy_to_device(targets, self.device)
         for table in self._tables():
             table[target] = table[source]
         found = [(self.policies[row], self.used[row]) for row in sources]
@@ -326,7 +326,7 @@ class PolicyRows:
             self.version += 1
         self.sets[name][rows] = -1
         if tokens:
-            self.sets[name][rows, : len(tokens)] = sent(tokens, self.device)
+            self.sets[name][rows, : len(tokens)] = copy_to_device(tokens, self.device)
 
     def _put_bias(self, rows: slice, policy: Policy) -> None:
         """What a policy adds, −inf for what it excludes wherever it stands."""
@@ -338,8 +338,8 @@ class PolicyRows:
         struck = [word[0] for word in policy.bad_words if len(word) == 1] + list(policy.suppress_tokens)
         added = {**policy.logit_bias, **dict.fromkeys(struck, -math.inf)}
         if added:
-            values = sent(list(added.values()), self.device, self.bias.dtype)
-            self.bias[rows, sent(list(added), self.device)] = values
+            values = copy_to_device(list(added.values()), self.device, self.bias.dtype)
+            self.bias[rows, copy_to_device(list(added), self.device)] = values
 
     @torch.inference_mode(False)
     def make_bias(self) -> None:
@@ -359,7 +359,7 @@ class PolicyRows:
         self.last[rows], self.before[rows] = -1, -1
         for at, word in enumerate(words):
             self.last[rows, at] = word[-1]
-            self.before[rows, at, reach + 1 - len(word) :] = sent(word[:-1], self.device)
+            self.before[rows, at, reach + 1 - len(word) :] = copy_to_device(word[:-1], self.device)
 
     def _table(self, rows: int, settings: dict[str, Any], dtype: torch.dtype) -> Tensor:
         """(R, n): settings that are off."""

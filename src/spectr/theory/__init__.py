@@ -1,13 +1,13 @@
 """What speculation should give: the papers' theory as functions, exact, each naming its theorem; and acceptance against
 the number of drafts side by side. Only `measure` knows models, and only `figures` draws."""
 
+from spectr.theory.bias_frontier import decoding_opt, decoding_uno, least_bias, relaxed_test, relaxed_text
 from spectr.theory.chains import ChainPair, repeated, zipf_chain
 from spectr.theory.chen import TextTime, call_moments, text_time, trade_off
 from spectr.theory.compare import COLUMNS, KS, Column, Comparison, compare
 from spectr.theory.drafts import Bounds, acceptance_bounds, scaled_overlap
 from spectr.theory.excess import acceptance_curves
 from spectr.theory.families import Family, bernoulli, from_files, uniform, zipf
-from spectr.theory.front import decoding_opt, decoding_uno, eased_test, least_bias, relaxed_text
 from spectr.theory.leviathan import (
     Prediction,
     expected_tokens,
@@ -57,7 +57,6 @@ __all__ = [
     "decoding_opt",
     "decoding_uno",
     "drafts_worth",
-    "eased_test",
     "entropy",
     "entropy_bound",
     "expected_rejections",
@@ -74,6 +73,7 @@ __all__ = [
     "rank_bound",
     "rank_law",
     "rejections_by_position",
+    "relaxed_test",
     "relaxed_text",
     "repeated",
     "scaled_overlap",

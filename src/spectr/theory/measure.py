@@ -25,13 +25,13 @@ from spectr.lm import LM, load
 from spectr.pairing import pair
 from spectr.policy import Policy
 from spectr.prompts import Prompt, built_in
-from spectr.theory.eased import eased_rule
+from spectr.theory.bias_frontier import AFTER, relaxed_test
 from spectr.theory.estimate import Array
 from spectr.theory.excess import CURVES, acceptance_curves
-from spectr.theory.front import AFTER, eased_test
 from spectr.theory.race import one_child
 from spectr.theory.report import Counts, Eased, Findings
 from spectr.theory.watch import Look, Nodes, Seen, watch
+from spectr.theory.yin_relaxed import eased_rule
 from spectr.transport.laws import total_variation
 from spectr.types import Drafter
 from spectr.verify import Rule
@@ -173,7 +173,7 @@ class _Ease:
 
     def __call__(self, seen: Seen) -> Mapping[str, Tensor]:
         target, draft = (law.double() / law.double().sum(-1, keepdim=True) for law in (seen.target, seen.draft))
-        found = self.decode(target, draft, eased_test(target, draft, self.epsilon))
+        found = self.decode(target, draft, relaxed_test(target, draft, self.epsilon))
         score = target.gather(-1, seen.token[:, None]).squeeze(-1).log()
         return {"rejected": found.rejected, "bias": found.bias, "score": score}
 

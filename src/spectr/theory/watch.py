@@ -140,7 +140,7 @@ def _seen(verdict: Verdict, logits: LogitsAt, draft: Draft, coins: Coins, texts:
     def noisy(values: Tensor) -> Tensor:
         full = values.new_zeros(*visited.shape, values.shape[-1], dtype=torch.float64)
         full[visited] = values.double()
-        return coins.noisy(full, depth)[visited]
+        return coins.noisy_logits(full, depth)[visited]
 
     drafted = torch.where(judged[:, None], drafted, target)
     return Seen(texts.of(coins)[row], at, judged, (depth < length)[visited], out[visited], target, drafted, noisy)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spectr.errors import ArgumentError
-from spectr.models.tap import last_state, tap
+from spectr.models.hidden_states import capture_hidden_states, last_state
 from spectr.models.target import Target
 from spectr.train.samples import Text
 from spectr.types import Layers
@@ -39,7 +39,7 @@ class Batch:
 def _features(target: Target, tokens: Tensor, length: Tensor, taps: Layers) -> Tensor:
     """What enters the output layer and leaves the tapped layers at every token (B, T, F) of right-padded texts."""
     seen = torch.arange(tokens.shape[1], device=tokens.device) < length[:, None]
-    with tap(target.head, last_state, [target.layers[at] for at in taps]) as entered:
+    with capture_hidden_states(target.head, last_state, [target.layers[at] for at in taps]) as entered:
         target.model(input_ids=tokens, attention_mask=seen.long(), use_cache=False)
     return entered[0]
 

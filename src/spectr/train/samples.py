@@ -79,10 +79,10 @@ class _Writer:
     def _still(self, lengths: Tensor) -> None:
         """A step whose lengths stay in one place, and whose bound on them is the size of the cache."""
         store = self.session.store
-        store.filled, store.longest, store.slack = lengths, store.cache.size - 1, 0
+        store.filled, store.longest, store.bound_slack = lengths, store.cache.size - 1, 0
         self._step()
         lengths.copy_(store.filled)
-        store.filled, store.longest, store.slack = lengths, store.cache.size - 1, 0
+        store.filled, store.longest, store.bound_slack = lengths, store.cache.size - 1, 0
 
 
 def _wave(target: Target, prompts: list[list[int]], how: Sampling) -> list[Text]:

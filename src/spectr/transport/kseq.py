@@ -80,7 +80,7 @@ class KSeq(Coupling):
     def _plan(self, target: Tensor, draft: Tensor, live: Tensor) -> Tensor:
         """(ρ, φ) of each row, (…, 2)."""
         if self.rho is None and usable(target, draft):
-            from spectr.kernels.sections import kseq_plan
+            from spectr.kernels.kseq_search import kseq_plan
 
             return kseq_plan(target, draft, live.sum(-1), live.shape[-1])
         rho, k = self._rho(target, draft, live.sum(-1))

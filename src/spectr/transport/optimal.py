@@ -83,7 +83,7 @@ class Bins:
     def law(self, target: Tensor, draft: Tensor, mean: Tensor) -> Tensor:
         """draft × mean of the class, (…, V)."""
         if usable(target, draft):
-            from spectr.kernels.levels import class_law
+            from spectr.kernels.optimal_coupling import class_law
 
             return class_law(target, draft, mean, _LOWEST, self.width)
         return _scaled(draft, self.of(target, draft), mean)
@@ -192,7 +192,7 @@ def _chances(levels: Levels, own: Tensor, live: Tensor) -> Tensor:
 
 def _fused_selection(target: Tensor, draft: Tensor, drafted: Drafted, bins: Bins) -> Selection:
     """The same selection by kernels."""
-    from spectr.kernels.levels import optimal_selection
+    from spectr.kernels.optimal_coupling import optimal_selection
 
     tokens = drafted.tokens
     chance, mean = optimal_selection((target, draft), tokens, drafted.live, bins.count, _LOWEST, bins.width)

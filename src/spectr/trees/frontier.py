@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from spectr.rows import constant, itself
+from spectr.rows import cached_eye, constant
 from spectr.trees.shape import Shape
 
 __all__ = ["Frontier", "LogitsOf", "first_frontier", "next_frontier", "static_frontier"]
@@ -41,7 +41,7 @@ def next_frontier(above: Frontier, parent: Tensor, tokens: Tensor) -> Frontier:
     def at_parent(values: Tensor) -> Tensor:
         return values.gather(1, parent[..., None].expand(-1, -1, values.shape[-1]))
 
-    own = itself(tokens.shape[1], tokens.device).expand(tokens.shape[0], -1, -1)
+    own = cached_eye(tokens.shape[1], tokens.device).expand(tokens.shape[0], -1, -1)
     paths = torch.cat([at_parent(above.paths), tokens[..., None]], -1)
     ancestors = torch.cat([at_parent(above.ancestors), own], -1)
     before = above.ancestors.shape[-1] - above.tokens.shape[1]

@@ -19,13 +19,13 @@ from spectr.transport.laws import without
 from spectr.trees.shape import Shape
 from spectr.types import Coins, Draft, Siblings
 
-__all__ = ["Census", "Growth", "LawAt", "grow"]
+__all__ = ["ChildCounts", "Growth", "LawAt", "grow"]
 
 LawAt = Callable[[Tensor, list[int]], Tensor]
 """(tokens (B, N) so far, node ids (M)) → draft laws (B, M, V) of the tokens after those nodes. Asked once for each
 depth, for all its nodes that have children."""
 
-Census = Callable[[Tensor], Tensor]
+ChildCounts = Callable[[Tensor], Tensor]
 """Draft laws (B, M, V) → how many children each node gets, (B, M); the shape's own number is the most."""
 
 
@@ -36,7 +36,7 @@ class Growth:
 
     shape: Shape
     siblings: Siblings = "iid"
-    census: Census | None = None  # None: as many as the shape has
+    child_counts: ChildCounts | None = None  # None: as many as the shape has
     fixed: Callable[[Tensor, int], Tensor] = fixed_count  # (laws (B, M, V), most children) → (B, M)
 
 
@@ -90,7 +90,9 @@ def _hybrid(law: Tensor, slots: Tensor, pinned: Tensor, coins: Coins) -> _Brood:
 def _race(law: Tensor, slots: Tensor, depth: int, coins: Coins) -> _Brood:
     """The first of the race on the draft law at this depth."""
     count = slots.shape[-1]
-    front = coins.front(law.log(), torch.full_like(law[..., 0], depth, dtype=torch.int64), min(count, law.shape[-1]))
+    front = coins.top_racers(
+        law.log(), torch.full_like(law[..., 0], depth, dtype=torch.int64), min(count, law.shape[-1])
+    )
     tokens = torch.nn.functional.pad(front, (0, count - front.shape[-1]))
     places = torch.arange(count, device=law.device) < (law > 0).sum(-1, keepdim=True)
     return _Brood(tokens, torch.zeros_like(places), places)
@@ -170,8 +172,8 @@ def _draw_children(drawn: Draft, law: Tensor, level: _Level, growth: Growth, coi
         slots = constant(tuple(map(tuple, group.children)), device)  # (M, C)
         brood = _brood(own, slots.expand(batch, *slots.shape), level, growth, coins)
         born = brood.born & drawn.alive[:, nodes][..., None]
-        if growth.census is not None:
-            born &= torch.arange(slots.shape[-1], device=device) < growth.census(own)[..., None]
+        if growth.child_counts is not None:
+            born &= torch.arange(slots.shape[-1], device=device) < growth.child_counts(own)[..., None]
         places = slots.flatten()
         drawn.tokens[:, places] = brood.tokens.flatten(1)
         drawn.alive[:, places], drawn.fixed[:, places] = born.flatten(1), (born & brood.fixed).flatten(1)

@@ -14,7 +14,7 @@ from torch import Tensor
 from spectr.errors import ArgumentError
 from spectr.kernels import usable
 from spectr.notices import notice
-from spectr.rows import ladder
+from spectr.rows import cached_arange
 from spectr.trees.frontier import Frontier, first_frontier, next_frontier
 from spectr.types import Draft
 
@@ -90,7 +90,7 @@ def _expand(beam: _Beam, children: _Pool, budget: Budget, before: int) -> tuple[
     best = children.scores.topk(min(budget.beam, children.tokens.shape[1]), -1)
     tokens = children.tokens.gather(1, best.indices)
     first = beam.frontier.ancestors.shape[-1]
-    order = ladder(first + tokens.shape[1], tokens.device)[first:].expand(batch, -1)
+    order = cached_arange(first + tokens.shape[1], tokens.device)[first:].expand(batch, -1)
     marked = _Pool(children.tokens, children.parents, children.scores, children.scored.scatter(1, best.indices, order))
     frontier = next_frontier(beam.frontier, best.indices // each, tokens)
     return _Beam(frontier, best.indices + before, best.values), marked
@@ -140,7 +140,7 @@ def _trimmed(pruned: Pruned) -> Pruned:
 def _as_draft(pool: _Pool, root: Tensor, budget: Budget) -> Pruned:
     chosen = _chosen(pool, budget.nodes - 1)  # (B, N - 1)
     batch, count = chosen.shape
-    ids = ladder(count + 1, root.device)[1:].expand(batch, -1)
+    ids = cached_arange(count + 1, root.device)[1:].expand(batch, -1)
     node_of = torch.zeros_like(pool.tokens).scatter_(1, chosen, ids)
     alive, above = pool.scores.gather(1, chosen) > -torch.inf, pool.parents.gather(1, chosen)
     parents = torch.where(alive & (above >= 0), node_of.gather(1, above.clamp_min(0)), 0)

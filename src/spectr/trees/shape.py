@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spectr.errors import ArgumentError
-from spectr.rows import ladder, pick_rows
+from spectr.rows import cached_arange, pick_rows
 from spectr.types import Draft
 
 __all__ = ["Shape", "Topology", "as_shape", "topology"]
@@ -103,14 +103,14 @@ class Topology:
     ancestors: Tensor  # (B, N, N) bool: column is row or an ancestor of row; what a node may attend to
     depth: Tensor  # (B, N) int64
     path: Tensor  # (B, N, D + 1) int64: the node at each depth on the way from the root, padded with -1
-    twin: Tensor  # (B, N) int64: the first alive node with the same path of tokens
+    canonical_node: Tensor  # (B, N) int64: the first alive node with the same path of tokens
     children: Tensor  # (B, N, W) int64: children of all copies, at the first copy, in node order; padded with -1
 
 
 def _ancestors(parents: Tensor, depth: int) -> Tensor:
     """(B, N, N) bool: column is row or an ancestor of row."""
     nodes = parents.shape[1]
-    ids = ladder(nodes, parents.device)
+    ids = cached_arange(nodes, parents.device)
     reach = ((parents[..., None] == ids) | (ids[:, None] == ids)).float()
     for _ in range(max(depth - 1, 1).bit_length()):
         reach = (reach @ reach).clamp_max_(1)
@@ -121,7 +121,7 @@ def _paths(parents: Tensor, reach: Tensor, depth: int) -> tuple[Tensor, Tensor]:
     """Depth of each node, and its path."""
     level = reach.sum(-1) - 1  # (B, N)
     batch, nodes = parents.shape
-    ids = ladder(nodes, parents.device).expand(batch, nodes, nodes)
+    ids = cached_arange(nodes, parents.device).expand(batch, nodes, nodes)
     at = torch.where(reach, level.clamp_max(depth)[:, None, :], depth + 1)  # a last column takes what is no ancestor
     path = parents.new_full((batch, nodes, depth + 2), -1).scatter_(-1, at, ids)
     return level, path[..., : depth + 1]
@@ -129,20 +129,20 @@ def _paths(parents: Tensor, reach: Tensor, depth: int) -> tuple[Tensor, Tensor]:
 
 def _first_where(mask: Tensor) -> Tensor:
     """Index of the first True in the last dimension; its size if there is none."""
-    ids = ladder(mask.shape[-1], mask.device)
+    ids = cached_arange(mask.shape[-1], mask.device)
     return torch.where(mask, ids, mask.shape[-1]).amin(-1)
 
 
-def _twins(tokens: Tensor, path: Tensor, alive: Tensor) -> Tensor:
+def _canonical_nodes(tokens: Tensor, path: Tensor, alive: Tensor) -> Tensor:
     words = torch.where(path >= 0, pick_rows(tokens, path.clamp_min(0).flatten(1)).view_as(path), -1)  # (B, N, D + 1)
     same = (words[:, :, None] == words[:, None]).all(-1) & alive[:, None, :]
-    return torch.minimum(_first_where(same), ladder(tokens.shape[1], tokens.device))
+    return torch.minimum(_first_where(same), cached_arange(tokens.shape[1], tokens.device))
 
 
 def _children(home: Tensor, counted: Tensor, width: int) -> Tensor:
     """(B, N, W) table of the counted nodes under their homes (B, N)."""
     batch, nodes = home.shape
-    ids = ladder(nodes, home.device)
+    ids = cached_arange(nodes, home.device)
     same = (home[:, :, None] == home[:, None, :]) & counted[:, None, :]
     rank = same.tril(-1).sum(-1)
     table = home.new_full((batch, nodes * width + 1), -1)
@@ -166,7 +166,7 @@ def topology(draft: Draft) -> Topology:
         return _roots_alone(len(draft.tokens), draft.depth, draft.width, draft.tokens.device)
     reach = _ancestors(draft.parents, draft.depth)
     depth, path = _paths(draft.parents, reach, draft.depth)
-    twin = _twins(draft.tokens, path, draft.alive)
-    ids = ladder(draft.tokens.shape[1], draft.tokens.device)
-    children = _children(twin.gather(-1, draft.parents), draft.alive & (ids > 0), draft.width)
-    return Topology(reach, depth, path, twin, children)
+    canonical_node = _canonical_nodes(draft.tokens, path, draft.alive)
+    ids = cached_arange(draft.tokens.shape[1], draft.tokens.device)
+    children = _children(canonical_node.gather(-1, draft.parents), draft.alive & (ids > 0), draft.width)
+    return Topology(reach, depth, path, canonical_node, children)

@@ -21,7 +21,7 @@ from spectr.models.published.checkpoint import Checkpoint, open_checkpoint
 from spectr.models.published.formats import BlockForm, Form, Source, form_of
 from spectr.pairing import pair
 from spectr.policy import History
-from spectr.rows import ladder
+from spectr.rows import cached_arange
 from spectr.types import Opening, Scene
 
 __all__ = ["HeadCheck", "Tried", "check_head"]
@@ -119,7 +119,7 @@ class _Along:
     def __init__(self, tokens: Sequence[int], at: int) -> None:
         self.tokens, self.at = tokens, at
 
-    def front(self, logits: Tensor, depth: Tensor, count: int) -> Tensor:
+    def top_racers(self, logits: Tensor, depth: Tensor, count: int) -> Tensor:
         """The text's own token, whatever the law."""
         return torch.full((1, 1, 1), self.tokens[self.at + int(depth[0, 0])], device=logits.device)
 
@@ -164,7 +164,7 @@ def _laws(target: Any, session: Any, prompt: list[int], written: list[int]) -> T
     target.read(session, [prompt[:-1]])
     window = target.window(session, 0, 1, len(prompt))
     tokens = torch.tensor([[prompt[-1], *written]], device=target.device)
-    at = ladder(tokens.shape[1], target.device)
+    at = cached_arange(tokens.shape[1], target.device)
     logits = target.score(window, tokens, (at[:, None] >= at)[None], at[None])
     target.keep(window, at[None])
     found: Tensor = logits[0].float().softmax(-1)

@@ -27,7 +27,7 @@ from spectr.types import Drafter
 from spectr.verify import rule as named_rule
 from spectr.version import installed
 
-__all__ = ["Tuner", "Workload", "in_words", "plans_for", "with_drafter"]
+__all__ = ["Tuner", "Workload", "format_bytes", "plans_for", "with_drafter"]
 
 _WARM = 8  # tokens that a plan generates before it is timed, where no graphs have to be captured
 _SEED = 1_000_003  # from the seeds of one round to those of the next
@@ -141,7 +141,7 @@ class Tuner:
         while (turn := next_round(self.of(rows), len(self.plans), left_out)) is not None:
             number, missing = turn
             if number % ROUNDS == 0:
-                say(f"{in_words(rows)}: rounds {number + 1} to {number + ROUNDS}, plans left: {len(missing)}")
+                say(f"{format_bytes(rows)}: rounds {number + 1} to {number + ROUNDS}, plans left: {len(missing)}")
             for plan in missing:
                 if number and time.monotonic() > until:
                     return False
@@ -150,7 +150,7 @@ class Tuner:
                 except (SpectrError, torch.OutOfMemoryError) as error:
                     if plan == PLAIN:
                         raise
-                    say(f"left out {self.plans[plan]} with {in_words(rows)}: {error}")
+                    say(f"left out {self.plans[plan]} with {format_bytes(rows)}: {error}")
                     left_out.add(plan)
                     continue
                 self.found.append(Measurement(rows, number, plan, *self.workload.generate(lms[plan], rows, number)))
@@ -231,10 +231,10 @@ class Tuner:
         }
 
 
-def in_words(rows: int) -> str:
+def format_bytes(rows: int) -> str:
     """A number of rows in words.
 
-    >>> in_words(4)
+    >>> format_bytes(4)
     '4 rows at a time'
     """
     return f"{rows} row{'s' * (rows > 1)} at a time"

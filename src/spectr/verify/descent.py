@@ -69,7 +69,7 @@ def _all_at_once(decide: Decide, tree: Topology) -> Trail:
     for _ in range(tree.path.shape[-1].bit_length()):  # twice as far each time
         jump = jump.gather(-1, jump)
     nodes = pick_rows(tree.path, jump[:, :1]).squeeze(1)
-    decided = tree.twin.gather(-1, nodes.clamp_min(0))  # a copy's children are decided on at the first copy
+    decided = tree.canonical_node.gather(-1, nodes.clamp_min(0))  # a copy's children are decided on at the first copy
     return Trail(jump[:, 0], nodes, [payload], decided)
 
 
@@ -77,5 +77,5 @@ def conclude(tree: Topology, end: Tensor, bonus: Tensor) -> Verdict:
     """The verdict that keeps the path to node `end` (B,) and adds `bonus` (B,)."""
     at = end[:, None]
     path = pick_rows(tree.path, at).squeeze(1)[:, 1:]
-    corrected = (pick_rows(tree.children, pick_rows(tree.twin, at)).squeeze(1) >= 0).any(-1)
+    corrected = (pick_rows(tree.children, pick_rows(tree.canonical_node, at)).squeeze(1) >= 0).any(-1)
     return Verdict(path, (path >= 0).sum(-1), bonus, corrected)

@@ -31,7 +31,7 @@ def drafted_at(tree: Topology, draft: Draft, nodes: Tensor | None) -> tuple[Tens
 def child_in_slot(tree: Topology, children: Tensor, slot: Tensor) -> Tensor:
     """The first copy of the child in `slot` (B, M); -1 for the slot after the last."""
     padded = torch.nn.functional.pad(children, (0, 1), value=-1).gather(-1, slot[..., None]).squeeze(-1)
-    return torch.where(padded < 0, -1, tree.twin.gather(-1, padded.clamp_min(0)))
+    return torch.where(padded < 0, -1, tree.canonical_node.gather(-1, padded.clamp_min(0)))
 
 
 def child_with_token(tree: Topology, draft: Draft, nodes: Tensor | None, token: Tensor) -> Tensor:
@@ -40,4 +40,4 @@ def child_with_token(tree: Topology, draft: Draft, nodes: Tensor | None, token: 
     tokens = draft.tokens.gather(-1, children.clamp_min(0).flatten(1)).view_as(children)
     hit = (children >= 0) & (tokens == token[..., None])
     child = torch.where(hit, children, -1).amax(-1)
-    return torch.where(child < 0, -1, tree.twin.gather(-1, child.clamp_min(0)))
+    return torch.where(child < 0, -1, tree.canonical_node.gather(-1, child.clamp_min(0)))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from spectr.text import tokenizing
+from spectr.text import tokenizer_lock
 from spectr.token_bytes import byte_alphabet
 
 __all__ = ["TokenTexts"]
@@ -48,13 +48,13 @@ class TokenTexts:
 
     def decode(self, tokens: list[int]) -> str:
         """The text of a prompt, special tokens included."""
-        with tokenizing(self._tokenizer):
+        with tokenizer_lock(self._tokenizer):
             return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
     def _word(self, token: int) -> str | None:
         """A token as its vocabulary spells it; None for one beyond the vocabulary."""
         try:
-            with tokenizing(self._tokenizer):
+            with tokenizer_lock(self._tokenizer):
                 found = self._tokenizer.convert_ids_to_tokens(token)
         except (IndexError, OverflowError, TypeError):
             return None

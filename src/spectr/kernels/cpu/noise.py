@@ -80,8 +80,8 @@ def _noise(body: Body, state: Any) -> Any:
 
 def _noises(body: Body, state: Any, first: Any) -> Any:
     """The noise of the tokens from `first` on, as many as there are lanes."""
-    ladder = ir.Constant(vector(I64, LANES), list(range(LANES)))
-    token = body.builder.add(body.splat(first, LANES), ladder)
+    cached_arange = ir.Constant(vector(I64, LANES), list(range(LANES)))
+    token = body.builder.add(body.splat(first, LANES), cached_arange)
     return _noise(body, body.builder.add(body.splat(state, LANES), body.builder.mul(token, _whole(_GOLDEN))))
 
 

@@ -163,11 +163,11 @@ def _softmax(body: Body, scores: Any, count: Any, cap: Any) -> Any:
         body.splat(body.highest(largest.get()), LANES),
         Variable(body, vector(F32, LANES), body.number(0.0, LANES)),
     )
-    ladder = ir.Constant(vector(I64, LANES), list(range(LANES)))
+    cached_arange = ir.Constant(vector(I64, LANES), list(range(LANES)))
 
     def weigh(offset: Any) -> None:
         found = exponential(body, body.builder.fsub(_vector(body, scores, offset), top))
-        places = body.builder.add(body.splat(body.div(offset, 4), LANES), ladder)
+        places = body.builder.add(body.splat(body.div(offset, 4), LANES), cached_arange)
         inside = body.builder.icmp_signed("<", places, body.splat(count, LANES))
         found = body.builder.select(inside, found, body.number(0.0, LANES))
         sums.set(body.builder.fadd(sums.get(), found))

@@ -35,7 +35,7 @@ class Alibi:
         bias = self._bias(call)  # (B, H, 1, M)
         given = {"alibi": bias.flatten(0, 1), "attention_mask": self._mask(call, bias)}
         swap = partial(_swap, given=given)
-        call.cache.past = call.cache.used - call.tokens.shape[1]  # Falcon builds a bias of that length before ours
+        call.cache.past = call.cache.attended - call.tokens.shape[1]  # Falcon builds a bias of that length before ours
         try:
             with during([partial(block.register_forward_pre_hook, swap, with_kwargs=True) for block in blocks]):
                 out: Any = self.model(input_ids=call.tokens, past_key_values=call.cache, use_cache=True)

@@ -19,10 +19,10 @@ from transformers import PreTrainedModel
 
 from spectr.errors import MismatchError, NoRoomError
 from spectr.models.early import truncated
-from spectr.models.memory import available, in_words
+from spectr.models.memory import available, format_bytes
 from spectr.models.parallel.group import RankGroup
 from spectr.models.parallel.message import Message
-from spectr.models.session import Session, even
+from spectr.models.session import Session, round_up_16
 from spectr.models.target import Fresh, Target
 from spectr.types import Layers
 
@@ -166,7 +166,7 @@ class LeadingTarget(ShardedTarget):
 
     def open(self, rows: int, slots: int, *, features: Layers | None = None, lasting: bool = True) -> Session:
         """Room for rows on every rank, if all of them have it. Features are kept on this one alone."""
-        self._afford(rows, even(slots))
+        self._afford(rows, round_up_16(slots))
         number = next(_NUMBERS)
         given = {"model": self.number, "session": number, "rows": rows, "slots": slots}
         with self.group.calling(Message("open", given)):
@@ -177,7 +177,7 @@ class LeadingTarget(ShardedTarget):
 
     def make_room(self, session: Session, rows: int, slots: int) -> None:
         """More room on every rank, if all of them have it."""
-        rows, slots = max(rows, session.rows), max(even(slots), session.cache.size)
+        rows, slots = max(rows, session.rows), max(round_up_16(slots), session.cache.size)
         if self.memory(rows, slots) > self.memory(session.rows, session.cache.size):
             self._afford(rows, slots)
             with self._calling("make_room", session, {"rows": rows, "slots": slots}):
@@ -191,8 +191,8 @@ class LeadingTarget(ShardedTarget):
             free = self.group.least(free_bytes(self.group))
         if size > free:
             raise NoRoomError(
-                f"a cache of {rows} rows of {slots} tokens takes {in_words(size)} on each of {self.group.size} ranks, "
-                f"and one of them has {in_words(free)} free; use fewer rows or a smaller max_new_tokens"
+                f"a cache of {rows} rows of {slots} tokens takes {format_bytes(size)} on each of {self.group.size} "
+                f"ranks, and one of them has {format_bytes(free)} free; use fewer rows or a smaller max_new_tokens"
             )
 
     def window(self, session: Session, start: int, stop: int, longest: int) -> Session:

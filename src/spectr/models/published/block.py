@@ -25,7 +25,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 
 from spectr.models.published.formats import BlockForm
 from spectr.models.published.sharing import PublishedHead
-from spectr.rows import ladder
+from spectr.rows import cached_arange
 
 __all__ = ["BlockHead"]
 
@@ -190,8 +190,8 @@ class BlockHead(PublishedHead):  # type: ignore[no-untyped-call]
     def _masks(self, mask: Tensor, places: Tensor, slots: Tensor) -> dict[str, Tensor]:
         """For each kind of layer what the block (B, Q) sees, of a mask (B, 1, Q, M) that shows it all of the text and
         of itself. Slots of the text are positions; the first slot has no hidden states."""
-        form, every = self.shape, ladder(mask.shape[-1], mask.device)
-        at = ladder(places.shape[1], mask.device)
+        form, every = self.shape, cached_arange(mask.shape[-1], mask.device)
+        at = cached_arange(places.shape[1], mask.device)
         gap = at[:, None] - at  # how far back a place of the block is from another
         mask = mask.masked_fill(every == 0, torch.finfo(mask.dtype).min)
         found = {"full_attention": _inside(mask, gap < 0, slots) if form.is_causal else mask}

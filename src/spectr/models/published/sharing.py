@@ -12,7 +12,7 @@ from spectr.draft.model import LACKING
 from spectr.models.int8 import rounded
 from spectr.models.packed import PackedEmbedding, PackedLinear
 from spectr.models.published.formats import Form
-from spectr.rows import ladder
+from spectr.rows import cached_arange
 
 __all__ = ["PublishedHead", "Readout", "first_unseen", "only_bias_of"]
 
@@ -118,7 +118,7 @@ class PublishedHead(PreTrainedModel):  # type: ignore[no-untyped-call]
 def first_unseen(mask: Tensor, positions: Tensor) -> Tensor:
     """A mask (B, 1, T, M) that hides the first slot from tokens (B, T) at later positions. It stands for the first
     token of a text, before which there is no hidden state: heads begin with the second."""
-    hidden = (positions > 0)[:, None, :, None] & (ladder(mask.shape[-1], mask.device) == 0)
+    hidden = (positions > 0)[:, None, :, None] & (cached_arange(mask.shape[-1], mask.device) == 0)
     return mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
 
 

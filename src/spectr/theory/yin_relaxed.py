@@ -8,7 +8,7 @@ from torch import Tensor
 
 from spectr.errors import ArgumentError
 from spectr.rows import Rows
-from spectr.theory.front import AFTER, check_ease, eased_test
+from spectr.theory.bias_frontier import AFTER, check_ease, relaxed_test
 from spectr.transport.coupling import Coupling, Drafted, Outcome
 from spectr.transport.laws import take
 from spectr.transport.selection import first_draft, left_over
@@ -37,12 +37,12 @@ class EasedCoupling(Coupling):
         """The first live draft alone."""
         chosen = first_draft(draft, drafted)
         owed, given = (take(law, drafted.tokens).double() for law in (target, draft))
-        ending = chosen.chance * eased_test(owed, given, self.epsilon)
+        ending = chosen.chance * relaxed_test(owed, given, self.epsilon)
         return Outcome(ending, Rows.of(target) if self.after == "uno" else left_over(target, chosen.law))
 
     def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
         """Σ draft · test, whatever k, so long as there is a draft."""
-        taken = draft.double() * eased_test(target.double(), draft.double(), self.epsilon)
+        taken = draft.double() * relaxed_test(target.double(), draft.double(), self.epsilon)
         return torch.where(k > 0, taken.sum(-1), 0.0)
 
 

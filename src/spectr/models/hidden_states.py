@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["last_state", "tap"]
+__all__ = ["capture_hidden_states", "last_state"]
 
 
 def last_state(states: Tensor) -> Tensor:
@@ -22,10 +22,10 @@ def _states(output: Any) -> Tensor:
 
 
 @contextmanager
-def tap(
-    head: nn.Module, choose: Callable[[Tensor], Tensor] | None = None, layers: Sequence[nn.Module] = ()
+def capture_hidden_states(
+    head: nn.Module, select: Callable[[Tensor], Tensor] | None = None, layers: Sequence[nn.Module] = ()
 ) -> Iterator[list[Tensor]]:
-    """What entered `head` while this is open, (B, T, H) each, and after it along H what left these `layers`. `choose`
+    """What entered `head` while this is open, (B, T, H) each, and after it along H what left these `layers`. `select`
     says which states pass: everything a model does after its output layer still happens, and where nobody looks no
     logits are made."""
     entered: list[Tensor] = []
@@ -34,7 +34,7 @@ def tap(
     def look(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         entered.append(torch.cat([args[0], *beside], -1) if beside else args[0])
         beside.clear()
-        return None if choose is None else (choose(args[0]), *args[1:])
+        return None if select is None else (select(args[0]), *args[1:])
 
     with ExitStack() as hooks:
         hooks.callback(head.register_forward_pre_hook(look).remove)

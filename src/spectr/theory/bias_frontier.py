@@ -20,8 +20,8 @@ __all__ = [
     "check_ease",
     "decoding_opt",
     "decoding_uno",
-    "eased_test",
     "least_bias",
+    "relaxed_test",
     "relaxed_text",
 ]
 
@@ -44,7 +44,7 @@ def check_ease(epsilon: float) -> None:
         raise ArgumentError(f"epsilon must be at least 0 and finite, got {epsilon}")
 
 
-def eased_test(target: Tensor, draft: Tensor, epsilon: float) -> Tensor:
+def relaxed_test(target: Tensor, draft: Tensor, epsilon: float) -> Tensor:
     """min(1, (target + ε) / draft), (…, V): the over-accepting test that [yin2024] compares Decoding-OPT and
     Decoding-UNO with. ε = 0 is the lossless one."""
     check_ease(epsilon)
@@ -124,7 +124,7 @@ def relaxed_text(pair: ChainPair, epsilon: float, after: str, length: int) -> Re
     chain again, so rejections, bias and the target's log-likelihood of it are sums over its contexts."""
     if after not in AFTER:
         raise ArgumentError(f"after must be one of {', '.join(AFTER)}, got {after!r}")
-    found = AFTER[after](pair.target, pair.draft, eased_test(pair.target, pair.draft, epsilon))
+    found = AFTER[after](pair.target, pair.draft, relaxed_test(pair.target, pair.draft, epsilon))
     where = contexts(found.law, length).mean(0)
     plain = contexts(pair.target, length).mean(0)
     return RelaxedText(

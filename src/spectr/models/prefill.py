@@ -14,15 +14,15 @@ from torch import Tensor
 
 from spectr.errors import ArgumentError
 from spectr.models.graphs import Captured
-from spectr.models.session import Session, even
+from spectr.models.session import Session, round_up_16
 from spectr.notices import notice
-from spectr.rows import sent
+from spectr.rows import copy_to_device
 
-__all__ = ["WIDTHS", "ReplayedReading"]
+__all__ = ["WIDTHS", "GraphPrefill"]
 
 WIDTHS = (32, 64, 128, 256, 512)
 """Tokens of a row that one graph reads; what is left of a longer piece goes into another."""
-_USED = (1024, 4096, 16384, 65536, 131072)
+_ATTENDED = (1024, 4096, 16384, 65536, 131072)
 """Slots that one graph looks at: few sizes, since every graph costs a tenth of a second once."""
 _TOGETHER = 512  # tokens, padding included, that several rows read at once; and the slots they may fill
 _ROWS = (1, 4, 16)
@@ -56,7 +56,7 @@ class _Place:
         return self.given[shape]
 
 
-class ReplayedReading:
+class GraphPrefill:
     """Reads prompts for the sessions of one model."""
 
     def __init__(self, run: Pass, opened: Opened) -> None:
@@ -98,7 +98,7 @@ class ReplayedReading:
         needed = max(session.cache.size, start + WIDTHS[-1])
         if self._alone is None or self._alone.session.cache.size < needed:
             self._alone = None  # its memory is free before the next is made
-            self._alone = self._place(session, 1, _fitting(_USED, needed) or needed)
+            self._alone = self._place(session, 1, _fitting(_ATTENDED, needed) or needed)
         return self._alone
 
     def _several(self, session: Session) -> _Place:
@@ -126,24 +126,24 @@ class ReplayedReading:
         apart = place.session.window(0, len(texts), most)
         _copy(session, apart, 0, most)
         padding = [0] * (rows - len(texts))
-        place.session.filled[:rows] = sent([*filled, *padding], device)
+        place.session.filled[:rows] = copy_to_device([*filled, *padding], device)
         tokens = [[len(text), *text, *[0] * (width - len(text))] for text in texts]
-        packed = sent([*tokens, *[[0] * (width + 1) for _ in padding]], device)
+        packed = copy_to_device([*tokens, *[[0] * (width + 1) for _ in padding]], device)
         window = place.session.window(0, rows, most)
         size = place.session.cache.size
-        used = min(_fitting(_USED, even(most + width)) or size, size)
+        attended = min(_fitting(_ATTENDED, round_up_16(most + width)) or size, size)
         if given is not None:
             given = place.features(_more_rows(given, rows), width)
 
         def run(packed: Tensor) -> Tensor:
             window.given = given
-            self._run(window, packed[:, 1:], packed[:, 0], used)
+            self._run(window, packed[:, 1:], packed[:, 0], attended)
             return window.filled
 
-        place.graphs((rows, width, used), run, packed)
+        place.graphs((rows, width, attended), run, packed)
         window.given = None
         _copy(apart, session, min(filled), max(ends))
-        session.filled.copy_(sent(ends, device))
+        session.filled.copy_(copy_to_device(ends, device))
 
 
 def _fit_together(texts: list[list[int]], filled: list[int]) -> bool:

@@ -7,7 +7,7 @@ import torch
 from tests.tiny import llama
 from torch import Tensor
 
-from spectr.models.reading import ReplayedReading
+from spectr.models.prefill import GraphPrefill
 from spectr.models.target import Session, Target
 
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
@@ -53,7 +53,7 @@ def test_rows_hold_the_same(name: str, device: str) -> None:
     texts, filled = CASES[name]
     target = _target(device)
     plain, apart = _opened(target, filled), _opened(target, filled)
-    reading = target.reading_of(apart)
+    reading = target.graph_prefill(apart)
     lengths = [25, *(start + len(text) for start, text in zip(filled, texts, strict=True)), 25]
     stop = 1 + len(texts)
     target.read(plain.window(1, stop, max(filled)), texts, filled)
@@ -70,10 +70,10 @@ def test_rows_hold_the_same(name: str, device: str) -> None:
 def test_a_session_reads_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
     target = _target("cpu")
     session = _opened(target, [4])
-    session.reading = target.reading_of(session)
+    session.reading = target.graph_prefill(session)
     calls: list[Any] = []
-    read = ReplayedReading.read
-    monkeypatch.setattr(ReplayedReading, "read", lambda *given: [calls.append(given), read(*given)])
+    read = GraphPrefill.read
+    monkeypatch.setattr(GraphPrefill, "read", lambda *given: [calls.append(given), read(*given)])
     window = session.window(1, 2, 4)
     target.read(window, [[5] * 9], [4])
     assert len(calls) == 1
@@ -84,7 +84,7 @@ def test_short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is said once, and prompts are read as ever."""
     target = _target("cpu")
     session = _opened(target, [4])
-    session.reading = target.reading_of(session)
+    session.reading = target.graph_prefill(session)
 
     def open_none(*_: Any, **__: Any) -> Session:
         raise torch.OutOfMemoryError("no memory is left")
