@@ -19,9 +19,9 @@ from spectr.audit.witness import Witness
 from spectr.bench.machine import hardware, versions
 from spectr.cli.flags import ModelFlag
 from spectr.cli.output import check_folder, talk
+from spectr.data.prompts import read_prompts
 from spectr.engine import Engine, Request
 from spectr.policy import Policy
-from spectr.prompts import read_prompts
 
 __all__ = ["witness"]
 

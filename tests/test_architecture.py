@@ -20,22 +20,24 @@ PACKAGE = ROOT / "src" / "spectr"
 FACADE = "spectr"  # the package itself: what `spectr/__init__.py` exports
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version", "notices", "folders"),
-    ("checks", "rows", "threads", "kernels", "prompt"),
+    ("checks", "rows", "threads", "kernels"),
     ("types",),
     ("registry",),
-    ("papers", "prompts", "endpoint", "token_bytes"),
+    ("data", "endpoint", "text"),
     ("config",),
     ("policy",),
     ("coins",),
     ("transport",),
     ("trees",),
     ("verify",),
-    ("metrics", "text", "grammar"),
+    ("grammar",),
     ("draft",),
     ("models",),
     ("engine",),
     ("view",),
-    ("generation", "pairing", "lm", "hf"),
+    ("pairing",),
+    ("lm",),
+    ("hf",),
     ("theory", "tune", "train", "bench", "audit"),
     ("serve",),
     ("fleet",),
@@ -235,7 +237,7 @@ def test_text_files_name_no_machine() -> None:
 def plant(tmp_path: Path, path: str, code: str) -> Path:
     """A small sound package with one more module in it."""
     package = tmp_path / "spectr"
-    for name in ("__init__", "errors", "types", "coins", "engine", "metrics", "transport/__init__", "cli/__init__"):
+    for name in ("__init__", "errors", "types", "coins", "engine", "pairing", "transport/__init__", "cli/__init__"):
         module = package / f"{name}.py"
         module.parent.mkdir(parents=True, exist_ok=True)
         module.write_text('"""Sound."""\n')
@@ -267,7 +269,7 @@ def test_an_upward_import_is_found(tmp_path: Path, path: str, code: str) -> None
         ("coins.py", "from spectr.types import Coins\nimport torch"),
         ("transport/laws.py", "from spectr.errors import LawError\nfrom . import maximal\nfrom .maximal import accept"),
         ("transport/laws.py", "from ..types import Siblings"),
-        ("metrics.py", "from spectr.verify import rule"),
+        ("pairing.py", "from spectr.verify import rule"),
         ("cli/__init__.py", "from spectr import __version__, engine"),
         ("__init__.py", "from spectr.cli import main"),
     ],

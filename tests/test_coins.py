@@ -140,7 +140,7 @@ def test_quiet_rows_draft_without_noise_and_decide_with_it() -> None:
     loud, logits, depth = scene(3)
     quiet = torch.tensor([True, False, True])
     coins = SeededCoins(loud.seed, loud.committed, quiet)
-    for decides in ("race", "noisy"):
+    for decides in ("race", "noisy_logits"):
         assert torch.equal(getattr(coins, decides)(logits, depth), getattr(loud, decides)(logits, depth))
     assert torch.equal(coins.flip(logits.sigmoid()[..., 0], depth, 1), loud.flip(logits.sigmoid()[..., 0], depth, 1))
     assert torch.equal(coins.pick(logits.exp(), depth, 1), loud.pick(logits.exp(), depth, 1))

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.network]
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = (
-    "spectr/py.typed", "spectr/papers.bib", "spectr/prompts.json", "spectr/bench/report.html",
+    "spectr/py.typed", "spectr/data/papers.bib", "spectr/data/prompts.json", "spectr/bench/report.html",
     "spectr/drafters/smollm2-135m/drafter.safetensors", "spectr/drafters/smollm2-135m/drafter.json",
 )  # fmt: skip
 

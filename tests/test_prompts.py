@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from spectr.data.prompts import Prompt, built_in, read_prompts, split, timing, training
 from spectr.errors import ArgumentError
-from spectr.prompts import Prompt, built_in, read_prompts, split, timing, training
 
 
 def test_the_shipped_prompts() -> None:

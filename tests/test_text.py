@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 
 from spectr.errors import ArgumentError
-from spectr.text import TextStream, first_stop
-from spectr.token_bytes import token_bytes
+from spectr.text.stream import TextStream, first_stop
+from spectr.text.token_bytes import token_bytes
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, and the dog doesn't mind.",

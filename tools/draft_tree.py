@@ -5,7 +5,7 @@ from pathlib import Path
 
 import spectr
 from spectr.engine import Request
-from spectr.metrics import child_ranks
+from spectr.engine.metrics import child_ranks
 from spectr.types import Coins, Draft, LogitsAt, Verdict
 from spectr.verify import Rule
 from spectr.verify.rule import Way

@@ -13,13 +13,13 @@ from benchmarks.cliffs.order import Order, Trial
 from benchmarks.record import Found
 from spectr.bench.ask import requests as asked_requests
 from spectr.bench.tasks import KINDS, tasks
+from spectr.data.prompts import built_in
 from spectr.draft import drafter as named_drafter
 from spectr.draft.options import AUTO, DraftOptions
 from spectr.engine import Engine, Request
 from spectr.lm import LM
 from spectr.pairing import pair
 from spectr.policy import Policy
-from spectr.prompts import built_in
 from spectr.types import Drafter
 from spectr.verify import rule as named_rule
 

@@ -6,7 +6,7 @@ from html import escape
 
 from benchmarks.figures.atlas import Atlas
 from benchmarks.figures.sheet import Curve, Panel, Sheet, Surface
-from spectr.papers import PAPERS
+from spectr.data.papers import PAPERS
 
 __all__ = ["page"]
 

@@ -7,6 +7,7 @@ from typing import Any
 from benchmarks.inflate.model import inflated, inflated_head
 from benchmarks.inflate.order import Order
 from spectr.bench.methods import planned
+from spectr.data.prompts import read_prompts
 from spectr.draft import Plan
 from spectr.draft import drafter as named_drafter
 from spectr.engine import Request
@@ -15,7 +16,6 @@ from spectr.lm import LM, load
 from spectr.models.target import Target
 from spectr.models.tuned import tune, tune_head
 from spectr.policy import Policy
-from spectr.prompts import read_prompts
 from spectr.types import Drafter, Layers
 
 __all__ = ["Pair", "Side", "build"]

@@ -5,9 +5,9 @@ import time
 from dataclasses import dataclass, replace
 
 from benchmarks.record import Found
-from spectr.generation import TextReader
 from spectr.lm import LM
-from spectr.text import TextStream
+from spectr.lm.output import TextReader
+from spectr.text.stream import TextStream
 
 __all__ = ["run_alone"]
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.traffic.order import Load
+from spectr.data.prompts import built_in, read_prompts, shipped_tasks
 from spectr.engine import Request
 from spectr.engine.prefix import Beginnings, common_start
 from spectr.errors import ArgumentError
 from spectr.lm import LM
 from spectr.policy import Policy
-from spectr.prompts import built_in, read_prompts, shipped_tasks
 
 __all__ = ["Stream", "Texts", "texts_of"]
 

@@ -17,8 +17,8 @@ from benchmarks.figures.__main__ import figures
 from benchmarks.figures.draw import draw_sheet
 from benchmarks.figures.folder import KINDS, check_out, write_atlas
 from benchmarks.figures.sheet import About, Curve, exactly, sampled
+from spectr.data.papers import PAPERS
 from spectr.errors import ArgumentError
-from spectr.papers import PAPERS
 from spectr.theory.estimate import Estimate
 
 pytestmark = pytest.mark.slow

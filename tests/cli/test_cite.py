@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spectr.papers import PAPERS, bibtex
+from spectr.data.papers import PAPERS, bibtex
 from spectr.verify import RULES, Card, rule
 
 Spectr = Callable[..., Any]

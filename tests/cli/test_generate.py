@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import COMMAND
 
-from spectr.generation import TextHandle
+from spectr.lm.output import TextHandle
 
 Spectr = Callable[..., Any]
 ASK = ("generate", "one two one two one", "--raw", "--max-new-tokens", "12")

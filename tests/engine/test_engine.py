@@ -16,8 +16,8 @@ from spectr.coins import SeededCoins
 from spectr.draft import Plan, drafter
 from spectr.draft.trie import draft_of_paths
 from spectr.engine import Engine, Request
+from spectr.engine.metrics import best_possible
 from spectr.errors import ArgumentError, MismatchError
-from spectr.metrics import best_possible
 from spectr.models.target import Target
 from spectr.policy import Policy
 from spectr.trees import topology

@@ -12,7 +12,8 @@ from spectr.draft.adaptive import SwitchingDrafter
 from spectr.draft.options import DraftOptions
 from spectr.models import trained
 from spectr.notices import forget
-from spectr.pairing import _Pairing, _usual, pair
+from spectr.pairing import pair
+from spectr.pairing.fit import Pairing, default_tree
 from spectr.verify import RULES, rule
 
 
@@ -33,8 +34,8 @@ from spectr.verify import RULES, rule
 )
 def test_the_tree_of_a_trained_head(device: str, said: dict[str, int], tree: tuple[int, int, int]) -> None:
     target: Any = SimpleNamespace(target=SimpleNamespace(device=torch.device(device)))
-    pairing = _Pairing(target, rule("race").card, DraftOptions(**said), {})
-    plan = pairing.plan(**_usual(pairing))
+    pairing = Pairing(target, rule("race").card, DraftOptions(**said), {})
+    plan = pairing.plan(**default_tree(pairing))
     assert (plan.drafts, plan.length, plan.capacity) == tree
     assert (plan.shared is not None) == (device == "cuda" and not said)
     assert plan.for_rows(1) == replace(plan, shared=None)
@@ -44,15 +45,15 @@ def test_the_tree_of_a_trained_head(device: str, said: dict[str, int], tree: tup
 @pytest.mark.parametrize("nodes", [2, 9, 32, 64])
 def test_nodes_size_the_tree_under_every_rule(name: str, nodes: int) -> None:
     target: Any = SimpleNamespace(target=SimpleNamespace(device=torch.device("cpu")))
-    pairing = _Pairing(target, rule(name).card, DraftOptions(nodes=nodes), {})
-    for plan in (pairing.plan(), pairing.plan(**_usual(pairing))):
+    pairing = Pairing(target, rule(name).card, DraftOptions(nodes=nodes), {})
+    for plan in (pairing.plan(), pairing.plan(**default_tree(pairing))):
         assert 0.8 * nodes <= plan.capacity <= nodes
 
 
 def test_what_is_said_of_chains_goes_with_nodes() -> None:
     target: Any = SimpleNamespace(target=SimpleNamespace(device=torch.device("cpu")))
     for said, meant in (({"drafts": 4}, (4, 7)), ({"length": 3}, (10, 3)), ({"drafts": 2, "length": 3}, (2, 3))):
-        plan = _Pairing(target, rule("kseq").card, DraftOptions(nodes=32, **said), {}).plan()
+        plan = Pairing(target, rule("kseq").card, DraftOptions(nodes=32, **said), {}).plan()
         assert (plan.drafts, plan.length) == meant
 
 
@@ -79,8 +80,8 @@ def test_auto_without_a_trained_drafter_says_what_it_is(
 def test_rows_share_only_what_does_not_change_their_text() -> None:
     target: Any = SimpleNamespace(target=SimpleNamespace(device=torch.device("cuda")))
     for name in ("kseq", "match", "speculative"):
-        pairing = _Pairing(target, rule(name).card, DraftOptions(), {})
-        assert pairing.plan(**_usual(pairing)).shared is None
+        pairing = Pairing(target, rule(name).card, DraftOptions(), {})
+        assert pairing.plan(**default_tree(pairing)).shared is None
 
 
 @pytest.mark.parametrize(

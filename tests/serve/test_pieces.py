@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.lm.conftest import TEXTS, tokenizer
 
-from spectr.generation import TextReader
-from spectr.text import TextStream
+from spectr.lm.output import TextReader
+from spectr.text.stream import TextStream
 
 WORDS = tokenizer()
 LAST = len(WORDS)

@@ -7,7 +7,7 @@ import re
 import pytest
 
 import spectr.theory
-from spectr.papers import PAPERS
+from spectr.data.papers import PAPERS
 
 OTHERS = {
     "compare",

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from spectr.coins import SeededCoins
+from spectr.data.prompts import Prompt
 from spectr.draft.adaptive import replanned
 from spectr.draft.options import DraftOptions
 from spectr.draft.plan import Plan
@@ -19,7 +20,6 @@ from spectr.errors import ArgumentError
 from spectr.lm import load
 from spectr.pairing import pair
 from spectr.policy import Policy
-from spectr.prompts import Prompt
 from spectr.theory.measure import MOST_DRAFTS, Study, _Bench, _nothing, _ranks, measure
 from spectr.theory.report import Counts, Eased, Findings, _observed, _predicted
 from spectr.theory.watch import Nodes, Seen, _Texts, watch

@@ -2,8 +2,8 @@
 
 import pytest
 
+from spectr.engine.metrics import Stats
 from spectr.lm import LM
-from spectr.metrics import Stats
 from spectr.tune.checkup import check_up, signs_of
 
 

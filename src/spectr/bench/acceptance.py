@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from spectr.data.prompts import read_prompts
 from spectr.draft import Plan
 from spectr.draft.options import DraftOptions
 from spectr.draft.plan import beam_for
@@ -17,7 +18,6 @@ from spectr.engine import Engine, Request, Result
 from spectr.lm import LM, load
 from spectr.pairing import pair
 from spectr.policy import Policy
-from spectr.prompts import read_prompts
 from spectr.verify import rule as named_rule
 
 __all__ = ["Case", "Study", "run"]

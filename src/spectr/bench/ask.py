@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from spectr.bench.tasks import KINDS, Prompt, Task
 from spectr.endpoint import EndpointClient, turns_of
 from spectr.engine import Engine, Request
+from spectr.engine.metrics import Stats
 from spectr.errors import ArgumentError, SpectrError
 from spectr.lm import LM
-from spectr.metrics import Stats
 from spectr.policy import Policy
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from spectr.checks import whole
+from spectr.data.prompts import timing
 from spectr.engine import Request
+from spectr.engine.metrics import Stats
 from spectr.lm import LM, load
-from spectr.metrics import Stats
 from spectr.models.baselines import ForwardTimer, TransformersBaseline
 from spectr.policy import Policy
-from spectr.prompts import timing
 
 __all__ = ["run"]
 

@@ -10,8 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from spectr.data.prompts import rows_in, shipped_tasks
 from spectr.errors import ArgumentError, SpectrError, UnknownNameError
-from spectr.prompts import rows_in, shipped_tasks
 from spectr.registry import nearest
 
 __all__ = ["HUB", "KINDS", "Prompt", "Task", "tasks"]

@@ -101,7 +101,7 @@ def bench_step(
     if out is not None:
         check_folder(out)
     from spectr.bench.step import Trial, run
-    from spectr.prompts import read_prompts, timing
+    from spectr.data.prompts import read_prompts, timing
 
     every = timing() if prompts is None else [one.text for one in read_prompts(prompts)]
     some = every[:: max(1, len(every) // texts)][:texts]
@@ -141,7 +141,7 @@ def bench_cpu(
 
     check_folder(out)
     from spectr.bench.cpu import WAYS, CpuTrial, run
-    from spectr.prompts import read_prompts, timing
+    from spectr.data.prompts import read_prompts, timing
 
     some = timing() if prompts is None else [one.text for one in read_prompts(prompts)]
     chosen = _names("--ways", ways)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from spectr.cli.output import JsonFlag, print_json, talk
-from spectr.papers import PAPERS, bibtex
+from spectr.data.papers import PAPERS, bibtex
 
 __all__ = ["cite"]
 

@@ -34,8 +34,8 @@ from spectr.cli.output import check_text, console, numbers, print_json, read_std
 
 if TYPE_CHECKING:
     from spectr.engine import Step
-    from spectr.generation import Output, TextHandle
     from spectr.lm import LM
+    from spectr.lm.output import Output, TextHandle
 
 __all__ = ["generate", "summary", "warn_if_lossy"]
 
@@ -119,7 +119,7 @@ class _Traced:
     """Writes a text to a terminal as it comes, each token in the colour of its origin."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
-        from spectr.text import TextStream
+        from spectr.text.stream import TextStream
 
         self.stream, self.out, self.steps = TextStream(tokenizer, stops), console(), 0
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spectr.cli.explained import Explained
-from spectr.papers import PAPERS
+from spectr.data.papers import PAPERS
 from spectr.theory import COLUMNS, Comparison
 from spectr.types import SIBLINGS
 from spectr.verify import Card, Rule

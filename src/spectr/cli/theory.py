@@ -210,7 +210,7 @@ def measure_laws(
     as_json: JsonFlag = False,
 ) -> None:
     """Measure a target and a drafter on real text: laws, and what theory makes of them, per domain."""
-    from spectr.prompts import built_in, read_prompts
+    from spectr.data.prompts import built_in, read_prompts
     from spectr.theory.measure import Study, measure
 
     if out is not None:

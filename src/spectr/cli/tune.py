@@ -17,7 +17,7 @@ _NOTABLE = 0.02  # a gain that is worth a word, though it is not sure
 
 def texts_for(prompts: Path | None, count: int) -> list[str]:
     """Distinct prompts of a file, or built-in ones; where there are more than `count`, from all of it."""
-    from spectr.prompts import built_in, read_prompts
+    from spectr.data.prompts import built_in, read_prompts
 
     found = list(dict.fromkeys(one.text for one in (built_in() if prompts is None else read_prompts(prompts))))
     return found if len(found) <= count else [found[at * len(found) // count] for at in range(count)]

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any
 
+from spectr.engine.metrics import Counted, Stats, count_step
 from spectr.engine.request import Request, Result, Step, TokenLogprobs
-from spectr.metrics import Counted, Stats, count_step
 
 __all__ = ["Delivery", "Handle"]
 

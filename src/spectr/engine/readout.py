@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spectr.engine.metrics import Counted, child_ranks
 from spectr.engine.record import Evidence, RowVerdict
 from spectr.engine.request import StepTree, TokenLogprobs, TreeNode
 from spectr.errors import ArgumentError, LawError
-from spectr.metrics import Counted, child_ranks
 from spectr.rows import cached_arange
 from spectr.trees import Topology
 from spectr.types import ORIGINS, Draft, Verdict

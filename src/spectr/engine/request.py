@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from spectr.engine.metrics import Stats
 from spectr.grammar import CompiledGrammar
-from spectr.metrics import Stats
 from spectr.policy import Policy
 
 __all__ = ["Reader", "Request", "Result", "Step", "StepTree", "TokenLogprobs", "TreeNode"]

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from spectr.coins import SeededCoins
 from spectr.engine.grammars import RowGrammars
+from spectr.engine.metrics import best_possible
 from spectr.engine.readout import NO_NUMBERS, NO_TOKENS, NO_WAY_ON, SOUND, StepReadout, TreeReadout, pack
 from spectr.engine.record import Evidence
 from spectr.engine.rows import Rows
 from spectr.grammar.masks import allowed, keep_allowed
-from spectr.metrics import best_possible
 from spectr.policy import Past
 from spectr.rows import cached_arange, pick_rows
 from spectr.transport.laws import law_of, sound

@@ -166,7 +166,7 @@ def _add_tokens(app: FastAPI, desk: Desk) -> None:
             if body.messages is not None:
                 tokens = list(lm.encode_turns(as_turns(body.messages)))
             else:
-                lm._need_tokenizer()
+                lm.require_tokenizer()
                 tokens = list(lm.tokenizer(body.prompt, add_special_tokens=body.add_special_tokens)["input_ids"])
             found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": service.context}
             if body.return_token_strs:

@@ -6,7 +6,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from spectr.metrics import Stats
+from spectr.engine.metrics import Stats
 from spectr.serve.admission import Admission
 from spectr.serve.service import Service
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from spectr.engine import Result, Step, TokenLogprobs
-from spectr.metrics import Stats
+from spectr.engine.metrics import Stats
 from spectr.serve.asking import Asked
 from spectr.view.tokens import TokenTexts
 from spectr.view.trace import traced

@@ -12,10 +12,10 @@ from hashlib import sha256
 from typing import Any
 
 from spectr.engine import Reader, Step
-from spectr.generation import TextReader
+from spectr.lm.output import TextReader
 from spectr.serve.problems import ApiError
 from spectr.serve.protocol import ResumeFields
-from spectr.text import TextStream
+from spectr.text.stream import TextStream
 
 __all__ = ["Place", "Progress", "Seen", "check_resume", "read_places", "steps_after", "tokens_of"]
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from spectr.checks import whole
+from spectr.data.prompts import Prompt, built_in
 from spectr.draft.adaptive import replanned
 from spectr.draft.options import DraftOptions
 from spectr.draft.plan import Plan, beam_for
@@ -24,7 +25,6 @@ from spectr.errors import ArgumentError
 from spectr.lm import LM, load
 from spectr.pairing import pair
 from spectr.policy import Policy
-from spectr.prompts import Prompt, built_in
 from spectr.theory.bias_frontier import AFTER, relaxed_test
 from spectr.theory.estimate import Array
 from spectr.theory.excess import CURVES, acceptance_curves

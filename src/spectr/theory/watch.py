@@ -14,8 +14,8 @@ from torch import Tensor
 
 from spectr.coins import SeededCoins, seed_word
 from spectr.engine import Engine, Request
+from spectr.engine.metrics import Stats
 from spectr.errors import ArgumentError
-from spectr.metrics import Stats
 from spectr.rows import pick_rows
 from spectr.theory.estimate import Array, Mask
 from spectr.transport.laws import law_of

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from spectr.data.prompts import read_prompts, split, training
 from spectr.errors import ArgumentError
 from spectr.lm import LM, load
 from spectr.models.blockwise import BlockwiseHead, blockwise_of
@@ -18,7 +19,6 @@ from spectr.models.packed import unpacked
 from spectr.models.published.eagle3 import Eagle3Head
 from spectr.models.published.making import Written, eagle3_of, save_eagle3
 from spectr.models.trained import Trained, fingerprint, is_drafter, pupil, save_drafter
-from spectr.prompts import read_prompts, split, training
 from spectr.train.card import write_card
 from spectr.train.corpus import Corpus
 from spectr.train.loop import Course, Head, Report, Trainer

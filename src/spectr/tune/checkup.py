@@ -6,8 +6,8 @@ from typing import Any
 
 from spectr.draft import Plan
 from spectr.draft import drafter as named_drafter
+from spectr.engine.metrics import Stats
 from spectr.lm import LM
-from spectr.metrics import Stats
 from spectr.tune.tuner import with_drafter
 
 __all__ = ["Sign", "check_up", "signs_of"]

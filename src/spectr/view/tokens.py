@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from spectr.text import tokenizer_lock
-from spectr.token_bytes import byte_alphabet
+from spectr.text.stream import tokenizer_lock
+from spectr.text.token_bytes import byte_alphabet
 
 __all__ = ["TokenTexts"]
 

@@ -29,7 +29,7 @@ class Prompt:
 
 @cache
 def _shipped() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((files("spectr") / "prompts.json").read_text("utf-8"))
+    found: dict[str, Any] = json.loads((files("spectr.data") / "prompts.json").read_text("utf-8"))
     return found
 
 

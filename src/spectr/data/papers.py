@@ -26,7 +26,7 @@ class Paper:
 
 PAPERS = {
     entry["key"]: Paper(entry["key"], entry["short"], entry["bibtex"])
-    for entry in _ENTRY.finditer((files("spectr") / "papers.bib").read_text("utf-8"))
+    for entry in _ENTRY.finditer((files("spectr.data") / "papers.bib").read_text("utf-8"))
 }
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from spectr.engine import Handle, Request, Result, Step, TokenLogprobs
-from spectr.metrics import Stats
-from spectr.text import TextStream, tokenizer_lock
+from spectr.engine.metrics import Stats
+from spectr.text.stream import TextStream, tokenizer_lock
 
 __all__ = ["Output", "TextHandle", "TextReader", "as_output"]
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from spectr.errors import ArgumentError
-from spectr.token_bytes import token_bytes
+from spectr.text.token_bytes import token_bytes
 
 __all__ = ["TextStream", "Tokenizer", "first_stop", "tokenizer_lock"]
 

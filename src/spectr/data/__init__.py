@@ -1,0 +1,1 @@
+"""Data that ships with spectr: prompts, and the papers behind the rules."""

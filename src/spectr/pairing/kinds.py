@@ -1,0 +1,192 @@
+"""How each kind of drafter is made: the named ones, models, trained heads and published heads."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spectr.checks import whole
+from spectr.draft import DRAFTERS
+from spectr.draft import drafter as named_drafter
+from spectr.draft.options import PLANNED
+from spectr.errors import ArgumentError, MismatchError, UnknownNameError
+from spectr.pairing.fit import Pairing, default_tree, plan_within
+from spectr.registry import nearest
+from spectr.types import Drafter
+
+if TYPE_CHECKING:
+    from spectr.models.hf import OpenedModel
+    from spectr.models.published.checkpoint import Checkpoint
+
+__all__ = ["make_drafter", "options_taken"]
+
+_TAKES = {
+    "none": (),
+    "lookup": ("drafts", "length", "nodes"),
+    "random": PLANNED,
+    "ngram": (*PLANNED, "order", "text"),
+    "early_exit": (*PLANNED, "layers"),
+}
+
+
+def _none(_: Pairing) -> Drafter:
+    return named_drafter("none")
+
+
+def _lookup(pairing: Pairing) -> Drafter:
+    options = pairing.options
+    given = options.some("drafts", "length", "nodes")
+    if options.nodes is not None and options.drafts is None:
+        given["drafts"] = max(1, (options.nodes - 1) // (options.length or 4))
+    return named_drafter("lookup", **given)
+
+
+def _random(pairing: Pairing) -> Drafter:
+    return named_drafter("random", plan=pairing.plan())
+
+
+def _ngram(pairing: Pairing) -> Drafter:
+    if pairing.options.text and pairing.target.tokenizer is None:
+        raise ArgumentError("text for ngram needs a tokenizer to read it; give load the model's: tokenizer=…")
+    text = pairing.target.tokenizer(pairing.options.text)["input_ids"] if pairing.options.text else ()
+    return named_drafter("ngram", plan=pairing.plan(), text=text, **pairing.options.some("order"))
+
+
+def _early_exit(pairing: Pairing) -> Drafter:
+    from spectr.models.cpu import target_of
+    from spectr.models.early import truncated
+
+    target = pairing.target.target
+    layers, net = pairing.options.layers, target.model
+    if layers is None:
+        layers = max(1, net.config.get_text_config(decoder=True).num_hidden_layers // 4)
+    model = target.first_layers(layers) or target_of(truncated(net, layers))
+    return named_drafter("early_exit", model=model, plan=pairing.plan())
+
+
+def _model(pairing: Pairing, opened: "OpenedModel") -> Drafter:
+    _refuse_hidden_states(pairing)
+    _check_tokens(pairing.target.tokenizer, opened.tokenizer)
+    if (opened.start is None) != (pairing.target.start is None):
+        raise MismatchError("target and drafter must both have an encoder, or neither; choose another drafter")
+    return named_drafter("model", model=opened.target, plan=pairing.plan())
+
+
+def _trained(pairing: Pairing, folder: Path) -> Drafter:
+    from spectr.models.blockwise import BlockwiseHead
+    from spectr.models.cpu import target_of
+    from spectr.models.trained import load_drafter
+
+    target = pairing.target.target
+    if pairing.options.vocabulary is not None:
+        whole("vocabulary", pairing.options.vocabulary, 1)
+    head = load_drafter(folder, target.lender, pairing.options.vocabulary)
+    if isinstance(head, BlockwiseHead):
+        return named_drafter("blockwise", heads=head, target=target, plan=pairing.plan(length=head.shape.depths))
+    plan, taps = pairing.plan(**default_tree(pairing)), head.shape.taps
+    return named_drafter("feature", head=target_of(head), target=target, plan=plan, wants_features=taps)
+
+
+def _refuse_hidden_states(pairing: Pairing) -> None:
+    if pairing.options.hidden_states is not None:
+        raise ArgumentError(
+            "hidden_states says what a published head reads of the target, and this drafter is none; leave it out"
+        )
+
+
+def _published(pairing: Pairing, checkpoint: "Checkpoint") -> Drafter:
+    """A head that was published: by one call for each depth, or one for a whole block."""
+    from spectr.draft.block import Block
+    from spectr.models.published.block import BlockHead
+    from spectr.models.published.loading import load_head
+    from spectr.models.target import Target
+
+    target = pairing.target.target
+    if pairing.target.start is not None:
+        raise MismatchError("published heads read the hidden states of decoder-only targets; choose another drafter")
+    head = load_head(checkpoint, target.model, target.vocabulary, pairing.options.hidden_states)
+    given = {"head": Target(head), "target": target, "wants_features": head.shape.taps}
+    if not isinstance(head, BlockHead) and head.shape.depths is not None:
+        deepest, mask = head.shape.depths, head.shape.mask_token
+        return named_drafter("masked", plan=plan_within(pairing, deepest), mask_token=mask, deepest=deepest, **given)
+    if not isinstance(head, BlockHead):
+        return named_drafter("feature", plan=pairing.plan(**default_tree(pairing)), **given)
+    form = head.shape
+    block = Block(form.size, form.mask_token, 0 if form.from_root else 1)
+    return named_drafter("block", plan=plan_within(pairing, block.depths), laws=head, block=block, **given)
+
+
+def _check_tokens(target: Any, drafter: Any) -> None:
+    """Ids must mean the same to both; one may have more of them, as padded vocabularies have."""
+    if target is None or drafter is None:
+        return
+    ours = {number: token for token, number in target.get_vocab().items()}
+    for token, number in drafter.get_vocab().items():
+        if ours.get(number, token) != token:
+            raise MismatchError(
+                f"target and drafter must share their tokens; {number} is {ours[number]!r} to the target and {token!r} "
+                "to the drafter. Choose a drafter of the target's family, or lookup, ngram or early_exit"
+            )
+
+
+_MAKERS: dict[str, Callable[[Pairing], Drafter]] = {
+    "none": _none,
+    "lookup": _lookup,
+    "random": _random,
+    "ngram": _ngram,
+    "early_exit": _early_exit,
+}
+
+
+def _is_drafter(thing: Any) -> bool:
+    return hasattr(thing, "open") and hasattr(thing, "siblings")
+
+
+def options_taken(drafter: Any) -> tuple[str, ...]:
+    """The options that a drafter listens to."""
+    if _is_drafter(drafter):
+        return ()
+    usual = (*PLANNED, "vocabulary" if _is_folder(drafter) else "hidden_states")
+    return _TAKES.get(drafter, usual) if isinstance(drafter, str) else usual
+
+
+def _is_folder(drafter: Any) -> bool:
+    """Of a trained drafter."""
+    from spectr.models.trained import is_drafter
+
+    return isinstance(drafter, str) and is_drafter(Path(drafter))
+
+
+def make_drafter(drafter: Any, pairing: Pairing) -> Drafter:
+    """A drafter from its name, from a model's name or folder, from a loaded model, or as it is."""
+    from spectr.models.catalog import FetchError
+    from spectr.models.hf import open_loaded, open_model
+    from spectr.models.published.checkpoint import open_checkpoint
+
+    if _is_drafter(drafter):
+        made: Drafter = drafter
+        return made
+    if not isinstance(drafter, str):
+        return _model(pairing, open_loaded(drafter))
+    if drafter in _MAKERS:
+        return _MAKERS[drafter](pairing)
+    if drafter in ("model", "feature", "blockwise", "block", "masked", "mixed"):
+        raise ArgumentError(
+            "a model or a trained drafter is given by its name or folder, drafter='smollm2-135m', a mix by several, "
+            "drafter='lookup+ngram'"
+        )
+    if drafter in DRAFTERS:
+        return named_drafter(drafter, **pairing.options.some(*PLANNED))
+    if _is_folder(drafter):
+        return _trained(pairing, Path(drafter))
+    if (checkpoint := open_checkpoint(drafter)) is not None:
+        return _published(pairing, checkpoint)
+    try:
+        opened = open_model(drafter, **pairing.loading)
+    except FetchError as error:
+        if "/" in drafter or Path(drafter).exists():
+            raise
+        raise UnknownNameError(
+            f"no drafter is called {drafter!r}; {nearest(drafter, list(_MAKERS))}, the folder of a trained drafter, or "
+            "a model's name"
+        ) from error
+    return _model(pairing, opened)

@@ -1,0 +1,190 @@
+"""From what a user calls a drafter to one that fits the target and the rule."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spectr.draft import drafter as named_drafter
+from spectr.draft.adaptive import SwitchingDrafter, adaptive, replanned
+from spectr.draft.candidate_plans import candidate_plans
+from spectr.draft.options import AUTO, PLANNED, DraftOptions
+from spectr.draft.profile import PLAIN, DecodingPlan, Profile
+from spectr.errors import ArgumentError, MismatchError
+from spectr.notices import notice
+from spectr.pairing.fit import Pairing
+from spectr.pairing.kinds import make_drafter, options_taken
+from spectr.types import Drafter
+from spectr.verify import Card, Rule
+from spectr.verify import rule as named_rule
+
+if TYPE_CHECKING:
+    from spectr.models.hf import OpenedModel
+
+__all__ = ["as_rule", "auto_drafter", "chooses_while_running", "drafters_for", "pair", "planned_rule"]
+
+
+def as_rule(rule: str | Rule) -> Rule:
+    """A rule by its name, or one that is made already."""
+    if isinstance(rule, Rule):
+        return rule
+    if not isinstance(rule, str):
+        raise ArgumentError(f"rule must be a name, such as 'race', or what spectr.rule gives, got {rule!r}")
+    return named_rule(rule)
+
+
+def _parts(drafter: Any) -> list[Any]:
+    """What is mixed; None is no drafter, and paths are names."""
+    if drafter is None:
+        return ["none"]
+    if isinstance(drafter, Path):
+        return [str(drafter)]
+    if isinstance(drafter, str):
+        parts = [drafter] if Path(drafter).exists() and drafter else drafter.split("+")
+        if not all(parts):
+            raise ArgumentError(f"drafter must be a name, or several joined by +, got {drafter!r}")
+        return parts
+    return [part for one in drafter for part in _parts(one)] if isinstance(drafter, (list, tuple)) else [drafter]
+
+
+def auto_drafter(target: "OpenedModel") -> tuple[str, str]:
+    """What `auto` means for this model, and why: the drafter trained for it, where one comes with spectr, else none;
+    under the race each step may also take `lookup`, which pays only where a text repeats itself."""
+    from spectr.models.trained import shipped
+
+    folder = shipped(target.target.lender)
+    if folder is not None:
+        return str(folder), "the drafter that was trained for this model"
+    return "none", (
+        "no trained drafter for this model, so it decodes plainly, but for what it repeats: train one with "
+        "`spectr train`, or give drafter=…, such as a smaller model of the family"
+    )
+
+
+def chooses_while_running(target: "OpenedModel", card: Card, options: DraftOptions) -> bool:
+    """Whether `auto` picks a tree or plain decoding at every step, by what earlier steps gave and took: where drafting
+    does not always pay, on a CPU, under the race, whose text does not depend on it, and if the user names no tree."""
+    return target.target.device.type == "cpu" and card.name == "race" and not options.some(*PLANNED)
+
+
+def _resolve_auto(target: "OpenedModel") -> str:
+    """The drafter that `auto` stands for; where it is none trained for the model, a notice says so."""
+    name, reason = auto_drafter(target)
+    if name == "none":
+        notice(reason)
+    return name
+
+
+def _loading_like(target: "OpenedModel") -> dict[str, Any]:
+    """How to load a drafter for a target that was loaded elsewhere: in its dtype, on its device."""
+    net = target.target.model
+    return {"dtype": net.dtype, "device": net.device}
+
+
+def planned_rule(rule: str | Rule, options: DraftOptions) -> Rule:
+    """The rule that was asked for, or the one that a profile chose; the default, race, gives way to a profile."""
+    made, profile = as_rule(rule), options.measured
+    if profile is None or made.card.name == profile.rule:
+        return made
+    if made.card.name != "race":
+        raise MismatchError(
+            f"the profile was made for rule {profile.rule!r}, and {made.card.name!r} was asked for; leave it out, or "
+            "tune with it: spectr tune --rules …"
+        )
+    return named_rule(profile.rule)
+
+
+_CANDIDATES = 4  # plans that plan="auto" chooses from, plain decoding included
+
+
+def drafters_for(
+    plans: Sequence[DecodingPlan],
+    target: "OpenedModel",
+    options: DraftOptions,
+    loading: Mapping[str, Any] | None = None,
+) -> list[Drafter]:
+    """A drafter for each plan, as far as it leaves `options` open; those of the same name share their weights."""
+    bases, found = dict[str, Drafter](), list[Drafter]()
+    for plan in plans:
+        card = named_rule(plan.rule).card
+        if plan.drafter not in bases:
+            usual = DraftOptions() if plan.drafter == "none" else options
+            bases[plan.drafter] = pair(plan.drafter, target, card, usual, loading)
+        base = bases[plan.drafter]
+        if not plan.options:
+            found.append(base)
+        elif hasattr(base, "plan"):
+            pairing = Pairing(target, card, DraftOptions(**plan.options), loading or {})
+            found.append(replanned(base, pairing.plan()))
+        else:
+            found.append(pair(plan.drafter, target, card, replace(options, **plan.options), loading))
+    return found
+
+
+def _by_plan(drafter: Any, pairing: Pairing) -> Drafter:
+    """The drafter that a profile chose, or one that chooses while running."""
+    from spectr.models.trained import fingerprint
+
+    profile, bare = pairing.options.measured, replace(pairing.options, plan=None, profile=None)
+    net, is_auto = pairing.target.target.model, pairing.options.plan == AUTO
+    if is_auto and (net.device.type != "cpu" or pairing.card.name != "race"):
+        is_auto = False
+        warnings.warn(
+            f"plan='auto' chooses while running on a CPU with rule race; on {net.device.type} with rule "
+            f"{pairing.card.name} {'the profile' if profile else 'the usual plan of the drafter'} is used: measure "
+            "plans with spectr tune",
+            stacklevel=2,
+        )
+    if profile is None:
+        base = pair(drafter, pairing.target, pairing.card, bare, pairing.loading)
+        return _auto(base, pairing) if is_auto else base
+    profile.check(fingerprint(pairing.target.target.lender), net.device.type, drafter)
+    return _by_profile(profile, replace(pairing, options=bare), is_auto=is_auto)
+
+
+def _auto(base: Any, pairing: Pairing) -> Drafter:
+    """Plain decoding, or `base` with one of a few trees."""
+    if base.name == "none":
+        return named_drafter("none")
+    plans = candidate_plans("", base, pairing.card, on_cpu=True)[: _CANDIDATES - 1]
+    sized = [replace(pairing, options=DraftOptions(**plan.options)).plan() for plan in plans]
+    drafters = [replanned(base, plan) for plan in sized] if hasattr(base, "plan") else [base]
+    return adaptive([named_drafter("none"), *drafters], lambda _: PLAIN)
+
+
+def _by_profile(profile: Profile, pairing: Pairing, *, is_auto: bool) -> Drafter:
+    """What the profile chose for the number of rows; `is_auto`, what it starts from."""
+    chosen = dict.fromkeys(profile.plans[choice.plan] for choice in profile.choices)
+    plans = profile.menu(_CANDIDATES) if is_auto else tuple(chosen)
+    drafters = drafters_for(plans, pairing.target, pairing.options, pairing.loading)
+
+    def place(rows: int) -> int:
+        return plans.index(profile.plans[profile.at(rows).plan])
+
+    if is_auto:
+        return adaptive(drafters, place)
+    return drafters[0] if len(drafters) == 1 else SwitchingDrafter(tuple(drafters), place)
+
+
+def pair(
+    drafter: Any, target: "OpenedModel", card: Card, options: DraftOptions, loading: Mapping[str, Any] | None = None
+) -> Drafter:
+    """A drafter for `target` under the rule with `card`: auto, a name, several joined by +, a model, a list, or a
+    drafter."""
+    if options.plan is not None:
+        return _by_plan(drafter, Pairing(target, card, options, _loading_like(target) if loading is None else loading))
+    parts = [_resolve_auto(target) if part == AUTO else part for part in _parts(drafter)]
+    if parts == ["none"] and drafter == AUTO and (given := options.some(*PLANNED)):
+        raise ArgumentError(
+            f"{', '.join(given)} would change nothing: there is no trained drafter for this model, so it decodes "
+            "plainly; give a drafter as well, such as lookup, early_exit or a smaller model of the family"
+        )
+    options.check("+".join(str(part) for part in parts), [name for part in parts for name in options_taken(part)])
+    how = _loading_like(target) if loading is None else loading
+    if parts == ["none"] and drafter == AUTO and card.name == "race":
+        return adaptive([named_drafter("none"), named_drafter("lookup")], lambda _: PLAIN)
+    made = [make_drafter(part, Pairing(target, card, options.only(options_taken(part)), how)) for part in parts]
+    if drafter == AUTO and chooses_while_running(target, card, options):
+        return _auto(made[0], Pairing(target, card, options, how))
+    return made[0] if len(made) == 1 else named_drafter("mixed", parts=made)
