@@ -132,6 +132,10 @@ class TreeModel(Protocol):
         """Give one row of an encoder-decoder model the text it answers to."""
         ...
 
+    def capture_prefill(self, session: Any) -> None:
+        """Read prompts into this session by replayed graphs from now on, where the model can do so."""
+        ...
+
     def read(self, session: Any, texts: list[list[int]], filled: list[int] | None = None) -> None:
         """Commit more tokens to each row, which have `filled` so far; a row may get none."""
         ...

@@ -104,6 +104,9 @@ class Replay:
         session.length += (nodes >= 0).sum(-1)
         session.scratch = session.scratch[:, :0]
 
+    def capture_prefill(self, session: _Session) -> None:
+        """Do nothing: this model has no graphs."""
+
     def window(self, session: _Session, start: int, stop: int, longest: int) -> _Session:
         """Some of the rows; what is committed there is committed here."""
         return session.window(start, stop)

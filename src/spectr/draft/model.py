@@ -78,7 +78,7 @@ class ModelDrafting(SingleChoice):
     def __init__(self, model: TreeModel, plan: Plan, session: Any, opening: Opening) -> None:
         self.model, self.plan, self.session, self.vocabulary = model, plan, session, opening.vocabulary
         if opening.captures:
-            getattr(model, "replay_reading", lambda _: None)(session)
+            model.capture_prefill(session)
         self._largest = plan  # another may take its place, and none that scores more nodes
         self.counts = torch.zeros(opening.rows, dtype=torch.int64, device=model.device)  # tokens read of each row
         self._skipped = [0] * opening.rows  # tokens at the beginning of a text that it has no room for

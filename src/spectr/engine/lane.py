@@ -593,7 +593,7 @@ class Lane:
         with torch.inference_mode(False):
             session = target.open(rows, slots, features=getattr(drafter, "wants_features", None))
             if self.parts.captures:
-                getattr(target, "replay_reading", lambda _: None)(session)
+                target.capture_prefill(session)
             opening = Opening(rows, slots, target.vocabulary, session, self.device, self.parts.captures)
             drafting = drafter.open(opening)
         self._rows = Rows(rows, slots, target.vocabulary, self.device, self.parts.policies)
