@@ -1,5 +1,5 @@
-"""The prose is true: every `$ spectr …` in README and docs prints what stands below it, every rule is explained, the
-page of help texts is the help, the annotated tree has every folder, and every test that a page names is there."""
+"""What the pages say is true: every `$ spectr …` prints what is shown below it, every rule is explained, the page of
+help texts is up to date, the annotated tree lists every folder and module, and every test that a page names exists."""
 
 import ast
 import doctest
@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pymdownx.slugs import slugify
 
 from spectr.verify import RULES, rule
 
 Spectr = Callable[..., Any]
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")), *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 RULES_PAGE = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
 
 
@@ -102,17 +103,19 @@ def test_the_help_page_is_up_to_date(tmp_path: Path) -> None:
 
 
 def test_the_tree_has_every_folder_and_module() -> None:
-    tree = README.split("## Where things are")[1].split("```")[1]
+    """A line of the tree begins with names; three spaces or more separate them from what they are."""
+    tree = ARCHITECTURE.split("## Where things are")[1].split("```")[1]
     package = ROOT / "src" / "spectr"
     folders = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
     modules = {path.stem for path in package.glob("*.py") if not path.stem.startswith("__")}
-    top = {f"{path.name}/" for path in (ROOT / "tests", ROOT / "tools", ROOT / "docs")}
-    assert folders | modules | top <= set(tree.split())
+    top = {"src/spectr/", *(f"{name}/" for name in ("tests", "benchmarks", "examples", "deploy", "tools", "docs"))}
+    listed = {name for line in tree.splitlines() for name in re.split(r" {3,}", line.strip())[0].split()}
+    assert listed == folders | modules | top | {"drafters/"}
 
 
 def test_the_tour_names_what_is_there() -> None:
     """Every file of the tour is there, and defines the names that its line tells a reader to look at."""
-    tour = README.split("## Read the code in ten minutes")[1].split("\n## ")[0]
+    tour = ARCHITECTURE.split("## Read the code in ten minutes")[1].split("\n## ")[0]
     stops = [re.findall(r"`([^`]+)`", line) for line in re.findall(r"^\d+\. .*", tour, re.MULTILINE)]
     assert 10 <= len(stops) <= 14
     for named in stops:
@@ -122,7 +125,22 @@ def test_the_tour_names_what_is_there() -> None:
         assert [name for name in wanted if not re.search(rf"(class|def) {name}\b", code)] == []
 
 
+def headings(page: Path) -> set[str]:
+    """The anchors of a page, as the site makes them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    plain = [re.sub(r"[`*]|\]\([^)]*\)|\[", "", title) for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    return {slugify(case="lower")(title, "-") for title in plain}
+
+
 def test_links_lead_somewhere() -> None:
-    links = [(page, link) for page in PAGES for link in re.findall(r"\]\((?!http)([^)#]+)", page.read_text())]
-    assert len(links) >= 6
-    assert [(page.name, link) for page, link in links if not (page.parent / link).exists()] == []
+    """To a file that exists and, in a page, to a heading that it has."""
+    links = [
+        (page, page.parent / file if file else page, anchor)
+        for page in PAGES
+        for file, anchor in re.findall(r"\]\((?!http)([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8"))
+    ]
+    assert len(links) >= 100
+    assert [(page.name, str(file)) for page, file, _ in links if not file.exists()] == []
+    inner = [(page, file, anchor) for page, file, anchor in links if anchor and file.suffix == ".md"]
+    assert len(inner) >= 20
+    assert [(page.name, file.name, anchor) for page, file, anchor in inner if anchor not in headings(file)] == []
