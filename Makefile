@@ -21,7 +21,7 @@ PYTEST := -m pytest --numprocesses $(JOBS) --dist loadscope
 QUICK := "not slow and not network and not scale"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-slow test-scale test-gpu test-clients test-oldest bench audit lint fmt size docs clean
+.PHONY: help setup demo serve test test-slow test-scale test-gpu test-clients test-oldest test-docs bench audit lint fmt size docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,8 +72,12 @@ fmt: $(DEV) ## format, and mend what ruff can mend
 size: ## function and file sizes against the aims
 	@$(PYTHON) tools/size.py
 
-docs: $(DEV) ## run every example in the prose and the docstrings
-	$(BIN)/python -m pytest src README.md $(wildcard docs)
+docs: $(DEV) ## build the documentation site into build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+	@echo "the site is build/site/index.html"
+
+test-docs: $(DEV) ## run every example in the pages and the docstrings (`make test` does, too)
+	$(BIN)/python -m pytest src README.md docs
 
 clean: ## remove caches and build outputs, keep .venv
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
