@@ -1,6 +1,7 @@
 """The documentation site builds without a warning, a broken link stops it, and the reference has every public name."""
 
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -49,6 +50,11 @@ def test_the_reference_has_every_public_name() -> None:
     assert set(spectr.__all__) - shown == {"hf", "__version__"}
     assert "::: spectr.hf.generate" in REFERENCE
     assert "`spectr.__version__`" in REFERENCE
+
+
+@pytest.mark.parametrize("path", re.findall(r"^::: (\S+)$", REFERENCE, re.MULTILINE))
+def test_what_the_reference_names_exists(path: str) -> None:
+    assert pkgutil.resolve_name(path) is not None
 
 
 def test_links_out_of_the_documentation_are_found() -> None:
