@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spectr.cli.flags import DeviceFlag, DrafterFlag, DtypeFlag, ModelFlag, NodesFlag, RuleFlag, given
+from spectr.cli.flags import DeviceFlag, DrafterFlag, DtypeFlag, ModelFlag, NodesFlag, PlanFlag, RuleFlag, given
 from spectr.cli.output import JsonFlag, check_folder, print_json, progress_bar, talk
 from spectr.cli.serve import needs_server
 from spectr.errors import ArgumentError
@@ -30,6 +30,7 @@ def batch(
     drafter: DrafterFlag = "auto",
     rule: RuleFlag = "race",
     nodes: NodesFlag = None,
+    plan: PlanFlag = None,
     seed: Annotated[
         int, typer.Option(metavar="N", help="Other numbers give other texts to requests without a seed.")
     ] = 0,
@@ -56,7 +57,7 @@ def batch(
     check_folder(out)
     if workers > 1 and not ray and address is None:
         raise ArgumentError(f"one process has one worker, got --workers {workers}; add --ray")
-    options = given(nodes=nodes)
+    options = given(nodes=nodes, plan=plan)
     chosen = BatchModel(model, drafter, rule, seed, max_running, {"device": device, "dtype": dtype, **options})
     files = BatchFiles(requests, out, chunk, workers, ray or address is not None, address)
     start = time.monotonic()

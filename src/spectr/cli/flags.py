@@ -13,6 +13,7 @@ __all__ = [
     "MaxTokensFlag",
     "ModelFlag",
     "NodesFlag",
+    "PlanFlag",
     "PortFlag",
     "RequestTimeoutFlag",
     "RuleFlag",
@@ -75,6 +76,15 @@ NodesFlag = Annotated[
         min=2,
         metavar="N",
         help="Most nodes of the token tree, root included.",
+        rich_help_panel=SPECULATION,
+    ),
+]
+PlanFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--plan",
+        metavar="FILE",
+        help="A profile that `spectr tune` wrote, or auto: the size of the tree is chosen at every step.",
         rich_help_panel=SPECULATION,
     ),
 ]

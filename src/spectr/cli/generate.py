@@ -22,6 +22,7 @@ from spectr.cli.flags import (
     MaxTokensFlag,
     ModelFlag,
     NodesFlag,
+    PlanFlag,
     RuleFlag,
     SeedFlag,
     TemperatureFlag,
@@ -206,14 +207,7 @@ def generate(
             metavar="B,B,...", help="Shape of the tree: children of a node at each depth.", rich_help_panel=SPECULATION
         ),
     ] = None,
-    plan: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="A profile that `spectr tune` wrote, or auto: the size of the tree is chosen at every step.",
-            rich_help_panel=SPECULATION,
-        ),
-    ] = None,
+    plan: PlanFlag = None,
     profile: Annotated[
         str | None, typer.Option(metavar="FILE", help="Where --plan auto begins.", rich_help_panel=SPECULATION)
     ] = None,

@@ -23,6 +23,7 @@ from spectr.cli.flags import (
     InsecureFlag,
     ModelFlag,
     NodesFlag,
+    PlanFlag,
     PortFlag,
     RequestTimeoutFlag,
     RuleFlag,
@@ -110,6 +111,7 @@ def serve(
     drafter: DrafterFlag = "auto",
     rule: RuleFlag = "race",
     nodes: NodesFlag = None,
+    plan: PlanFlag = None,
     compile_layers: Annotated[
         bool, typer.Option("--compile", help="Compile layers; takes a while once.", rich_help_panel=SPECULATION)
     ] = False,
@@ -176,7 +178,7 @@ def serve(
     def load() -> "LM":
         from spectr.lm import load as load_model
 
-        options = given(nodes=nodes, compile=compile_layers or None)
+        options = given(nodes=nodes, plan=plan, compile=compile_layers or None)
         options |= {"tensor_parallel": tensor_parallel} if tensor_parallel > 1 else {}
         return load_model(model, drafter, rule, device=device, dtype=dtype, progress=talk, rows=max_running, **options)
 
