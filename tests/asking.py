@@ -9,8 +9,9 @@ import torch
 from spectr.draft.model import ModelDrafting
 from spectr.engine import LOCK, Engine, Handle, Request, Result
 from spectr.engine.handle import Delivery
-from spectr.engine.lane import Lane, Seat
+from spectr.engine.lane import Lane
 from spectr.engine.scheduler import Scheduler
+from spectr.engine.state import RequestState
 from spectr.policy import Policy
 
 __all__ = ["EndReader", "LetterReader", "Stepped", "TakesForEver", "trace", "under"]
@@ -78,19 +79,20 @@ def _readers(drafting: Any) -> list[ModelDrafting]:
 
 def check_rows(lane: Lane) -> None:
     """Each active row's text, cache and draft model go equally far, and the host knows no more than the device."""
-    if lane._rows is None:
+    if lane.memory.rows is None:
         return
-    rows, count = lane._rows, len(lane.active)
+    rows, session, drafting = lane.memory.opened()
+    count = len(lane.active)
     runs = rows.active[:count]
     assert not rows.active[count:].any()
     lengths = rows.history.length[:count]
-    assert torch.equal(lane._session.filled[:count][runs], lengths[runs] - 1)
-    for row, seat in enumerate(lane.active):
-        assert rows.history.tokens[row, : len(seat.text)].tolist() == seat.text
-        assert lane.lag or len(seat.text) == int(lengths[row])
-    for row, seat in enumerate(lane.reading, start=count):
-        assert int(lane._session.filled[row]) == seat.read
-    for reader in _readers(lane._drafting):
+    assert torch.equal(session.filled[:count][runs], lengths[runs] - 1)
+    for row, state in enumerate(lane.active):
+        assert rows.history.tokens[row, : len(state.text)].tolist() == state.text
+        assert lane.runner.lag or len(state.text) == int(lengths[row])
+    for row, state in enumerate(lane.prefilling, start=count):
+        assert int(session.filled[row]) == state.prefilled
+    for reader in _readers(drafting):
         skipped = torch.tensor(reader._skipped[:count], dtype=torch.int64, device=reader.counts.device)
         assert torch.equal(reader.session.filled[:count], reader.counts[:count] - skipped)
         assert (reader.counts[:count][runs] < lengths[runs]).all()
@@ -105,7 +107,7 @@ class Stepped:
     def submit(self, request: Request) -> Handle:
         """Let a request wait for the next turn."""
         delivery = Delivery(request)
-        self.scheduler._waiting.append(Seat(delivery, request.tokens))
+        self.scheduler._waiting.append(RequestState(delivery, request.tokens))
         return Handle(delivery, self.scheduler._wake)
 
     def turn(self, count: int = 1) -> bool:

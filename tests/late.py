@@ -19,7 +19,8 @@ class LateLane(Lane):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         assert getattr(self.parts.drafter, "capturable", False)
-        self.lag, self.captures = 1, self.parts.rule.card.capturable and not self.optimality_gap
+        runner = self.runner
+        runner.lag, runner.captures = 1, self.parts.rule.card.capturable and not runner.optimality_gap
 
 
 def _for_all_rows(rows: PolicyRows, name: str, step: Any, logits: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ def random_request(chance: random.Random, vocabulary: int) -> Request:
 def _look(engine: Engine) -> Found:
     """Bytes on the device, and steps that were run or captured."""
     device = engine.target.device
-    held = [lane.graphs for lane in engine.scheduler.lanes.values()]
+    held = [lane.memory.graphs for lane in engine.scheduler.lanes.values()]
     found: Found = {"graphs": sum(len(one.graphs) for one in held), "shapes": sum(len(one.seen) for one in held)}
     if device.type == "cuda":
         torch.cuda.synchronize(device)

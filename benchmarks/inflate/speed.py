@@ -22,7 +22,7 @@ _AGAINST = ("plain", "speculative", "topk", "kseq")
 
 def graphs_of(engine: Engine) -> list[tuple[int, int, int]]:
     """What was run or captured so far in each lane, for every shape once; a lane that grows begins anew."""
-    held = [lane.graphs for lane in engine.scheduler.lanes.values()]
+    held = [lane.memory.graphs for lane in engine.scheduler.lanes.values()]
     return [(id(graphs), len(graphs.seen), len(graphs.graphs)) for graphs in held]
 
 
@@ -162,7 +162,7 @@ def _weights(net: torch.nn.Module, own: Any = None) -> int:
 
 def _caches(engine: Engine) -> int:
     """Bytes of all caches that an engine keeps for its rows."""
-    states: list[Any] = [lane._state() for lane in engine.scheduler.lanes.values()]
+    states: list[Any] = [lane.memory.opened() for lane in engine.scheduler.lanes.values()]
     return sum(_held(session) + _held(drafting.session) for _, session, drafting in states)
 
 

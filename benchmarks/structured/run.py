@@ -69,7 +69,7 @@ def _models(order: Order) -> dict[str, LM]:
     found = {}
     for way, (drafter, forced) in WAYS.items():
         base = first if drafter == "none" else drafting
-        found[way] = LM(base.engine.with_parts(forced=forced), base.opened)
+        found[way] = LM(base.engine.with_parts(forced_text=forced), base.opened)
     return found
 
 

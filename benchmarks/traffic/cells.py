@@ -66,7 +66,7 @@ def _warm_up(engine: Engine, stream: Stream, in_flight: int) -> None:
     prompt, output = load.prompt_tokens[1], load.output_tokens[1]
     engine.generate([stream.request(stream.texts.prompt(prompt), output, 1.0)])
     engine.warm_up()
-    if not any(lane.captures for lane in engine.scheduler.lanes.values()):
+    if not any(lane.runner.captures for lane in engine.scheduler.lanes.values()):
         return
     lengths = _lengths(load)
     wide = 1 << (in_flight - 1).bit_length()

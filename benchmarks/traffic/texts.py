@@ -8,14 +8,14 @@ from pathlib import Path
 from benchmarks.traffic.order import Load
 from spectr.data.prompts import built_in, read_prompts, shipped_tasks
 from spectr.engine import Request
-from spectr.engine.prefix import Beginnings, common_start
+from spectr.engine.prefix import PrefixCache, common_prefix
 from spectr.errors import ArgumentError
 from spectr.lm import LM
 from spectr.policy import Policy
 
 __all__ = ["Stream", "Texts", "texts_of"]
 
-_LEAST = Beginnings().least  # tokens in common that are worth a copy
+_LEAST = PrefixCache().min_tokens  # tokens in common that are worth a copy
 _TRIES = 1000
 _BLOCK = 16  # requests among which lengths are spread evenly
 
@@ -58,7 +58,7 @@ def texts_of(lm: LM, prompts: Path, seed: int) -> Texts:
     every = " ".join([*asked, *(one.text for one in built_in()), *documents])
     sentences = [lm.encode(f" {part}", raw=True) for part in re.split(r"(?<=[.!?:])\s+", every) if part.strip()]
     questions = [lm.encode(text) for text in asked]
-    shared = min(common_start(questions[0], other) for other in questions[1:]) if len(questions) > 1 else 0
+    shared = min(common_prefix(questions[0], other) for other in questions[1:]) if len(questions) > 1 else 0
     return Texts([one for one in sentences if one], [question[shared:] for question in questions], seed)
 
 

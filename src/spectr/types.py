@@ -116,7 +116,7 @@ class TreeModel(Protocol):
     context: int  # positions the model has
     vocabulary: int
     device: torch.device
-    keeps_beginnings: bool  # a row can be rewound, and the beginning of one copied to another
+    keeps_prefixes: bool  # a row can be rewound, and the beginning of one copied to another
 
     def open(self, rows: int, slots: int, *, features: Layers | None = None, lasting: bool = True) -> Any:
         """A session with room for so many rows and tokens, scratch included. With `features` it keeps those of every

@@ -78,7 +78,7 @@ def test_late_reading_changes_nothing(
             run_as_on_a_gpu(patch)
             assert [trace(result) for result in late.generate(under(policy, requests()))] == meant
         (lane,) = late.scheduler.lanes.values()
-        assert lane.lag == 1
+        assert lane.runner.lag == 1
 
 
 @pytest.mark.usefixtures("_late")
@@ -277,7 +277,7 @@ class TestOnGpu:
         assert [one.tokens for one in late.generate(asked)] == meant
         assert [one.tokens for one in late.generate(asked)] == meant
         (lane,) = late.scheduler.lanes.values()
-        assert lane.graphs.graphs  # it was captured
+        assert lane.memory.graphs.graphs  # it was captured
 
     @pytest.mark.parametrize(("name", "rule", "plan"), CASES, ids=lambda part: part if isinstance(part, str) else "")
     @pytest.mark.parametrize("policy", POLICIES, ids=["one", "cool", "greedy", "penalties"])
@@ -291,7 +291,7 @@ class TestOnGpu:
         assert len(lane.active) == len(handles)
         with no_host_sync(), torch.no_grad():
             for _ in range(2):
-                lane._launch()
+                lane.runner.launch()
         assert [result.finish_reason for result in stepped.finish(handles)] == ["length"] * len(handles)
 
     @pytest.mark.parametrize("name", ["none", "lookup", "feature"])
@@ -307,13 +307,13 @@ class TestOnGpu:
                 found = late.generate(predicted)
                 assert [one.tokens for one in found] == [one.tokens for one in meant]
         assert sum(len(one.steps) for one in found) < 0.4 * sum(len(one.tokens) for one in found)
-        assert all(lane.graphs.graphs for lane in late.scheduler.lanes.values())
+        assert all(lane.memory.graphs.graphs for lane in late.scheduler.lanes.values())
         stepped = Stepped(plain)
         handles = [stepped.submit(request) for request in predicted]
         stepped.turn(4)
         (lane,) = stepped.scheduler.lanes.values()
         with no_host_sync(), torch.no_grad():
-            lane._launch()
+            lane.runner.launch()
         stepped.finish(handles)
 
     @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])

@@ -22,15 +22,17 @@ import pytest
 import torch
 from tests.asking import LetterReader, Stepped, TakesForEver, trace
 from tests.contracts.conftest import SIZE, Make
-from tests.late import LateLane, run_as_on_a_gpu
+from tests.late import run_as_on_a_gpu
 from transformers import PreTrainedModel
 
 import spectr
 from spectr.draft import Plan, drafter
 from spectr.draft.model import ModelDrafting
 from spectr.engine import Engine, Handle, Request, Result
-from spectr.engine.prefix import Beginnings
+from spectr.engine.prefix import PrefixCache
 from spectr.engine.rows import Rows
+from spectr.engine.runner import LaunchedStep, StepRunner
+from spectr.engine.state import RequestState
 from spectr.errors import ArgumentError, LawError, MismatchError, SpectrError
 from spectr.models.target import Target
 from spectr.policy import History, Policy, PolicyRows
@@ -216,7 +218,7 @@ def test_few_rows(way: Way, build: Callable[..., Engine], meant: Callable[[Way],
     want, engine = meant(way), build(way, rows=2)
     same(engine.generate(asked()), want)
     (lane,) = engine.scheduler.lanes.values()
-    assert len(lane._rows) == 2  # type: ignore[arg-type]
+    assert len(lane.memory) == 2
 
 
 @ways(4)
@@ -225,7 +227,7 @@ def test_prompts_read_in_chunks(
 ) -> None:
     """While others run, and while none does."""
     want = meant(way)
-    monkeypatch.setattr("spectr.engine.lane._ALONE", 2)
+    monkeypatch.setattr("spectr.engine.lane._IDLE_CHUNKS", 2)
     stepped, handles = Stepped(build(way).with_parts(chunk=5)), list[Handle]()
     for request in asked():
         handles.append(stepped.submit(request))
@@ -488,7 +490,7 @@ def test_bad_requests_are_refused_at_once(build: Callable[..., Engine], meant: C
 
 
 def active(engine: Engine) -> int:
-    return sum(len(lane.active) + len(lane.reading) + len(lane.queue) for lane in engine.scheduler.lanes.values())
+    return sum(len(lane.active) + len(lane.prefilling) + len(lane.queue) for lane in engine.scheduler.lanes.values())
 
 
 def test_an_abandoned_request_frees_its_row(build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
@@ -713,7 +715,7 @@ def test_a_setting_of_the_neighbour_is_seen(
 def test_rows_that_do_not_move_are_seen(way: Way, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: requests close up where some have ended, and their rows do not."""
     stays = lambda before, *_: list(range(len(before)))  # noqa: E731
-    assert seen(way, lambda: monkeypatch.setattr("spectr.engine.lane._compacted", stays))
+    assert seen(way, lambda: monkeypatch.setattr("spectr.engine.placement._compacted", stays))
 
 
 @pytest.mark.parametrize("way", EARLY, ids=str)
@@ -738,13 +740,14 @@ def test_a_seed_of_the_row_is_seen(way: Way, seen: Seen, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("way", LATE, ids=str)
 def test_a_late_step_for_others_is_seen(way: Way, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: what a step gave is read as that of those who stand in its rows now, and not when it began."""
-    read = LateLane._read
+    read = StepRunner.read
 
-    def misread(lane: LateLane, flight: Any) -> None:
-        now = [*lane.active, *flight.seats[len(lane.active) :]][: len(flight.seats)]
-        read(lane, replace(flight, seats=now))
+    def misread(runner: StepRunner, step: LaunchedStep) -> list[RequestState]:
+        active = runner.placement.active
+        now = [*active, *step.states[len(active) :]][: len(step.states)]
+        return read(runner, replace(step, states=now))
 
-    assert seen(way, lambda: monkeypatch.setattr(LateLane, "_read", misread, raising=False))
+    assert seen(way, lambda: monkeypatch.setattr(StepRunner, "read", misread))
 
 
 def reused(stepped: Stepped) -> list[Any]:
@@ -775,7 +778,7 @@ def test_a_beginning_that_is_too_long_is_seen(
     way: Way, build: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted: one token too many is taken for known."""
-    longest = Beginnings.longest
+    longest = PrefixCache.longest_match
 
     def longer(*given: Any, **options: Any) -> tuple[int, int]:
         row, count = longest(*given, **options)
@@ -785,7 +788,7 @@ def test_a_beginning_that_is_too_long_is_seen(
     stepped = Stepped(build(way))
     stepped.finish([stepped.submit(Request(LONG, 1, 9))])
     (right,) = stepped.finish([stepped.submit(shorter)])
-    monkeypatch.setattr(Beginnings, "longest", longer)
+    monkeypatch.setattr(PrefixCache, "longest_match", longer)
     stepped = Stepped(build(way), checks=False)
     stepped.finish([stepped.submit(Request(LONG, 1, 9))])
     (wrong,) = stepped.finish([stepped.submit(shorter)])

@@ -136,7 +136,7 @@ def test_as_a_function(way: Way, build: Callable[..., Engine], meant: Callable[[
     want = meant(way)
     if way.rule == "race":
         same_texts(want, meant(WAYS[0]))
-    same([build(way).with_parts(forced=False).generate([request])[0] for request in asked()], want)
+    same([build(way).with_parts(forced_text=False).generate([request])[0] for request in asked()], want)
     engine = build(way)
     same_texts(engine.generate(asked()), want)
     same_texts(engine.generate(asked()[::-1]), want[::-1])
@@ -147,7 +147,7 @@ def test_forced_text_is_drafted(way: Way, build: Callable[..., Engine]) -> None:
     """Texts are the same and take fewer calls; without a drafter, whatever is accepted was forced."""
     requests = [Request([7, seed], seed, 30, Policy(0.7), grammar=compiled("forced")) for seed in range(8)]
     found = build(way).generate(requests)
-    plain = build(way).with_parts(forced=False).generate(requests)
+    plain = build(way).with_parts(forced_text=False).generate(requests)
     same_texts(found, plain)
     calls, before = (sum(result.stats.steps for result in results) for results in (found, plain))
     assert calls <= before

@@ -303,12 +303,12 @@ def test_tokens_that_are_given_between_steps(build: Build, texts: list[Result]) 
     handles = [stepped.submit(request) for request in requests]
     stepped.turn()
     (lane,) = stepped.scheduler.lanes.values()
-    drafting = lane._drafting
+    drafting = lane.memory.drafting
     assert isinstance(drafting, ReferringDrafting)
     while lane.active:
-        for row, seat in enumerate(lane.active):
-            at = [handle._delivery for handle in handles].index(seat.delivery)
-            drafting.refer(row, texts[at].tokens[len(seat.text) - len(requests[at].prompt) :])
+        for row, state in enumerate(lane.active):
+            at = [handle._delivery for handle in handles].index(state.delivery)
+            drafting.refer(row, texts[at].tokens[len(state.text) - len(requests[at].prompt) :])
         stepped.turn()
     found = stepped.finish(handles)
     assert [result.tokens for result in found] == [result.tokens for result in texts[:3]]

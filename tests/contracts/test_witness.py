@@ -23,6 +23,8 @@ from spectr.audit.witness import Witness
 from spectr.audit.witnessed import EIGHT
 from spectr.draft import Plan, drafter
 from spectr.engine import Engine, Request
+from spectr.engine.runner import LaunchedStep, StepRunner
+from spectr.engine.state import RequestState
 from spectr.errors import ArgumentError, MismatchError
 from spectr.models.early import truncated
 from spectr.models.head import head_of
@@ -163,19 +165,18 @@ def test_rows_with_a_grammar(net: PreTrainedModel, makers: dict[str, Make], rule
 @pytest.mark.parametrize("late", [False, True])
 def test_the_wrong_text_is_seen(net: PreTrainedModel, makers: dict[str, Make], late: bool, monkeypatch: Any) -> None:
     """A witness that is told the text as it is after the step, which is what a careless copy would do."""
-    from spectr.engine.lane import Lane
-
     if late:
         run_as_on_a_gpu(monkeypatch)
-    read = Lane._read
+    read = StepRunner.read
 
-    def show_afterwards(lane: Lane, flight: Any) -> None:
+    def record_afterwards(runner: StepRunner, step: LaunchedStep) -> list[RequestState]:
         with monkeypatch.context() as patch:
-            patch.setattr(Lane, "_show", lambda *_: None)
-            read(lane, flight)
-        lane._show(flight, flight.readout.wait())
+            patch.setattr(StepRunner, "record", lambda *_: None)
+            ended = read(runner, step)
+        runner.record(step, step.readout.wait())
+        return ended
 
-    monkeypatch.setattr(Lane, "_read", show_afterwards)
+    monkeypatch.setattr(StepRunner, "read", record_afterwards)
     witness = Witness(1.0, room=1 << 20)
     engine = Engine(Target(net), makers["model"](Plan()), spectr.rule("race"))
     engine.with_parts(witness=witness).generate(asked(1))
@@ -203,10 +204,10 @@ class TestOnGpu:
 
     def test_a_wrong_row_is_seen_in_a_captured_step(self) -> None:
         """Copies of the row beside: the witness does look at what was copied."""
-        from spectr.engine import lane
+        from spectr.engine import runner
 
         target, drafts = on_gpu("feature", Plan(nodes=6))
-        whole = lane.copy_evidence
+        whole = runner.copy_evidence
         witness = Witness(1.0, room=1 << 20)
         engine = Engine(target, drafts, spectr.rule("race"), rows=8).with_parts(witness=witness)
         with pytest.MonkeyPatch.context() as patch:
@@ -216,7 +217,7 @@ class TestOnGpu:
                 found.wait().logits.copy_(found.wait().logits.roll(1, 0))
                 return found
 
-            patch.setattr(lane, "copy_evidence", rolled)
+            patch.setattr(runner, "copy_evidence", rolled)
             engine.generate(asked(2))
         assert witness.drain(60)
         assert witness.violations > witness.rows / 4

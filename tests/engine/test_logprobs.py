@@ -82,7 +82,7 @@ def test_of_generated_tokens(model: PreTrainedModel, name: str, late: bool, monk
 @pytest.mark.parametrize("name", ["none", "lookup", "model", "feature"])
 def test_of_the_prompt(model: PreTrainedModel, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all tokens but the first, in chunks, beside others; and steps are those without."""
-    monkeypatch.setattr("spectr.engine.lane._SCORED_CHUNK", 5)
+    monkeypatch.setattr("spectr.engine.prefill._SCORED_CHUNK", 5)
     plain = [
         Request(PROMPT, 1, 16),
         Request(PROMPT[:1], 2, 9),

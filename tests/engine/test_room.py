@@ -22,8 +22,8 @@ def target() -> Target:
 
 
 @pytest.fixture(autouse=True)
-def _little_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "_AHEAD", 100)
+def _little_headroom(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "_HEADROOM", 100)
 
 
 def engine(target: Target) -> Engine:

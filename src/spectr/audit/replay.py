@@ -43,7 +43,7 @@ class _Session:
 class Replay:
     """A `TreeModel` made of rows, each of which is computed once."""
 
-    keeps_beginnings = False  # of a text beyond its memory the end alone is known
+    keeps_prefixes = False  # of a text beyond its memory the end alone is known
 
     def __init__(self, rows: RowsAfter, vocabulary: int, prompts: Sequence[Sequence[int]], memory: int = 2) -> None:
         self.vocabulary, self.device, self.memory = vocabulary, torch.device("cpu"), memory

@@ -57,7 +57,7 @@ class CpuTrial:
 
 def _spectr(lm: LM) -> Way:
     """One row, and no prompt taken from one that began alike."""
-    engine = lm.engine.with_parts(rows=1, reuses=False)
+    engine = lm.engine.with_parts(rows=1, reuses_prefixes=False)
 
     def decode(ids: list[int], tokens: int, seed: int) -> int:
         return len(engine.generate([Request(ids, seed, tokens, Policy(min_new_tokens=tokens))])[0].tokens)

@@ -151,7 +151,7 @@ class _Maker:
 
     def _written(self, engine: Engine) -> WrittenBySpectr:
         """Text by text, and every prompt read, as by everybody else: prompts come again in other rounds."""
-        return WrittenBySpectr(engine.with_parts(rows=1, reuses=False), self.lm.tokenizer)
+        return WrittenBySpectr(engine.with_parts(rows=1, reuses_prefixes=False), self.lm.tokenizer)
 
     def ruled(self, name: str, drafts: int, length: int) -> Contender:
         """A method with K and L."""

@@ -100,7 +100,7 @@ def _loaded(model: Any, name: str, **options: Any) -> LM:
     if nodes:
         options["nodes"] = whole("nodes after @", int(nodes) if nodes.isdigit() else nodes, 2)
     lm = load(model, drafter, **options)
-    return LM(lm.engine.with_parts(rows=1, reuses=False), lm.opened)  # a prompt comes again and is read again
+    return LM(lm.engine.with_parts(rows=1, reuses_prefixes=False), lm.opened)  # a prompt comes again and is read again
 
 
 @dataclass(frozen=True, slots=True)

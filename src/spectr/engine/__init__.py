@@ -1,15 +1,19 @@
-"""The engine: requests in, texts out. Read in this order to follow one request to its text.
+"""The engine turns requests into texts. Read the modules in this order to follow one request.
 
-`request`   what is asked for, and what comes out
-`scheduler` where it waits, and the thread that runs everything
-`lane`      the rows that share a step; where it gets a row, reads its prompt, takes part in steps, and ends
-`prefix`    which row knows the beginning of its prompt already
-`rows`      what the device knows of each row
-`step`      draft, score, settle: one step of all active rows
-`grammars`  which tokens may follow the nodes of rows with a grammar
-`readout`   what the host reads of a step
-`handle`    how its steps get back to whoever asked
-`record`    what a witness is given of a step, if there is one
+`request`   requests, and the steps and results that come out
+`parts`     what an engine is made of: target, drafter, rule
+`scheduler` queues requests and has the one thread that runs everything
+`lane`      admits requests to rows that share steps, and makes room for them
+`placement` decides which request is in which row, and copies shared prefixes
+`prefix`    finds the row that shares the longest prefix with a prompt
+`prefill`   reads prompts, a chunk at a time
+`runner`    launches steps, reads them and delivers what they did
+`step`      one step of all active rows: draft, score, settle
+`readout`   copies what a step did to the host
+`handle`    hands steps to the thread or coroutine that waits for them
+
+`state` is a request inside a lane, `memory` and `rows` are what the device holds for its rows, `grammars` are the masks
+of rows with a grammar, `record` is what a witness is given of a step, and `metrics` counts.
 """
 
 import copy
@@ -22,7 +26,7 @@ from spectr.checks import whole
 from spectr.coins import seed_word
 from spectr.draft.reference import fits
 from spectr.engine.handle import Handle
-from spectr.engine.lane import EngineParts
+from spectr.engine.parts import EngineParts
 from spectr.engine.request import Reader, Request, Result, Step, StepTree, TokenLogprobs, TreeNode
 from spectr.engine.scheduler import LOCK, Load, Scheduler
 from spectr.errors import ArgumentError, MismatchError
@@ -46,10 +50,11 @@ __all__ = [
 
 
 class Engine:
-    """A target, a drafter and a rule that fit together, and the requests that run on them, `rows` at once. Steps are
-    captured and replayed as CUDA graphs if `captures`, by default where the target is on a GPU."""
+    """A target, a drafter and a rule that fit together, and the requests that run on them, at most `rows` at once.
+    `captures` says whether steps are captured and replayed as CUDA graphs; by default they are if the target is on one
+    GPU."""
 
-    def __init__(  # noqa: PLR0913 - the last two are seldom given
+    def __init__(  # noqa: PLR0913 - the last two are seldom set
         self,
         target: TreeModel,
         drafter: Drafter,
@@ -71,12 +76,12 @@ class Engine:
 
     @property
     def drafter(self) -> Drafter:
-        """What proposes tokens."""
+        """The drafter, which proposes tokens."""
         return self.parts.drafter
 
     @property
     def rule(self) -> Rule:
-        """What decides between drafts."""
+        """The rule, which decides between drafts."""
         return self.parts.rule
 
     @property
@@ -85,11 +90,12 @@ class Engine:
         return self.parts.stops
 
     def with_rule(self, rule: Rule) -> "Engine":
-        """The same target and drafter under another rule."""
+        """Returns an engine with the same target and drafter and another rule."""
         return self.with_parts(rule=rule)
 
     def with_parts(self, **parts: Any) -> "Engine":
-        """The same engine with other parts in place of some, by their names in `EngineParts`; it shares no rows."""
+        """Returns an engine with some parts replaced, by their names in `EngineParts`; it shares no rows with this
+        one."""
         made = copy.copy(self)
         made.parts = replace(self.parts, **parts)
         _check_pair(made.drafter, made.rule)
@@ -97,38 +103,38 @@ class Engine:
         return made
 
     def compile(self) -> None:
-        """Compile the layers of target and drafter, and run a few tokens, so that it is done now."""
+        """Compiles the layers of target and drafter, and generates a few tokens so that compilation happens now."""
         drafter: Any = self.drafter
         for model in (self.target, getattr(drafter, "head", None), getattr(drafter, "model", None)):
             getattr(model, "compile", lambda: None)()
-        self.scheduler.close()  # graphs of layers as they were
+        self.scheduler.close()  # its graphs hold the layers from before
         self.generate([Request([0], 0, min(4 * drafter.nodes, self.target.context - 1))])
         self.warm_up()
 
     def warm_up(self) -> None:
-        """Read prompts of every size twice, so that the graphs which read them are there before somebody waits for
-        them. Nothing to do where none are captured."""
+        """Prefills prompts of every size twice, so that the graphs for prefill are captured before the first request.
+        Does nothing where steps are not captured."""
         if not self.parts.captures:
             return
         from spectr.models.prefill import WIDTHS
 
         for turn, width in product(range(2), WIDTHS):
             length = min(width, self.target.context - 2)
-            prompt = [(turn * len(WIDTHS) + width) % self.target.vocabulary, *[0] * length]  # no two begin alike
+            prompt = [(turn * len(WIDTHS) + width) % self.target.vocabulary, *[0] * length]  # no two share a prefix
             self.generate([Request(prompt, 0, 1)])
 
     @property
     def load(self) -> Load:
-        """How much there is to do, for whoever watches."""
+        """How much the engine has to do, for monitoring."""
         return self.scheduler.load
 
     def submit(self, request: Request) -> Handle:
-        """Begin with a request as soon as there is room for it. From any thread."""
+        """Queues a request, which begins as soon as there is room for it. May be called from any thread."""
         self.check(request)
         return self.scheduler.submit([request])[0]
 
     def generate(self, requests: Sequence[Request]) -> list[Result]:
-        """Run requests to their ends; if one fails, the others are cancelled."""
+        """Runs requests to their ends; if one fails, the others are cancelled."""
         for request in requests:
             self.check(request)
         handles = self.scheduler.submit(requests)
@@ -140,7 +146,7 @@ class Engine:
             raise
 
     def check(self, request: Request) -> None:
-        """Refuse what cannot be run, before anything is."""
+        """Raises if a request cannot be run, before it is queued."""
         tokens = request.tokens
         if not tokens:
             raise ArgumentError("a prompt must have at least one token; start it with the model's first token")
@@ -153,8 +159,8 @@ class Engine:
             )
         if len(request.generated) >= request.max_new_tokens:
             raise ArgumentError(
-                f"max_new_tokens counts what was generated before: it must be above {len(request.generated)}, got "
-                f"{request.max_new_tokens}"
+                f"max_new_tokens includes the {len(request.generated)} tokens generated before and must be larger, got "
+                f" {request.max_new_tokens}"
             )
         if max(tokens) >= self.target.vocabulary or min(tokens) < 0:
             raise ArgumentError(f"tokens of a prompt must lie in 0 … {self.target.vocabulary - 1}, got {tokens}")
@@ -172,18 +178,19 @@ class Engine:
 def _check_pair(drafter: Drafter, rule: Rule) -> None:
     if drafter.siblings not in rule.card.siblings:
         raise MismatchError(
-            f"rule {rule.card.name!r} holds for siblings {', '.join(rule.card.siblings)}, and drafter "
-            f"{drafter.name!r} draws {drafter.siblings!r}; race and match take any"
+            f"rule {rule.card.name!r} takes siblings that are {' or '.join(rule.card.siblings)}, and drafter "
+            f"{drafter.name!r} draws them {drafter.siblings}; use rule race or match, which take any"
         )
     if rule.card.needs_laws and not drafter.gives_laws:
         raise MismatchError(
-            f"rule {rule.card.name!r} reads the law each child was drawn from, and drafter {drafter.name!r} has "
-            "none; use race or match, or a drafter that has laws: ngram, early_exit, a model"
+            f"rule {rule.card.name!r} needs the distribution that each child was drawn from, and drafter "
+            f"{drafter.name!r} has none; use rule race or match, or a drafter with distributions: ngram, early_exit, "
+            "a model"
         )
     if rule.card.name != "race" and getattr(getattr(drafter, "plan", None), "shared", None) is not None:
         raise MismatchError(
-            f"rows may share a tree under the race alone: with rule {rule.card.name!r} a text would hang on the "
-            "batch it is in; leave shared out of the plan"
+            f"rows may share a tree under rule race only: under rule {rule.card.name!r} a text would depend on the "
+            "other texts of its batch; leave shared out of the plan"
         )
 
 
@@ -192,16 +199,16 @@ def _check_reference(reference: Sequence[int], drafter: Drafter, rule: Rule, voc
         raise ArgumentError(f"tokens of a prediction must lie in 0 … {vocabulary - 1}, got {unknown}")
     if not fits(drafter, rule.card):
         raise MismatchError(
-            f"a prediction is drafted without a draft law, and rule {rule.card.name!r} needs one; load the model with "
-            "rule='race' (the default) or 'match', or leave the prediction out"
+            f"a prediction is drafted without a draft distribution, and rule {rule.card.name!r} needs one; load the "
+            "model with rule='race' (the default) or 'match', or leave the prediction out"
         )
 
 
 def _check_grammar(grammar: CompiledGrammar, request: Request, stops: frozenset[int], vocabulary: int) -> None:
     if grammar.vocabulary.size != vocabulary:
         raise MismatchError(
-            f"a grammar must be compiled for the {vocabulary} tokens of this model, and this one is for "
-            f"{grammar.vocabulary.size}; compile it with the model that runs it"
+            f"a grammar must be compiled for the {vocabulary} tokens of this model, got one for "
+            f"{grammar.vocabulary.size}; compile it with this model"
         )
     if not stops:
         raise ArgumentError(
@@ -209,15 +216,15 @@ def _check_grammar(grammar: CompiledGrammar, request: Request, stops: frozenset[
         )
     if request.policy.forced_eos_token_id:
         raise ArgumentError(
-            "forced_eos_token_id must be left out under a grammar, which says where a text may end; got "
+            "forced_eos_token_id must be left out under a grammar, which decides where a text may end; got "
             f"{request.policy.forced_eos_token_id}"
         )
     if request.generated and grammar.walk(request.generated, stops).has_ended:
-        raise ArgumentError("a text that goes on under a grammar must not have ended, and this one has a stop token")
+        raise ArgumentError("a text that is continued under a grammar must not contain a stop token, and this one does")
 
 
 def _is_spread(target: Any, drafter: Any) -> bool:
-    """Whether some model lies on several devices or ranks, or has an encoder: then steps are not captured."""
+    """Whether a model is spread over several devices or ranks, or has an encoder; such steps are not captured."""
     if getattr(target, "is_sharded", False):
         return True
     models = [

@@ -1,8 +1,7 @@
-"""A request under way, seen from both sides: the scheduler delivers steps, and whoever asked takes them.
+"""The two ends of a running request: the scheduler adds steps to a `Delivery`, and the caller takes them by a `Handle`.
 
-The scheduler knows deliveries alone, so that a handle which nobody holds any more is collected, and its request
-cancelled.
-"""
+The scheduler refers to deliveries only. So a handle that the caller has dropped is collected, which cancels its
+request."""
 
 import asyncio
 import threading
@@ -11,22 +10,24 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any
 
-from spectr.engine.metrics import Counted, Stats, count_step
+from spectr.engine.metrics import Stats, StepCounts, count_step
 from spectr.engine.request import Request, Result, Step, TokenLogprobs
 
 __all__ = ["Delivery", "Handle"]
 
 
-Delivered = tuple[Step, Counted, list[float]]
-"""A step, what is counted of it, and the times before draft, target and rule, and after."""
+Delivered = tuple[Step, StepCounts, list[float]]
+"""A step, its counts, and the times before draft, target and rule, and after."""
 
 
 class Delivery:
-    """Steps of one request on their way."""
+    """The steps of one request that the caller has not taken yet."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self.news = threading.Condition()  # of its own: a step of one request wakes nobody who waits for another
+        self.news = (
+            threading.Condition()
+        )  # its own, so that a step of one request does not wake those that wait for another
         self.reused = 0
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self.is_cancelled = False
@@ -35,42 +36,42 @@ class Delivery:
         self._steps: deque[Delivered] = deque()
         self._listeners: list[Callable[[], None]] = []
 
-    def add(self, step: Step, counted: Counted, marks: list[float]) -> None:
-        """One step more, and what is counted of it; the last one says why."""
+    def add(self, step: Step, counts: StepCounts, marks: list[float]) -> None:
+        """Adds a step; one with a finish reason is the last."""
         with self.news:
-            self._steps.append((step, counted, marks))
+            self._steps.append((step, counts, marks))
             self.has_ended = step.finish_reason is not None
-            self._tell()
+            self._notify()
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more comes, because of this."""
+        """Ends the request with an error."""
         with self.news:
             if not self.has_ended:
                 self.has_ended, self.error = True, error
-                self._tell()
+                self._notify()
 
     def cancel(self) -> None:
-        """Nobody wants to know any more."""
+        """Ends the request on behalf of the caller."""
         with self.news:
             if not self.has_ended:
                 self.is_cancelled = self.has_ended = True
-                self._tell()
+                self._notify()
 
     def take(self, timeout: float | None = None) -> Delivered | None:
-        """The next step, when it is there; None if there is none to come."""
+        """Waits for the next step and returns it; None if the request has ended."""
         with self.news:
             if not self.news.wait_for(self._is_ready, timeout):
                 raise TimeoutError(f"no step came within {timeout} seconds; the request goes on")
             return self._steps.popleft() if self._steps and not self.is_cancelled else None
 
     def take_all(self) -> tuple[list[Delivered], bool]:
-        """The steps that have come and were not taken, without waiting, and whether no more will come."""
+        """Returns the steps that have arrived, without waiting, and whether the request has ended."""
         with self.news:
-            found, self._steps = self._steps, deque()
-            return [] if self.is_cancelled else list(found), self.has_ended
+            steps, self._steps = self._steps, deque()
+            return [] if self.is_cancelled else list(steps), self.has_ended
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call once, from whichever thread, when the next step can be taken or nothing more comes."""
+        """Calls `listener` once, from any thread, when a step can be taken or the request has ended."""
         with self.news:
             if not self._is_ready():
                 self._listeners.append(listener)
@@ -80,7 +81,7 @@ class Delivery:
     def _is_ready(self) -> bool:
         return bool(self._steps) or self.has_ended
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             listener()
@@ -88,8 +89,8 @@ class Delivery:
 
 
 class Mailbox:
-    """Wakes futures of one event loop from other threads. A step of many rows makes one call to the loop, not one for
-    each row."""
+    """Resolves futures of one event loop from other threads. A step of many rows makes one call to the loop, not one
+    per row."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
@@ -98,13 +99,13 @@ class Mailbox:
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> "Mailbox":
-        """The mailbox of a loop."""
+        """Returns the mailbox of a loop."""
         if loop not in _mailboxes:
             _mailboxes[loop] = cls(loop)
         return _mailboxes[loop]
 
     def post(self, future: "asyncio.Future[None]") -> None:
-        """Resolve a future soon. From any thread."""
+        """Resolves a future soon. May be called from any thread."""
         self._futures.append(future)
         loop = self._loop()
         if not self._is_called and loop is not None:
@@ -113,11 +114,11 @@ class Mailbox:
                 loop.call_soon_threadsafe(self._resolve)
             except BaseException as error:
                 self._is_called = False  # a call that failed must not keep later posts from making one
-                if not isinstance(error, RuntimeError):  # the loop was closed meanwhile: nobody waits
+                if not isinstance(error, RuntimeError):  # the loop was closed meanwhile, so no coroutine waits
                     raise
 
     def _resolve(self) -> None:
-        self._is_called = False  # before the futures are taken: what is posted from now on makes another call
+        self._is_called = False  # before the futures are taken: later posts make another call
         while self._futures:
             future = self._futures.popleft()
             if not future.done():
@@ -128,8 +129,8 @@ _mailboxes: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox]" = we
 
 
 class Handle(Iterator[Step]):
-    """The steps of one request as they come, and all that came so far. It can also be awaited, and read with `async
-    for`."""
+    """Iterates over the steps of one request as they arrive, and holds the result so far. It can also be awaited, and
+    iterated with `async for`."""
 
     def __init__(self, delivery: Delivery, wake: Callable[[], None]) -> None:
         self.request = delivery.request
@@ -139,19 +140,19 @@ class Handle(Iterator[Step]):
 
     @property
     def so_far(self) -> Result:
-        """What has been taken."""
+        """The result of the steps taken so far."""
         self._result.reused, self._result.prompt_logprobs = self._delivery.reused, self._delivery.prompt_logprobs
         return self._result
 
     def result(self, timeout: float | None = None) -> Result:
-        """The whole, once it is there; raises what the request failed with."""
+        """Waits for the end of the request and returns its result; raises the error it failed with."""
         while (delivered := self._delivery.take(timeout)) is not None:
             self._add(*delivered)
         self._finish()
         return self.so_far
 
     def cancel(self) -> None:
-        """Take no more steps; what came so far stays."""
+        """Cancels the request; the result so far stays."""
         self._delivery.cancel()
         self._wake()
         if self._result.finish_reason is None:
@@ -167,10 +168,10 @@ class Handle(Iterator[Step]):
             raise StopIteration
         return self._add(*delivered)
 
-    def _add(self, step: Step, counted: Counted, marks: list[float]) -> Step:
-        """Count a step when it is taken: what nobody took does not count."""
+    def _add(self, step: Step, counts: StepCounts, marks: list[float]) -> Step:
+        """Adds a step to the result. Steps count when they are taken."""
         self._result.add(step)
-        count_step(self._result.stats, counted, marks)
+        count_step(self._result.stats, counts, marks)
         return step
 
     def _finish(self) -> None:
@@ -189,24 +190,24 @@ class Handle(Iterator[Step]):
 
     async def __aiter__(self) -> AsyncIterator[Step]:
         while True:
-            await self._readiness()
+            await self._wait_until_ready()
             try:
                 yield next(self)
             except StopIteration:
                 return
 
     async def arrivals(self) -> AsyncIterator[list[Step]]:
-        """Steps as they come, all those at once that came since the last time; raises what the request failed with."""
+        """Yields lists of the steps that have arrived since the last list; raises the error the request failed with."""
         has_ended = False
         while not has_ended:
-            await self._readiness()
-            found, has_ended = self._delivery.take_all()
-            if found:
-                yield [self._add(*delivered) for delivered in found]
+            await self._wait_until_ready()
+            steps, has_ended = self._delivery.take_all()
+            if steps:
+                yield [self._add(*delivered) for delivered in steps]
         self._finish()
 
-    async def _readiness(self) -> None:
-        """Until a step can be taken without waiting."""
+    async def _wait_until_ready(self) -> None:
+        """Returns once a step can be taken without waiting."""
         loop = asyncio.get_running_loop()
         ready, mailbox = loop.create_future(), Mailbox.of(loop)
         self._delivery.listen(lambda: mailbox.post(ready))
@@ -215,4 +216,6 @@ class Handle(Iterator[Step]):
     def __del__(self) -> None:
         delivery = getattr(self, "_delivery", None)
         if delivery is not None and not delivery.has_ended:
-            delivery.is_cancelled = True  # without a lock: collection may happen anywhere; whoever runs it will see
+            delivery.is_cancelled = (
+                True  # without a lock: collection may happen in any thread; the lane checks this flag
+            )

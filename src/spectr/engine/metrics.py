@@ -1,5 +1,7 @@
-"""What speculation did, counted step by step. Names as people know them; block efficiency is the mean acceptance
-length of other engines, bonus token included. What a rule decided beyond the end of a text does not count."""
+"""Statistics of speculative decoding, counted step by step.
+
+Block efficiency is what other engines call the mean acceptance length, bonus token included. Tokens that a rule
+accepted beyond the end of a text do not count."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,30 +15,29 @@ from spectr.transport.laws import law_of
 from spectr.trees.shape import Topology
 from spectr.types import Draft, LogitsAt, Verdict
 
-__all__ = ["PARTS", "Counted", "Stats", "best_possible", "child_ranks", "count_step"]
+__all__ = ["PARTS", "Stats", "StepCounts", "best_possible", "child_ranks", "count_step"]
 
 PARTS = ("draft", "target", "rule")
 
 
 @dataclass(slots=True)
 class Stats:
-    """Counts of one row."""
+    """The counts of one text."""
 
     steps: int = 0  # target calls
     drafted: int = 0  # draft tokens scored
     emitted: int = 0  # tokens of the text
-    accepted: int = 0  # of them, draft tokens
-    corrections: int = 0  # steps that ended at a node with children, none of them right
-    bonuses: int = 0  # steps that accepted a path to its end, so that the target's token came on top
-    reached: list[int] = field(
-        default_factory=list
-    )  # by depth: steps that had a draft there after accepting all before
-    kept: list[int] = field(default_factory=list)  # by depth: of those, the steps that accepted it
-    ranks: list[int] = field(default_factory=list)  # by rank among its siblings: draft tokens accepted
-    best: float = 0.0  # draft tokens that the best coupling would be expected to accept at the nodes reached, if asked
-    measured: int = 0  # nodes it was computed for
-    accepted_prediction_tokens: int = 0  # tokens of the prediction that came where they were predicted
-    rejected_prediction_tokens: int = 0  # the other tokens of the prediction, those still to come included
+    accepted: int = 0  # draft tokens among those
+    corrections: int = 0  # steps that rejected all children of the last accepted node
+    bonuses: int = 0  # steps that accepted a path up to a leaf, so that the target's token came on top
+    # By depth, the steps that accepted a draft at every smaller depth and had a draft at this one:
+    reached: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)  # by depth, the steps among those that accepted one
+    ranks: list[int] = field(default_factory=list)  # by rank among siblings, the draft tokens accepted
+    best: float = 0.0  # expected number of draft tokens that the best coupling accepts at the nodes reached
+    measured: int = 0  # nodes that `best` was computed for
+    accepted_prediction_tokens: int = 0  # tokens of the prediction that appeared where predicted
+    rejected_prediction_tokens: int = 0  # the other tokens of the prediction, including those still to come
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
     @property
@@ -46,44 +47,44 @@ class Stats:
 
     @property
     def acceptance_by_depth(self) -> list[float]:
-        """Of the steps that came to a depth with a draft there, the share that accepted one."""
+        """By depth, the share of the steps that reached a draft there and accepted one."""
         return [kept / reached if reached else 0.0 for kept, reached in zip(self.kept, self.reached, strict=True)]
 
     @property
     def acceptance_by_rank(self) -> list[float]:
-        """Of the nodes with children that were reached, the share that went on to the first child, the second, …"""
+        """By rank, the share of the nodes reached that have children whose first, second, … child was accepted."""
         reached = sum(self.reached)
         return [kept / reached for kept in self.ranks] if reached else []
 
     @property
     def optimality_gap(self) -> float | None:
-        """What the best coupling accepts per node reached, less what was accepted; None unless it was asked for.
+        """What the best coupling accepts per node reached, minus what was accepted; None unless it was asked for.
 
         The first is an expectation and the second a count, so one text can come out below 0 by chance. On average it is
-        not negative for independent and for fixed drafts; siblings of the race, drawn off fixed ones or without
-        replacement, are compared with independent ones and can do better."""
+        not negative for independent and for fixed drafts. Siblings drawn with the race's noise or without replacement
+        are compared with independent ones and can do better."""
         return (self.best - self.accepted) / self.measured if self.measured else None
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """One step of one row, as numbers."""
+class StepCounts:
+    """The counts of one step of one row."""
 
     drafted: int
     emitted: int
     corrected: bool
     ranks: list[int]  # of the accepted nodes
-    best: list[float] | None  # chance to go on under the best coupling, at each node that a token came from
-    predicted: int = 0  # tokens from the first on that the row's reference predicted
+    best: list[float] | None  # acceptance probability of the best coupling at each node that a token was sampled from
+    predicted: int = 0  # leading tokens that the row's reference predicted
 
-    def cut(self, count: int) -> "Counted":
-        """The step if only its first `count` tokens belong to the text. The cut looks at no token after it, so that
-        what is left of `best` is still what the nodes looked at should accept on average."""
+    def cut(self, count: int) -> "StepCounts":
+        """Returns the counts if only the first `count` tokens belong to the text. Where the text is cut does not depend
+        on later tokens, so the remaining `best` is still the expected acceptance at the remaining nodes."""
         if count == self.emitted:
             return self
         best = None if self.best is None else self.best[:count]
         corrected = self.corrected and count == self.emitted
-        return Counted(self.drafted, count, corrected, self.ranks[:count], best, min(self.predicted, count))
+        return StepCounts(self.drafted, count, corrected, self.ranks[:count], best, min(self.predicted, count))
 
 
 def _add_at(counts: list[int], place: int, amount: int) -> None:
@@ -91,8 +92,8 @@ def _add_at(counts: list[int], place: int, amount: int) -> None:
     counts[place] += amount
 
 
-def count_step(stats: Stats, step: Counted, marks: list[float]) -> None:
-    """Add one step; `marks` are the times before draft, target and rule, and after."""
+def count_step(stats: Stats, step: StepCounts, marks: list[float]) -> None:
+    """Adds one step to the statistics; `marks` are the times before draft, target and rule, and after."""
     length = len(step.ranks)
     stats.steps += 1
     stats.drafted += step.drafted
@@ -116,7 +117,8 @@ def count_step(stats: Stats, step: Counted, marks: list[float]) -> None:
 
 
 def child_ranks(tree: Topology, verdict: Verdict) -> Tensor:
-    """The rank of each accepted node (B, D) among its siblings, copies pooled."""
+    """Returns the rank (B, D) of each accepted node among its siblings, where siblings of the same token count as
+    one."""
     above = torch.nn.functional.pad(verdict.path, (1, 0))[:, :-1].clamp_min(0)
     siblings = pick_rows(tree.children, tree.canonical_node.gather(1, above))  # (B, D, W)
     same = tree.canonical_node.gather(1, siblings.clamp_min(0).flatten(1)).view_as(siblings) == verdict.path[..., None]
@@ -124,10 +126,11 @@ def child_ranks(tree: Topology, verdict: Verdict) -> Tensor:
 
 
 def best_possible(logits: LogitsAt, draft: Draft, tree: Topology, verdict: Verdict) -> Tensor:
-    """The chance (B, D + 1) that the best coupling goes on at each node of the verdict's path, the root first.
+    """Returns the probability (B, D + 1) that the best coupling accepts a child at each node of the verdict's path, the
+    root first.
 
-    For fixed children that is the target's mass on them. For drawn ones it is the optimum of as many iid draws of the
-    draft law, so siblings drawn with the noise or off fixed ones may exceed it.
+    For fixed children that is the target's mass on them. For drawn children it is the optimum for as many independent
+    draws from the draft distribution; siblings drawn with the race's noise or without replacement may exceed it.
     """
     nodes = torch.nn.functional.pad(verdict.path, (1, 0))  # (B, D + 1), the root first
     homes = tree.canonical_node.gather(1, nodes.clamp_min(0))
@@ -138,7 +141,7 @@ def best_possible(logits: LogitsAt, draft: Draft, tree: Topology, verdict: Verdi
         tokens = draft.tokens.gather(1, children.clamp_min(0).flatten(1)).view_as(children)
         chance = torch.where(children >= 0, target.gather(-1, tokens), 0.0).sum(-1)
     else:
-        leaf = counts[..., None] == 0  # has no law of its own
+        leaf = counts[..., None] == 0  # has no draft distribution
         chance = optimal_acceptance(
             target, torch.where(leaf, target, pick_rows(draft.laws, homes)), counts.clamp_min(1)
         )

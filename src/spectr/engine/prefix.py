@@ -1,17 +1,17 @@
-"""What texts begin alike: which row of a lane knows most of a prompt already."""
+"""Shared prefixes: which row of a lane already has the beginning of a prompt in its cache."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Beginnings", "common_start"]
+__all__ = ["PrefixCache", "common_prefix"]
 
 
-def common_start(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two texts have in common from the beginning.
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """Returns how many tokens two texts have in common from the beginning.
 
-    >>> common_start([1, 2, 3, 4], [1, 2, 9]), common_start([1, 2], [1, 2, 3])
+    >>> common_prefix([1, 2, 3, 4], [1, 2, 9]), common_prefix([1, 2], [1, 2, 3])
     (2, 2)
     """
     low, high = 0, min(len(one), len(other))
@@ -27,8 +27,8 @@ def common_start(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """What a row has read, and when its request ended."""
+class _Prefix:
+    """The tokens that a row has cached, and when its request ended."""
 
     text: list[int]
     scope: Any
@@ -36,58 +36,60 @@ class _Kept:
 
 
 @dataclass(slots=True)
-class Beginnings:
+class PrefixCache:
     """The texts of rows whose requests have ended."""
 
-    least: int = 8  # tokens that are worth a copy
-    kept: dict[int, _Kept] = field(default_factory=dict)
+    min_tokens: int = 8  # shorter prefixes are not worth a copy
+    kept: dict[int, _Prefix] = field(default_factory=dict)  # by row
     _time: int = 0
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of rows whose texts are kept."""
         return len(self.kept)
 
     def keep(self, row: int, text: list[int], scope: Any) -> None:
-        """A request has ended, and its row has read this much."""
+        """Keeps the cached text of a row whose request has ended."""
         self._time += 1
-        self.kept[row] = _Kept(text, scope, self._time)
+        self.kept[row] = _Prefix(text, scope, self._time)
+
+    def drop(self, row: int) -> None:
+        """Forgets the text of a row."""
+        self.kept.pop(row, None)
 
     def clear(self) -> None:
-        """Forget them all."""
+        """Forgets the texts of all rows."""
         self.kept.clear()
 
-    def saved(self, rows: Sequence[int], places: Iterable[int]) -> list[tuple[int, int, int]]:
-        """Rows that are about to be overwritten, the places behind where their texts go, and how many tokens they have:
-        free places first, then those of the texts that ended longest ago."""
+    def relocate(self, rows: Sequence[int], places: Iterable[int]) -> list[tuple[int, int, int]]:
+        """Assigns new places to the texts of rows that are about to be overwritten, and returns (row, place, tokens)
+        for each. Free places are used first, then those of the texts that ended longest ago. A text for which no place
+        is left is not moved."""
         ranked = deque(sorted(places, key=lambda place: self.kept[place].time if place in self.kept else 0))
-        found = []
+        moves = []
         for row in sorted((row for row in rows if row in self.kept), key=lambda row: -self.kept[row].time):
             if not ranked or (ranked[0] in self.kept and self.kept[ranked[0]].time > self.kept[row].time):
                 break
             place = ranked.popleft()
             self.kept[place] = self.kept.pop(row)
-            found.append((row, place, len(self.kept[place].text)))
-        return found
+            moves.append((row, place, len(self.kept[place].text)))
+        return moves
 
-    def forget(self, row: int) -> None:
-        """Another request has the row."""
-        self.kept.pop(row, None)
-
-    def longest(
+    def longest_match(
         self,
         text: list[int],
         scope: Any,
-        living: Mapping[int, tuple[list[int], Any]],
+        active: Mapping[int, tuple[list[int], Any]],
         here: int | None = None,
     ) -> tuple[int, int]:
-        """The row, ended or `living`, whose text begins most like `text` and has the same `scope`, and how many of its
-        tokens are the same: all but the last of the text at most. Of equals the row that is `here` already."""
-        wanted, found = text[:-1], (here if here is not None else 0, 0)
-        rows = {**{row: (kept.text, kept.scope) for row, kept in self.kept.items()}, **living}
+        """Returns the row, kept or `active`, that shares the longest prefix with `text` and has the same `scope`, and
+        the length of the prefix, at most all but the last token of `text`. Row `here`, which needs no copy, wins ties.
+        The length is 0 if no prefix is worth a copy."""
+        wanted, best = text[:-1], (here if here is not None else 0, 0)
+        rows = {**{row: (kept.text, kept.scope) for row, kept in self.kept.items()}, **active}
         for row, (known, their_scope) in rows.items():
             if their_scope != scope:
                 continue
-            count = common_start(wanted, known)
-            if count > found[1] or (count == found[1] and row == here):
-                found = (row, count)
-        return found if found[1] >= self.least else (found[0] if here is None else here, 0)
+            count = common_prefix(wanted, known)
+            if count > best[1] or (count == best[1] and row == here):
+                best = (row, count)
+        return best if best[1] >= self.min_tokens else (best[0] if here is None else here, 0)

@@ -1,4 +1,4 @@
-"""What the host reads of a step: a few whole numbers for each row, and log-probabilities where they were asked for."""
+"""What the host reads of a step: a few integers for each row, and log-probabilities if they were asked for."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spectr.engine.metrics import Counted, child_ranks
+from spectr.engine.metrics import StepCounts, child_ranks
 from spectr.engine.record import Evidence, RowVerdict
 from spectr.engine.request import StepTree, TokenLogprobs, TreeNode
 from spectr.errors import ArgumentError, LawError
@@ -17,18 +17,18 @@ from spectr.types import ORIGINS, Draft, Verdict
 __all__ = ["HostReadout", "PendingReadout", "RowReadout", "StepReadout", "copy_to_host", "pack"]
 
 _REASONS = (None, "stop", "length")
-_FIELDS = 7  # numbers of a row before its tokens
-SOUND, NO_NUMBERS, NO_TOKENS, NO_WAY_ON = 0, 1, 2, 3  # what is wrong with a row
+_FIELDS = 7  # integers of a row before its tokens
+SOUND, NO_NUMBERS, NO_TOKENS, NO_WAY_ON = 0, 1, 2, 3  # the faults of a row
 
 
 @dataclass(frozen=True, slots=True)
 class TreeReadout:
     """The trees of a step as tensors."""
 
-    nodes: Tensor  # (B, N, 4) int64: token, parent, whether it is alive, place in ORIGINS or -1
-    chances: Tensor  # (B, N, 2) float32: of the token under the draft's distribution, -1 if unknown, and the model's
+    nodes: Tensor  # (B, N, 4) int64: token, parent, whether it is alive, index in ORIGINS or -1
+    probabilities: Tensor  # (B, N, 2) float32: of the token under the draft, -1 if unknown, and under the target
     path: Tensor  # (B, D) int64: accepted nodes, padded with -1
-    added: Tensor  # (B,) float32: the chance of the token that was added
+    added: Tensor  # (B,) float32: the probability of the token that was added
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class StepReadout:
     numbers: Tensor  # (B, 8 + 2 D) int64, see `pack`
     logprobs: Tensor | None = None  # (B, D + 1, 1 + K) float32: of the token, and of the likeliest
     likeliest: Tensor | None = None  # (B, D + 1, K) int64
-    best: Tensor | None = None  # (B, D + 1): what the best coupling would accept
+    best: Tensor | None = None  # (B, D + 1): the acceptance probabilities of the best coupling
     tree: TreeReadout | None = None
-    evidence: Evidence | None = None  # for a witness; stays on the device
+    evidence: Evidence | None = None  # for the witness; stays on the device
 
     @property
     def width(self) -> int:
-        """Most tokens that a row can have got."""
+        """The most tokens that the step can have added to a row."""
         return (self.numbers.shape[1] - _FIELDS + 1) // 2
 
 
@@ -52,19 +52,19 @@ class StepReadout:
 class RowReadout:
     """What a step did to one row."""
 
-    tokens: list[int]  # cut at a stop token and at the limit, and where there was no distribution
+    tokens: list[int]  # cut at a stop token, at the limit, and where there was no distribution
     finish_reason: str | None
-    counted: Counted
+    counts: StepCounts
     logprobs: list[TokenLogprobs] | None
-    error: Exception | None  # why no token could be drawn after these
+    error: Exception | None  # why no token could be sampled after these
     tree: StepTree | None = None
 
 
 def pack(draft: Draft, tree: Topology, verdict: Verdict, ended: tuple[Tensor, Tensor, Tensor], fault: Tensor) -> Tensor:
-    """(B, 8 + 2 D) int64: of each row the accepted nodes, whether it was corrected, the nodes drafted, what is wrong
-    with it, how many tokens belong to the text, why it ends and how many tokens its reference predicted; the tokens,
-    and the rank of each accepted one. `ended` are the tokens emitted (B, D + 1), their count (B,) and the reason
-    (B,)."""
+    """Packs a step into integers (B, 8 + 2 D). Each row has the number of accepted nodes, whether the last token is a
+    correction, the number of nodes drafted, the fault, how many tokens belong to the text, why the text ends, how many
+    tokens its reference predicted; then the D + 1 tokens and the ranks of the D accepted nodes. `ended` are the emitted
+    tokens (B, D + 1), their count (B,) and the reason (B,)."""
     emitted, count, reason = ended
     ranks = child_ranks(tree, verdict) if draft.tokens.shape[1] > 1 else torch.zeros_like(verdict.path)
     drafted = draft.alive.sum(-1) - 1
@@ -74,8 +74,8 @@ def pack(draft: Draft, tree: Topology, verdict: Verdict, ended: tuple[Tensor, Te
 
 
 def _predicted(draft: Draft, emitted: Tensor, count: Tensor) -> Tensor:
-    """(B,): how many of the first `count` (B,) emitted tokens (B, D + 1), up to the first that differs, are what the
-    row's reference says."""
+    """(B,): how many of the first `count` (B,) emitted tokens (B, D + 1) agree with the row's reference, up to the
+    first that differs."""
     if draft.predicted is None:
         return torch.zeros_like(count)
     width = min(emitted.shape[1], draft.predicted.shape[1])
@@ -88,44 +88,42 @@ def _predicted(draft: Draft, emitted: Tensor, count: Tensor) -> Tensor:
 class PendingReadout:
     """A readout on its way to the host."""
 
-    held: StepReadout
+    copy: StepReadout
     event: Any = None
 
     def wait(self, origin: str = "drafter") -> "HostReadout":
-        """What it says, once it is there; `origin` is where drafts come from that say nothing else."""
+        """Waits for the copy. `origin` is the origin of drafts that do not name one."""
         if self.event is not None:
             self.event.synchronize()
-        return HostReadout(self.held, origin)
+        return HostReadout(self.copy, origin)
 
 
 def copy_to_host(readout: StepReadout) -> PendingReadout:
-    """Send a readout to the host without waiting. Each goes into memory of its own: the step after it may be launched
+    """Copies a readout to the host without waiting. Each copy has its own memory, because the next step may be launched
     before it is read."""
     if readout.numbers.device.type != "cuda":
         return PendingReadout(readout)
 
-    def copy_to_device(values: Tensor | None) -> Tensor | None:
+    def pinned(values: Tensor | None) -> Tensor | None:
         if values is None:
             return None
         held = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         return held.copy_(values, non_blocking=True)
 
-    numbers = copy_to_device(readout.numbers)
+    numbers = pinned(readout.numbers)
     assert numbers is not None
     tree = readout.tree
     if tree is not None:
-        parts: list[Any] = [copy_to_device(part) for part in (tree.nodes, tree.chances, tree.path, tree.added)]
+        parts: list[Any] = [pinned(part) for part in (tree.nodes, tree.probabilities, tree.path, tree.added)]
         tree = TreeReadout(*parts)
-    held = StepReadout(
-        numbers, copy_to_device(readout.logprobs), copy_to_device(readout.likeliest), copy_to_device(readout.best), tree
-    )
+    held = StepReadout(numbers, pinned(readout.logprobs), pinned(readout.likeliest), pinned(readout.best), tree)
     event = torch.cuda.Event()
     event.record()
     return PendingReadout(held, event)
 
 
 class HostReadout:
-    """A step on the host."""
+    """A readout on the host."""
 
     def __init__(self, readout: StepReadout, origin: str = "drafter") -> None:
         self._readout, self._origin = readout, origin
@@ -133,18 +131,19 @@ class HostReadout:
 
     @property
     def width(self) -> int:
-        """Most tokens that a row can have got."""
+        """The most tokens that the step can have added to a row."""
         return self._readout.width
 
     def row(self, row: int, top: int | None) -> RowReadout:
-        """What a step did to one row, with log-probabilities of the `top` likeliest tokens if they are wanted."""
+        """Returns what a step did to one row, with log-probabilities of the `top` likeliest tokens unless `top` is
+        None."""
         length, corrected, drafted, fault, count, reason, predicted, *rest = self._rows[row]
         ranks = rest[self.width :][:length]
         best = None if self._readout.best is None else self._readout.best[row].tolist()[: length + 1]
-        counted = Counted(drafted, length + 1, bool(corrected), ranks, best, predicted).cut(count)
+        counts = StepCounts(drafted, length + 1, bool(corrected), ranks, best, predicted).cut(count)
         error = _error(fault) if fault else None
         logprobs, tree = self._logprobs(row, count, top), self._tree(row)
-        return RowReadout(rest[:count], _REASONS[reason], counted, logprobs, error, tree)
+        return RowReadout(rest[:count], _REASONS[reason], counts, logprobs, error, tree)
 
     def _tree(self, row: int) -> StepTree | None:
         """The tree of one row, without dead nodes."""
@@ -153,7 +152,7 @@ class HostReadout:
         path = [node for node in found.path[row].tolist() if node >= 0]
         places, nodes = dict[int, int](), list[TreeNode]()
         for number, ((token, parent, alive, origin), (draft, target)) in enumerate(
-            zip(found.nodes[row].tolist(), found.chances[row].tolist(), strict=True)
+            zip(found.nodes[row].tolist(), found.probabilities[row].tolist(), strict=True)
         ):
             if not alive:
                 continue
@@ -164,7 +163,7 @@ class HostReadout:
         return StepTree(nodes, places[path[-1]] if path else 0, float(found.added[row]))
 
     def verdict(self, row: int) -> RowVerdict:
-        """What was decided for one row, as a witness wants it."""
+        """Returns what was decided for one row, for the witness."""
         length, corrected, _, fault, count, reason = self._rows[row][:6]
         tokens = self._rows[row][_FIELDS : _FIELDS + length + 1]
         return RowVerdict(tuple(tokens), length, bool(corrected), count, _REASONS[reason], fault)

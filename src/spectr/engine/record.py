@@ -1,7 +1,7 @@
-"""What a witness is given of a step: what the verdict was made of, and what came out, in memory of its own.
+"""Records of steps for a witness, which checks them while the engine runs (see `spectr.audit.witness`).
 
-A witness checks steps while the engine runs: see `spectr.audit.witness`. The engine knows what is written here, and
-nothing of how a step is checked.
+A record has what the verdict was computed from and what came out, in memory of its own. The engine does not depend on
+how a step is checked.
 """
 
 from collections.abc import Callable
@@ -20,30 +20,30 @@ __all__ = ["Evidence", "PendingEvidence", "RowVerdict", "StepRecord", "WatchedRo
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a verdict was made of."""
+    """What a verdict was computed from."""
 
     draft: Draft
     logits: Tensor  # (B, N, V): the target's, before any policy
-    allowed: Tensor | None = None  # (B, N, V) bool: what grammars let follow, where some row has one
+    allowed: Tensor | None = None  # (B, N, V) bool: the tokens that grammars allow; None if no row has one
 
 
 @dataclass(frozen=True, slots=True)
 class RowVerdict:
-    """What was decided for one row, before its text was cut where it ends."""
+    """What was decided for one row, before its text was cut at its end."""
 
-    tokens: tuple[int, ...]  # the accepted ones, and the one after them
+    tokens: tuple[int, ...]  # the accepted tokens, and the one after them
     accepted: int
     corrected: bool
     count: int  # how many of the tokens belong to the text
     finish_reason: str | None
-    fault: int  # why there was no distribution after those, see `readout`
+    fault: int  # one of the faults in `readout`
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedRow:
     """A row that took part in a step."""
 
-    row: int  # where it stands in the tensors
+    row: int  # its index in the tensors
     request: Request
     text: tuple[int, ...]  # prompt and text before the step, as they were delivered
     verdict: RowVerdict
@@ -51,21 +51,21 @@ class WatchedRow:
 
 @dataclass(slots=True)
 class PendingEvidence:
-    """Evidence on its way to the host."""
+    """Evidence that is being copied to the host."""
 
-    held: Evidence
+    copy: Evidence
     event: Any = None
 
     def wait(self) -> Evidence:
-        """The evidence, once it is there."""
+        """Waits for the copy and returns it."""
         if self.event is not None:
             self.event.synchronize()
-        return self.held
+        return self.copy
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step of some rows."""
+    """One step and the rows that took part."""
 
     rule: Rule
     stops: frozenset[int]  # tokens that end every text
@@ -74,40 +74,40 @@ class StepRecord:
 
 
 class Witness(Protocol):
-    """Something that checks steps."""
+    """Checks steps while the engine runs."""
 
     def wants_step(self) -> bool:
-        """Whether it wants a record of the next step; asked once for each step."""
+        """Whether the witness wants a record of the next step; called once per step."""
         ...
 
     def add(self, record: StepRecord) -> None:
-        """Take a record; must return at once."""
+        """Takes a record; must return at once."""
         ...
 
 
 def copy_evidence(evidence: Evidence, rows: int, *, laws: bool) -> PendingEvidence:
-    """Copy what belongs to the first rows, with the draft laws if they are wanted, without waiting. On a GPU the copies
-    are queued behind the step, on the same stream: the next replay of a graph writes over what it read and made."""
-    is_late = evidence.logits.device.type == "cuda"
+    """Copies the evidence of the first rows, with the draft distributions if `laws`, without waiting. On a GPU the
+    copies are queued behind the step on the same stream, because the next replay of a graph overwrites its tensors."""
+    on_gpu = evidence.logits.device.type == "cuda"
 
     def copied(values: Tensor | None) -> Any:
         if values is None:
             return None
-        if not is_late:
+        if not on_gpu:
             return values[:rows].clone()
-        held = torch.empty((rows, *values.shape[1:]), dtype=values.dtype, pin_memory=True)
-        return held.copy_(values[:rows], non_blocking=True)
+        copy = torch.empty((rows, *values.shape[1:]), dtype=values.dtype, pin_memory=True)
+        return copy.copy_(values[:rows], non_blocking=True)
 
-    held = Evidence(_each(evidence.draft, copied, laws), copied(evidence.logits), copied(evidence.allowed))
-    if not is_late:
-        return PendingEvidence(held)
+    copy = Evidence(_copied_draft(evidence.draft, copied, laws), copied(evidence.logits), copied(evidence.allowed))
+    if not on_gpu:
+        return PendingEvidence(copy)
     event = torch.cuda.Event()
     event.record()
-    return PendingEvidence(held, event)
+    return PendingEvidence(copy, event)
 
 
-def _each(draft: Draft, copied: Callable[[Tensor | None], Any], laws: bool) -> Draft:
-    """A draft with copies of what a verdict depends on."""
+def _copied_draft(draft: Draft, copied: Callable[[Tensor | None], Any], laws: bool) -> Draft:
+    """A draft with copies of the tensors that a verdict depends on."""
     return replace(
         draft, tokens=copied(draft.tokens), parents=copied(draft.parents), alive=copied(draft.alive),
         fixed=copied(draft.fixed), laws=copied(draft.laws) if laws else None, predicted=None, origin=None,

@@ -1,4 +1,4 @@
-"""What is asked of the engine, and what comes out of it. Nothing here does anything."""
+"""Requests to the engine, and the steps and results that come out of it: data only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,58 +12,58 @@ __all__ = ["Reader", "Request", "Result", "Step", "StepTree", "TokenLogprobs", "
 
 
 class Reader(Protocol):
-    """Turns the tokens of one text into what people read, and finds stop strings."""
+    """Decodes the tokens of one text into characters, and finds stop strings."""
 
     def feed(self, tokens: list[int]) -> tuple[str, int | None]:
-        """What can be shown once these tokens are there, and how many of them belong to the text, if it ends among
-        them."""
+        """Takes the next tokens. Returns the text that can be shown now, and how many of the tokens belong to the text
+        if it ends among them, else None."""
         ...
 
     def finish(self) -> str:
-        """What was held back, once no token follows."""
+        """Returns the text that was held back, once no more tokens follow."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One text to generate, with settings of its own. `generated` holds what was generated before, if it goes on:
-    penalties, least lengths and limits count it."""
+    """One text to generate, with its own settings. `generated` are tokens generated before, if a text is continued:
+    penalties, minimum lengths and limits count them."""
 
     prompt: Sequence[int]
     seed: int = 0
-    max_new_tokens: int = 128  # those generated before included
+    max_new_tokens: int = 128  # including those generated before
     policy: Policy = field(default_factory=Policy)
     generated: Sequence[int] = ()
-    stop_ids: frozenset[int] = frozenset()  # tokens that end it, beside those of the model
-    source: Sequence[int] | None = None  # what an encoder-decoder model answers to
+    stop_ids: frozenset[int] = frozenset()  # tokens that end it, besides those of the model
+    source: Sequence[int] | None = None  # the encoder's input, for an encoder-decoder model
     padding: Sequence[int] = ()  # tokens that custom processors see before the prompt
-    reader: Reader | None = None  # serves this one request
-    logprobs: int | None = None  # of every token, and of so many of the likeliest in its place
-    prompt_logprobs: int | None = None  # the same for the tokens of the prompt, but the first
+    reader: Reader | None = None  # used for this request only
+    logprobs: int | None = None  # of every token, and of this many of the likeliest tokens in its place
+    prompt_logprobs: int | None = None  # the same for the tokens of the prompt except the first
     optimality_gap: bool = False
-    cache_scope: str = ""  # only requests of the same scope share the beginnings of their prompts
-    trace: bool = False  # steps tell their trees
-    grammar: CompiledGrammar | None = None  # what the text has to look like; for the vocabulary of the target
-    reference: Sequence[int] = ()  # what the text will probably repeat: tokens that are drafted, and decide nothing
+    cache_scope: str = ""  # only requests of the same scope share prefixes
+    trace: bool = False  # whether steps include their trees
+    grammar: CompiledGrammar | None = None  # constrains the text; compiled for the target's vocabulary
+    reference: Sequence[int] = ()  # tokens that the text will probably repeat; they are only drafted
 
     @property
     def tokens(self) -> list[int]:
-        """The text so far, prompt included."""
+        """The text so far, including the prompt."""
         return [*self.prompt, *self.generated]
 
     @property
     def limit(self) -> int:
-        """Most tokens of prompt and text."""
+        """The most tokens that prompt and text may have together."""
         return len(self.prompt) + self.max_new_tokens
 
     @property
     def has_hooks(self) -> bool:
-        """Whether functions of the user or a grammar take part, which run on the host."""
+        """Whether users' functions or a grammar, which run on the host, take part in steps."""
         return not self.policy.capturable or self.grammar is not None
 
     @property
     def refers(self) -> bool:
-        """Whether tokens are drafted from a reference, beside those of the drafter."""
+        """Whether tokens are drafted from a reference, besides those of the drafter."""
         return bool(self.reference)
 
 
@@ -77,12 +77,12 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """One node of a token tree. Chances are those of its token after the text before it, under the policy."""
+    """One node of a token tree. Probabilities are those of its token after the text before it, under the policy."""
 
     token: int
-    parent: int | None  # place of its parent among the nodes; None: the root, the last token before the step
-    draft: float | None  # its chance under the drafter's distribution; None where the drafter has none
-    target: float | None  # its chance under the model's
+    parent: int | None  # index of its parent; None for the root, the last token before the step
+    draft: float | None  # its probability under the drafter's distribution; None if the drafter has none
+    target: float | None  # its probability under the target's distribution
     accepted: bool
     origin: str  # one of ORIGINS
 
@@ -92,22 +92,22 @@ class StepTree:
     """The token tree of a step, parents before children, and the token that the model added to the accepted path."""
 
     nodes: list[TreeNode]
-    last: int  # place of the last accepted node, which the added token follows
-    added: float  # the chance of the added token
+    last: int  # index of the last accepted node, which the added token follows
+    added: float  # the probability of the added token
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step added to one text: the only thing that leaves the loop."""
+    """What one step added to one text."""
 
-    tokens: list[int]  # accepted, then the bonus; cut at the end of the text
-    accepted: int = 0  # draft tokens among them
-    corrected: bool = False  # the last token stands in the place of a draft
+    tokens: list[int]  # the accepted drafts, then the target's own token; cut at the end of the text
+    accepted: int = 0  # how many of them are drafts
+    corrected: bool = False  # whether the last token replaces a rejected draft
     finish_reason: str | None = None  # "stop", "length", or None while the text goes on
     logprobs: list[TokenLogprobs] | None = None
-    text: str = ""  # what can be shown, if the request has a reader
+    text: str = ""  # the text that can be shown, if the request has a reader
     drafted: int = 0  # draft tokens that were scored
-    tree: StepTree | None = None  # what was drafted, if the request is traced
+    tree: StepTree | None = None  # if the request is traced
 
     @property
     def origins(self) -> list[str]:
@@ -120,7 +120,7 @@ class Step:
 
 @dataclass(slots=True)
 class Result:
-    """A text as far as it has come."""
+    """A text as far as it has been generated."""
 
     tokens: list[int] = field(default_factory=list)
     finish_reason: str | None = None  # "stop", "length", "cancelled", or None while it goes on
@@ -129,10 +129,10 @@ class Result:
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # None for the first token, which follows nothing
     steps: list[Step] = field(default_factory=list)
     text: str = ""
-    reused: int = 0  # tokens of the prompt that were known from another text and not read again
+    reused: int = 0  # prompt tokens that were copied from another row and not prefilled
 
     def add(self, step: Step) -> None:
-        """One step more."""
+        """Appends a step."""
         self.tokens += step.tokens
         self.steps.append(step)
         self.text += step.text

@@ -1,7 +1,6 @@
-"""All that a step begins with, of R rows, on the device and changed in place: texts, settings, seeds, who is active.
+"""The state of R rows on the device, changed in place by steps: texts, policies, seeds, and which rows are active.
 
-Active rows stand first, one after the other. Behind them stand rows whose requests have ended: what is known of their
-texts serves later requests that begin alike.
+`spectr.engine.placement` says which request is in which row.
 """
 
 from collections.abc import Sequence
@@ -38,17 +37,17 @@ class Rows:
             self.active = torch.zeros(rows, dtype=torch.bool, device=device)
 
     def __len__(self) -> int:
-        """How many rows there is room for."""
+        """The number of rows that are allocated."""
         return len(self.seed)
 
     @property
     def version(self) -> int:
-        """Another number once some tensor was replaced by another: a captured step knows tensors by where they lie."""
+        """A number that changes when a tensor is replaced: captured steps know tensors by their addresses."""
         return self.history.version + self.policies.version
 
     @torch.inference_mode(False)
     def put(self, first: int, requests: Sequence[Request], stops: frozenset[int]) -> None:
-        """Give the rows from `first` on to requests; they take part in steps once they are activated."""
+        """Puts requests into the rows from `first` on; they take part in steps once they are activated."""
         texts = [Text(r.prompt, r.generated, r.max_new_tokens, stops | r.stop_ids, r.padding) for r in requests]
         self.policies.put(first, [request.policy for request in requests])
         self.history.put(first, texts)
@@ -57,8 +56,8 @@ class Rows:
         self.active[rows] = False
 
     def features(self, rows: int, *, exactly: bool) -> frozenset[str]:
-        """What the policies of the first rows use, and room for the tables it needs; if not exactly that, one of a few
-        larger sets."""
+        """Returns the features that the policies of the first rows use, and allocates the tables they need. Unless
+        `exactly`, the set is rounded up to one of few, so that few graphs are captured."""
         found: frozenset[str] = frozenset().union(*set(self.policies.used[:rows]))
         found = found if exactly else rounded(found)
         self.history.look_back(seen="repetition_penalty" in found, counts="counts" in found)
@@ -67,15 +66,15 @@ class Rows:
         return found
 
     def activate(self, first: int, count: int) -> None:
-        """Some rows take part in steps from now on."""
+        """Lets rows take part in steps."""
         self.active[first : first + count] = True
 
     def deactivate(self, first: int, count: int) -> None:
-        """Some rows take part no more."""
+        """Ends the part of rows in steps."""
         self.active[first : first + count] = False
 
     def copy_rows(self, sources: list[int], targets: list[int]) -> None:
-        """Some rows take the places of others."""
+        """Copies rows `sources` to rows `targets`."""
         self.history.copy_rows(sources, targets)
         self.policies.copy_rows(sources, targets)
         source, target = copy_to_device(sources, self.device), copy_to_device(targets, self.device)
@@ -84,7 +83,7 @@ class Rows:
 
     @torch.inference_mode(False)
     def make_room(self, rows: int, slots: int) -> None:
-        """Room for so many rows and tokens at least."""
+        """Allocates at least `rows` rows of `slots` tokens."""
         extra = max(0, rows - len(self))
         self.history.make_room(rows, slots)
         self.policies.make_room(rows)
@@ -92,12 +91,12 @@ class Rows:
         self.active = torch.nn.functional.pad(self.active, (0, extra))
 
     def window(self, rows: int) -> "Rows":
-        """The first rows, in the same places; of no use once others were put there, or have moved."""
-        made = Rows.__new__(Rows)
-        made.device = self.device
-        made.history, made.policies = self.history.window(rows), self.policies.window(rows)
-        made.seed, made.active = self.seed[:rows], self.active[:rows]
-        return made
+        """Returns a view of the first rows, which is valid until rows are put, moved or allocated."""
+        view = Rows.__new__(Rows)
+        view.device = self.device
+        view.history, view.policies = self.history.window(rows), self.policies.window(rows)
+        view.seed, view.active = self.seed[:rows], self.active[:rows]
+        return view
 
     @property
     def root(self) -> Tensor:

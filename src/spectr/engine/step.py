@@ -1,6 +1,6 @@
-"""One step of a lane's first rows: draft, score, settle. Tensors in, tensors out, no answer from the device.
+"""One step of the first rows of a lane: draft, score, settle.
 
-The same functions run eagerly and are captured as graphs.
+The functions take and return tensors and never wait for the device, so that they run eagerly and can be captured.
 """
 
 import time
@@ -29,43 +29,46 @@ __all__ = ["Scored", "StepParts", "draft_trees", "run_step", "score_trees", "set
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """Who takes part in a step, and what is wanted of it."""
+    """What takes part in a step, and what the step has to compute."""
 
     target: TreeModel
-    session: Any  # the target's, of the rows that take part
+    session: Any  # the target's, for the rows that take part
     drafting: Drafting
     rule: Rule
     rows: Rows  # the rows that take part
-    features: frozenset[str]  # of policies that are computed
-    longest: int  # no row has more tokens
-    unread: int | None = None  # no row got more tokens since the last step; None: the drafter may ask
-    logprobs: int | None = None  # of emitted tokens, and of so many of the likeliest
+    features: frozenset[str]  # the parts of policies that are computed
+    longest: int  # an upper bound of the tokens of a row
+    unread: int | None = (
+        None  # an upper bound of the tokens that the last step added to a row; None: wait for the exact number
+    )
+    logprobs: int | None = None  # of emitted tokens, and of this many of the likeliest tokens
     optimality_gap: bool = False
-    traces: bool = False  # the readout has the trees
-    watched: bool = False  # hand over what the verdict was made of
-    grammars: RowGrammars | None = None  # if some row has one
+    traces: bool = False  # whether the readout has the trees
+    watched: bool = False  # whether the readout has the evidence for a witness
+    grammars: RowGrammars | None = None  # None if no row has one
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A draft, and what the target says of it."""
+    """A draft and the target's logits."""
 
     draft: Draft
     tree: Topology
-    words: Tensor  # (B, N, D): the tokens below the root on the way to each node, padded with -1
+    words: Tensor  # (B, N, D): the tokens from below the root to each node, padded with -1
     coins: SeededCoins
-    logits: Tensor  # (B, N, V), raw, numbers
-    finite: Tensor  # (B, N) bool: they were numbers as they came
+    logits: Tensor  # (B, N, V), before the policy; finite
+    finite: Tensor  # (B, N) bool: whether the target's logits were finite
     masks: Tensor | None = None  # (B, N, W) int32: the tokens that grammars allow after each node
 
     def logits_at(self, nodes: Tensor | None) -> Tensor:
-        """Logits (B, M, V) after nodes (B, M), all of them for None, of the tokens that grammars allow."""
-        found = pick_rows(self.logits, nodes)
-        return found if self.masks is None else keep_allowed(found, pick_rows(self.masks, nodes))
+        """Returns logits (B, M, V) after nodes (B, M), or after all nodes for None, masked by grammars."""
+        logits = pick_rows(self.logits, nodes)
+        return logits if self.masks is None else keep_allowed(logits, pick_rows(self.masks, nodes))
 
 
 def run_step(parts: StepParts, marks: list[float]) -> StepReadout:
-    """One draft, one target call, one verdict, and what each part keeps of it."""
+    """Runs one step: drafts trees, scores them in one call of the target, and settles. Appends the times before,
+    between and after to `marks`."""
     marks.append(time.perf_counter())
     draft, coins = draft_trees(parts)
     marks.append(time.perf_counter())
@@ -77,14 +80,14 @@ def run_step(parts: StepParts, marks: list[float]) -> StepReadout:
 
 
 def _evidence(scored: Scored) -> Evidence:
-    """What the verdict was made of."""
+    """What the verdict was computed from."""
     masks = scored.masks
-    let = None if masks is None else allowed(masks, scored.logits.shape[-1]) | (masks == 0).all(-1)[..., None]
-    return Evidence(scored.draft, scored.logits, let)
+    can_follow = None if masks is None else allowed(masks, scored.logits.shape[-1]) | (masks == 0).all(-1)[..., None]
+    return Evidence(scored.draft, scored.logits, can_follow)
 
 
 def draft_trees(parts: StepParts) -> tuple[Draft, SeededCoins]:
-    """A tree for each row, and the coins that it was drawn with."""
+    """Drafts a tree for each row; returns it with the coins that it was drawn with."""
     rows, history, features = parts.rows, parts.rows.history, parts.features
     temperature = rows.policies.number("temperature")
     coins = SeededCoins(rows.seed, history.length, temperature == 0)
@@ -108,7 +111,7 @@ def draft_trees(parts: StepParts) -> tuple[Draft, SeededCoins]:
 
 
 def score_trees(parts: StepParts, draft: Draft, coins: SeededCoins) -> Scored:
-    """One call of the target on all nodes. Where rows have grammars, the host walks the trees meanwhile."""
+    """Scores all nodes in one call of the target. Meanwhile the host computes the masks of rows with grammars."""
     tree = topology(draft)
     words = _words(draft, tree)
     pending = None if parts.grammars is None else parts.grammars.send(words)
@@ -119,14 +122,15 @@ def score_trees(parts: StepParts, draft: Draft, coins: SeededCoins) -> Scored:
 
 
 def _words(draft: Draft, tree: Topology) -> Tensor:
-    """(B, N, D): the tokens below the root on the way to each node, padded with -1."""
+    """(B, N, D): the tokens from below the root to each node, padded with -1."""
     below = tree.path[..., 1:]
     words = draft.tokens.gather(1, below.clamp_min(0).flatten(1)).view_as(below)
     return torch.where(below >= 0, words, -1)
 
 
 def settle(parts: StepParts, scored: Scored) -> StepReadout:
-    """Decide by policy and rule, keep what was accepted, end what ends, and say what the host should read."""
+    """Decides which path of each tree is accepted, by policy and rule; keeps the path in the caches of target and
+    drafter; appends the tokens to the texts, ends those that end, and returns what the host reads."""
     rows, draft, tree = parts.rows, scored.draft, scored.tree
 
     def law(nodes: Tensor | None) -> Tensor:
@@ -150,44 +154,44 @@ def settle(parts: StepParts, scored: Scored) -> StepReadout:
 
 
 def _tree(scored: Scored, verdict: Verdict, law: LogitsAt) -> TreeReadout:
-    """All trees, with the chances of their tokens."""
+    """The trees of all rows, with the probabilities of their tokens."""
     draft = scored.draft
     target = law_of(law(None))  # (B, N, V)
 
-    def chance(laws: Tensor, nodes: Tensor, tokens: Tensor) -> Tensor:
+    def probability(laws: Tensor, nodes: Tensor, tokens: Tensor) -> Tensor:
         return pick_rows(laws, nodes).gather(-1, tokens.clamp(0, laws.shape[-1] - 1)[..., None])[..., 0].float()
 
-    own = chance(target, draft.parents, draft.tokens)
-    drafted = torch.full_like(own, -1.0) if draft.laws is None else chance(draft.laws, draft.parents, draft.tokens)
+    own = probability(target, draft.parents, draft.tokens)
+    drafted = torch.full_like(own, -1.0) if draft.laws is None else probability(draft.laws, draft.parents, draft.tokens)
     last = torch.nn.functional.pad(verdict.path, (1, 0)).gather(1, verdict.length[:, None])  # (B, 1)
-    added = chance(target, last, verdict.bonus[:, None])
+    added = probability(target, last, verdict.bonus[:, None])
     origin = torch.full_like(draft.tokens, -1) if draft.origin is None else draft.origin
     nodes = torch.stack([draft.tokens, draft.parents, draft.alive.long(), origin], -1)
     return TreeReadout(nodes, torch.stack([drafted, own], -1), verdict.path, added[:, 0])
 
 
 def _keep(parts: StepParts, verdict: Verdict) -> None:
-    """Target and drafter keep the accepted path; of a row that has ended nothing."""
+    """Keeps the accepted path in the caches of target and drafter; nothing for rows that have ended."""
     root = torch.where(parts.rows.active, 0, -1)[:, None]
     parts.target.keep(parts.session, torch.cat([root, verdict.path], 1))
     parts.drafting.keep(verdict.path)
 
 
 def _of_active_rows(verdict: Verdict, active: Tensor) -> Verdict:
-    """Rows that have ended accept nothing."""
+    """The verdict with nothing accepted in rows that have ended."""
     path = torch.where(active[:, None], verdict.path, -1)
     return Verdict(path, torch.where(active, verdict.length, 0), verdict.bonus, verdict.corrected & active)
 
 
 def _emitted_tokens(draft: Draft, verdict: Verdict) -> Tensor:
-    """(B, D + 1): the accepted tokens, then the bonus, then anything."""
+    """(B, D + 1): the accepted tokens, then the bonus; the rest is arbitrary."""
     accepted = draft.tokens.gather(1, verdict.path.clamp_min(0))
     return torch.nn.functional.pad(accepted, (0, 1)).scatter(1, verdict.length[:, None], verdict.bonus[:, None])
 
 
 def _end(rows: Rows, emitted: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """How many of the emitted tokens (B, W) belong to each text, and why it ends: 0 it does not, 1 a stop token, 2 its
-    length. The first of both counts, and a stop token at the limit is a stop."""
+    """Returns how many of the first `count` (B,) emitted tokens (B, W) belong to each text, and why it ends: 0 it does
+    not, 1 at a stop token, 2 at its length, whichever comes first. A stop token at the limit counts as a stop."""
     places, history = cached_arange(emitted.shape[1], emitted.device), rows.history
     stops = (emitted[..., None] == history.stop_ids[:, None]).any(-1) & (places < count[:, None])
     until_stop = torch.where(stops, places + 1, emitted.shape[1] + 1).amin(-1)
@@ -198,20 +202,20 @@ def _end(rows: Rows, emitted: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _fault(parts: StepParts, scored: Scored, verdict: Verdict, count: Tensor) -> tuple[Tensor, Tensor]:
-    """(B,): whether there was no distribution at a node that one of `count` (B,) tokens came from, and why; and how
-    many tokens came before that."""
+    """Returns what is wrong (B,) at the first of the nodes from which the first `count` (B,) tokens were sampled, if
+    one had no distribution, and how many tokens (B,) came before that node."""
     nodes = torch.nn.functional.pad(verdict.path, (1, 0))  # (B, D + 1): the root first
-    looked = (cached_arange(nodes.shape[1], nodes.device) < count[:, None]) & parts.rows.active[:, None]
+    sampled = (cached_arange(nodes.shape[1], nodes.device) < count[:, None]) & parts.rows.active[:, None]
     at, policies = nodes.clamp_min(0), parts.rows.policies
-    sick = ~scored.finite.gather(1, at)
-    faults = torch.where(sick & looked, NO_NUMBERS, SOUND)
+    nonfinite = ~scored.finite.gather(1, at)
+    faults = torch.where(nonfinite & sampled, NO_NUMBERS, SOUND)
     if policies.may_leave_none(parts.rows.history, parts.features):
         past = Past(parts.rows.history, pick_rows(scored.words, at))
         dead = policies.leave_none(scored.logits_at(at), past, parts.features)
-        faults = torch.where(dead & looked & ~sick, NO_TOKENS, faults)
+        faults = torch.where(dead & sampled & ~nonfinite, NO_TOKENS, faults)
     if scored.masks is not None:
         closed = (pick_rows(scored.masks, at) == 0).all(-1)
-        faults = torch.where(closed & looked & ~sick, NO_WAY_ON, faults)
+        faults = torch.where(closed & sampled & ~nonfinite, NO_WAY_ON, faults)
     first = (faults != SOUND).long().argmax(-1)
     fault = faults.gather(1, first[:, None])[:, 0]
     return fault, torch.where(fault == SOUND, count, first)
@@ -220,7 +224,8 @@ def _fault(parts: StepParts, scored: Scored, verdict: Verdict, count: Tensor) ->
 def _logprobs(
     parts: StepParts, scored: Scored, verdict: Verdict, emitted: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Of the emitted tokens (B, W) under the model's own distributions, and of the likeliest, if anybody asks."""
+    """Log-probabilities (B, W, 1 + K) of the emitted tokens (B, W) and of the K likeliest tokens under the model's own
+    distributions, and the likeliest tokens (B, W, K); None if no request asks for them."""
     if parts.logprobs is None:
         return None, None
     nodes = torch.nn.functional.pad(verdict.path, (1, 0)).clamp_min(0)

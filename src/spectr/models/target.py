@@ -50,7 +50,7 @@ class Fresh:
 class Target:
     """An unmodified causal or encoder-decoder model of transformers, scored on trees."""
 
-    keeps_beginnings = True
+    keeps_prefixes = True
     is_sharded = False  # other processes take part in every call
 
     def __init__(self, model: PreTrainedModel, chunk: int = 512) -> None:

@@ -38,7 +38,7 @@ Say = Callable[[str], None]
 def with_drafter(lm: LM, drafter: Drafter, rule: str = "race") -> LM:
     """The same loaded model with another drafter and rule. Steps are captured if those of `lm` are. Every prompt is
     read, also where it comes again, so that no plan gains by what was run before it."""
-    return LM(lm.engine.with_parts(drafter=drafter, rule=named_rule(rule), reuses=False), lm.opened)
+    return LM(lm.engine.with_parts(drafter=drafter, rule=named_rule(rule), reuses_prefixes=False), lm.opened)
 
 
 def plans_for(lm: LM, drafters: Sequence[str], rules: Sequence[str], say: Say) -> tuple[DecodingPlan, ...]:

@@ -1,0 +1,218 @@
+"""Steps of a lane: launching them, reading what they did, and delivering it to the requests."""
+
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any
+
+from spectr.draft.reference import LENGTH, ReferringDrafting
+from spectr.engine.grammars import RowGrammars
+from spectr.engine.memory import rounded_slots
+from spectr.engine.parts import EngineParts
+from spectr.engine.placement import Placement
+from spectr.engine.readout import HostReadout, PendingReadout, StepReadout, copy_to_host
+from spectr.engine.record import PendingEvidence, StepRecord, WatchedRow, copy_evidence
+from spectr.engine.request import Step
+from spectr.engine.state import RequestState
+from spectr.engine.step import StepParts, run_step
+from spectr.models.graphs import Captured
+from spectr.policy.rows import MASKED
+
+__all__ = ["LaunchedStep", "StepRunner"]
+
+_LOGPROB_COUNTS = (0, 5, 20)  # how many log-probabilities captured steps compute: few values mean few graphs
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step that was launched and has not been read, with the requests that were in its rows."""
+
+    states: list[RequestState]
+    readout: PendingReadout
+    marks: list[float]  # times before draft, target and rule, and after; empty if the step was replayed
+    choice: int  # the drafter's choice of a plan
+    evidence: PendingEvidence | None = None  # for the witness, if it wants this step
+
+
+class StepRunner:
+    """Runs steps of the active rows. On a GPU a step is read after the next one was launched (`lag`), so that the
+    device never waits for the host."""
+
+    def __init__(
+        self, parts: EngineParts, placement: Placement, *, on_host: bool, optimality_gap: bool, traces: bool
+    ) -> None:
+        self.parts, self.placement, self.memory = parts, placement, placement.memory
+        self.optimality_gap, self.traces = optimality_gap, traces
+        self.nodes = parts.drafter.nodes  # counted once: some drafters add up a tree
+        self.device = parts.target.device
+        can_lag = self.device.type == "cuda" and not on_host and getattr(parts.drafter, "capturable", False)
+        self.lag = 1 if can_lag else 0
+        self.captures = can_lag and parts.captures and parts.rule.card.capturable
+        self.captures = self.captures and not (optimality_gap or traces)  # both compute all distributions
+        self.launched: deque[LaunchedStep] = deque()
+        self.has_prefilled = False  # since the last step was read, which makes its time unusable
+        self._version = -1  # of the tensors that the graphs were captured with
+        self._width = 1  # the most tokens that the last step could add to a row
+        self._since = time.perf_counter()  # when the last step was read
+
+    @property
+    def unread_tokens(self) -> int:
+        """The most tokens that launched steps can have added to a row."""
+        return len(self.launched) * self.placement.widest
+
+    def launch(self) -> None:
+        """Launches one step of the active rows."""
+        rows, session, drafting = self.memory.opened()
+        if not self.launched:
+            self._since = time.perf_counter()  # the time before belongs to no step
+        choice = drafting.choose(len(self.placement.active))
+        if isinstance(drafting, ReferringDrafting):
+            for row, state in enumerate(self.placement.active):
+                if state.walk is not None:
+                    drafting.refer(row, state.walk.forced(LENGTH))
+        can_ask = self.device.type == "cpu" or drafting.is_behind  # the drafter may wait for the device
+        parts = self._step_parts(can_ask)
+        count, longest = len(parts.rows), parts.longest
+
+        def step(marks: list[float]) -> StepReadout:
+            window = self.parts.target.window(session, 0, count, longest)
+            return run_step(replace(parts, session=window), marks)
+
+        marks: list[float] = []
+        if self.captures and not can_ask:
+            self._drop_stale_graphs(rows.version + getattr(drafting, "version", 0))
+            readout = self.memory.graphs(_graph_key(parts, choice), lambda _: step([]), rows.active)
+        else:
+            readout = step(marks)
+        pending = copy_to_host(readout)
+        self._width = readout.width
+        self.placement.widest = max(self.placement.widest, self._width)
+        states = list(self.placement.active)
+        self.launched.append(LaunchedStep(states, pending, marks, choice, self._evidence(readout)))
+
+    def _step_parts(self, can_ask: bool) -> StepParts:
+        """What a step of the active rows is called with, but for the target's session. Captured steps round the number
+        of rows, their length and the set of policy features up, so that few graphs are captured."""
+        rows, _, drafting = self.memory.opened()
+        active = self.placement.active
+        count = min(1 << (len(active) - 1).bit_length(), len(rows)) if self.captures else len(active)
+        features, grammars = rows.features(len(active), exactly=not self.captures), self._grammars()
+        features |= frozenset() if grammars is None else {MASKED}
+        longest = max(len(state.text) for state in active) + self.unread_tokens
+        if self.captures:
+            longest = min(rounded_slots(longest + self.nodes), self.memory.slots) - self.nodes
+        return StepParts(
+            self.parts.target, None, drafting, self.parts.rule, rows.window(count), features, longest,
+            None if can_ask else self._width, self._logprob_count(), self.optimality_gap,
+            self.traces, self.parts.witness is not None, grammars,
+        )  # fmt: skip
+
+    def _grammars(self) -> RowGrammars | None:
+        """The grammars of the active rows, None if no row has one. On a GPU the host waits for every depth that it
+        masks; under the race, where the text does not depend on drafts, only the first depth is masked."""
+        walks = [state.walk for state in self.placement.active]
+        if not any(walks):
+            return None
+        masks_all = self.device.type == "cpu" or self.parts.rule.card.name != "race"
+        return RowGrammars(walks, self.parts.target.vocabulary, self.device, masks_all)
+
+    def _logprob_count(self) -> int | None:
+        """The most log-probabilities that an active row asks for, None if none does; rounded up where steps are
+        captured."""
+        counts = [s.request.logprobs for s in self.placement.active if s.request.logprobs is not None]
+        if not counts:
+            return None
+        most = max(counts)
+        return next((count for count in _LOGPROB_COUNTS if count >= most), most) if self.captures else most
+
+    def _drop_stale_graphs(self, version: int) -> None:
+        if self._version != version:
+            self.memory.graphs, self._version = Captured(), version
+
+    def _evidence(self, readout: StepReadout) -> PendingEvidence | None:
+        """Copies what the step just launched decides with, if the witness wants this step."""
+        witness = self.parts.witness
+        if witness is None or readout.evidence is None or not witness.wants_step():
+            return None
+        return copy_evidence(readout.evidence, len(self.placement.active), laws=self.parts.rule.card.needs_laws)
+
+    def read_next(self) -> list[RequestState]:
+        """Reads the oldest launched step, delivers it, and returns the requests that have ended or failed with it."""
+        return self.read(self.launched.popleft())
+
+    def read(self, step: LaunchedStep) -> list[RequestState]:
+        """Delivers a step to its requests, and returns those that have ended or failed with it."""
+        readout = step.readout.wait(self._default_origin(step.choice))
+        self.record(step, readout)
+        now, ended, tokens = time.perf_counter(), list[RequestState](), 0
+        replayed = [self._since, self._since, now, now]  # a replayed step is one piece, counted as the target's
+        for row, state in enumerate(step.states):
+            if state.is_done:
+                continue
+            delivered = _deliver(state, readout, row, step.marks or replayed)
+            tokens += 0 if delivered is None else len(delivered.tokens)
+            if delivered is None or delivered.finish_reason is not None:
+                ended.append(state)
+        if step.marks or not self.has_prefilled:
+            seconds = step.marks[-1] - step.marks[0] if step.marks else now - self._since
+            self.memory.opened()[2].observe(len(step.states), step.choice, tokens / len(step.states), seconds)
+        self._since, self.has_prefilled = now, False
+        return ended
+
+    def _default_origin(self, choice: int) -> str:
+        """The origin of drafts in a step whose draft does not say it."""
+        drafter: Any = self.parts.drafter
+        chosen = drafter.drafters[choice] if hasattr(drafter, "drafters") else drafter
+        return "lookup" if chosen.name == "lookup" else "drafter"
+
+    def record(self, step: LaunchedStep, readout: HostReadout) -> None:
+        """Gives the witness a step that it wants, with the texts from before the step: steps are read in order."""
+        if step.evidence is None or self.parts.witness is None:
+            return
+        rows = [
+            WatchedRow(row, state.request, tuple(state.text), readout.verdict(row))
+            for row, state in enumerate(step.states)
+            if not state.is_done
+        ]
+        self.parts.witness.add(StepRecord(self.parts.rule, self.parts.stops, rows, step.evidence))
+
+    def drop_abandoned(self) -> None:
+        """Drops steps that were launched before all of their requests had ended."""
+        while self.launched and all(state.is_done for state in self.launched[-1].states):
+            self.launched.pop()
+
+
+def _graph_key(parts: StepParts, choice: int) -> tuple[Any, ...]:
+    """What a captured step depends on beside its tensors."""
+    reach = parts.rows.policies.reach if "no_repeat_ngram_size" in parts.features else 0
+    return len(parts.rows), parts.longest, choice, parts.features, parts.unread, parts.logprobs, reach
+
+
+def _deliver(state: RequestState, readout: HostReadout, row: int, marks: list[float]) -> Step | None:
+    """Delivers what a step did to one row; None if it failed, which ends this request and no other."""
+    request = state.request
+    try:
+        found = readout.row(row, request.logprobs)
+        text, end = ("", None) if request.reader is None else request.reader.feed(found.tokens)
+        count = len(found.tokens) if end is None else end
+        state.host_text.commit(found.tokens[:count])  # errors beyond the end of the text are ignored
+        if state.walk is not None:
+            state.walk.commit(found.tokens[:count])
+            if end is None and state.walk.error is not None:
+                raise state.walk.error
+        if end is None and found.error is not None:
+            raise found.error
+        reason = found.finish_reason if end is None else "stop"
+        if reason is not None and request.reader is not None:
+            text += request.reader.finish()
+    except Exception as error:
+        state.delivery.fail(error)
+        return None
+    counts = found.counts.cut(count)
+    state.text += found.tokens[:count]
+    logprobs = None if found.logprobs is None else found.logprobs[:count]
+    step = Step(
+        found.tokens[:count], len(counts.ranks), counts.corrected, reason, logprobs, text, counts.drafted, found.tree
+    )
+    state.delivery.add(step, counts, marks)
+    return step
