@@ -159,7 +159,7 @@ def test_rows_share_a_tree(
 
 
 def test_only_the_race_lets_rows_share(net: PreTrainedModel, makers: dict[str, Make]) -> None:
-    with pytest.raises(MismatchError, match="a text would hang on the batch it is in"):
+    with pytest.raises(MismatchError, match="a text would depend on the other texts of its batch"):
         Engine(Target(net), makers["feature"](Plan("fixed", 4, 4, 24, shared=24)), spectr.rule("match"))
 
 

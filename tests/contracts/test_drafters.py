@@ -308,11 +308,11 @@ def test_coupling_rules_do_not_depend_on_the_batch(net: PreTrainedModel, makers:
 def test_what_does_not_fit_is_refused(net: PreTrainedModel, makers: dict[str, Make]) -> None:
     with pytest.raises(MismatchError, match="holds for siblings"):
         Engine(Target(net), makers["model"](PLANS["pruned"]), spectr.rule("optimal"))
-    with pytest.raises(MismatchError, match="reads the law each child was drawn from"):
+    with pytest.raises(MismatchError, match="needs the distribution that each child was drawn from"):
         Engine(Target(net), makers["lookup"](PLANS["pruned"]), spectr.rule("optimal"))
     with pytest.raises(ArgumentError, match="drafts must be at least 1, got 0"):
         Plan(drafts=0)
     with pytest.raises(ArgumentError, match="must fit into nodes=8, it has 17"):
         Plan("iid", nodes=8)
-    with pytest.raises(ArgumentError, match="token 40, the target 12 tokens"):
+    with pytest.raises(ArgumentError, match="must be below 12, the target's vocabulary size, got 40"):
         Engine(Target(net), drafter("ngram", plan=Plan(), text=[40]), spectr.rule("race")).generate([Request([1])])

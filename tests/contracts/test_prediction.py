@@ -329,7 +329,7 @@ def test_rules_that_read_draft_laws_refuse_it(net: PreTrainedModel, makers: dict
         if name in ("race", "match"):
             assert len(engine.generate([request])[0].tokens) == 4
             continue
-        with pytest.raises(MismatchError, match="a prediction is drafted without a draft law"):
+        with pytest.raises(MismatchError, match="a prediction is drafted without a draft distribution"):
             engine.submit(request)
         assert len(engine.generate([replace(request, reference=())])[0].tokens) == 4
 

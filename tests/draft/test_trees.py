@@ -8,7 +8,7 @@ from torch import Tensor
 
 from spectr.draft import Plan
 from spectr.draft.mixed import merge
-from spectr.draft.model import fitted
+from spectr.draft.model import fit_vocabulary
 from spectr.draft.ngram import NGram, _NGramDrafting
 from spectr.draft.trie import draft_of_paths
 from spectr.errors import ArgumentError
@@ -109,9 +109,9 @@ def test_merged_trees_share_what_they_share() -> None:
 
 def test_vocabularies_are_fitted() -> None:
     logits = torch.tensor([[1.0, 2.0, 3.0]])
-    assert fitted(logits, 2).tolist() == [[1.0, 2.0]]
-    assert fitted(logits, 5).tolist() == [[1.0, 2.0, 3.0, -97.0, -97.0]]
-    assert fitted(logits, 5).softmax(-1)[0, 3:].sum() < 1e-40
+    assert fit_vocabulary(logits, 2).tolist() == [[1.0, 2.0]]
+    assert fit_vocabulary(logits, 5).tolist() == [[1.0, 2.0, 3.0, -97.0, -97.0]]
+    assert fit_vocabulary(logits, 5).softmax(-1)[0, 3:].sum() < 1e-40
 
 
 def test_bad_plans() -> None:

@@ -1,4 +1,4 @@
-"""Drafters: anything that proposes tokens. One file per drafter; none of them knows a rule or a target's laws."""
+"""Drafters, which propose tokens, one file each. They depend neither on rules nor on the target's distributions."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ DRAFTERS = Registry(
 
 
 def drafter(name: str, **options: Any) -> Drafter:
-    """The drafter called `name`.
+    """Returns the drafter called `name`, made with `options`.
 
     >>> drafter("lookup", drafts=2).siblings
     'fixed'

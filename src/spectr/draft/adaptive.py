@@ -1,7 +1,7 @@
-"""Several drafters in one, of which one drafts each step: chosen by the number of rows, as a profile says, or while
-running, from the tokens and seconds of earlier steps.
+"""Several drafters in one, of which one drafts each step. It is chosen by the number of rows, as a profile says, or
+while running, by the tokens and seconds of earlier steps.
 
-For the race alone, whose text does not depend on drafts. Under other rules the text would depend on the choice.
+This is for the race only, whose text does not depend on drafts. Under other rules the text would depend on the choice.
 """
 
 import copy
@@ -20,11 +20,11 @@ from spectr.types import Draft, Drafter, Drafting, Layers, Opening, Scene, Sibli
 __all__ = ["SwitchingDrafter", "adaptive", "replanned"]
 
 Observe = Callable[[int, int, float, float], None]
-"""The rows of a step, which drafter it used, the tokens that a row got on average, and the seconds it took."""
+"""Takes the rows of a step, the index of its drafter, the mean number of tokens per row, and the seconds it took."""
 
 
 def replanned(drafter: Any, plan: Plan) -> Drafter:
-    """The same drafter, weights and all, with another plan.
+    """Returns a drafter with the same weights and another plan.
 
     >>> from spectr.draft import drafter
     >>> replanned(drafter("random", plan=Plan()), Plan(drafts=1, length=2)).nodes
@@ -42,14 +42,14 @@ class SwitchingDrafter:
     """Drafts each step with one of `drafters`; all rows of a step share it."""
 
     drafters: tuple[Drafter, ...]
-    select: Callable[[int], int]  # rows of a step → place of the drafter
+    select: Callable[[int], int]  # rows of a step → index of the drafter
     observe: Observe | None = None
     siblings: ClassVar[Siblings] = "race"
     gives_laws: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
-        """Of all drafters, each once."""
+        """The names of all drafters, each once."""
         return " or ".join(dict.fromkeys(drafter.name for drafter in self.drafters))
 
     @property
@@ -59,7 +59,7 @@ class SwitchingDrafter:
 
     @property
     def nodes(self) -> int:
-        """The room that the largest tree needs."""
+        """The nodes of the largest tree."""
         return max(drafter.nodes for drafter in self.drafters)
 
     @property
@@ -69,22 +69,23 @@ class SwitchingDrafter:
 
     @property
     def head(self) -> Any:
-        """The first trained head among the drafters, for those who compile it or ask where it lies."""
+        """The first trained head among the drafters, for compiling it and finding its device."""
         return next((drafter.head for drafter in self.drafters if hasattr(drafter, "head")), None)
 
     @property
     def model(self) -> Any:
-        """The first draft model, likewise."""
+        """The first draft model among the drafters, for the same uses."""
         return next((drafter.model for drafter in self.drafters if hasattr(drafter, "model")), None)
 
     def open(self, opening: Opening) -> Drafting:
-        """Open every drafter; those that differ in their plan alone share what they remember."""
+        """Opens every drafter; drafters that differ in their plan only share a session."""
         return _SwitchingDrafting(self, opening)
 
 
 def adaptive(drafters: Sequence[Drafter], start: Callable[[int], int]) -> SwitchingDrafter:
-    """A drafter that selects while running, beginning with the one at place `start` of the number of rows. It learns
-    for each size of a batch, by powers of two, and keeps what it learnt for later requests."""
+    """Returns a drafter that selects the fastest of `drafters` while running; for batches of n rows it begins with
+    drafter `start(n)`. It learns for each power of two of the batch size, and keeps what it has learnt for later
+    requests."""
     selectors = dict[int, PlanSelector]()
 
     def selector(rows: int) -> PlanSelector:
@@ -107,14 +108,14 @@ def _differ_in_plan_alone(one: Any, other: Any) -> bool:
 
 
 def _with_most_room(drafters: Sequence[Any], index: int) -> int:
-    """Of the drafters that differ from this one in their plan alone, the place of the one that scores most nodes."""
-    kin = [place for place, other in enumerate(drafters) if _differ_in_plan_alone(drafters[index], other)]
-    return max(kin, key=lambda place: drafters[place].plan.scored, default=index)
+    """Returns the index of the drafter that scores the most nodes, among those that differ in their plan only."""
+    alike = [place for place, other in enumerate(drafters) if _differ_in_plan_alone(drafters[index], other)]
+    return max(alike, key=lambda place: drafters[place].plan.scored, default=index)
 
 
 class _SwitchingDrafting:
-    """The draftings of the drafters by place. The one in use reads along; the others read what they missed when they
-    are used again."""
+    """The draftings of all drafters. Only the current one reads tokens; the others read what they missed when they are
+    used again."""
 
     def __init__(self, drafter: SwitchingDrafter, opening: Opening) -> None:
         self.drafter, opened = drafter, dict[int, Drafting]()
@@ -129,19 +130,19 @@ class _SwitchingDrafting:
         self.is_behind = False
 
     def choose(self, rows: int) -> int:
-        """The drafter for the next step."""
+        """Selects the drafter of the next step."""
         before, self._current = self._current, self.drafter.select(rows)
         drafting = self.draftings[self._current]
         self.is_behind = drafting is not self.draftings[before] and isinstance(drafting, ModelDrafting)
         return self._current
 
     def observe(self, rows: int, choice: int, tokens: float, seconds: float) -> None:
-        """Tell whoever selects."""
+        """Passes the measurement of a step to the selection."""
         if self.drafter.observe is not None:
             self.drafter.observe(rows, choice, tokens, seconds)
 
     def propose(self, scene: Scene) -> Draft:
-        """Draft with the drafter chosen."""
+        """Drafts with the current drafter."""
         drafting: Any = self.draftings[self._current]
         if hasattr(drafting, "plan"):
             plan: Any = self.drafter.drafters[self._current]
@@ -150,26 +151,26 @@ class _SwitchingDrafting:
         return draft
 
     def keep(self, path: Tensor) -> None:
-        """The one that drafted."""
+        """Keeps the path in the current drafting."""
         self.draftings[self._current].keep(path)
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
-        """A beginning is copied if all can."""
-        return all([one.begin(row, text, limit, source) for one in self._distinct()])  # noqa: C419 - every one begins
+        """Begins a row in every drafting; a prefix can be shared if all can share it."""
+        return all([one.begin(row, text, limit, source) for one in self._distinct()])  # noqa: C419 - all must begin
 
     def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
-        """The one in use; the others forget what they remember of other texts in these rows."""
+        """Reads tokens in the current drafting; the others forget earlier texts of these rows."""
         current = self.draftings[self._current]
         for drafting in self._distinct():
             drafting.read(first, texts if drafting is current else [[] for _ in texts], starts)
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
-        """Of every drafting."""
+        """Copies rows in every drafting."""
         for drafting in self._distinct():
             drafting.copy_rows(sources, targets, most)
 
     def make_room(self, rows: int, slots: int) -> None:
-        """For every drafting."""
+        """Allocates room in every drafting."""
         for drafting in self._distinct():
             drafting.make_room(rows, slots)
 

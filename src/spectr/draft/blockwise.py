@@ -1,4 +1,4 @@
-"""Parallel heads as the drafter: the laws of all depths in one call, the same for every node of a depth."""
+"""Parallel heads as the drafter: one call gives a distribution for each depth, shared by all nodes of the depth."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -9,27 +9,29 @@ from torch import Tensor
 from spectr.draft.plan import Plan, Planned, draw
 from spectr.draft.stateless import Stateless
 from spectr.errors import ArgumentError
+from spectr.trees import Frontier
 from spectr.types import Draft, Drafting, Layers, Opening, Scene, TreeModel
 
 __all__ = ["Blockwise"]
 
 
 class Heads(Protocol):
-    """What guesses several tokens ahead."""
+    """Heads that predict several tokens ahead."""
 
     @property
     def deepest(self) -> int | None:
-        """How many."""
+        """How many tokens the heads predict; None: any number."""
         ...
 
     def ahead(self, tokens: Tensor, features: Tensor) -> Tensor:
-        """Logits (B, D, V) below roots (B,), given the features (B, H) of the tokens before them."""
+        """Returns logits (B, D, V) for the tokens after roots (B,), given the features (B, H) of the tokens before
+        them."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Blockwise(Planned):
-    """Heads, the target whose features they read, and a plan no deeper than they reach."""
+    """Drafts with parallel heads on the target's features; the plan is no deeper than there are heads."""
 
     heads: Heads
     target: TreeModel
@@ -42,19 +44,21 @@ class Blockwise(Planned):
         depth = self.plan.length if self.plan.prunes else self.plan.shape.depth
         if self.heads.deepest is not None and depth > self.heads.deepest:
             raise ArgumentError(
-                f"drafts must be at most {self.heads.deepest} tokens long, as many as there are heads, got {depth}"
+                f"drafts must be at most {self.heads.deepest} tokens long, as many as there are heads, got {depth}; "
+                "lower length, or the depth of tree"
             )
 
     def open(self, opening: Opening) -> Drafting:
-        """All that is remembered is in the target's session."""
+        """Opens nothing: the features are in the target's session."""
         return Stateless(lambda scene: self._propose(scene, opening.session))
 
     def _propose(self, scene: Scene, session: Any) -> Draft:
         window = self.target.window(session, 0, len(scene.root), scene.longest)
         with torch.no_grad():
-            logits = self.heads.ahead(
-                scene.root, self.target.features_at(window, scene.texts.length[:, None] - 2)[:, 0]
-            )
-        return draw(
-            self.plan, scene, lambda frontier: logits[:, frontier.depth, None].expand(-1, frontier.tokens.shape[1], -1)
-        ).draft
+            features = self.target.features_at(window, scene.texts.length[:, None] - 2)[:, 0]
+            logits = self.heads.ahead(scene.root, features)  # (B, D, V)
+
+        def logits_of(frontier: Frontier) -> Tensor:
+            return logits[:, frontier.depth, None].expand(-1, frontier.tokens.shape[1], -1)
+
+        return draw(self.plan, scene, logits_of).draft

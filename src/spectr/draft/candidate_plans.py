@@ -1,5 +1,5 @@
-"""The plans that are worth trying with a drafter: small trees on a CPU, where every node costs time, larger ones
-elsewhere, where the target's call waits for memory."""
+"""The plans that are worth trying with a drafter: small trees on a CPU, where every node costs time, and larger trees
+on a GPU, where a call of the target is bound by memory bandwidth."""
 
 from typing import Any
 
@@ -9,21 +9,21 @@ from spectr.verify import Card
 
 __all__ = ["candidate_plans"]
 
-# drafts, length, nodes of pruned trees, those that pay most often first
+# drafts, length and nodes of pruned trees, the most promising first
 _TREES_CPU = ((1, 1, 2), (2, 2, 4), (4, 3, 8), (1, 2, 3), (4, 4, 16))
 _TREES = ((16, 4, 64), (6, 4, 16), (2, 3, 4), (8, 4, 32), (4, 4, 8))
-# drafts, length of independent chains, for rules that couple drafts with the target's distribution
+# drafts and length of independent chains, for rules that couple drafts with the target's distribution
 _CHAINS_CPU = ((1, 1), (1, 2), (2, 2), (4, 2))
 _CHAINS = ((8, 3), (1, 3), (4, 3), (2, 3))
-_LOOKUP = DecodingPlan("lookup", drafts=1, length=8, nodes=9)  # one long copy, beside two short ones by default
+_LOOKUP = DecodingPlan("lookup", drafts=1, length=8, nodes=9)  # one long copy; the default is two short ones
 
 
 def candidate_plans(name: str, drafter: Drafter, card: Card, *, on_cpu: bool) -> list[DecodingPlan]:
-    """Plans for the drafter called `name` under the rule with `card`; none for plain decoding."""
+    """Returns plans for the drafter called `name` under the rule with `card`; no plans for drafter none."""
     plan: Any = getattr(drafter, "plan", None)
     if drafter.name == "none":
         return []
-    if plan is None:  # its trees are its own
+    if plan is None:  # a drafter that takes no plan
         return [DecodingPlan(name, card.name), *([_LOOKUP] if name == "lookup" and card.name == "race" else [])]
     deepest = getattr(drafter, "deepest", None) or getattr(getattr(drafter, "heads", None), "deepest", None) or 99
     if plan.prunes:

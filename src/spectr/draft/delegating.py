@@ -1,4 +1,4 @@
-"""A drafting around another one, for those who watch or change what is drafted."""
+"""A wrapper around a drafting, for classes that observe or change what is drafted."""
 
 from collections.abc import Sequence
 
@@ -10,44 +10,44 @@ __all__ = ["DelegatingDrafting"]
 
 
 class DelegatingDrafting:
-    """Passes every call on to `inner`. Derive from it and override what differs."""
+    """Passes every call on to `inner`; subclasses override what differs."""
 
     def __init__(self, inner: Drafting) -> None:
         self.inner = inner
 
     @property
     def is_behind(self) -> bool:
-        """As the other."""
+        """Whether `inner` is behind."""
         return self.inner.is_behind
 
     def choose(self, rows: int) -> int:
-        """As `inner` does."""
+        """Calls `inner.choose`."""
         return self.inner.choose(rows)
 
     def propose(self, scene: Scene) -> Draft:
-        """As `inner` does."""
+        """Calls `inner.propose`."""
         return self.inner.propose(scene)
 
     def keep(self, path: Tensor) -> None:
-        """As `inner` does."""
+        """Calls `inner.keep`."""
         self.inner.keep(path)
 
     def observe(self, rows: int, choice: int, tokens: float, seconds: float) -> None:
-        """As `inner` does."""
+        """Calls `inner.observe`."""
         self.inner.observe(rows, choice, tokens, seconds)
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
-        """As `inner` does."""
+        """Calls `inner.begin`."""
         return self.inner.begin(row, text, limit, source)
 
     def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
-        """As `inner` does."""
+        """Calls `inner.read`."""
         self.inner.read(first, texts, starts)
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
-        """As `inner` does."""
+        """Calls `inner.copy_rows`."""
         self.inner.copy_rows(sources, targets, most)
 
     def make_room(self, rows: int, slots: int) -> None:
-        """As `inner` does."""
+        """Calls `inner.make_room`."""
         self.inner.make_room(rows, slots)

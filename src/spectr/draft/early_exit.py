@@ -1,7 +1,7 @@
-"""The target's own first layers as the drafter, in the target's own cache: nothing to load, nothing to read twice.
+"""The target's first layers as the drafter, in the target's own cache: nothing is loaded, and no text is read twice.
 
-What the first layers remember of the committed text is what the target remembers in them. Scratch nodes are written
-behind it and overwritten by the target's own call.
+The cache of the first layers is the target's. Scratch nodes are written behind the committed text, where the target's
+own call overwrites them.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ __all__ = ["EarlyExit"]
 
 @dataclass(frozen=True, slots=True)
 class EarlyExit(Planned):
-    """A model that is the beginning of the target, with a plan."""
+    """Drafts with a model made of the target's first layers."""
 
     model: TreeModel
     plan: Plan
@@ -29,11 +29,11 @@ class EarlyExit(Planned):
 
     @property
     def nodes(self) -> int:
-        """Room in the target's cache: for the tree, and for the nodes scored while it is drawn."""
+        """The slots needed in the target's cache, for the tree and for the nodes scored while it is drawn."""
         return max(self.plan.capacity, self.plan.scored)
 
     def open(self, opening: Opening) -> Drafting:
-        """The target's session serves both."""
+        """Opens nothing: the drafter uses the target's session."""
         return Stateless(lambda scene: self._propose(scene, opening.session))
 
     def _propose(self, scene: Scene, session: Any) -> Draft:

@@ -1,7 +1,7 @@
-"""A trained head over the target's features: the cheapest drafter that is close to its target.
+"""A trained head on the target's hidden states (features): the cheapest drafter that is close to its target.
 
-Committed text is read with the target's true features; below the root the head's own expectation of the parent's
-feature stands in. So accepted nodes are read again, with true features, in the first call of the next step.
+The head reads committed text with the target's own features. Below the root it uses its own prediction of the parent's
+feature instead, so accepted nodes are read again, with the target's features, in the first call of the next step.
 """
 
 from collections.abc import Sequence
@@ -22,51 +22,51 @@ __all__ = ["FeatureDrafter", "FeatureDrafting"]
 
 @dataclass(frozen=True, slots=True)
 class FeatureDrafter(Planned):
-    """A head that is driven like a model and takes features with its tokens, the target they come from, and a plan."""
+    """Drafts with a head that is called like a model, and that takes the target's features with its tokens."""
 
     head: TreeModel
     target: TreeModel
     plan: Plan
-    wants_features: Layers = ()  # of the target, beside what enters its output layer
+    wants_features: Layers = ()  # layers of the target, besides the input of its output layer
     name: ClassVar[str] = "feature"
     capturable: ClassVar[bool] = True
 
     def open(self, opening: Opening) -> Drafting:
-        """Room for the rows in a session of its own."""
+        """Opens a session of the head."""
         slots = session_slots(opening.slots, self.plan)
         session = self.head.open(opening.rows, slots, features=(), lasting=False)
         return FeatureDrafting(self, session, opening)
 
 
-class Reading(Protocol):
+class HeadDrafter(Protocol):
     """A drafter whose head reads the features of a target."""
 
     @property
     def head(self) -> TreeModel:
-        """Driven like a model; takes features with its tokens."""
+        """The head: called like a model, with features for its tokens."""
         ...
 
     @property
     def target(self) -> TreeModel:
-        """Whose features they are."""
+        """The target that the features come from."""
         ...
 
     @property
     def plan(self) -> Plan:
-        """Of its trees."""
+        """The plan of its trees."""
         ...
 
 
 class FeatureDrafting(ModelDrafting):
-    """Reads with true features, and goes down with expected ones."""
+    """Reads text with the target's features, and scores nodes with predicted ones."""
 
-    def __init__(self, drafter: Reading, session: Any, opening: Opening) -> None:
+    def __init__(self, drafter: HeadDrafter, session: Any, opening: Opening) -> None:
         super().__init__(drafter.head, drafter.plan, session, opening)
         self.target, self.source = drafter.target, opening.session
-        self._expected: Tensor | None = None  # (B, S, H) of the nodes scored, the root first
+        self._predicted: Tensor | None = None  # (B, S, H): features of the nodes scored, the root first
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
-        """All of the text is read: its positions are the target's."""
+        """Begins a row. All of the text is read, since a head has the positions of its target."""
         return super().begin(row, text, len(text), None)
 
     def _read(self, window: Any, first: int, texts: list[list[int]], starts: list[int]) -> None:
@@ -82,23 +82,23 @@ class FeatureDrafting(ModelDrafting):
         pending = super()._pending_tokens(scene)
         start = (scene.texts.length - pending.count)[:, None]
         places = start + cached_arange(pending.tokens.shape[1], start.device) - 1
-        known = scene.texts.length[:, None] - 2  # the root's own feature is to come
+        known = scene.texts.length[:, None] - 2  # the root's own feature is computed by the next target call
         features = self.target.window(self.source, 0, len(scene.root), scene.longest)
         self._window.given = self.target.features_at(features, torch.minimum(places, known))
         return pending
 
-    def _first(self, pending: PendingTokens) -> Tensor:
-        logits = super()._first(pending)
-        self._expected = pick_rows(self._window.features, pending.count[:, None] - 1)
+    def _root_logits(self, pending: PendingTokens) -> Tensor:
+        logits = super()._root_logits(pending)
+        self._predicted = pick_rows(self._window.features, pending.count[:, None] - 1)
         return logits
 
-    def _deeper(self, pending: PendingTokens, frontier: Frontier) -> Tensor:
-        assert self._expected is not None
-        self._window.given = pick_rows(self._expected, frontier.parents)
-        logits = super()._deeper(pending, frontier)
-        self._expected = torch.cat([self._expected, self._window.features], 1)
+    def _logits_below(self, pending: PendingTokens, frontier: Frontier) -> Tensor:
+        assert self._predicted is not None
+        self._window.given = pick_rows(self._predicted, frontier.parents)
+        logits = super()._logits_below(pending, frontier)
+        self._predicted = torch.cat([self._predicted, self._window.features], 1)
         return logits
 
-    def _kept(self, path: Tensor, drawn: Drawn, width: int) -> Tensor:
-        """None: they are read again, with true features."""
+    def _reusable(self, path: Tensor, drawn: Drawn, width: int) -> Tensor:
+        """No accepted node is reusable: all are read again, with the target's features."""
         return torch.full_like(path, -1)

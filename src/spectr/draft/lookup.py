@@ -1,6 +1,7 @@
-"""Prompt lookup: what followed the last few tokens when they stood earlier in the text, several places as one tree.
+"""Prompt lookup: drafts what followed the last few tokens where they occurred earlier in the text. The continuations of
+several places form one tree.
 
-The search is tensor operations on the device's own copy of the texts, so that a step needs nothing from the host.
+The search consists of tensor operations on the texts on the device, so that a step needs nothing from the host.
 """
 
 from collections.abc import Sequence
@@ -18,12 +19,13 @@ from spectr.types import Draft, Drafting, Opening, Scene, Siblings, TextState
 
 __all__ = ["Lookup"]
 
-_PLACES = 4  # looked at for each draft: several of them may be followed by the same tokens
+_PLACES = 4  # places considered for each draft: several of them may have the same continuation
 
 
 class Lookup:
-    """The longest suffix that occurred before, of `longest` to `shortest` tokens; `drafts` continuations of up to
-    `length` tokens. A draft is as long as its match deserves: one token after the shortest, one more for each more."""
+    """Drafts `drafts` continuations of up to `length` tokens after the longest suffixes of the text that occurred
+    before, of at least `shortest` tokens. A match of `shortest` tokens drafts one token, and every further token of the
+    match drafts one more."""
 
     name: ClassVar[str] = "lookup"
     gives_laws: ClassVar[bool] = False
@@ -37,17 +39,18 @@ class Lookup:
 
     @property
     def longest(self) -> int:
-        """A longer match would not make a longer draft."""
+        """The longest match that is searched for: a longer one would not make a longer draft."""
         return self.shortest + self.length - 1
 
     def open(self, opening: Opening) -> Drafting:
-        """An encoder-decoder model's source is searched too: it stands before the text."""
+        """Opens tables for the sources of encoder-decoder models, which are searched too, as if they preceded the
+        text."""
         return _LookupDrafting(self, opening)
 
     def continuations(self, tokens: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-        """What followed earlier occurrences of the last tokens of texts (B, M), which end before `end` (B,), -1 where
-        there is no text: (B, K, L) tokens, and how many of each count (B, K). The longest match comes first, the latest
-        of equals; one that repeats the beginning of another counts for nothing.
+        """Returns the tokens (B, K, L) that followed earlier occurrences of the last tokens of the texts (B, M), padded
+        with -1, which end before `end` (B,); and how many tokens of each continuation to draft (B, K). The longest
+        match comes first, and among equals the latest. A continuation that repeats the beginning of another has 0.
 
         >>> text = torch.tensor([[1, 2, 3, 4, 9, 1, 2, 3]])
         >>> found, count = Lookup(drafts=2, length=2).continuations(text, torch.tensor([8]))
@@ -64,16 +67,15 @@ class Lookup:
         return _first(self.drafts, found, torch.where(fresh, count, 0))
 
     def _matched(self, tokens: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-        """The best places (B, P) and how many tokens before each are those before the end."""
+        """Returns how many tokens (B, P) before each of the best places equal those before the end, and the places (B,
+        P)."""
         size = tokens.shape[1]
         at = cached_arange(size, tokens.device)
         run = torch.ones_like(tokens, dtype=torch.bool)
         matched = torch.zeros_like(tokens)
         for back in range(1, self.longest + 1):
             last = tokens.gather(1, (end[:, None] - back).clamp_min(0))
-            before = torch.nn.functional.pad(tokens, (back, 0), value=-1)[
-                :, :size
-            ]  # the token `back` before each place
+            before = torch.nn.functional.pad(tokens, (back, 0), value=-1)[:, :size]  # `back` tokens before each place
             run = run & (before == last) & (before >= 0) & (end[:, None] >= back)
             matched = matched + run
         matched = torch.where((at < end[:, None]) & (matched >= self.shortest), matched, 0)
@@ -81,7 +83,7 @@ class Lookup:
         return best // size, best % size
 
     def _is_new(self, found: Tensor, count: Tensor) -> Tensor:
-        """(B, P) bool: no better place is followed by the same tokens."""
+        """(B, P) bool: whether no better place has the same continuation."""
         same = (found[:, :, None] == found[:, None]).long().cumprod(-1).sum(-1)  # (B, P, P) tokens in common
         covered = (same >= count[:, :, None]) & (count[:, None] >= count[:, :, None])
         places = cached_arange(found.shape[1], found.device)
@@ -89,19 +91,19 @@ class Lookup:
 
 
 def _first(drafts: int, found: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """The first that count, in order."""
+    """The first `drafts` continuations of at least one token, in order."""
     order = (count == 0).to(torch.int8).sort(dim=-1, stable=True).indices[:, :drafts]
     return found.gather(1, order[..., None].expand(-1, -1, found.shape[-1])), count.gather(1, order)
 
 
 def _chains(root: Tensor, found: Tensor, count: Tensor) -> Draft:
-    """Continuations (B, K, L) as chains below the roots."""
+    """A draft of chains: the first `count` (B, K) tokens of continuations (B, K, L) below the roots."""
     _, drafts, length = found.shape
     places = cached_arange(length, root.device)
     alive = places < count[..., None]
     tokens = torch.where(alive, found, 0).flatten(1)
     ids = cached_arange(drafts * length, root.device).view(drafts, length)
-    parents = torch.where(alive & (places > 0), ids, 0).flatten(1)  # the node before, whose number is one less
+    parents = torch.where(alive & (places > 0), ids, 0).flatten(1)  # the parent is the node before
     tokens = torch.cat([root[:, None], tokens], 1)
     parents = torch.nn.functional.pad(parents, (1, 0))
     alive = torch.nn.functional.pad(alive.flatten(1), (1, 0), value=True)
@@ -110,52 +112,54 @@ def _chains(root: Tensor, found: Tensor, count: Tensor) -> Draft:
 
 
 class _LookupDrafting(SingleChoice):
-    """The sources of the rows, where they have some."""
+    """The sources of the rows of an encoder-decoder model."""
 
     def __init__(self, lookup: Lookup, opening: Opening) -> None:
         self.lookup, self._rows = lookup, opening.rows
         self._sources: Tensor | None = None  # (R, S), padded with -1 at the front
 
     def propose(self, scene: Scene) -> Draft:
-        """One tree a row."""
+        """Drafts the continuations of each row's text."""
         found, count = self.lookup.continuations(*self._searched(scene.texts))
         chains = _chains(scene.root, found, count)
-        if scene.root.device.type == "cpu":  # fewer nodes take less time; elsewhere sorting them out would take more
+        if (
+            scene.root.device.type == "cpu"
+        ):  # fewer nodes take less time; on a GPU merging would take longer than it saves
             chains = merge([chains], "fixed").draft
         return _cut(chains, self.lookup.nodes)
 
     def keep(self, path: Tensor) -> None:
-        """Nothing to keep."""
+        """Does nothing: the texts have the accepted tokens."""
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
-        """Remember the source."""
-        given = list(source or ())
-        if self._sources is None and not given:
+        """Stores the source of a row."""
+        tokens = list(source or ())
+        if self._sources is None and not tokens:
             return True
-        held = torch.full((self._rows, 0), -1) if self._sources is None else self._sources
-        self._sources = torch.nn.functional.pad(held, (max(0, len(given) - held.shape[1]), 0), value=-1)
+        table = torch.full((self._rows, 0), -1) if self._sources is None else self._sources
+        self._sources = torch.nn.functional.pad(table, (max(0, len(tokens) - table.shape[1]), 0), value=-1)
         self._sources[row] = -1
-        if given:
-            self._sources[row, -len(given) :] = torch.tensor(given)
+        if tokens:
+            self._sources[row, -len(tokens) :] = torch.tensor(tokens)
         return True
 
     def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
-        """Nothing to read."""
+        """Does nothing: the texts have the prompts."""
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
-        """A row's source goes with it."""
+        """Copies the sources of rows."""
         if self._sources is not None:
             self._sources[targets] = self._sources[sources]
 
     def make_room(self, rows: int, slots: int) -> None:
-        """For the sources of more rows."""
+        """Allocates room for the sources of more rows."""
         extra = max(0, rows - self._rows)
         self._rows += extra
         if self._sources is not None:
             self._sources = torch.nn.functional.pad(self._sources, (0, 0, 0, extra), value=-1)
 
     def _searched(self, texts: TextState) -> tuple[Tensor, Tensor]:
-        """What is searched, and where it ends."""
+        """The tokens to search, sources first, and where they end."""
         if self._sources is None:
             return texts.tokens, texts.length
         sources = self._sources[: len(texts.length)].to(texts.length.device)
@@ -163,6 +167,6 @@ class _LookupDrafting(SingleChoice):
 
 
 def _cut(draft: Draft, nodes: int) -> Draft:
-    """The first `nodes` nodes: a parent stands before its children."""
+    """The draft with its first `nodes` nodes only, which is a tree because parents precede their children."""
     tokens, parents, alive, fixed = (t[:, :nodes] for t in (draft.tokens, draft.parents, draft.alive, draft.fixed))
     return replace(draft, tokens=tokens, parents=parents, alive=alive, fixed=fixed)

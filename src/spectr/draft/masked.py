@@ -1,8 +1,8 @@
-"""A head that drafts several tokens in one causal pass as the drafter: one call a step, whatever the depth of the tree.
+"""A head that drafts several tokens in one causal pass: one call per step, whatever the depth of the tree.
 
-Committed text is read with the target's true features. The step's first call reads what is unread, and mask tokens
-behind it, of which the head knows no features: the root gives the law of the next token, and each mask that of one
-token further. The law of a depth is the same for all its nodes.
+The head reads committed text with the target's features. The call of a step reads the pending tokens and then mask
+tokens, which have no features. The root predicts the next token, and each mask predicts one token further. All nodes of
+a depth have the same distribution.
 """
 
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ __all__ = ["MaskedDrafter"]
 
 @dataclass(frozen=True, slots=True)
 class MaskedDrafter(Planned):
-    """A head that is driven like a model and fills in features of its own where none are given, its mask token, the
-    target whose features it reads, and a plan no deeper than it was trained for."""
+    """Drafts with a head that predicts several tokens at mask tokens, where it uses learnt features; the plan is no
+    deeper than the head was trained for."""
 
     head: TreeModel
     mask_token: int
@@ -44,26 +44,26 @@ class MaskedDrafter(Planned):
             )
 
     def open(self, opening: Opening) -> Drafting:
-        """Room for the rows in a session of its own."""
+        """Opens a session of the head."""
         slots = session_slots(opening.slots, self.plan) + self.deepest
         session = self.head.open(opening.rows, slots, features=(), lasting=False)
         return _MaskedDrafting(self, session, opening)
 
 
 class _MaskedDrafting(FeatureDrafting):
-    """Reads with true features, and scores masks behind them."""
+    """Reads text with the target's features, and scores masks behind it."""
 
     def __init__(self, drafter: MaskedDrafter, session: Any, opening: Opening) -> None:
         super().__init__(drafter, session, opening)
         self.mask_token, self.deepest = drafter.mask_token, drafter.deepest
-        self._laws: Tensor | None = None  # (B, D, V) raw logits by depth
+        self._depth_logits: Tensor | None = None  # (B, D, V)
 
     def make_room(self, rows: int, slots: int) -> None:
-        """In a session of its own."""
+        """Allocates room in the head's session, including the masks."""
         super().make_room(rows, slots + self.deepest)
 
-    def _first(self, pending: PendingTokens) -> Tensor:
-        """After the root: all depths are scored."""
+    def _root_logits(self, pending: PendingTokens) -> Tensor:
+        """Scores all depths, and returns the logits after the root."""
         device, more = pending.tokens.device, self.plan.for_rows(len(pending.tokens)).depth - 1
         batch, width = pending.tokens.shape
         places, masks = cached_arange(width, device), cached_arange(more, device)
@@ -73,10 +73,10 @@ class _MaskedDrafting(FeatureDrafting):
         below = torch.cat([pending.seen[:, None].expand(-1, more, -1), behind], 2)
         depth = torch.cat([places.expand(batch, -1), pending.count[:, None] + masks], 1)
         only = torch.cat([pending.count[:, None] - 1, (width + masks).expand(batch, -1)], 1)
-        self._laws = self._score(tokens, torch.cat([text, below], 1), depth, only=only)
-        return self._laws[:, :1]
+        self._depth_logits = self._score(tokens, torch.cat([text, below], 1), depth, only=only)
+        return self._depth_logits[:, :1]
 
-    def _deeper(self, pending: PendingTokens, frontier: Frontier) -> Tensor:
-        assert self._laws is not None
+    def _logits_below(self, pending: PendingTokens, frontier: Frontier) -> Tensor:
+        assert self._depth_logits is not None
         at = frontier.depth
-        return self._laws[:, at : at + 1].expand(-1, frontier.tokens.shape[1], -1)
+        return self._depth_logits[:, at : at + 1].expand(-1, frontier.tokens.shape[1], -1)

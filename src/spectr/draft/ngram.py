@@ -1,8 +1,9 @@
-"""A back-off n-gram law, learnt from a text and from each row's own text as it grows, and sampled as the law it is.
+"""A back-off n-gram model, trained on a text and on each row's own text as it grows.
 
-Witten–Bell: after a context that was seen N times with T different followers, a follower seen c times has probability
-(c + T · law after the shorter context) / (N + T); below the empty context stands the uniform law. So every token has
-a chance, and the law that is stored with the draft is the one that was drawn from.
+Witten–Bell smoothing: after a context that was seen N times with T different followers, a follower seen c times has
+probability (c + T · p) / (N + T), where p is its probability after the shorter context; below the empty context the
+distribution is uniform. So every token has a positive probability, and drafts carry the distribution that they were
+drawn from.
 """
 
 from collections import Counter, defaultdict
@@ -25,31 +26,31 @@ __all__ = ["Counts", "NGram"]
 
 
 class Counts:
-    """How often which token followed which context of up to `order` − 1 tokens."""
+    """Counts which tokens followed which contexts of up to `order` − 1 tokens."""
 
     def __init__(self, order: int) -> None:
         self.order = order
-        self.followed = 0  # tokens of a text that grows
+        self.followed = 0  # tokens counted of a growing text
         self._table: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
 
     def learn(self, text: Sequence[int], start: int = 0) -> None:
-        """Count the tokens of `text` from `start` on, each after all contexts that stand before it."""
+        """Counts the tokens of `text` from `start` on, each after all contexts before it."""
         for at in range(start, len(text)):
             for length in range(min(self.order, at + 1)):
                 self._table[tuple(text[at - length : at])][text[at]] += 1
 
     def follow(self, text: Sequence[int]) -> None:
-        """Count what a text that grows has got since the last time."""
+        """Counts the tokens that were added to a growing text since the last call."""
         self.learn(text, self.followed)
         self.followed = len(text)
 
     def after(self, context: tuple[int, ...]) -> dict[int, int]:
-        """Followers of exactly this context."""
+        """Returns the counts of the tokens that followed exactly this context."""
         return self._table.get(context, {})
 
 
 class NGram(Planned):
-    """Contexts of up to `order` − 1 tokens; `text` is what it has learnt from before any row begins."""
+    """Drafts with an n-gram model of `order` tokens, trained on `text` and on each row's own text."""
 
     name: ClassVar[str] = "ngram"
 
@@ -60,17 +61,17 @@ class NGram(Planned):
         self.shared.learn(text)
 
     def open(self, opening: Opening) -> Drafting:
-        """Room for counts of each row."""
+        """Opens counts for each row."""
         if self.largest >= opening.vocabulary:
             raise ArgumentError(
-                f"the n-gram text has token {self.largest}, the target {opening.vocabulary} tokens; encode it with the "
-                "target's tokenizer"
+                f"tokens of the n-gram text must be below {opening.vocabulary}, the target's vocabulary size, got "
+                f"{self.largest}; encode it with the target's tokenizer"
             )
         return _NGramDrafting(self, opening)
 
 
 class _NGramDrafting(PerRow[Counts]):
-    """Counts of all rows and of each row, which learns its source when it begins, and its text as it comes."""
+    """Shared counts and counts of each row, which learns its source when it begins, and its text as it grows."""
 
     def __init__(self, drafter: NGram, opening: Opening) -> None:
         self.order = drafter.shared.order
@@ -78,20 +79,21 @@ class _NGramDrafting(PerRow[Counts]):
         self.plan, self.shared, self.vocabulary = drafter.plan, drafter.shared, opening.vocabulary
 
     def _counts(self, source: Sequence[int]) -> Counts:
-        """Those of a source."""
-        made = Counts(self.order)
-        made.learn(source)
-        return made
+        """Returns counts trained on a source."""
+        counts = Counts(self.order)
+        counts.learn(source)
+        return counts
 
     def propose(self, scene: Scene) -> Draft:
-        """Draw by the plan."""
+        """Counts the new tokens of each row, and draws a tree by the plan."""
         texts = scene.host_texts
         for row, text in enumerate(texts):
             self.rows[row].follow(text)
         return draw(self.plan, scene, lambda frontier: self._logits(texts, frontier)).draft
 
     def law(self, row: int, text: Sequence[int]) -> tuple[float, dict[int, float]]:
-        """The law of the token after `text`: what every token has, and what the tokens counted have besides."""
+        """The distribution of the token after `text`: the probability that every token has, and the additional
+        probability of the tokens that were counted."""
         left, masses = 1.0, dict[int, float]()
         for length in range(min(self.shared.order - 1, len(text)), -1, -1):  # the longest context first
             followers = self._followers(row, tuple(text[len(text) - length :]))
@@ -102,10 +104,10 @@ class _NGramDrafting(PerRow[Counts]):
         return left / self.vocabulary, masses
 
     def _followers(self, row: int, context: tuple[int, ...]) -> dict[int, int]:
-        mine, ours = self.rows[row].after(context), self.shared.after(context)
-        if not mine or not ours:
-            return mine or ours
-        return {token: mine.get(token, 0) + ours.get(token, 0) for token in {*mine, *ours}}
+        own, shared = self.rows[row].after(context), self.shared.after(context)
+        if not own or not shared:
+            return own or shared
+        return {token: own.get(token, 0) + shared.get(token, 0) for token in {*own, *shared}}
 
     def _logits(self, texts: list[list[int]], frontier: Frontier) -> Tensor:
         reach = self.shared.order - 1
@@ -117,10 +119,10 @@ class _NGramDrafting(PerRow[Counts]):
         return torch.from_numpy(np.stack(rows)).view(*frontier.tokens.shape, -1).to(frontier.tokens.device)
 
     def _row(self, row: int, text: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Logarithms of the law."""
+        """(V,): log-probabilities of the token after `text`."""
         base, masses = self.law(row, text)
-        found = np.full(self.vocabulary, np.log(base), np.float32)
+        logits = np.full(self.vocabulary, np.log(base), np.float32)
         if masses:
             ids, more = np.fromiter(masses.keys(), np.int64), np.fromiter(masses.values(), np.float64)
-            found[ids] = np.log(base + more)
-        return found
+            logits[ids] = np.log(base + more)
+        return logits

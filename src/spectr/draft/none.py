@@ -1,4 +1,4 @@
-"""No drafter: plain decoding through the same step."""
+"""No drafter: plain decoding by the same step."""
 
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ __all__ = ["NoDrafter"]
 
 
 class NoDrafter:
-    """Every tree is its root."""
+    """Drafts nothing: every tree is its root."""
 
     name: ClassVar[str] = "none"
     gives_laws: ClassVar[bool] = False
@@ -20,11 +20,11 @@ class NoDrafter:
     nodes: int = 1
 
     def open(self, opening: Opening) -> Drafting:
-        """Nothing to prepare."""
+        """Returns a drafting without state."""
         return Stateless(self.propose)
 
     def propose(self, scene: Scene) -> Draft:
-        """The roots alone."""
+        """Returns the roots as a draft."""
         tokens = scene.root[:, None]
         alive = torch.ones_like(tokens, dtype=torch.bool)
         return Draft(tokens, torch.zeros_like(tokens), alive, ~alive, None, "fixed", 1, 1)

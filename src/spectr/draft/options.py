@@ -1,4 +1,4 @@
-"""The options of a drafter that a user may set, checked before anything is built; not how drafters are made."""
+"""The options of a drafter that a user may set, checked before the drafter is built."""
 
 import os
 from collections.abc import Iterable
@@ -15,24 +15,24 @@ __all__ = ["AUTO", "PLANNED", "DraftOptions"]
 
 AUTO = "auto"
 PLANNED = ("drafts", "length", "nodes", "tree")
-"""What a plan decides."""
+"""The options that a plan decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """Options of a drafter; None leaves one to the drafter."""
+    """Options of a drafter. None leaves the choice to the drafter."""
 
-    drafts: int | None = None  # K: chains, matches, or nodes expanded at each depth
-    length: int | None = None  # L: tokens of each
-    nodes: int | None = None  # most nodes of the tree, the root included
-    tree: tuple[int, ...] | Shape | None = None  # branching numbers or a shape, in place of chains
+    drafts: int | None = None  # K: number of chains, of matches, or of nodes expanded at each depth
+    length: int | None = None  # L: tokens of each draft
+    nodes: int | None = None  # the most nodes of the tree, including the root
+    tree: tuple[int, ...] | Shape | None = None  # branching numbers or a shape, instead of chains
     layers: int | None = None  # early_exit: how many of the target's layers
-    order: int | None = None  # ngram: tokens looked at, the next one included
-    text: str | None = None  # ngram: what it learns from before it begins
+    order: int | None = None  # ngram: tokens of an n-gram, including the predicted one
+    text: str | None = None  # ngram: the text that it is trained on
     vocabulary: int | None = None  # trained: only the most frequent tokens are drafted
-    hidden_states: tuple[int, ...] | None = None  # published heads: which of the target's they read
+    hidden_states: tuple[int, ...] | None = None  # published heads: the hidden states of the target that they read
     plan: str | os.PathLike[str] | None = None  # a profile of spectr tune, or "auto": chosen while running
-    profile: str | os.PathLike[str] | None = None  # with plan="auto": the profile that it starts from
+    profile: str | os.PathLike[str] | None = None  # with plan="auto": the profile that the choice starts from
 
     def __post_init__(self) -> None:
         for name in ("drafts", "length", "nodes", "layers", "order", "vocabulary"):
@@ -49,26 +49,28 @@ class DraftOptions:
             if value is not None and not isinstance(value, str | os.PathLike):
                 raise ArgumentError(f"{name} must be a file that spectr tune wrote, got {value!r}")
         if self.profile is not None and self.plan != AUTO:
-            raise ArgumentError("profile is what plan='auto' starts from; to use a profile as it is, give it as plan")
-        if self.plan is not None and (given := self.some(*PLANNED)):
-            raise ArgumentError(f"plan decides {', '.join(PLANNED)}; got {', '.join(given)} besides: leave them out")
+            raise ArgumentError(
+                "profile must be used with plan='auto', which starts from it; to use it unchanged, pass it as plan"
+            )
+        if self.plan is not None and (extra := self.some(*PLANNED)):
+            raise ArgumentError(f"plan decides {', '.join(PLANNED)}; got {', '.join(extra)} as well: leave them out")
 
     @property
     def measured(self) -> Profile | None:
-        """The profile given as `plan` or as `profile`, if any."""
+        """The profile that `plan` or `profile` names, read from its file; None if neither does."""
         path = self.profile if self.plan == AUTO else self.plan
         return None if path is None else read_profile(Path(path))
 
     def some(self, *names: str) -> dict[str, Any]:
-        """Those of `names` that were given."""
+        """Returns the options among `names` that are set."""
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def only(self, names: Iterable[str]) -> "DraftOptions":
-        """The options in `names`, without the others."""
+        """Returns the options in `names` only."""
         return DraftOptions(**self.some(*names))
 
     def check(self, drafter: str, taken: Iterable[str]) -> None:
-        """Refuse options that the drafter would ignore."""
+        """Raises ArgumentError for options that the drafter would ignore."""
         extra = [field.name for field in fields(self) if field.name not in taken and self.some(field.name)]
         if extra:
             raise ArgumentError(f"drafter {drafter!r} takes {', '.join(taken) or 'no options'}; got {', '.join(extra)}")

@@ -1,4 +1,4 @@
-"""How a drafter that has laws draws its tree: a plan, and drawing by it, wherever the logits come from."""
+"""Plans for trees, and drawing a tree by a plan from the logits of any drafter."""
 
 from dataclasses import dataclass, replace
 
@@ -14,14 +14,15 @@ from spectr.types import Draft, Scene, Siblings
 
 __all__ = ["Drawn", "Plan", "Planned", "beam_for", "chains_for", "draw"]
 
-_SPREAD = 0.75
-"""How far apart drafter and target are taken to be, in raw logits: chances are a softmax of (logits + noise) / this."""
+_DRAFT_MISMATCH = 0.75
+"""An assumed distance between the raw logits of drafter and target. The probability that a node wins the race is
+estimated as the softmax of (logits + noise) / this."""
 
 _BEAMS = {2: (1, 1), 4: (2, 3), 8: (4, 4), 16: (6, 5), 32: (8, 6), 64: (16, 8), 128: (16, 8), 256: (24, 9)}
 
 
 def beam_for(nodes: int) -> tuple[int, int]:
-    """How many nodes to expand at each depth, and how many depths, for a pruned tree of so many nodes.
+    """Returns how many nodes to expand at each depth, and how many depths, for a pruned tree of `nodes` nodes.
 
     >>> beam_for(64)
     (16, 8)
@@ -30,8 +31,8 @@ def beam_for(nodes: int) -> tuple[int, int]:
 
 
 def chains_for(nodes: int, longest: int = 8) -> tuple[int, int]:
-    """How many chains, and of how many tokens, fill a tree of so many nodes: about eight chains of at least four
-    tokens, and more of them where they would be longer than `longest`.
+    """Returns how many chains of how many tokens fill a tree of `nodes` nodes: up to eight chains of at least four
+    tokens, and more chains where they would be longer than `longest`.
 
     >>> chains_for(2), chains_for(16), chains_for(64), chains_for(128)
     ((1, 1), (3, 5), (9, 7), (15, 8))
@@ -43,15 +44,16 @@ def chains_for(nodes: int, longest: int = 8) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`drafts` chains of `length` tokens, or a `tree` given by its branching numbers. With siblings `race` or `fixed`
-    and no tree: the pruned tree of as many nodes, `drafts` of them expanded at each of `length` depths."""
+    """The shape of a tree and how siblings are drawn: `drafts` chains of `length` tokens, or a `tree` given by its
+    branching numbers. With siblings `race` or `fixed` and no `tree`, the tree is pruned: at each of `length` depths the
+    best `drafts` nodes are expanded, and the best `nodes` nodes are kept."""
 
     siblings: Siblings = "race"
     drafts: int = 4
     length: int = 4
-    nodes: int | None = None  # most nodes, the root included; None: what the chains have
+    nodes: int | None = None  # the most nodes, including the root; None: as many as the chains have
     tree: tuple[int, ...] | Shape | None = None  # branching numbers, or any shape
-    shared: int | None = None  # nodes that all rows of a batch have together, two each at least; for pruned trees
+    shared: int | None = None  # nodes of all rows of a batch together, at least two each; for pruned trees
 
     def __post_init__(self) -> None:
         for name in ("drafts", "length"):
@@ -72,14 +74,14 @@ class Plan:
             )
 
     def for_rows(self, rows: int) -> "Plan":
-        """What each of so many rows gets.
+        """Returns the plan of each row in a batch of `rows` rows, which share `shared` nodes.
 
         >>> Plan(drafts=16, length=4, nodes=64, shared=128).for_rows(16)
         Plan(siblings='race', drafts=4, length=4, nodes=8, tree=None, shared=None)
         """
         if self.shared is None or not self.prunes:
             return self
-        nodes = 1 << max(2, self.shared // rows).bit_length() - 1  # few sizes: each has kernels of its own
+        nodes = 1 << max(2, self.shared // rows).bit_length() - 1  # powers of two: each size has its own kernels
         if nodes >= self.capacity:
             return replace(self, shared=None)
         drafts, length = beam_for(nodes)
@@ -87,69 +89,69 @@ class Plan:
 
     @property
     def prunes(self) -> bool:
-        """The tree's shape is chosen while it is drawn."""
+        """Whether the shape of the tree is chosen while it is drawn."""
         return self.siblings in ("race", "fixed") and self.tree is None
 
     @property
     def shape(self) -> Shape:
-        """The static shape."""
+        """The shape of a tree that is not pruned."""
         return Shape.chains(self.drafts, self.length) if self.tree is None else as_shape(self.tree)
 
     @property
     def budget(self) -> Budget:
-        """Of the pruned tree."""
+        """The size of a pruned tree."""
         return Budget(self.capacity, self.drafts, self.length)
 
     @property
     def depth(self) -> int:
-        """Most tokens of a path below the root."""
+        """The most tokens of a path below the root."""
         return self.length if self.prunes else self.shape.depth
 
     @property
     def capacity(self) -> int:
-        """Most nodes of a tree, the root included."""
+        """The most nodes of a tree, including the root."""
         if not self.prunes:
             return len(self.shape.parents)
         return self.nodes or 1 + self.drafts * self.length
 
     @property
     def scored(self) -> int:
-        """Nodes that a drafter has to score, the root included."""
+        """The number of nodes that a drafter has to score, including the root."""
         return self.budget.scored if self.prunes else sum(map(len, self.shape.parents_by_depth))
 
 
 class Planned:
-    """What every drafter with a plan says of its trees."""
+    """A mixin: the properties of a drafter that follow from its plan."""
 
     __slots__ = ()
     plan: Plan
 
     @property
     def siblings(self) -> Siblings:
-        """As planned."""
+        """How the children of a node are drawn."""
         return self.plan.siblings
 
     @property
     def nodes(self) -> int:
-        """As planned."""
+        """The most nodes of a tree, including the root."""
         return self.plan.capacity
 
     @property
     def gives_laws(self) -> bool:
-        """Unless the tree is pruned."""
+        """Whether drafts carry their distributions: they do unless the tree is pruned."""
         return not self.plan.prunes
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A draft, and the place of each node among those scored (B, N), -1 where it was not."""
+    """A draft, and the index (B, N) of each node in the order of scoring, -1 for nodes that were not scored."""
 
     draft: Draft
     scored: Tensor
 
 
 def draw(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
-    """A tree by `plan`, from a drafter's raw logits."""
+    """Draws a tree by `plan` from a drafter's raw logits."""
     plan = plan.for_rows(len(scene.root))
     return _pruned(plan, scene, logits_of) if plan.prunes else _grown(plan, scene, logits_of)
 
@@ -168,18 +170,19 @@ def _grown(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
 
 
 def _pruned(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
-    """For the race by the chance to win given the noise, for fixed siblings by probability."""
+    """Draws a pruned tree. Nodes are ranked by their probability to win the race given its noise, or for fixed siblings
+    by their probability."""
     laws: list[Tensor] = []
-    racing = plan.siblings == "race"
-    score_scale = torch.where(scene.temperature > 0, scene.temperature, 1.0).float() / _SPREAD
-    score_scale = score_scale if racing else torch.ones_like(score_scale)
+    races = plan.siblings == "race"
+    score_scale = torch.where(scene.temperature > 0, scene.temperature, 1.0).float() / _DRAFT_MISMATCH
+    score_scale = score_scale if races else torch.ones_like(score_scale)
 
     def best_of(frontier: Frontier, count: int) -> tuple[Tensor, Tensor]:
         logits = scene.ranking_logits(logits_of(frontier), frontier.paths)
         if scene.wants_laws:
             laws.append(law_of(sound(logits)[0]))
         depth = torch.full_like(scene.root, frontier.depth)[:, None]
-        return scene.coins.likeliest(logits, depth if racing else None, score_scale, count)
+        return scene.coins.likeliest(logits, depth if races else None, score_scale, count)
 
     drawn = prune(scene.root, best_of, plan.budget)
     draft = drawn.draft

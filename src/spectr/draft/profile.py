@@ -1,6 +1,6 @@
-"""Plans by name and number, and the profile that `spectr tune` writes: which of them is fastest for so many rows.
+"""Decoding plans, and the profile that `spectr tune` writes: which plan is fastest for a number of rows.
 
-A profile names drafters; it does not depend on how they are built.
+A profile names drafters and does not depend on how they are built.
 """
 
 import json
@@ -15,7 +15,7 @@ from spectr.errors import ArgumentError, MismatchError
 __all__ = ["PLAIN", "Choice", "DecodingPlan", "Profile", "read_profile"]
 
 PLAIN = 0
-"""The place of plain decoding in every list of plans."""
+"""The index of plain decoding in every list of plans."""
 
 FORMAT = 2
 
@@ -26,15 +26,15 @@ class DecodingPlan:
 
     drafter: str = "none"
     rule: str = "race"
-    drafts: int | None = None  # None leaves a size to the drafter
+    drafts: int | None = None  # None: the drafter's default
     length: int | None = None
     nodes: int | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """The sizes that are set, as options of a drafter."""
-        given = {"drafts": self.drafts, "length": self.length, "nodes": self.nodes}
-        return {name: value for name, value in given.items() if value is not None}
+        sizes = {"drafts": self.drafts, "length": self.length, "nodes": self.nodes}
+        return {name: value for name, value in sizes.items() if value is not None}
 
     def __str__(self) -> str:
         """The plan in words.
@@ -51,10 +51,10 @@ class DecodingPlan:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The fastest plan for batches of so many rows, and tokens per second of every plan that was measured."""
+    """The fastest plan for batches of `rows` rows, and the tokens per second of every plan that was measured."""
 
     rows: int
-    plan: int  # its place in the profile's plans
+    plan: int  # its index in the profile's plans
     rates: tuple[float | None, ...]  # by plan; None where it was not measured
 
 
@@ -77,7 +77,9 @@ class Profile:
             raise ArgumentError("every choice of a profile needs a rate, or null, for each of its plans")
         chosen = [self.plans[choice.plan] for choice in self.choices]
         if len(set(chosen)) > 1 and any(plan.rule != "race" for plan in chosen):
-            raise ArgumentError("only rule race may have several plans; with another one the text would depend on rows")
+            raise ArgumentError(
+                "only rule race may have several plans; under another rule the text would depend on the rows"
+            )
 
     @property
     def rule(self) -> str:
@@ -85,11 +87,11 @@ class Profile:
         return self.plans[self.choices[0].plan].rule
 
     def at(self, rows: int) -> Choice:
-        """The choice for the nearest number of rows that was measured."""
+        """Returns the choice for the nearest number of rows that was measured."""
         return min(self.choices, key=lambda choice: abs(choice.rows - rows))
 
-    def menu(self, most: int) -> tuple[DecodingPlan, ...]:
-        """At most `most` plans to choose from while running: plain decoding, the chosen ones, then the fastest of the
+    def candidates(self, most: int) -> tuple[DecodingPlan, ...]:
+        """Returns at most `most` plans to choose from while running: plain decoding, the chosen plans, then the fastest
         other plans with the same rule."""
         chosen = [self.plans[choice.plan] for choice in self.choices]
         rates = {plan: self.choices[0].rates[place] or 0.0 for place, plan in enumerate(self.plans)}
@@ -97,7 +99,7 @@ class Profile:
         return tuple(dict.fromkeys([self.plans[PLAIN], *chosen, *others]))[:most]
 
     def check(self, fingerprint: str, device: str, drafter: Any) -> None:
-        """Refuse another target, another kind of device, or another drafter than the measured ones."""
+        """Raises MismatchError unless the target, the kind of device and the drafter are those of the profile."""
         if self.fingerprint != fingerprint:
             raise MismatchError("the profile was made for another target; tune this one: spectr tune TARGET --out FILE")
         if self.device != device:
@@ -111,24 +113,24 @@ class Profile:
             )
 
     def as_data(self) -> dict[str, Any]:
-        """The profile for JSON."""
+        """Returns the profile as data for JSON."""
         return {"format": FORMAT, **asdict(self)}
 
 
 def _from(kind: type, data: Mapping[str, Any]) -> Any:
-    """A dataclass from JSON; lists become tuples."""
-    given = {field.name: data[field.name] for field in fields(kind)}
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+    """Makes a dataclass from JSON; lists become tuples."""
+    values = {field.name: data[field.name] for field in fields(kind)}
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 def read_profile(path: Path) -> Profile:
-    """A profile as `spectr tune --out` writes it."""
+    """Reads a profile that `spectr tune --out` wrote."""
     if not path.is_file():
-        raise ArgumentError(f"plan must be auto, or a profile that spectr tune wrote; there is no file {path}")
+        raise ArgumentError(f"plan must be auto or a profile that spectr tune wrote, and there is no file {path}")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data.get("format") != FORMAT:
-            raise ValueError(f"format {FORMAT} is needed, it has {data.get('format')}")
+            raise ValueError(f"its format must be {FORMAT}, got {data.get('format')}")
         plans = [_from(DecodingPlan, plan) for plan in data["plans"]]
         choices = [_from(Choice, choice) for choice in data["choices"]]
         profile: Profile = _from(Profile, {**data, "plans": plans, "choices": choices})

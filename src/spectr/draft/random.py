@@ -1,12 +1,14 @@
-"""Drafts at random: every token alike. The worst drafter there is, to show that a rule does not mind."""
+"""Drafts tokens at random, uniformly: the worst possible drafter, which shows that rules stay exact."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from spectr.draft.plan import Plan, Planned, draw
 from spectr.draft.stateless import Stateless
+from spectr.trees import Frontier
 from spectr.types import Drafting, Opening
 
 __all__ = ["RandomDrafter"]
@@ -14,21 +16,16 @@ __all__ = ["RandomDrafter"]
 
 @dataclass(frozen=True, slots=True)
 class RandomDrafter(Planned):
-    """The uniform law."""
+    """Drafts from the uniform distribution."""
 
     plan: Plan
     name: ClassVar[str] = "random"
     capturable: ClassVar[bool] = True
 
     def open(self, opening: Opening) -> Drafting:
-        """Nothing to prepare but the size of the vocabulary."""
-        size = opening.vocabulary
-        return Stateless(
-            lambda scene: (
-                draw(
-                    self.plan,
-                    scene,
-                    lambda frontier: torch.zeros(*frontier.tokens.shape, size, device=scene.root.device),
-                ).draft
-            )
-        )
+        """Returns a drafting without state."""
+
+        def logits_of(frontier: Frontier) -> Tensor:
+            return torch.zeros(*frontier.tokens.shape, opening.vocabulary, device=frontier.tokens.device)
+
+        return Stateless(lambda scene: draw(self.plan, scene, logits_of).draft)

@@ -1,7 +1,7 @@
-"""Drafts from a reference text: a text that the row's answer will probably repeat, with some edits.
+"""Drafts from a reference: a text that the row's answer will probably repeat, with some edits.
 
-The branch that continues the reference is drafted beside the tree of another drafter, and shares nodes with it. The
-tables are on the device, in fixed places, and changed in place, so that a captured step finds them again.
+The tokens that continue the reference are drafted as a branch in addition to the tree of another drafter, and share
+nodes with it. The tables are on the device and are changed in place, because captured steps refer to their addresses.
 """
 
 from collections.abc import Sequence
@@ -21,172 +21,176 @@ from spectr.verify import Card
 __all__ = ["LENGTH", "Referring", "ReferringDrafting", "fits"]
 
 LENGTH = 16
-"""Most tokens of the branch."""
+"""The most tokens of the branch."""
 
-_FEW = 8  # tokens of a branch until a whole one was right
-_TOGETHER = 128  # tokens of the branches of all rows, where their length may depend on the number of rows
-_MATCH = 4  # tokens of a match that are compared, and that one needs far from where it is expected
-_NEAR = 12  # tokens around that place where a shorter match is enough
+_FIRST_LENGTH = 8  # tokens of a branch until a whole branch was right
+_ALL_ROWS = 128  # the most tokens of the branches of all rows, where their length may depend on the number of rows
+_MATCH = 4  # tokens of a match that are compared; a match far from the expected place must have all of them
+_NEAR = 12  # tokens around the expected place where a shorter match is enough
 
 
 @dataclass(frozen=True, slots=True)
 class Referring:
-    """Another drafter, and beside its tree a branch from the row's reference. For rules that read no draft laws."""
+    """Drafts with another drafter, and adds a branch from the row's reference. For rules that need no draft
+    distributions."""
 
     drafter: Drafter
-    races: bool = False  # under the race, whose text does not depend on drafts, they may depend on the other rows
+    races: bool = False  # under the race, whose text does not depend on drafts, drafts may depend on the other rows
 
     @property
     def name(self) -> str:
-        """That of the other drafter, which is what the user chose."""
+        """The name of the other drafter, which is the one the user chose."""
         return self.drafter.name
 
     @property
     def siblings(self) -> Siblings:
-        """A branch is a fixed set."""
+        """How children are drawn: a branch is a fixed set."""
         return "fixed" if self.drafter.siblings == "fixed" else "race"
 
     @property
     def nodes(self) -> int:
-        """Of both."""
+        """The nodes of the other drafter's tree and of the branch."""
         return self.drafter.nodes + LENGTH
 
     @property
     def gives_laws(self) -> bool:
-        """The branch has none."""
+        """False: the branch has no distribution."""
         return False
 
     @property
     def capturable(self) -> bool:
-        """As the other drafter; the branch needs nothing from the host."""
+        """Whether the other drafter is; the branch needs nothing from the host."""
         return bool(getattr(self.drafter, "capturable", False))
 
     @property
     def wants_features(self) -> Layers | None:
-        """As the other drafter."""
+        """The layers whose features the other drafter reads."""
         wanted: Layers | None = getattr(self.drafter, "wants_features", None)
         return wanted
 
     def open(self, opening: Opening) -> "ReferringDrafting":
-        """Open the other drafter, and room for references."""
+        """Opens the other drafter and tables for references."""
         return ReferringDrafting(self, self.drafter.open(opening), opening)
 
 
 def fits(drafter: Drafter, card: Card) -> bool:
-    """Whether a rule takes a branch without a draft law beside the trees of a drafter: the race and match do."""
+    """Whether a rule takes a branch without a draft distribution in addition to a drafter's tree: race and match do."""
     return card.tree and not card.needs_laws and Referring(drafter).siblings in card.siblings
 
 
 class ReferringDrafting(DelegatingDrafting):
-    """The other drafter at work, and the references of the rows.
+    """The drafting of the other drafter, and the references of the rows.
 
-    A row that begins has no reference. `predict` gives it one that lasts; `refer` gives it tokens for the next step
-    alone, which are drafted in place of what its reference says.
+    A row begins without a reference. `predict` sets one until the row ends; `refer` sets tokens for the next step only,
+    which are drafted instead of the reference.
     """
 
     def __init__(self, drafter: Referring, inner: Drafting, opening: Opening) -> None:
         super().__init__(inner)
         self.drafter, self.references = drafter, _References(opening.rows, torch.device(opening.device))
         self._selects = isinstance(drafter.drafter, SwitchingDrafter) and drafter.drafter.observe is not None
-        self._has_branch = self._is_alone = False  # in the last step: some row had a branch; the other was left out
-        self._origin: Tensor | None = None  # the node of the other's tree that each node was; None: the same one
+        self._has_branch = False  # in the last step some row had a branch
+        self._is_alone = False  # in the last step the other drafter was left out
+        self._origin: Tensor | None = (
+            None  # (B, N): the node that each node was in the other drafter's tree; None: the same
+        )
 
     @property
     def version(self) -> int:
-        """Another number once some table was replaced by another: a captured step knows tables by where they lie."""
+        """A number that changes when a table is replaced: captured steps know tables by their addresses."""
         return self.references.version
 
     def predict(self, row: int, tokens: Sequence[int], after: int) -> None:
-        """Draft from a reference until the row ends. It is taken to begin behind the first `after` tokens of the row's
-        text: what stands there already was generated before, and is searched for in it."""
+        """Drafts from a reference until the row ends. The reference continues the first `after` tokens of the row's
+        text; tokens of the text behind those were generated before, and are searched for in it."""
         self.references.put(row, tokens, after)
 
     def refer(self, row: int, tokens: Sequence[int]) -> None:
-        """In the next step alone, propose these tokens to follow the row's present text; at most `LENGTH` of them are
-        used. Call it between steps, where steps are read at once, so that the present text is known; calling it again
-        replaces the tokens, and none withdraws them."""
-        self.references.give(row, tokens)
+        """Drafts these tokens, at most `LENGTH` of them, after the row's present text in the next step only. Call it
+        between steps, in lanes that read steps at once, so that the present text is known. A second call replaces the
+        tokens, and an empty sequence withdraws them."""
+        self.references.put_next(row, tokens)
 
     def propose(self, scene: Scene) -> Draft:
-        """The other drafter's tree, and the branch; also what the references predict, drafted or not. A drafter that
-        selects what pays, plain decoding among it, is left out of steps where all rows have a branch."""
+        """Drafts the other drafter's tree with the branch; the draft also has what the references predict. An adaptive
+        drafter, which may select plain decoding, is left out of steps in which all rows have a branch."""
         branch = self.references.follow(scene.texts, scene.active, self._longest(len(scene.root)))
         chain = _chain(scene.root, branch.tokens, branch.count)
         self._has_branch = chain.tokens.shape[1] > 1
-        asks = self._selects and self._has_branch and scene.root.device.type == "cpu"
-        self._is_alone = asks and bool(((branch.count > 0) | ~scene.active).all())
+        may_skip = self._selects and self._has_branch and scene.root.device.type == "cpu"
+        self._is_alone = may_skip and bool(((branch.count > 0) | ~scene.active).all())
         draft = NoDrafter().propose(scene) if self._is_alone else self.inner.propose(scene)
         if self.drafter.races and not self._has_branch:
             merged, self._origin = draft, None
-        else:  # other rules flip coins by the numbers of nodes, which have to be the same whatever other rows draft
-            merged, self._origin = _beside(draft, chain, self.drafter.siblings)
+        else:  # under other rules coins depend on node numbers, which must not depend on what other rows draft
+            merged, self._origin = _with_branch(draft, chain, self.drafter.siblings)
         origin = self._origin_of(draft, branch) if scene.wants_laws else None
         return replace(merged, predicted=branch.predicted, origin=origin)
 
     def _origin_of(self, draft: Draft, branch: "_Branch") -> Tensor | None:
-        """(B, N): where each node of the last tree came from; None if all are the other drafter's."""
+        """(B, N): the origin of each node of the last tree; None if all are the other drafter's."""
         if self._origin is None:
             return draft.origin
         own = torch.zeros_like(draft.tokens) if draft.origin is None else draft.origin
-        code = torch.where(branch.is_given, ORIGINS.index("grammar"), ORIGINS.index("prediction"))
+        code = torch.where(branch.is_next, ORIGINS.index("grammar"), ORIGINS.index("prediction"))
         return torch.where(self._origin >= 0, own.gather(1, self._origin.clamp_min(0)), code)
 
     def keep(self, path: Tensor) -> None:
-        """The other drafter keeps as much of the path as it drafted itself."""
-        if self._is_alone:  # it reads what it missed when it drafts again
+        """Lets the other drafter keep as much of the path as it drafted itself."""
+        if self._is_alone:  # the other drafter reads what it missed when it drafts again
             return
         if self._origin is not None:
             path = torch.where(path >= 0, self._origin.gather(1, path.clamp_min(0)), -1)
         self.inner.keep(path)
 
     def observe(self, rows: int, choice: int, tokens: float, seconds: float) -> None:
-        """The other drafter learns from steps without a branch, which alone say what its own drafts are worth."""
+        """Passes measurements of steps without a branch to the other drafter; only those measure its own drafts."""
         if not self._has_branch:
             self.inner.observe(rows, choice, tokens, seconds)
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
-        """Without a reference, for now."""
+        """Begins a row without a reference."""
         self.references.put(row, (), len(text))
         return self.inner.begin(row, text, limit, source)
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
-        """References go with their rows."""
+        """Copies the references of rows, and the rows of the other drafter."""
         self.references.copy_rows(sources, targets)
         self.inner.copy_rows(sources, targets, most)
 
     def make_room(self, rows: int, slots: int) -> None:
-        """For the references of more rows; they need no more room for longer texts."""
+        """Allocates room for more rows; references do not depend on `slots`."""
         self.references.make_room(rows)
         self.inner.make_room(rows, slots)
 
     def _longest(self, rows: int) -> int:
-        return max(1, min(LENGTH, _TOGETHER // rows)) if self.drafter.races else LENGTH
+        return max(1, min(LENGTH, _ALL_ROWS // rows)) if self.drafter.races else LENGTH
 
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """What follows the texts if they go on like their references."""
+    """The tokens that follow the texts if they continue like their references."""
 
     tokens: Tensor  # (B, L)
     count: Tensor  # (B,) int64: how many of them to draft
-    predicted: Tensor  # (B, L + 1): what the reference says of the next tokens, drafted or not; -1 where nothing
-    is_given: Tensor  # (B, 1) bool: the tokens were given for this step alone
+    predicted: Tensor  # (B, L + 1): the next tokens of the reference, drafted or not, padded with -1
+    is_next: Tensor  # (B, 1) bool: whether the tokens were set for this step only
 
 
-_TABLES = {"tokens": -1, "size": 0, "start": 0, "since": 0, "place": 0, "reach": 0, "given": -1}
+_TABLES = {"tokens": -1, "size": 0, "start": 0, "since": 0, "place": 0, "reach": 0, "next_tokens": -1}
 
 
 class _References:
-    """The references of R rows, and where each row's text stands in its own.
+    """The references of R rows, and the position of each row's text in its reference.
 
-    `place` is the token of the reference that should follow the first `since` tokens of the row's text. When n tokens
-    have come, the next place is n tokens further on: for certain if they were all as predicted, else the place behind
-    the longest match of the last tokens of the text is searched, the nearest of equals. An edited copy mostly goes on
-    close by, so that one token is enough of a match there.
+    `place` is the index of the reference token that should follow the first `since` tokens of the row's text. After n
+    more tokens, `place` advances by n if they were all as predicted. Otherwise it becomes the place behind the longest
+    match of the last tokens of the text, the nearest one among equals. An edited copy mostly continues close by, so a
+    match of one token is enough there.
 
     `reach` is how many tokens to draft: a few at first, `LENGTH` after a step whose tokens were all predicted, and none
-    after a step whose first token was not. What is predicted is compared with what comes whether it was drafted or not,
-    so that a reference which is right again is drafted again, and one that is wrong costs next to nothing.
+    after a step whose first token was not. Predictions are compared with the text whether they were drafted or not, so
+    a reference that is right again is drafted again, and a wrong one costs almost nothing.
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
@@ -194,14 +198,14 @@ class _References:
         with torch.inference_mode(False):
             self.tokens = torch.full((rows, 64), -1, device=device)  # (R, M), padded with -1
             self.size = torch.zeros(rows, dtype=torch.int64, device=device)
-            self.start, self.since = self.size.clone(), self.size.clone()  # text before the reference begins to count
+            self.start, self.since = self.size.clone(), self.size.clone()  # tokens of text before the reference begins
             self.place, self.reach = self.size.clone(), self.size.clone()
-            self.given = torch.full((rows, LENGTH), -1, device=device)  # for the next step alone
+            self.next_tokens = torch.full((rows, LENGTH), -1, device=device)  # for the next step only
         self._sizes = [0] * rows  # the same on the host
 
     @torch.inference_mode(False)
     def put(self, row: int, tokens: Sequence[int], after: int) -> None:
-        """The reference of a row, which counts behind the first `after` tokens of its text."""
+        """Sets the reference of a row, which begins after the first `after` tokens of its text."""
         size, room = len(tokens), self.tokens.shape[1]
         if size > room:
             wide = 1 << (size - 1).bit_length()
@@ -210,18 +214,24 @@ class _References:
         self.tokens[row] = -1
         if size:
             self.tokens[row, :size] = copy_to_device(list(tokens), self.device)
-        for table, value in (("size", size), ("start", after), ("since", after), ("place", 0), ("reach", _FEW)):
+        for table, value in (
+            ("size", size),
+            ("start", after),
+            ("since", after),
+            ("place", 0),
+            ("reach", _FIRST_LENGTH),
+        ):
             getattr(self, table)[row] = value
         self._sizes[row] = size
-        self.give(row, ())
+        self.put_next(row, ())
 
-    def give(self, row: int, tokens: Sequence[int]) -> None:
-        """Tokens of a row for the next step alone."""
+    def put_next(self, row: int, tokens: Sequence[int]) -> None:
+        """Sets the tokens that a row drafts in the next step only."""
         used = list(tokens[:LENGTH])
-        self.given[row] = copy_to_device([*used, *[-1] * (LENGTH - len(used))], self.device)
+        self.next_tokens[row] = copy_to_device([*used, *[-1] * (LENGTH - len(used))], self.device)
 
     def copy_rows(self, sources: list[int], targets: list[int]) -> None:
-        """Some rows take the places of others."""
+        """Copies rows `sources` to rows `targets`."""
         source, target = copy_to_device(sources, self.device), copy_to_device(targets, self.device)
         for name in _TABLES:
             table: Tensor = getattr(self, name)
@@ -231,7 +241,7 @@ class _References:
 
     @torch.inference_mode(False)
     def make_room(self, rows: int) -> None:
-        """For so many rows at least."""
+        """Allocates room for at least `rows` rows."""
         extra = rows - len(self.size)
         if extra <= 0:
             return
@@ -242,20 +252,20 @@ class _References:
         self.version += 1
 
     def follow(self, texts: TextState, active: Tensor, longest: int) -> _Branch:
-        """Move on to where the texts are now; what follows there, of which at most `longest` tokens are drafted."""
+        """Advances the places to the ends of the texts, and returns the branch there, of at most `longest` tokens."""
         rows = len(active)
         if self.device.type == "cpu" and not any(self._sizes[:rows]):
             predicted = torch.full((rows, LENGTH + 1), -1)
         else:
             self._move(texts, active)
             predicted = self._read(self.place[:rows], LENGTH + 1)
-        given = self.given[:rows]
-        is_given = given[:, :1] >= 0
-        tokens = torch.where(is_given, given, predicted[:, :-1])
-        most = torch.where(is_given[:, 0], LENGTH, self.reach[:rows]).clamp_max(longest)
+        next_tokens = self.next_tokens[:rows]
+        is_next = next_tokens[:, :1] >= 0
+        tokens = torch.where(is_next, next_tokens, predicted[:, :-1])
+        most = torch.where(is_next[:, 0], LENGTH, self.reach[:rows]).clamp_max(longest)
         count = torch.minimum((tokens >= 0).sum(-1), most)
-        given.masked_fill_(active[:, None], -1)
-        return _Branch(tokens, count, predicted, is_given)
+        next_tokens.masked_fill_(active[:, None], -1)
+        return _Branch(tokens, count, predicted, is_next)
 
     def _read(self, place: Tensor, count: int) -> Tensor:
         """(B, count): the tokens of each reference from a place (B,) on, padded with -1."""
@@ -264,26 +274,27 @@ class _References:
         return torch.where(at < self.size[: len(place), None], found, -1)
 
     def _move(self, texts: TextState, active: Tensor) -> None:
-        """Compare what has come with what was predicted, and go to the place where the text goes on."""
+        """Compares new tokens with the predictions, and moves each place to where its text continues."""
         rows, length = len(active), texts.length
         place, since, reach = self.place[:rows], self.since[:rows], self.reach[:rows]
-        fresh = length - since
+        new = length - since
         places = cached_arange(LENGTH + 1, self.device)
         at = (since[:, None] + places).clamp_max(texts.tokens.shape[1] - 1)
-        same = (texts.tokens.gather(1, at) == self._read(place, LENGTH + 1)) & (places < fresh[:, None])
+        same = (texts.tokens.gather(1, at) == self._read(place, LENGTH + 1)) & (places < new[:, None])
         right = same.long().cumprod(-1).sum(-1)
-        is_right, expected = right == fresh, torch.minimum(place + fresh, self.size[:rows])
+        is_right, expected = right == new, torch.minimum(place + new, self.size[:rows])
         if self.device.type == "cpu" and bool((is_right | ~active).all()):
-            found = expected
+            following = expected
         else:
-            found = torch.where(is_right, expected, self._search(texts, expected))
-        longer = torch.where(is_right & (reach > 0), LENGTH, reach.clamp_min(_FEW))
-        longer = torch.where(fresh == 0, reach, torch.where(right > 0, longer, 0))
-        for table, value in ((place, found), (reach, longer), (since, length)):
+            following = torch.where(is_right, expected, self._search(texts, expected))
+        longer = torch.where(is_right & (reach > 0), LENGTH, reach.clamp_min(_FIRST_LENGTH))
+        longer = torch.where(new == 0, reach, torch.where(right > 0, longer, 0))
+        for table, value in ((place, following), (reach, longer), (since, length)):
             table.copy_(torch.where(active, value, table))
 
     def _search(self, texts: TextState, expected: Tensor) -> Tensor:
-        """(B,): the place behind the best match of each text's last tokens, and the expected one (B,) if none is."""
+        """(B,): the place behind the best match of each text's last tokens; the expected place (B,) if there is
+        none."""
         rows = len(expected)
         widest = max(self._sizes[:rows]) if self.device.type == "cpu" else self.tokens.shape[1]
         tokens, places = self.tokens[:rows, :widest], cached_arange(widest + 1, self.device)
@@ -297,13 +308,13 @@ class _References:
             matched = matched + run
         ahead = places - expected[:, None]
         matched = torch.where((ahead.abs() <= _NEAR) | (matched == _MATCH), matched, 0)
-        order = 2 * ahead.abs() - (ahead > 0).long()  # the nearest first, and of two the one ahead
+        order = 2 * ahead.abs() - (ahead > 0).long()  # nearest first, and of two equally near the one ahead
         return (matched * (2 * widest + 2) - order).argmax(-1)
 
 
 def _chain(root: Tensor, tokens: Tensor, count: Tensor) -> Draft:
-    """A branch (B, L) below each root, of which `count` (B,) tokens are drafted; no longer than needed where the host
-    need not wait for the answer."""
+    """A draft with the first `count` (B,) tokens of a branch (B, L) below each root. On a CPU it is cut to the longest
+    branch; elsewhere the host would have to wait for the counts."""
     if root.device.type == "cpu":
         tokens = tokens[:, : int(count.max())]
     length = tokens.shape[1]
@@ -314,8 +325,9 @@ def _chain(root: Tensor, tokens: Tensor, count: Tensor) -> Draft:
     return Draft(words, parents, alive, fixed, None, "fixed", max(length, 1), 1)
 
 
-def _beside(draft: Draft, branch: Draft, siblings: Siblings) -> tuple[Draft, Tensor]:
-    """A draft with a branch beside its tree, of which no node goes, and the node of the draft that each node was."""
+def _with_branch(draft: Draft, branch: Draft, siblings: Siblings) -> tuple[Draft, Tensor]:
+    """Adds a branch to a draft, all of whose nodes stay; returns the tree and the node of the draft that each node
+    was."""
     if draft.tokens.shape[1] == 1:
         return replace(branch, siblings=siblings), torch.full_like(branch.tokens, -1)
     merged = merge([draft, branch], siblings)

@@ -1,8 +1,8 @@
-"""Which plan to draft the next step by, from the tokens and seconds of earlier steps.
+"""Selects the plan of the next step by the tokens and seconds of earlier steps.
 
 The fastest plan so far drafts most steps. The others are tried in bursts of a few steps, the least recently tried
-first, as long as the time lost by trying them stays within a budget. There is no clock and no randomness in here: what
-was observed decides what is chosen.
+first, as long as the time lost by trying them stays within a budget. The module uses no clock and no randomness: the
+observations determine the choice.
 """
 
 from collections import deque
@@ -12,28 +12,28 @@ from spectr.draft.profile import PLAIN
 
 __all__ = ["PlanSelector"]
 
-SHARE = 0.02  # of the time that may be lost by trying plans which turn out slower
-GRACE = 3  # steps of the fastest plan that may be lost on top, so that every plan can be tried early
+SHARE = 0.02  # share of the time that may be lost by trying plans which turn out slower
+GRACE = 3  # steps of the fastest plan that may be lost in addition, so that every plan can be tried early
 _BURST = 6  # steps that a plan is tried for
 _RECENT = 64  # steps that the rate of a plan is estimated from
-_STALE = 32  # of these, those that count when it is tried again
-_PATIENCE = 500  # steps after which a plan is tried again, however slow it was
-_FORGET = 0.999  # what is left of the time spent and lost after another step
+_STALE = 32  # of these, the steps that still count when it is tried again
+_RETRY = 500  # steps after which a plan is tried again, however slow it was
+_DECAY = 0.999  # of the time spent and lost, per step
 
 
 class PlanSelector:
-    """Chooses one of `count` plans for each step; the one at place `PLAIN` is plain decoding."""
+    """Chooses one of `count` plans for each step; the one at index `PLAIN` is plain decoding."""
 
     def __init__(self, count: int, start: int = PLAIN) -> None:
         self._steps: list[deque[tuple[float, float]]] = [deque(maxlen=_RECENT) for _ in range(count)]
         self._tried = [-1] * count  # the step that each plan was last used in
-        self._plan, self._left = start, _BURST  # what is used, and for how many more steps
+        self._plan, self._left = start, _BURST  # the plan in use, and for how many more steps
         self._last: int | None = None
         self._time = 0
         self._spent = self._lost = 0.0  # seconds
 
     def choose(self) -> int:
-        """The plan for the next step."""
+        """Returns the plan of the next step."""
         best = self.best
         if self._plan != best and self._is_over_budget():
             self._plan, self._left = best, 1
@@ -42,24 +42,24 @@ class PlanSelector:
         return self._plan
 
     def observe(self, plan: int, tokens: float, seconds: float) -> None:
-        """A step by `plan` added so many tokens to a row, on average, in so many seconds."""
-        if plan in (PLAIN, self._last):  # the first step after a pause also reads the text since
+        """Records a step by `plan`, which added `tokens` tokens per row on average and took `seconds` seconds."""
+        if plan in (PLAIN, self._last):  # the first step after a pause also reads the text since then
             self._steps[plan].append((tokens, seconds))
         self._last, self._left, self._tried[plan] = plan, self._left - 1, self._time
         self._time += 1
-        self._spent, self._lost = _FORGET * self._spent + seconds, _FORGET * self._lost
+        self._spent, self._lost = _DECAY * self._spent + seconds, _DECAY * self._lost
         if (fastest := self.rate(self.best)) > 0:
             self._lost += max(0.0, seconds - tokens / fastest) if plan != self.best else 0.0
 
     def rate(self, plan: int) -> float:
-        """Tokens per second of a plan's recent steps, 0 if there are none. Seconds are a median, since a machine that
-        is busy for a moment says nothing about the plan."""
+        """Returns the tokens per second of a plan's recent steps, 0 if there are none. Seconds are a median, so that a
+        machine which is busy for a moment does not count against the plan."""
         steps = self._steps[plan]
         return fmean(tokens for tokens, _ in steps) / median(seconds for _, seconds in steps) if steps else 0.0
 
     @property
     def best(self) -> int:
-        """The fastest plan so far, the first of equals."""
+        """The fastest plan so far, the first among equals."""
         return max(range(len(self._steps)), key=lambda plan: (self.rate(plan), -plan))
 
     def _is_over_budget(self) -> bool:
@@ -68,12 +68,12 @@ class PlanSelector:
         return self._lost > SHARE * self._spent + GRACE * usual
 
     def _next_trial(self, best: int) -> int:
-        """Among the plans but the best, one that was never tried, or the fastest, where every step since the last try
-        counts in a plan's favour. Of its earlier steps only the last still count."""
+        """Returns the plan to try next, other than the best: one that was never tried, or the fastest, where every step
+        since its last trial counts in a plan's favour. Only its most recent steps count from then on."""
         fastest = self.rate(best)
 
         def promise(plan: int) -> float:
-            age = (self._time - self._tried[plan]) / _PATIENCE
+            age = (self._time - self._tried[plan]) / _RETRY
             return self.rate(plan) + fastest * age if self._tried[plan] >= 0 else float("inf")
 
         plan = max((plan for plan in range(len(self._steps)) if plan != best), key=promise, default=best)

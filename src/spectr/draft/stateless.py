@@ -1,4 +1,4 @@
-"""A drafting that remembers nothing: what the drafter knows of a row is the row's text."""
+"""Draftings without state: the draft depends on the scene only."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,36 +10,36 @@ __all__ = ["SingleChoice", "Stateless"]
 
 
 class SingleChoice:
-    """A drafting that drafts in one way whatever happens, so that it never lags behind."""
+    """A base class of draftings that have one way of drafting, and so are never behind."""
 
     is_behind = False
 
     def choose(self, rows: int) -> int:
-        """The only one."""
+        """Returns 0, the only choice."""
         return 0
 
     def observe(self, rows: int, choice: int, tokens: float, seconds: float) -> None:
-        """Nothing to learn."""
+        """Does nothing."""
 
 
 class Stateless(SingleChoice):
-    """A function of the scene."""
+    """A drafting that calls a function of the scene."""
 
     def __init__(self, propose: Callable[[Scene], Draft]) -> None:
         self.propose = propose
 
     def keep(self, path: Tensor) -> None:
-        """Nothing to keep."""
+        """Does nothing."""
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
-        """Nothing to remember."""
+        """Does nothing; prefixes can be shared."""
         return True
 
     def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
-        """Nothing to read."""
+        """Does nothing."""
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
-        """Nothing to copy."""
+        """Does nothing."""
 
     def make_room(self, rows: int, slots: int) -> None:
-        """Nothing to make room for."""
+        """Does nothing."""

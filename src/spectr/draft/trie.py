@@ -1,4 +1,4 @@
-"""From a few continuations of each text to a draft: shared beginnings become shared nodes."""
+"""Makes a draft from a few continuations of each text: shared prefixes become shared nodes."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,7 +11,8 @@ __all__ = ["draft_of_paths"]
 
 
 def _grow_trie(paths: Iterable[Sequence[int]], nodes: int) -> tuple[list[int], list[int]]:
-    """Tokens and parents of a prefix tree of at most `nodes` nodes, the root's token left as 0; first paths first."""
+    """Returns tokens and parents of a prefix tree of at most `nodes` nodes, filled in the order of `paths`. The root's
+    token is left as 0."""
     tokens, parents, known = [0], [0], dict[tuple[int, int], int]()
     for path in paths:
         node = 0
@@ -39,9 +40,10 @@ def _depth_and_width(parents: list[list[int]]) -> tuple[int, int]:
 
 
 def draft_of_paths(root: Tensor, paths: Sequence[Iterable[Sequence[int]]], nodes: int) -> Draft:
-    """A draft of fixed siblings: row b has the continuations `paths[b]` below `root` (B,), in at most `nodes` nodes.
+    """Returns a draft of fixed siblings: row b has the continuations `paths[b]` below `root` (B,), in at most `nodes`
+    nodes.
 
-    Only as many nodes as the largest row needs are made.
+    The draft has as many nodes as its largest row needs.
 
     >>> draft_of_paths(torch.tensor([7]), [[(1, 2), (1, 3)]], nodes=8).tokens.tolist()
     [[7, 1, 2, 3]]

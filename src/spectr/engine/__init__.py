@@ -178,8 +178,8 @@ class Engine:
 def _check_pair(drafter: Drafter, rule: Rule) -> None:
     if drafter.siblings not in rule.card.siblings:
         raise MismatchError(
-            f"rule {rule.card.name!r} takes siblings that are {' or '.join(rule.card.siblings)}, and drafter "
-            f"{drafter.name!r} draws them {drafter.siblings}; use rule race or match, which take any"
+            f"rule {rule.card.name!r} holds for siblings {', '.join(rule.card.siblings)}, and drafter "
+            f"{drafter.name!r} draws {drafter.siblings!r}; use rule race or match, which hold for all"
         )
     if rule.card.needs_laws and not drafter.gives_laws:
         raise MismatchError(

@@ -156,7 +156,7 @@ def _auto(base: Any, pairing: Pairing) -> Drafter:
 def _by_profile(profile: Profile, pairing: Pairing, *, is_auto: bool) -> Drafter:
     """What the profile chose for the number of rows; `is_auto`, what it starts from."""
     chosen = dict.fromkeys(profile.plans[choice.plan] for choice in profile.choices)
-    plans = profile.menu(_CANDIDATES) if is_auto else tuple(chosen)
+    plans = profile.candidates(_CANDIDATES) if is_auto else tuple(chosen)
     drafters = drafters_for(plans, pairing.target, pairing.options, pairing.loading)
 
     def place(rows: int) -> int:
