@@ -56,13 +56,13 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use and remember it."""
+    """Imports a public name on first use and caches it."""
     if name == "hf":
         return import_module("spectr.hf")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'spectr' has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"spectr.{_HOME_OF[name]}"), name)
-    return found
+    value = globals()[name] = getattr(import_module(f"spectr.{_HOME_OF[name]}"), name)
+    return value
 
 
 def __dir__() -> list[str]:

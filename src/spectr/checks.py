@@ -1,4 +1,4 @@
-"""Whole numbers as users give them: one conversion, one sentence. It does not depend on what the numbers are for."""
+"""Checks of whole numbers that users pass."""
 
 import operator
 from typing import Any
@@ -9,7 +9,8 @@ __all__ = ["whole"]
 
 
 def whole(name: str, value: Any, least: int | None = None) -> int:
-    """`value` as an int, if it is a whole number of at least `least`. True and False are no numbers here.
+    """Returns `value` as an int; raises ArgumentError unless it is a whole number of at least `least`. True and False
+    are refused.
 
     >>> whole("drafts", 4, 1)
     4

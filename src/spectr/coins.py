@@ -1,11 +1,11 @@
-"""Keys to coins, and keys to race noise: a counter-based generator with no state and no global seed.
+"""Coins and race noise: a counter-based generator without state and without a global seed.
 
-A coin of a coupling rule is keyed by (seed, tokens committed when the step starts, node, purpose). Never by the
-absolute position of a token: rules that look below the accepted path would meet coins again that earlier decisions
-have conditioned, and the law would drift. The race is the exception: its noise belongs to (seed, absolute position,
-token), in a stream of its own that no coupling rule ever reads.
+A coin of a coupling rule is keyed by (seed, tokens committed when the step starts, node, purpose). It is not keyed by
+the absolute position of a token: rules that look below the accepted path would use coins again that earlier decisions
+have conditioned, and the distribution would be biased. The race is the exception. Its noise is keyed by (seed, absolute
+position, token), in a separate stream that no coupling rule reads.
 
-So a row's draws do not depend on its batch-mates, a step can be replayed, and every device agrees. Knows no trees.
+So the draws of a row do not depend on the other rows of its batch, a step can be replayed, and all devices agree.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ __all__ = ["Purpose", "SeededCoins", "derived_seed", "draw", "gumbel", "likelies
 
 
 class Purpose(IntEnum):
-    """What a coin decides. One purpose, one decision per node and step."""
+    """What a coin decides. Each node has one decision per purpose and step."""
 
     DRAFT = 1  # which token a child is
     CHILD = 2  # which child (or none) a node ends on
@@ -40,7 +40,7 @@ _SEED_STREAM = 0x2B99_2DDF_A232_49D6
 
 
 def seed_word(seed: Any) -> int:
-    """Any whole number as the 64 bits of an int64: what differs by a multiple of 2^64 is one seed.
+    """Converts any whole number to an int64; numbers that differ by a multiple of 2^64 are the same seed.
 
     >>> seed_word(2**64 + 5), seed_word(-1), seed_word(2**63)
     (5, -1, -9223372036854775808)
@@ -49,8 +49,8 @@ def seed_word(seed: Any) -> int:
 
 
 def derived_seed(seed: int, row: int) -> int:
-    """The seed of a row: `seed` itself for row 0, else 53 bits of a hash of both, so that rows of one seed share no
-    texts with rows of the next.
+    """Returns the seed of a row: `seed` itself for row 0, otherwise 53 bits of a hash of both, so that rows of one seed
+    share no texts with rows of the next seed.
 
     >>> derived_seed(7, 0), derived_seed(7, 1) == derived_seed(8, 0)
     (7, False)
@@ -62,25 +62,25 @@ def derived_seed(seed: int, row: int) -> int:
 
 
 def _mix_(state: Tensor) -> Tensor:
-    """The finaliser of SplitMix64, in place on int64 (products wrap, right shifts are made logical by a mask)."""
+    """Applies the finaliser of SplitMix64 in place to int64; products wrap, and a mask makes right shifts logical."""
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         state.bitwise_xor_((state >> shift).bitwise_and_((1 << (64 - shift)) - 1)).mul_(factor)
     return state.bitwise_xor_((state >> 31).bitwise_and_((1 << 33) - 1))
 
 
 def _absorb(state: Tensor, word: Tensor) -> Tensor:
-    """Mix one more key word into the state; both broadcast. One word at a time: two words that only met in an
-    exclusive or would be interchangeable."""
+    """Mixes one more key word into the state; both broadcast. Words are mixed one at a time: two words that were
+    combined by exclusive or would be interchangeable."""
     return _mix_((state ^ word) + _GOLDEN)
 
 
 def _bits53(state: Tensor) -> Tensor:
-    """The 53 highest bits as a float64 integer."""
+    """Returns the 53 highest bits as float64."""
     return (state >> 11).bitwise_and_((1 << 53) - 1).to(torch.float64)
 
 
 def uniform(seed: Tensor, committed: Tensor, node: Tensor, purpose: int) -> Tensor:
-    """Coins in [0, 1) with 53 bits, float64 (B, M), for seeds and committed counts (B,) and nodes (B, M)."""
+    """Returns coins in [0, 1) with 53 bits, float64 (B, M), for seeds and committed counts (B,) and nodes (B, M)."""
     if usable(node):
         from spectr.kernels.noise import fused_uniform
 
@@ -91,42 +91,43 @@ def uniform(seed: Tensor, committed: Tensor, node: Tensor, purpose: int) -> Tens
 
 
 def _gumbel_states(seed: Tensor, position: Tensor) -> Tensor:
-    """One generator state per (row, position): (B, M)."""
+    """(B, M): one generator state per row and position."""
     return _absorb(_absorb(torch.full_like(seed, _NOISE_STREAM), seed)[:, None], position)
 
 
 def gumbel(seed: Tensor, position: Tensor, vocabulary: int) -> Tensor:
-    """Race noise −log E with E ~ Exp(1) of (seed, absolute position, token), float64 (B, M, V).
+    """Returns the race's noise −log E, with E ~ Exp(1) keyed by (seed, absolute position, token), float64 (B, M, V).
 
-    Small E decide the race, so E = −log1p(−u) with u = (k + ½)·2^−53: the smallest are exact to many digits.
+    Small E decide the race, so E = −log1p(−u) with u = (k + ½)·2^−53, which is exact to many digits for small E.
     """
     token = torch.arange(vocabulary, device=seed.device)
     return _gumbel_of(_gumbel_states(seed, position)[..., None], token)
 
 
 def _gumbel_of(state: Tensor, token: Tensor) -> Tensor:
-    """The noise of tokens, for the states of their positions; both broadcast."""
+    """Returns the noise of tokens for the states of their positions; both broadcast."""
     state = _mix_(state + token * _GOLDEN)
-    negative = _bits53(state).add_(0.5).mul_(-(2.0**-53)).clamp_min_(2.0**-53 - 1)  # u = 1 would never win
+    negative = _bits53(state).add_(0.5).mul_(-(2.0**-53)).clamp_min_(2.0**-53 - 1)  # u = 1 could never win
     exponential = negative.log1p_().neg_()
     return exponential.log_().neg_()
 
 
-_CHUNK = 512
-_MANY, _EVEN = 4096, 16  # tokens
+_CHUNK = 512  # tokens
+_KERNEL_TOKENS, _VECTOR = 4096, 16  # the least tokens that a kernel on a CPU is used for, and what must divide them
 
 
 def _first_above(sums: Tensor, level: Tensor) -> Tensor:
-    """First index whose running sum exceeds `level`; never an index that adds nothing, whatever the rounding."""
+    """Returns the first index whose running sum exceeds `level`, but whatever the rounding no index of weight 0."""
     last = torch.searchsorted(sums, sums[..., -1:].contiguous())  # first to reach the total, so it carries weight
     return torch.minimum(torch.searchsorted(sums, level[..., None].contiguous(), right=True), last).squeeze(-1)
 
 
 def draw(weights: Tensor, coin: Tensor) -> Tensor:
-    """Inverse CDF: the index that `coin` (…) in [0, 1) picks from `weights` (…, V), which need not be normalised.
+    """Inverse CDF: returns the index that `coin` (…) in [0, 1) picks from `weights` (…, V), which need not be
+    normalised.
 
-    Sums are float64: in float32 the bias at 152k tokens is 1.5e-3. Two stages, chunks and then one chunk, so that a
-    large vocabulary is read once and never written. A row without weight gives index 0.
+    Sums are float64: in float32 the bias at 152k tokens is 1.5e-3. A large vocabulary is read once and never written:
+    first a chunk is chosen, then an index in it. A row of weights that are all 0 gives index 0.
 
     >>> law = torch.tensor([0.25, 0.0, 0.75])
     >>> [int(draw(law, torch.tensor(coin, dtype=torch.float64))) for coin in (0.2, 0.25, 0.99)]
@@ -146,35 +147,37 @@ def draw(weights: Tensor, coin: Tensor) -> Tensor:
 
 
 def likeliest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Logarithms of the `count` largest of a softmax over scores (…, V), best first, and where they stand."""
+    """Returns the logarithms of the `count` largest values of a softmax over scores (…, V), best first, and their
+    indices."""
     best = scores.log_softmax(-1).topk(min(count, scores.shape[-1]), -1)
     return best.values, best.indices
 
 
 def _is_large(logits: Tensor) -> bool:
-    """Whether rough noise is worth a compiled kernel: float32 on a CPU, over many tokens, in whole vectors."""
+    """Whether a compiled kernel on the CPU computes approximate noise: for float32 and large vocabularies of whole
+    vectors."""
     size, is_usual = logits.shape[-1], logits.device.type == "cpu" and logits.dtype == torch.float32
-    return is_usual and size >= _MANY and size % _EVEN == 0
+    return is_usual and size >= _KERNEL_TOKENS and size % _VECTOR == 0
 
 
 @dataclass(frozen=True, slots=True)
 class SeededCoins:
-    """The coins of one step: a pure function of each row's seed and of how much text it has committed."""
+    """The coins of one step: a pure function of each row's seed and of the number of tokens that it has committed."""
 
     seed: Tensor  # (B,) int64
-    committed: Tensor  # (B,) int64, prompt included
+    committed: Tensor  # (B,) int64, including the prompt
     quiet: Tensor | None = None  # (B,) bool: rows whose drafts are ranked without noise; None: no row is quiet
 
     def flip(self, chance: Tensor, node: Tensor, purpose: int) -> Tensor:
-        """True with probability `chance`; strictly below, so that chance 0 never comes up."""
+        """Returns True with probability `chance`: a coin strictly below it, so that chance 0 is never True."""
         return uniform(self.seed, self.committed, node, purpose) < chance
 
     def pick(self, weights: Tensor, node: Tensor, purpose: int) -> Tensor:
-        """An index in proportion to `weights`, by inverse CDF with float64 sums."""
+        """Returns an index drawn in proportion to `weights`, by inverse CDF with float64 sums."""
         return draw(weights, uniform(self.seed, self.committed, node, purpose))
 
     def race(self, logits: Tensor, depth: Tensor) -> Tensor:
-        """argmax of policy logits plus noise."""
+        """Returns the argmax of policy logits plus noise."""
         if usable(logits):
             from spectr.kernels.noise import race_winner
 
@@ -182,8 +185,8 @@ class SeededCoins:
         return self._winner(logits, depth) if _is_large(logits) else self.noisy_logits(logits, depth).argmax(-1)
 
     def _winner(self, logits: Tensor, depth: Tensor) -> Tensor:
-        """The same over a large vocabulary: rough noise says which tokens can win, and exact noise which of these does;
-        of equals, the first."""
+        """Computes the same over a large vocabulary: approximate noise finds the tokens that can win, and exact noise
+        the winner, the first among equals."""
         from spectr.kernels.cpu.noise import candidates
 
         states = _gumbel_states(self.seed, self.committed[:, None] + depth).expand(logits.shape[:2]).flatten()
@@ -198,22 +201,23 @@ class SeededCoins:
         return torch.tensor(winners).view(logits.shape[:2])
 
     def top_racers(self, logits: Tensor, depth: Tensor, count: int) -> Tensor:
-        """The `count` largest of policy logits plus noise, best first; without noise in quiet rows."""
+        """Returns the tokens of the `count` largest policy logits plus noise, best first; without noise in quiet
+        rows."""
         return self.noisy_approx(logits, depth).topk(count, -1).indices
 
     def noisy_logits(self, logits: Tensor, depth: Tensor) -> Tensor:
-        """Logits (B, M, V) plus the noise at `depth` (B, M), or (B, 1) for one depth: what the race compares.
+        """Returns logits (B, M, V) plus the noise at `depth` (B, M), or (B, 1) for one depth: what the race compares.
 
-        float64: in float32 near-ties at the top would be broken by token id. A root's children stand at position
-        `committed`."""
+        The sum is float64: in float32 near-ties at the top would be broken by token id. A root's children are at
+        position `committed`."""
         return logits + gumbel(self.seed, self.committed[:, None] + depth, logits.shape[-1])
 
     def noisy_approx(self, logits: Tensor, depth: Tensor) -> Tensor:
-        """As `noisy_logits`, for drafts: quiet rows get no noise. A kernel's noise is accurate to 1e-5 wherever it can
-        win a race. An error there can cost an accepted draft token, but it cannot change the output distribution.
-        """
+        """Returns approximate `noisy_logits` for drafts; quiet rows get no noise. A kernel's noise is accurate to 1e-5
+        wherever it can win a race. An error can cost an accepted draft token, but it cannot change the output
+        distribution."""
         if logits.device.type == "cpu" and self.quiet is not None and bool(self.quiet.all()):
-            return logits.double()  # as beside a row with noise, so that no row depends on another
+            return logits.double()  # the dtype that rows have in a batch with noise, so that no row depends on another
         position = self.committed[:, None] + depth
         if usable(logits):
             from spectr.kernels.noise import rough_noise
@@ -228,8 +232,8 @@ class SeededCoins:
         return logits + (noise if self.quiet is None else noise.masked_fill_(self.quiet[:, None, None], 0.0))
 
     def likeliest(self, logits: Tensor, depth: Tensor | None, score_scale: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and tokens of the `count` largest of softmax((logits + approximate noise) · score_scale),
-        best first; `score_scale` is (B,)."""
+        """Returns log-probabilities and tokens of the `count` largest values of softmax((logits + approximate noise) ·
+        score_scale), best first; `score_scale` is (B,)."""
         if usable(logits):
             from spectr.kernels.best import best_chances, can_pick
 
@@ -237,7 +241,6 @@ class SeededCoins:
                 where = None if depth is None else (self.committed[:, None] + depth).expand(logits.shape[:2])
                 place = None if where is None else (self.seed, where, _NOISE_STREAM)
                 return best_chances(logits, place, score_scale.float(), self.quiet, count)
-            notice(f"the kernel does not pick {count} of {logits.shape[-1]} tokens, so drafts are ranked without it")
-        return likeliest(
-            (logits if depth is None else self.noisy_approx(logits, depth)) * score_scale[:, None, None], count
-        )
+            notice(f"the kernel cannot pick {count} of {logits.shape[-1]} tokens, so drafts are ranked without it")
+        scores = logits if depth is None else self.noisy_approx(logits, depth)
+        return likeliest(scores * score_scale[:, None, None], count)

@@ -1,6 +1,6 @@
-"""A client for OpenAI-compatible endpoints, which `spectr bench run` and `spectr audit` ask for texts.
+"""A client for OpenAI-compatible endpoints, used by `spectr bench run` and `spectr audit`.
 
-A key, where one is needed, is read from the environment variable SPECTR_ENDPOINT_KEY.
+If the server needs a key, it is read from the environment variable SPECTR_ENDPOINT_KEY.
 """
 
 import os
@@ -17,12 +17,12 @@ _COMPLETIONS = ("/chat/completions", "/completions")
 
 
 def turns_of(*texts: str) -> list[dict[str, str]]:
-    """A conversation as endpoints and chat templates take it; the user speaks first."""
+    """Returns a conversation as endpoints and chat templates take it, beginning with the user."""
     return [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(texts)]
 
 
 def _base(url: str) -> str:
-    """The address before `/completions`, or with `/v1` at its end where no more than a server was named."""
+    """Returns the address without `/completions`, and with `/v1` if it names only a server."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ArgumentError(f"an endpoint must be an address such as http://localhost:8000/v1, got {url!r}")
@@ -34,7 +34,7 @@ def _base(url: str) -> str:
 
 
 class EndpointClient:
-    """One server. `url` is its address, with or without the path of its completions."""
+    """A connection to one server. `url` is its address, with or without the path of its completions."""
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None, timeout: float = 600.0) -> None:
         try:
@@ -46,7 +46,7 @@ class EndpointClient:
         self._http = httpx2.Client(
             headers={**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})},
             timeout=timeout,
-            limits=httpx2.Limits(max_keepalive_connections=0),  # no connection outlives its answer
+            limits=httpx2.Limits(max_keepalive_connections=0),  # no connection is kept after its answer
         )
         self._errors: tuple[type[Exception], ...] = (httpx2.HTTPError, httpx2.InvalidURL, ValueError)
 
@@ -57,26 +57,27 @@ class EndpointClient:
 
     @property
     def address(self) -> str:
-        """Where texts are asked for."""
+        """The address of the completions endpoint."""
         return f"{self.base}{_COMPLETIONS[0 if self.is_chat else 1]}"
 
     def models(self) -> list[str]:
-        """The models that the server lists."""
+        """Returns the names of the models that the server lists."""
         return [str(model["id"]) for model in self._call("GET", "/models").get("data") or []]
 
     def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a conversation if the body has `messages`, else to a text that is to be continued."""
+        """Requests a completion and returns the answer: of a conversation if the body has `messages`, otherwise of a
+        prompt."""
         return self._call("POST", _COMPLETIONS[0 if "messages" in body else 1], body)
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         url = f"{self.base}{path}"
         try:
             answer = self._http.request(method, url, json=body)
-            found = answer.json() if answer.is_success else None
+            data = answer.json() if answer.is_success else None
         except self._errors as error:
             raise SpectrError(f"{url} must answer with JSON, and did not: {error}; is the server running?") from None
-        if found is None:
+        if data is None:
             raise SpectrError(f"{url} answered {answer.status_code}: {answer.text[:500] or answer.reason_phrase}")
-        if not isinstance(found, dict):
-            raise SpectrError(f"{url} must answer with a JSON object, got {type(found).__name__}")
-        return found
+        if not isinstance(data, dict):
+            raise SpectrError(f"{url} must answer with a JSON object, got {type(data).__name__}")
+        return data

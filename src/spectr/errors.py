@@ -1,13 +1,13 @@
-"""Everything spectr raises on purpose. Each message says what must hold, what was given, and what to do.
+"""The errors that spectr raises. Each message says what must hold, what was given, and what to do.
 
 SpectrError
-├── LawError            a tensor that should be a probability law is not one            (also a ValueError)
-├── ArgumentError       an argument out of its range: counts, ids, shapes, dtypes       (also a ValueError)
-│   └── NoRoomError     more memory is needed than there is
-├── MismatchError       parts that do not belong together, e.g. a rule and a sibling law (also a ValueError)
-├── RankError           a process of a model over several processes is lost, or differs  (also a RuntimeError)
-├── UnknownNameError    a name the registry does not know; suggests the nearest          (also a LookupError)
-└── MissingExtraError   an optional dependency that is not installed                     (also an ImportError)
+├── LawError            a tensor that should be a distribution is not one              (also a ValueError)
+├── ArgumentError       an argument that is out of range: counts, ids, shapes, dtypes  (also a ValueError)
+│   └── NoRoomError     more memory is needed than is available
+├── MismatchError       parts that do not fit together, such as a rule and a drafter   (also a ValueError)
+├── RankError           a process of a tensor-parallel model is lost, or differs       (also a RuntimeError)
+├── UnknownNameError    a name that is not registered; suggests the nearest            (also a LookupError)
+└── MissingExtraError   an optional dependency that is not installed                   (also an ImportError)
 """
 
 __all__ = [
@@ -23,31 +23,31 @@ __all__ = [
 
 
 class SpectrError(Exception):
-    """Base of every error spectr raises on purpose."""
+    """The base class of all errors that spectr raises."""
 
 
 class LawError(SpectrError, ValueError):
-    """A tensor that should be a probability law is not one."""
+    """A tensor that should be a probability distribution is not one."""
 
 
 class ArgumentError(SpectrError, ValueError):
-    """An argument is out of its range."""
+    """An argument is out of range."""
 
 
 class NoRoomError(ArgumentError):
-    """More memory is needed than there is."""
+    """More memory is needed than is available."""
 
 
 class MismatchError(SpectrError, ValueError):
-    """Two parts do not belong together."""
+    """Two parts do not fit together."""
 
 
 class RankError(SpectrError, RuntimeError):
-    """A process of a model over several processes is lost, or ran another call than the others."""
+    """A process of a tensor-parallel model is lost, or ran another call than the others."""
 
 
 class UnknownNameError(SpectrError, LookupError):
-    """No entry of that name."""
+    """No entry has that name."""
 
 
 class MissingExtraError(SpectrError, ImportError):

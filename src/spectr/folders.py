@@ -1,4 +1,4 @@
-"""Where spectr keeps what it fetches and compiles."""
+"""The folder in which spectr keeps downloaded and compiled files."""
 
 import os
 from pathlib import Path
@@ -7,6 +7,6 @@ __all__ = ["home"]
 
 
 def home() -> Path:
-    """The folder: $SPECTR_HOME, else spectr under the user's cache folder."""
+    """Returns the folder: $SPECTR_HOME if it is set, otherwise spectr in the user's cache folder."""
     base = os.environ.get("SPECTR_HOME")
     return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "spectr"

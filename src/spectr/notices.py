@@ -1,6 +1,6 @@
-"""Sentences that a user should read once: what was chosen for them, and what falls back to something slower.
+"""Notices that a user should read once: which defaults were chosen, and what falls back to a slower path.
 
-They go through `logging`, under the name "spectr", as warnings: on stderr unless a program configures it otherwise.
+They are warnings of the logger "spectr", and so go to stderr unless a program configures `logging` otherwise.
 """
 
 import logging
@@ -8,16 +8,16 @@ import logging
 __all__ = ["forget", "notice"]
 
 _LOGGER = logging.getLogger("spectr")
-_SAID: set[str] = set()
+_LOGGED: set[str] = set()
 
 
 def notice(sentence: str) -> None:
-    """Log a sentence the first time it comes up in this process."""
-    if sentence not in _SAID:
-        _SAID.add(sentence)
+    """Logs a sentence the first time it occurs in this process."""
+    if sentence not in _LOGGED:
+        _LOGGED.add(sentence)
         _LOGGER.warning("spectr: %s", sentence)
 
 
 def forget() -> None:
-    """Let every sentence be logged again; for tests, and for commands that run several times in one process."""
-    _SAID.clear()
+    """Lets every sentence be logged again, for tests and for commands that run several times in one process."""
+    _LOGGED.clear()

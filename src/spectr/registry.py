@@ -1,7 +1,7 @@
-"""Names to things, loaded when first asked for. Knows nothing about what it holds.
+"""Registries of named objects, which are imported when they are first used.
 
-An entry is `"module:attribute"` with the options that make this name of it; packages add their own through an entry
-point group (`spectr.rules`, `spectr.couplings`).
+An entry is `"module:attribute"`, with the options that belong to its name. Installed packages add entries through an
+entry point group (`spectr.rules`, `spectr.couplings`).
 """
 
 import difflib
@@ -19,20 +19,20 @@ __all__ = ["Entry", "Registry", "nearest"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a thing lives, and the options that make this name of it."""
+    """The class or function of an entry as `"module:attribute"`, and the options that belong to its name."""
 
     target: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def load(self) -> Callable[..., Any]:
-        """What makes the thing."""
+        """Imports and returns the class or function."""
         module, _, attribute = self.target.partition(":")
-        made: Callable[..., Any] = getattr(import_module(module), attribute)
-        return made
+        maker: Callable[..., Any] = getattr(import_module(module), attribute)
+        return maker
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """A sentence end that suggests the nearest known names.
+    """Returns the end of an error message, which suggests the nearest known names.
 
     >>> nearest("ksec", ["kseq", "race"])
     'did you mean kseq? Known: kseq, race'
@@ -43,7 +43,7 @@ def nearest(name: str, known: list[str]) -> str:
 
 
 class Registry:
-    """A lazy table of one kind of thing (`kind` is used in messages)."""
+    """A lazy table of objects of one kind, which is named in messages."""
 
     def __init__(self, kind: str, entries: Mapping[str, Entry], group: str) -> None:
         self.kind = kind
@@ -51,14 +51,14 @@ class Registry:
         self._group = group
 
     def names(self) -> list[str]:
-        """Every built-in name, then every name that installed packages add."""
+        """Returns the built-in names, then those that installed packages add."""
         return [*self._entries, *(p.name for p in entry_points(group=self._group) if p.name not in self._entries)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
 
     def make(self, name: str, **options: Any) -> Any:
-        """The thing called `name`, built with `options`."""
+        """Returns a new object called `name`, made with `options`."""
         entry = self._find(name)
         maker, arguments = entry.load(), {**entry.options, **options}
         try:

@@ -1,4 +1,4 @@
-"""Rows of batched tensors: picking some, and not computing the others. Knows nothing of what a row means."""
+"""Helpers for batched tensors: cached constants, copies to a device, and rows that are computed only where needed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ __all__ = ["Rows", "cached_arange", "cached_eye", "constant", "copy_to_device", 
 
 @cache
 def constant(values: tuple[Any, ...], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Numbers, or tuples of them, as a tensor that is made once: a captured step may not fetch from the host."""
-    with torch.inference_mode(False):  # it outlives whatever mode it is made in
+    """Returns numbers, or tuples of numbers, as a cached tensor: a captured step must not copy from the host."""
+    with torch.inference_mode(False):  # the cache outlives the current mode
         return torch.tensor(values, dtype=dtype, device=device)
 
 
@@ -25,7 +25,7 @@ def _long_arange(size: int, device: torch.device) -> Tensor:
 
 
 def cached_arange(count: int, device: torch.device) -> Tensor:
-    """0, 1, 2, … (count,), a part of a longer one that is made once. To be read only.
+    """Returns 0, 1, 2, … (count,) as a view of a cached tensor, which must not be written to.
 
     >>> cached_arange(3, torch.device("cpu")).tolist()
     [0, 1, 2]
@@ -35,14 +35,14 @@ def cached_arange(count: int, device: torch.device) -> Tensor:
 
 @cache
 def cached_eye(count: int, device: torch.device) -> Tensor:
-    """(count, count) bool: true where both are the same; made once, to be read only."""
+    """Returns the identity (count, count) bool as a cached tensor, which must not be written to."""
     with torch.inference_mode(False):
         return torch.eye(count, dtype=torch.bool, device=device)
 
 
 def copy_to_device(values: Any, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Numbers of the host as a tensor on a device. From pinned memory: a copy from any other waits for whatever runs
-    there.
+    """Copies numbers from the host to a device without waiting. The copy is from pinned memory; any other would wait
+    for the work that is queued on the device.
 
     >>> copy_to_device([1, 2], torch.device("cpu")).tolist()
     [1, 2]
@@ -53,7 +53,7 @@ def copy_to_device(values: Any, device: torch.device, dtype: torch.dtype = torch
 
 
 def pick_rows(values: Tensor, nodes: Tensor | None) -> Tensor:
-    """`values` (B, N, …) at `nodes` (B, M), as (B, M, …); None means every node, with no copy."""
+    """Returns `values` (B, N, …) at `nodes` (B, M), as (B, M, …); all of them, without a copy, for None."""
     if nodes is None:
         return values
     return values[cached_arange(values.shape[0], values.device)[:, None], nodes]
@@ -61,9 +61,9 @@ def pick_rows(values: Tensor, nodes: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A tensor (…, V) computed row by row from `parts` with the same leading shape, when and where it is asked for.
+    """A lazy tensor (…, V), computed row by row from `parts` with the same leading shape.
 
-    A rule looks at many nodes and needs the law after one of them: the others are never written.
+    A rule visits many nodes and needs the distribution after one of them; the others are never computed.
     """
 
     compute: Callable[..., Tensor]
@@ -71,13 +71,13 @@ class Rows:
 
     @classmethod
     def of(cls, values: Tensor) -> "Rows":
-        """Rows that are there already."""
+        """Wraps a tensor that is already computed."""
         return cls(lambda values: values, (values,))
 
     def all(self) -> Tensor:
-        """Every row, (…, V)."""
+        """Computes every row, (…, V)."""
         return self.compute(*self.parts)
 
     def at(self, nodes: Tensor) -> Tensor:
-        """The rows of leading shape (B, N) at `nodes` (B, M), as (B, M, V)."""
+        """Computes the rows at `nodes` (B, M) of the leading shape (B, N), as (B, M, V)."""
         return self.compute(*(pick_rows(part, nodes) for part in self.parts))

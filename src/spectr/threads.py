@@ -1,4 +1,4 @@
-"""One thread for work on small tensors: a second gains little, and loses much where somebody else uses the core."""
+"""One thread for work on small tensors: more gain little, and lose much on a machine that is busy with other work."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ __all__ = ["one_thread"]
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """While the context is open; then as many as before."""
+    """Uses one torch thread inside the context, and the previous number after it."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
