@@ -1,8 +1,8 @@
-"""spectr inside `model.generate`: one argument in code that uses transformers already.
+"""spectr inside `model.generate` of transformers, by one argument.
 
     model.generate(**inputs, custom_generate=spectr.hf.generate, drafter=draft)
 
-transformers prepares everything (config, processors, stopping criteria, padding) and hands it over; the loop is ours.
+transformers prepares the config, processors, stopping criteria and padding; spectr runs the decoding loop.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,18 +32,19 @@ _SETTINGS = (
     ("MinPLogitsWarper", "min_p", "min_p"),
     ("TypicalLogitsWarper", "mass", "typical_p"),
 )
-"""transformers' processors that a policy has settings for, what holds their value, and the setting; as they act."""
+"""The processors of transformers that are settings of a policy, in the order in which they act: the class, the
+attribute with its value, and the setting."""
 
 
 @dataclass(slots=True)
 class _CriteriaReader:
-    """Asks transformers' stopping criteria after every token of one row, padding included as they expect."""
+    """Calls the stopping criteria of transformers after every token of one row, with its padding."""
 
-    ids: Tensor  # (1, L): what the row has so far
+    ids: Tensor  # (1, L): the tokens of the row so far
     criteria: Criteria
 
     def feed(self, tokens: list[int]) -> tuple[str, int | None]:
-        """How many of the tokens belong to the text, if it ends among them; transformers makes the text."""
+        """Returns no text, and how many of the tokens belong to the text if it ends among them."""
         for count, token in enumerate(tokens, start=1):
             self.ids = torch.cat([self.ids, self.ids.new_tensor([[token]])], 1)
             if bool(torch.as_tensor(self.criteria(self.ids, None)).all()):
@@ -51,25 +52,25 @@ class _CriteriaReader:
         return "", None
 
     def finish(self) -> str:
-        """Nothing was held back."""
+        """Returns no text."""
         return ""
 
 
 @dataclass(frozen=True, slots=True)
-class _Prefix:
-    """A row's `prefix_allowed_tokens_fn`, which transformers asks with the row's number and its padded text."""
+class _AllowedTokens:
+    """The `prefix_allowed_tokens_fn` of a row, which is called with the row's number and its padded text."""
 
     function: Callable[[int, Tensor], Any]
     row: int
-    ids: Tensor  # (L,): the prompt with its padding
-    length: int  # of the prompt without
+    ids: Tensor  # (L,): the prompt, including its padding
+    length: int  # of the prompt without its padding
 
     def __call__(self, text: list[int]) -> Any:
         return self.function(self.row, torch.cat([self.ids, self.ids.new_tensor(text[self.length :])]))
 
 
 def _flat(processors: Any) -> Iterator[Any]:
-    """Processors in order, lists in lists."""
+    """Yields processors in order, also those in nested lists."""
     for processor in processors or ():
         if isinstance(processor, list | tuple):
             yield from _flat(processor)
@@ -78,19 +79,19 @@ def _flat(processors: Any) -> Iterator[Any]:
 
 
 def _setting(processor: Any) -> tuple[int, float] | None:
-    """Which of the settings a processor is, and its value; None if a policy has none that does the same."""
+    """Returns the index of a processor in `_SETTINGS`, and its value; None if a policy has no such setting."""
     kind = type(processor)
-    theirs = kind.__module__.startswith("transformers.")
-    at = next((at for at, (name, *_) in enumerate(_SETTINGS) if theirs and kind.__name__ == name), None)
+    is_stock = kind.__module__.startswith("transformers.")
+    at = next((at for at, (name, *_) in enumerate(_SETTINGS) if is_stock and kind.__name__ == name), None)
     if at is None or getattr(processor, "filter_value", -torch.inf) != -torch.inf:
         return None
     value = getattr(processor, _SETTINGS[at][1], None)
     return (at, value) if value and getattr(processor, "min_tokens_to_keep", 1) == 1 else None
 
 
-def _apart(processors: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Processors, without the last of them that are settings of a policy, and those: they act after all others, in an
-    order of their own, and need no host."""
+def _split_settings(processors: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Splits off the last processors that are settings of a policy, in the order in which a policy applies them: they
+    act after all others, and do not need the host."""
     rest, settings, last = list(processors), dict[str, Any](), len(_SETTINGS)
     while rest and (found := _setting(rest[-1])) is not None and found[0] < last:
         last, value = found
@@ -100,35 +101,39 @@ def _apart(processors: list[Any]) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _policies(processors: Any, ids: Tensor, prompts: Sequence[Sequence[int]], *, sampling: bool) -> list[Policy]:
-    """What transformers prepared. A constraint by prefix goes by the rows of the batch, so it becomes a hook of each;
-    all others look at a text alone, or are refused."""
-    every, settings = _apart(list(_flat(processors))) if sampling else (list(_flat(processors)), {"temperature": 0.0})
+    """Returns a policy for each row, made from transformers' processors. A `prefix_allowed_tokens_fn` takes the number
+    of the row, so each row gets its own hook; all other processors must depend on the text only."""
+    every, settings = (
+        _split_settings(list(_flat(processors))) if sampling else (list(_flat(processors)), {"temperature": 0.0})
+    )
     functions = [p._prefix_allowed_tokens_fn for p in every if hasattr(p, "_prefix_allowed_tokens_fn")]
     if len(functions) > 1:
-        raise ArgumentError(f"one prefix_allowed_tokens_fn can be heeded, got {len(functions)}; make one of them")
+        raise ArgumentError(
+            f"at most one prefix_allowed_tokens_fn can be used, got {len(functions)}; combine them into one function"
+        )
     others = [p for p in every if not hasattr(p, "_prefix_allowed_tokens_fn")]
     if not functions:
         return [Policy(**settings, processors=others)] * len(prompts)
-    hooks = [_Prefix(functions[0], row, ids[row], len(prompt)) for row, prompt in enumerate(prompts)]
+    hooks = [_AllowedTokens(functions[0], row, ids[row], len(prompt)) for row, prompt in enumerate(prompts)]
     return [Policy(**settings, processors=others, allowed=hook) for hook in hooks]
 
 
 def _refuse(model: Any, ids: Tensor, embedded: Any, config: Any) -> None:
     if embedded is not None or ids.shape[1] == 0:
-        raise ArgumentError("prompts must be given as input_ids, got inputs_embeds; there are no tokens to draft from")
+        raise ArgumentError("prompts must be given as input_ids, got inputs_embeds; drafters need tokens")
     if getattr(config, "num_beams", 1) not in (None, 1):
-        raise ArgumentError(f"beam search is not offered, got num_beams={config.num_beams}; leave it at 1")
+        raise ArgumentError(f"beam search is not supported, got num_beams={config.num_beams}; leave it at 1")
     if model.config.is_encoder_decoder:
         raise MismatchError(
-            "transformers hands over an encoder's output and not the text it read; give encoder-decoder models to "
-            "spectr.load(model, tokenizer=tokenizer)"
+            "hf.generate needs a decoder-only model, because transformers does not pass an encoder's input; use "
+            "spectr.load(model, tokenizer=tokenizer) for encoder-decoder models"
         )
     if getattr(config, "return_dict_in_generate", False):
-        raise ArgumentError("return_dict_in_generate is not offered; leave it off and take the tensor of ids")
+        raise ArgumentError("return_dict_in_generate is not supported; leave it off and use the tensor of ids")
 
 
 def _unpadded(ids: Tensor, mask: Tensor | None) -> Iterator[tuple[list[int], list[int]]]:
-    """The left padding and the prompt of each row."""
+    """Yields the left padding and the prompt of each row."""
     seen = (torch.ones_like(ids) if mask is None else mask).bool()
     for row in range(len(ids)):
         yield ids[row][~seen[row]].tolist(), ids[row][seen[row]].tolist()
@@ -139,7 +144,7 @@ def _pad(config: Any, stops: frozenset[int]) -> int:
     return int(pad if pad is not None else min(stops, default=0))
 
 
-def generate(  # noqa: PLR0913  transformers passes by these names, and refuses what is not spelled out
+def generate(  # noqa: PLR0913  transformers passes arguments by these names, and refuses names that are missing here
     model: Any,
     input_ids: Tensor,
     logits_processor: Any,
@@ -153,9 +158,9 @@ def generate(  # noqa: PLR0913  transformers passes by these names, and refuses 
     nodes: int | None = None,
     **inputs: Any,
 ) -> Tensor:
-    """Token ids (B, L) as `model.generate` returns them; for `custom_generate`.
+    """Returns token ids (B, L) like `model.generate`; to be passed as `custom_generate`.
 
-    Without a `seed` one is drawn from torch's generator, so `torch.manual_seed` fixes the text.
+    Without a `seed` one is drawn from torch's generator, so that `torch.manual_seed` determines the text.
     """
     from spectr.models.hf import open_loaded
 
@@ -177,5 +182,5 @@ def generate(  # noqa: PLR0913  transformers passes by these names, and refuses 
     engine = Engine(opened.target, pair(drafter, opened, made.card, options), made, rows=len(requests))
     results = engine.generate(requests)
     longest, pad = max(len(result.tokens) for result in results), _pad(generation_config, opened.stops)
-    fresh = [result.tokens + [pad] * (longest - len(result.tokens)) for result in results]
-    return torch.cat([input_ids, input_ids.new_tensor(fresh)], 1)
+    padded = [result.tokens + [pad] * (longest - len(result.tokens)) for result in results]
+    return torch.cat([input_ids, input_ids.new_tensor(padded)], 1)

@@ -223,7 +223,7 @@ def test_many_texts(seed: int) -> None:
     assert drafted > 1000
 
 
-@pytest.mark.parametrize("table", ["tokens", "size", "start", "since", "place", "reach", "given"])
+@pytest.mark.parametrize("table", ["tokens", "size", "start", "since", "place", "reach", "next_tokens"])
 def test_a_table_that_does_not_move_is_seen(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: rows change places, but for one table of their references."""
     copy_rows = _References.copy_rows

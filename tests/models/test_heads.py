@@ -460,7 +460,7 @@ def test_a_block_is_no_deeper_than_it_is(tmp_path: Path) -> None:
 def test_hidden_states_are_for_published_heads() -> None:
     with pytest.raises(ArgumentError, match="takes"):
         spectr.load(golden_target(), "lookup", hidden_states=(1, 2, 3))
-    with pytest.raises(ArgumentError, match="hidden_states says what a published head reads"):
+    with pytest.raises(ArgumentError, match="hidden_states is an option of published heads"):
         spectr.load(golden_target(), golden_target(), hidden_states=(1, 2, 3))
 
 

@@ -128,7 +128,7 @@ def test_what_is_refused(lm: LM, folders: tuple[Path, Path], tmp_path: Path) -> 
     written(path, profile(lm, DecodingPlan("lookup")))
     with pytest.raises(ArgumentError, match="plan decides drafts, length, nodes, tree; got nodes besides"):
         open_lm(target, plan=path, nodes=8)
-    with pytest.raises(ArgumentError, match="to use a profile as it is, give it as plan"):
+    with pytest.raises(ArgumentError, match="to use it unchanged, pass it as plan"):
         open_lm(target, profile=path)
     with pytest.raises(ArgumentError, match="there is no file"):
         open_lm(target, plan="nowhere.json")

@@ -1,6 +1,6 @@
 """The papers behind the rules, as BibTeX: the entries of `papers.bib` beside this module.
 
-Rules and couplings name a paper by its key. In the file, the comment line above an entry is how a sentence names it.
+Rules and couplings refer to a paper by its key. The comment line above an entry is how prose cites it.
 """
 
 import re
@@ -17,7 +17,7 @@ _ENTRY = re.compile(r"^% (?P<short>.+)\n(?P<bibtex>@\w+\{(?P<key>[^,]+),\n(?:.+\
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """One reference: its key, how a sentence names it, its BibTeX entry."""
+    """One reference: its key, how prose cites it, and its BibTeX entry."""
 
     key: str
     short: str
@@ -31,7 +31,7 @@ PAPERS = {
 
 
 def bibtex(*keys: str) -> str:
-    """The entries of `keys` in the order given, each once; of all papers when no key is given.
+    """Returns the entries of `keys` in order, each once; the entries of all papers if there are no keys.
 
     >>> print(bibtex("stern2018"))
     @inproceedings{stern2018,

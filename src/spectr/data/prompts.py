@@ -1,4 +1,4 @@
-"""Prompts: those that come with spectr, in `prompts.json` beside this module, and those of a user's file."""
+"""Reads prompts: those that ship with spectr, in `prompts.json` next to this module, and those of a user's file."""
 
 import gzip
 import hashlib
@@ -21,7 +21,7 @@ _FORMS = "a text file with one prompt a line, JSON with a list `prompts`, or .js
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text to answer, and what kind of text it is."""
+    """A text to answer, and its domain."""
 
     text: str
     domain: str = "all"
@@ -34,22 +34,23 @@ def _shipped() -> dict[str, Any]:
 
 
 def built_in() -> tuple[Prompt, ...]:
-    """A few prompts of several domains, for measurements without a file."""
+    """Returns a few prompts of several domains, for measurements without a file."""
     return tuple(Prompt(text, domain) for domain, texts in _shipped()["domains"].items() for text in texts)
 
 
 def timing() -> list[str]:
-    """Three requests, for timings."""
+    """Returns three prompts for timings."""
     return list(_shipped()["timing"])
 
 
 def shipped_tasks(kind: str) -> list[dict[str, Any]]:
-    """The rows of a task of `spectr bench run`, with the fields that its kind needs."""
+    """Returns the rows of a task of `spectr bench run`, with the fields that its kind needs."""
     return list(_shipped()["tasks"][kind])
 
 
 def training(count: int, seed: int = 0) -> list[str]:
-    """`count` requests for training a drafter; every pair of template and topic comes once before any comes twice."""
+    """Returns `count` prompts for training a drafter; every pair of template and topic occurs once before any
+    repeats."""
     parts = _shipped()["training"]
     pairs = [template.format(topic) for template in parts["templates"] for topic in parts["topics"]]
     pairs += [f"Write a {name} program that {task}." for name in parts["languages"] for task in parts["programs"]]
@@ -58,7 +59,7 @@ def training(count: int, seed: int = 0) -> list[str]:
 
 
 def split(prompts: list[str], share: float = 0.02) -> tuple[list[str], list[str]]:
-    """Prompts to train on and prompts held out. A prompt is always on the same side, wherever it stands."""
+    """Splits prompts into those to train on and those held out. The side of a prompt depends on its text only."""
 
     def held_out(prompt: str) -> bool:
         return int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:4], "big") < share * 2**32
@@ -68,7 +69,7 @@ def split(prompts: list[str], share: float = 0.02) -> tuple[list[str], list[str]
 
 
 def rows_in(path: Path, flag: str) -> list[Any]:
-    """The rows of a prompts file as they stand in it: strings, or objects with fields. `flag` is for the message."""
+    """Returns the rows of a prompts file: strings, or objects with fields. `flag` is named in error messages."""
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
@@ -100,5 +101,5 @@ def _prompt(row: Any, where: str) -> Prompt:
 
 
 def read_prompts(path: Path, flag: str = "--prompts") -> list[Prompt]:
-    """The prompts of a text file, a JSON file or JSON lines, each with its domain where the file names one."""
+    """Returns the prompts of a text file, a JSON file or JSON lines, each with its domain if the file has one."""
     return [_prompt(row, f"prompt {number} of {path}") for number, row in enumerate(rows_in(path, flag), start=1)]

@@ -1,7 +1,7 @@
-"""What users call: `load` gives an `LM`, an `LM` gives texts.
+"""The interface for users: `load` returns an `LM`, and an `LM` generates texts.
 
-Read in this order: `loading` (a model, a drafter and a rule by name), `model` (prompts and settings become requests),
-`settings` (what can be said of a request), `output` (text as it comes, and at its end), `chat` (a conversation).
+Read in this order: `loading` (loads a model, a drafter and a rule), `model` (turns prompts and settings into requests),
+`settings` (the settings of a request), `output` (text as it is generated, and at its end), `chat` (a conversation).
 """
 
 from spectr.lm.chat import Chat

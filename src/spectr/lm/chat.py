@@ -13,7 +13,7 @@ __all__ = ["Chat"]
 
 
 class Chat:
-    """A conversation: its turns. What the engine has read of them is not read again."""
+    """A conversation. Turns that the engine has prefilled are not prefilled again."""
 
     def __init__(self, lm: LM) -> None:
         self.lm = lm
@@ -22,28 +22,28 @@ class Chat:
 
     @property
     def stats(self) -> Stats:
-        """Of the last answer."""
+        """The statistics of the last answer."""
         return Stats() if self._answering is None else self._answering.stats
 
     @property
     def reused(self) -> int:
-        """Tokens of the last prompt that did not have to be read again."""
+        """The number of tokens of the last prompt that were already cached."""
         return 0 if self._answering is None else self._answering.reused
 
     def say(self, text: str, max_new_tokens: int | None = None, seed: int | None = None, **settings: Any) -> TextHandle:
-        """Ask, and get the answer in pieces, of at most 256 tokens unless told otherwise. What has been said when the
-        iterator is closed or interrupted stays in the history; a turn that fails does not."""
+        """Sends a message and returns a handle that yields the answer in pieces, of at most 256 tokens by default. If
+        the handle is closed or interrupted, the answer so far stays in the history; a turn that fails does not."""
         check_text(text, "a turn")
         self.lm.require_tokenizer()
         if self.lm.opened.start is not None:
-            raise ArgumentError("a conversation needs a decoder-only model; this one has an encoder: use generate")
+            raise ArgumentError("a conversation needs a decoder-only model, and this one has an encoder; use generate")
         for name in ("raw", "n", "seeds"):
             if settings.get(name):
                 raise ArgumentError(f"say gives one text and takes no {name}; use generate")
         turns = [*self.turns, {"role": "user", "content": text}]
         tokens = self.lm.encode_turns(turns)
-        given = {**settings, **({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})}
-        make, _ = self.lm.request_maker(tokens, given, 2 * MAX_NEW_TOKENS)
+        limit = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
+        make, _ = self.lm.request_maker(tokens, {**settings, **limit}, 2 * MAX_NEW_TOKENS)
         request = make(seed_or_random(seed))
         self._check_room(len(tokens), request.max_new_tokens)
         self.lm.engine.check(request)

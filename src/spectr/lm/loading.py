@@ -1,4 +1,4 @@
-"""`spectr.load`: a target by name, hub id or folder, with its tokenizer, a drafter and a rule, ready to generate."""
+"""`spectr.load` loads a target with its tokenizer, a drafter and a rule."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -23,19 +23,24 @@ __all__ = ["load"]
 
 
 def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options: Any) -> LM:
-    """A model by catalog name, hub id, local folder or GGUF file, or one that is loaded already.
+    """Loads a model by catalog name, hub id, local folder or GGUF file, or takes one that is already loaded.
 
-    `drafter`: auto (the one trained for this model, where one comes with spectr, else none), none, lookup, ngram,
-    early_exit, random, a trained drafter's folder, the name or folder of a published head or of a model, several joined
-    by +, or a drafter.
-    `options`: of drafting (drafts, length, nodes, tree, layers, order, text, vocabulary, hidden_states, or in place of
-    the first four plan: a profile that `spectr tune` wrote, or "auto", which chooses at every step and may begin with a
-    profile) and of loading (dtype, that of the arithmetic; weights, how they are stored on a CPU: "file", "float32" or
-    "int8"; device, device_map, quantization_config, attn_implementation, trust_remote_code, tokenizer, and progress, a
-    function of one sentence). `rows` is how many texts run at once, at most. On a GPU steps are captured
-    once and replayed as graphs, unless `capture=False`; `compile=True` also compiles layers, which takes seconds at the
-    beginning. `tensor_parallel=N` spreads the layers over N processes that torchrun started: all of them call `load`;
-    it returns on rank 0 alone, and the others follow until rank 0 ends, and end then.
+    `drafter`: auto (the drafter trained for this model if spectr ships one, otherwise none), none, lookup, ngram,
+    early_exit, random, the folder of a trained drafter, the name or folder of a published head or of a model, several
+    of these joined by +, or a drafter object.
+
+    Options of drafting: drafts, length, nodes, tree, layers, order, text, vocabulary, hidden_states. Instead of the
+    first four, `plan` may be a profile that `spectr tune` wrote, or "auto", which chooses a plan at every step and may
+    start from a `profile`.
+
+    Options of loading: dtype (of the arithmetic), weights (how they are stored on a CPU: "file", "float32" or "int8"),
+    device, device_map, quantization_config, attn_implementation, trust_remote_code, tokenizer, and progress (a function
+    that is called with a sentence).
+
+    `rows` is the most texts that run at once. On a GPU steps are captured once and replayed as CUDA graphs, unless
+    `capture=False`; `compile=True` also compiles layers, which takes some seconds. `tensor_parallel=N` spreads the
+    layers over N processes that torchrun has started: all of them call `load`, which returns on rank 0 only; the others
+    serve rank 0 until it ends.
     """
     from spectr.models.generation_config import unsupported_settings
     from spectr.models.hf import Loading, open_loaded, open_model
@@ -48,26 +53,33 @@ def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options
     progress = options.get("progress") or (lambda _: None)
     chosen = DraftOptions(**{name: options[name] for name in options if name in drafting})
     made = planned_rule(rule, chosen)
-    how = {name: options[name] for name in options if name in loading}
+    load_options = {name: options[name] for name in options if name in loading}
     tokenizer = options.get("tokenizer")
     if isinstance(model, str | os.PathLike):
-        opened = open_model(os.fspath(model), progress, tokenizer, **how)
-        _divide_work(opened)
-        drafter_loading = {**how, "dtype": opened.target.model.dtype, "progress": progress, "tensor_parallel": 1}
+        opened = open_model(os.fspath(model), progress, tokenizer, **load_options)
+        _serve_other_ranks(opened)
+        drafter_loading = {
+            **load_options,
+            "dtype": opened.target.model.dtype,
+            "progress": progress,
+            "tensor_parallel": 1,
+        }
         partner = pair(drafter, opened, made.card, chosen, drafter_loading)
-    elif how:
-        raise ArgumentError(f"this model is loaded already, so {', '.join(how)} would change nothing; use model.to(…)")
+    elif load_options:
+        raise ArgumentError(
+            f"this model is loaded already, so {', '.join(load_options)} would change nothing; use model.to(…)"
+        )
     else:
         opened = open_loaded(model, tokenizer)
         partner = pair(drafter, opened, made.card, chosen)
-    if said := unsupported_settings(opened.target.model, opened.target.vocabulary):
-        (options.get("progress") or notice)(said)
+    if warning := unsupported_settings(opened.target.model, opened.target.vocabulary):
+        (options.get("progress") or notice)(warning)
     return LM(_engine(opened, partner, made, options, progress), opened)
 
 
-def _divide_work(opened: "OpenedModel") -> None:
-    """Where a model spans several processes, rank 0 goes on, and the others follow it until it ends: for them this does
-    not return."""
+def _serve_other_ranks(opened: "OpenedModel") -> None:
+    """Splits the ranks of a tensor-parallel model: rank 0 returns, and on the other ranks this function serves rank 0
+    until it ends, and does not return."""
     target: Any = opened.target
     if not target.is_sharded:
         return
@@ -82,16 +94,16 @@ def _divide_work(opened: "OpenedModel") -> None:
 def _engine(
     opened: "OpenedModel", drafter: Drafter, rule: Rule, options: Mapping[str, Any], progress: Callable[[str], None]
 ) -> Engine:
-    """Steps as graphs, where there are any, and layers compiled, if they shall be."""
+    """Makes the engine, and compiles its layers if `compile` is set."""
     device, captures = opened.target.device.type, options.get("capture")
     if captures and device != "cuda":
-        raise ArgumentError(f"capture replays steps as CUDA graphs, and this model is on {device}; leave it out")
-    if captures and opened.target.is_sharded:
         raise ArgumentError(
-            "steps of a model over several processes are not captured; leave capture or tensor_parallel"
+            f"capture needs a model on cuda, where steps are replayed as CUDA graphs, got one on {device}; leave it out"
         )
+    if captures and opened.target.is_sharded:
+        raise ArgumentError("steps of a tensor-parallel model are not captured; leave out capture or tensor_parallel")
     made = Engine(opened.target, drafter, rule, opened.stops, rows=options.get("rows") or 64, captures=captures)
     if options.get("compile"):
-        progress("compiling one layer for all; what was compiled before is taken from the cache")
+        progress("compiling layers; those that were compiled before are loaded from the cache")
         made.compile()
     return made

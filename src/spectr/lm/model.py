@@ -1,4 +1,4 @@
-"""`LM`: a target with its tokenizer, a drafter and a rule, which turns prompts and settings into requests."""
+"""`LM`, which turns prompts and settings into requests and generates texts."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 from jinja2 import TemplateError
 
 from spectr.checks import whole
-from spectr.engine import Engine, Handle, Request
+from spectr.engine import Engine, Request
 from spectr.errors import ArgumentError, MismatchError
 from spectr.grammar import CompiledGrammar, Grammar, GrammarCompiler
 from spectr.grammar.vocabulary import Vocabulary
@@ -33,7 +33,7 @@ __all__ = ["LM"]
 
 
 class LM:
-    """A target with its tokenizer, a drafter and a rule. Several threads may use one: their texts run together."""
+    """A target with its tokenizer, a drafter and a rule. Several threads may use one LM; their texts run together."""
 
     def __init__(self, engine: Engine, opened: "OpenedModel") -> None:
         self.engine, self.opened, self.tokenizer = engine, opened, opened.tokenizer
@@ -42,7 +42,7 @@ class LM:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The model's own settings, from its generation_config; what a call says stands in their place."""
+        """The default settings of the model, from its generation_config; settings of a call override them."""
         return self.opened.settings
 
     def __repr__(self) -> str:
@@ -53,15 +53,16 @@ class LM:
         dtype = str(net.dtype).removeprefix("torch.")
         nodes = f", nodes={drafter.nodes}" if drafter.nodes > 1 else ""
         rule = self.engine.rule.card.name
-        held = ", ".join(sorted(packed_bytes(net)))
-        weights = f" over {held} weights" if held else ""
+        packed = ", ".join(sorted(packed_bytes(net)))
+        weights = f" over {packed} weights" if packed else ""
         target: Any = self.opened.target
         ranks = f", over {target.group.size} processes" if target.is_sharded else ""
         return f"<LM {name!r}: drafter={drafter.name}{nodes}, rule={rule}, {dtype}{weights} on {net.device}{ranks}>"
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
-        """Token ids of a prompt: a string, with the chat template applied where the model has one unless it is `raw`;
-        a list of messages; or token ids, which are taken as they are."""
+        """Returns the token ids of a prompt: a string, to which the chat template is applied if the model has one,
+        unless
+        `raw`; a list of messages; or token ids, which are returned unchanged."""
         if (ids := as_ids(prompt)) is not None:
             return ids
         if (messages := as_messages(prompt)) is not None:
@@ -74,7 +75,7 @@ class LM:
         return self.encode_turns([{"role": "user", "content": text}])
 
     def encode_turns(self, turns: Sequence[Message]) -> list[int]:
-        """Token ids of a conversation, up to where the model's answer begins."""
+        """Returns the token ids of a conversation, up to where the model's answer begins."""
         self.require_tokenizer()
         if not getattr(self.tokenizer, "chat_template", None):
             raise ArgumentError("a conversation needs a model with a chat template; this tokenizer has none")
@@ -82,13 +83,13 @@ class LM:
             check_text(turn["content"], "the content of a message")
         try:
             with tokenizer_lock(self.tokenizer):
-                made = self.tokenizer.apply_chat_template(
+                encoded = self.tokenizer.apply_chat_template(
                     [dict(turn) for turn in turns], add_generation_prompt=True, return_dict=True
                 )
         except TemplateError as error:
             roles = ", ".join(str(turn["role"]) for turn in turns)
             raise ArgumentError(f"the model's chat template refuses messages of {roles}: {error}") from error
-        return list(made["input_ids"])
+        return list(encoded["input_ids"])
 
     @overload
     def generate(self, prompts: Prompt, max_new_tokens: Any = None, seed: Any = None, **settings: Any) -> Output: ...
@@ -101,49 +102,51 @@ class LM:
     def generate(
         self, prompts: Prompt | Sequence[Prompt], max_new_tokens: Any = None, seed: Any = None, **settings: Any
     ) -> Output | list[Output]:
-        """An `Output` for one prompt; a list for a list of prompts, or where `n` is given, `n` for each, in order.
+        """Returns an `Output` for one prompt, and a list for several prompts or if `n` is set: `n` outputs per prompt.
 
-        A prompt is a string, a list of token ids, or a list of messages. At most 128 new tokens unless
-        `max_new_tokens` (or `max_tokens`) says otherwise. Without a `seed` a random one is taken; every output tells
-        its own. `settings`: n, seeds, stop, raw, logprobs, prompt_logprobs, optimality_gap, trace, prediction (a string
-        or token ids that the text will probably repeat: they are drafted, which makes it faster and changes nothing
-        else), grammar (what the text has to look like: a `spectr.Grammar`), and those of the policy (temperature,
-        top_k, …), whose defaults are the model's own. With several prompts, each setting has one value for all, or a
-        list with one for each.
+        A prompt is a string, a list of token ids, or a list of messages. At most 128 new tokens are generated by
+        default; set `max_new_tokens` (or `max_tokens`) for more. Without a `seed` a random one is used; every output
+        has its own `seed`. `settings` are n, seeds, stop, raw, logprobs, prompt_logprobs, optimality_gap, trace,
+        prediction (a string or token ids that the text will probably repeat: they are drafted, which makes generation
+        faster and does not change the distribution), grammar (a `spectr.Grammar` that the text must match), and those
+        of the policy (temperature, top_k, …), whose defaults are the model's own. With several prompts, a setting has
+        one value for all, or a list with one value per prompt.
         """
+        is_one = is_single(prompts)
         several = [prompts] if is_single(prompts) else self._several(prompts)
-        given = {**settings, **({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})}
-        seeds, n = given.pop("seeds", None), given.get("n")
-        one = is_single(prompts)
-        each = [given] if one else settings_of_each(given, len(several))
-        asked = [self.request_maker(prompt, own) for prompt, own in zip(several, each, strict=True)]
-        drawn = iter(seeds_for(seed, listed_seeds(seeds), [count for _, count in asked]))
-        requests = [make(next(drawn)) for make, count in asked for _ in range(count)]
+        merged = {**settings, **({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})}
+        seeds, n = merged.pop("seeds", None), merged.get("n")
+        each = [merged] if is_one else settings_of_each(merged, len(several))
+        makers = [self.request_maker(prompt, own) for prompt, own in zip(several, each, strict=True)]
+        drawn = iter(seeds_for(seed, listed_seeds(seeds), [count for _, count in makers]))
+        requests = [make(next(drawn)) for make, count in makers for _ in range(count)]
         results = self.engine.generate(requests)
         outputs = [as_output(result, request) for result, request in zip(results, requests, strict=True)]
-        return outputs[0] if one and n is None else outputs
+        return outputs[0] if is_one and n is None else outputs
 
     def submit(
         self, prompt: Prompt, max_new_tokens: int | None = None, seed: int | None = None, **settings: Any
     ) -> TextHandle:
-        """Begin with a text in the background, beside all others that run, each with its own settings; from any thread.
-        The handle gives pieces as they come, a result to wait for, or can be awaited."""
-        return TextHandle(self._submitted("submit", prompt, max_new_tokens, seed, settings))
+        """Starts a text in the background, together with all others that run; may be called from any thread. The handle
+        yields pieces of text, has a result to wait for, and can be awaited."""
+        return TextHandle(self.engine.submit(self._single_request("submit", prompt, max_new_tokens, seed, settings)))
 
     def stream(
         self, prompt: Prompt, max_new_tokens: int | None = None, seed: int | None = None, **settings: Any
     ) -> TextHandle:
-        """The text in pieces, never half a character. Closing the iterator cancels; its `output` has what came."""
-        return TextHandle(self._submitted("stream", prompt, max_new_tokens, seed, settings))
+        """Returns an iterator over pieces of the text, which never split a character. Closing it cancels the request;
+        its
+        `output` has the text so far."""
+        return TextHandle(self.engine.submit(self._single_request("stream", prompt, max_new_tokens, seed, settings)))
 
     def compile_grammar(self, grammar: Grammar) -> CompiledGrammar:
-        """A grammar for this model's tokens, as `generate(…, grammar=…)` compiles it: to be sure beforehand that it can
-        be, and when. From any thread; what was compiled before is remembered."""
+        """Compiles a grammar for this model's tokens, as `generate(…, grammar=…)` does; call it to check a grammar or
+        to compile it early. Results are cached, and any thread may call it."""
         return self.grammars.compile(grammar)
 
     @property
     def grammars(self) -> GrammarCompiler:
-        """What compiles grammars for this model."""
+        """The compiler of grammars for this model."""
         self.require_tokenizer()
         with self._compiling, tokenizer_lock(self.tokenizer):
             if self._grammars is None:
@@ -152,12 +155,12 @@ class LM:
             return self._grammars
 
     def _encode_part(self, text: str) -> list[int]:
-        """Tokens of a part of a text."""
+        """Encodes a part of a text, without special tokens."""
         with tokenizer_lock(self.tokenizer):
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def chat(self) -> "Chat":
-        """A conversation: its turns are not read again."""
+        """Returns a new conversation."""
         from spectr.lm.chat import Chat
 
         return Chat(self)
@@ -165,64 +168,63 @@ class LM:
     def request(
         self, prompt: Prompt, max_new_tokens: int | None = None, seed: int | None = None, **settings: Any
     ) -> Request:
-        """What `submit` would ask of the engine."""
-        return self._requested("request", prompt, max_new_tokens, seed, settings)
+        """Returns the request that `submit` would pass to the engine."""
+        return self._single_request("request", prompt, max_new_tokens, seed, settings)
 
     def requests(
         self, prompt: Prompt, max_new_tokens: int | None, seeds: Sequence[int], **settings: Any
     ) -> list[Request]:
-        """What `submit` would ask of the engine for each of several seeds. Prompt and settings are read once."""
+        """Returns the requests that `submit` would pass to the engine for several seeds. The prompt is encoded once."""
         limit = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
         make, _ = self.request_maker(prompt, {**settings, **limit})
         return [make(whole("seed", seed)) for seed in seeds]
 
-    def _submitted(self, what: str, prompt: Prompt, limit: int | None, seed: int | None, settings: Any) -> Handle:
-        return self.engine.submit(self._requested(what, prompt, limit, seed, settings))
-
-    def _requested(self, what: str, prompt: Prompt, limit: int | None, seed: int | None, settings: Any) -> Request:
+    def _single_request(
+        self, method: str, prompt: Prompt, limit: int | None, seed: int | None, settings: Mapping[str, Any]
+    ) -> Request:
+        """Makes the request of a method that takes one prompt and returns one text."""
         if not is_single(prompt):
-            raise ArgumentError(f"{what} takes one prompt: a string, token ids or messages, got {prompt!r}")
+            raise ArgumentError(f"{method} takes one prompt: a string, token ids or messages, got {prompt!r}")
         for name in ("n", "seeds"):
             if settings.get(name) is not None:
-                raise ArgumentError(f"{what} gives one text and takes no {name}; use generate")
-        given = {**settings, **({} if limit is None else {"max_new_tokens": limit})}
-        make, _ = self.request_maker(prompt, given)
+                raise ArgumentError(f"{method} gives one text and takes no {name}; use generate")
+        make, _ = self.request_maker(prompt, {**settings, **({} if limit is None else {"max_new_tokens": limit})})
         return make(seed_or_random(seed))
 
     def request_maker(
-        self, prompt: Prompt, settings: Mapping[str, Any], usual: int = MAX_NEW_TOKENS
+        self, prompt: Prompt, settings: Mapping[str, Any], default_limit: int = MAX_NEW_TOKENS
     ) -> tuple[Callable[[int], Request], int]:
-        """What makes a request from a seed, and how many are wanted."""
-        given = dict(settings)
-        limit = token_limit(given.pop("max_new_tokens", None), given, usual)
-        asked, policy = split_settings(given)
-        grammar = self._grammar(asked.grammar)
-        if grammar is not None:  # where the model's own says what the last token is, the grammar does
-            policy.setdefault("forced_eos_token_id", None)
-        tokens, made = self.encode(prompt, raw=asked.raw), self._policy(policy)
-        reference = self.encode_prediction(asked.prediction)
+        """Returns a function that makes a request from a seed, and how many requests the settings ask for."""
+        remaining = dict(settings)
+        limit = token_limit(remaining.pop("max_new_tokens", None), remaining, default_limit)
+        own, policy_settings = split_settings(remaining)
+        grammar = self._grammar(own.grammar)
+        if grammar is not None:  # the grammar decides where a text ends, not the model's default
+            policy_settings.setdefault("forced_eos_token_id", None)
+        tokens, policy = self.encode(prompt, raw=own.raw), self._policy(policy_settings)
+        reference = self.encode_prediction(own.prediction)
         start, source = (tokens, None) if self.opened.start is None else (list(self.opened.start), tokens)
 
         def make(seed: int) -> Request:
             return Request(
-                start, seed, limit, made, tuple(asked.generated or ()), frozenset(asked.stop_ids or ()), source,
-                reader=self._reader(asked.stops, asked.generated), cache_scope=asked.cache_scope,
-                logprobs=asked.likeliest("logprobs"), prompt_logprobs=asked.likeliest("prompt_logprobs"),
-                optimality_gap=asked.optimality_gap, trace=asked.trace, grammar=grammar, reference=reference,
+                start, seed, limit, policy, tuple(own.generated or ()), frozenset(own.stop_ids or ()), source,
+                reader=self._reader(own.stops, own.generated), cache_scope=own.cache_scope,
+                logprobs=own.likeliest("logprobs"), prompt_logprobs=own.likeliest("prompt_logprobs"),
+                optimality_gap=own.optimality_gap, trace=own.trace, grammar=grammar, reference=reference,
             )  # fmt: skip
 
-        return make, asked.n or 1
+        return make, own.n or 1
 
-    def _grammar(self, given: Grammar | CompiledGrammar | None) -> CompiledGrammar | None:
-        """A grammar for this model's tokens, compiled if it is not."""
-        if given is None or isinstance(given, Grammar):
-            return None if given is None else self.compile_grammar(given)
-        if given.vocabulary != self.grammars.vocabulary:
+    def _grammar(self, grammar: Grammar | CompiledGrammar | None) -> CompiledGrammar | None:
+        """Compiles a grammar for this model's tokens unless it is compiled."""
+        if grammar is None or isinstance(grammar, Grammar):
+            return None if grammar is None else self.compile_grammar(grammar)
+        if grammar.vocabulary != self.grammars.vocabulary:
             raise MismatchError("a compiled grammar must be of this model; compile it with lm.compile_grammar(…)")
-        return given
+        return grammar
 
     def encode_prediction(self, prediction: str | Sequence[int] | None) -> list[int]:
-        """The tokens of a prediction, as they would stand in a text."""
+        """Returns the tokens of a prediction, encoded like a part of a text."""
         if not isinstance(prediction, str):
             return as_ids(prediction) or []
         if not prediction:
@@ -232,22 +234,26 @@ class LM:
         return self._encode_part(prediction)
 
     def require_tokenizer(self) -> None:
+        """Raises ArgumentError if the model has no tokenizer."""
         if self.tokenizer is None:
-            raise ArgumentError("text needs a tokenizer, and this model came without; give it: load(…, tokenizer=…)")
+            raise ArgumentError(
+                "text needs a tokenizer, and this model was loaded without one; use load(…, tokenizer=…)"
+            )
 
     def _reader(self, stops: Sequence[str], generated: Sequence[int] | None) -> TextReader | None:
-        """What turns tokens into text, where there is a tokenizer. What was generated before is read and not shown."""
+        """Returns a reader that decodes tokens, if there is a tokenizer. Tokens that were generated before are decoded
+        and not shown."""
         if self.tokenizer is not None:
-            made = TextReader(TextStream(self.tokenizer, stops))
-            made.feed(list(generated or ()))
-            return made
+            reader = TextReader(TextStream(self.tokenizer, stops))
+            reader.feed(list(generated or ()))
+            return reader
         if stops:
             self.require_tokenizer()
         return None
 
     @staticmethod
     def _several(prompts: Any) -> list[Prompt]:
-        """Several prompts."""
+        """Returns several prompts as a list; raises ArgumentError if there is none."""
         if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
             raise ArgumentError(f"prompts must be a string, token ids or messages, or a list of those, got {prompts!r}")
         several = list(prompts)
@@ -256,11 +262,11 @@ class LM:
         return several
 
     def _policy(self, settings: dict[str, Any]) -> Policy:
-        """The model's own policy with these settings in place of its own. Bad words given as text become tokens, at the
-        beginning of a word and inside."""
+        """Returns the policy of the model's settings, overridden by these. Bad words that are strings are encoded
+        twice: with and without a space before them."""
         settings = merge_settings(self.opened.settings, settings)
-        given = settings.get("bad_words") or ()
-        words = [given] if isinstance(given, str) else given
+        bad_words = settings.get("bad_words") or ()
+        words = [bad_words] if isinstance(bad_words, str) else bad_words
         spelled = [form for word in words for form in ([word, f" {word}"] if isinstance(word, str) else [word])]
         ids = [
             self.tokenizer(form, add_special_tokens=False)["input_ids"] if isinstance(form, str) else form

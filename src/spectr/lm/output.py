@@ -1,4 +1,4 @@
-"""One text under way as users see it: pieces of text as they come, and an `Output` in the end."""
+"""The text of a request for users: pieces of text while it runs, and an `Output` at its end."""
 
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import nullcontext
@@ -19,27 +19,29 @@ __all__ = ["Output", "TextHandle", "TextReader", "as_output"]
 class Output:
     """One generated text."""
 
-    text: str  # empty where there is no tokenizer
+    text: str  # empty without a tokenizer
     tokens: list[int]
-    finish_reason: str  # "stop" or "length"; "cancelled" for one that was cancelled before its end
+    finish_reason: str  # "stop" or "length"; "cancelled" if it was cancelled before its end
     stats: Stats
     logprobs: list[float] | None = None  # of the tokens, under the model's distribution before the policy
     steps: list[Step] = field(default_factory=list, repr=False)  # what each target call added
-    seed: int = 0  # what this text was drawn with; generate(prompt, seed=out.seed) gives it again
-    top_logprobs: list[tuple[tuple[int, float], ...]] | None = None  # of the likeliest tokens in place of each
-    prompt_logprobs: list[TokenLogprobs | None] | None = None  # of the prompt's tokens; the first follows nothing
-    reused: int = 0  # tokens of the prompt that were known from another text and not read again
-    tokenizer: Any = field(default=None, repr=False, compare=False)  # to show single tokens with
+    seed: int = 0  # generate(prompt, seed=out.seed) gives the same text again
+    top_logprobs: list[tuple[tuple[int, float], ...]] | None = (
+        None  # of the likeliest tokens in the place of each token
+    )
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # of the prompt's tokens; None for the first
+    reused: int = 0  # prompt tokens that were copied from another text and not prefilled
+    tokenizer: Any = field(default=None, repr=False, compare=False)  # decodes single tokens for pages
 
     def save_html(self, path: str | PathLike[str]) -> None:
-        """Write a page that shows the text and the tree of every step, in one file that needs nothing else. The text
-        must have been traced: `generate(…, trace=True)`."""
+        """Writes a self-contained page that shows the text and the tree of every step. The text must have been traced:
+        `generate(…, trace=True)`."""
         from spectr.view import TokenTexts, save_page
 
         save_page(Path(path), self.steps, TokenTexts(self.tokenizer), self._summary)
 
     def _repr_html_(self) -> str | None:
-        """The same page, for notebooks; None if the text was not traced."""
+        """Returns the same page for notebooks; None if the text was not traced."""
         from spectr.view import TokenTexts, page
 
         if self.tokenizer is None or all(step.tree is None for step in self.steps):
@@ -58,24 +60,25 @@ class Output:
 
 @dataclass(slots=True)
 class TextReader:
-    """Turns the tokens of a text into pieces, and finds stop strings."""
+    """Decodes the tokens of a text into pieces, and finds stop strings."""
 
     stream: TextStream
 
     def feed(self, tokens: list[int]) -> tuple[str, int | None]:
-        """What can be shown, and how many of the tokens belong to the text if a stop string ends it."""
+        """Returns the text that can be shown, and how many of the tokens belong to the text if a stop string ends
+        it."""
         with nullcontext() if self.stream.knows_bytes else tokenizer_lock(self.stream.tokenizer):
             return self.stream.feed_all(tokens)
 
     def finish(self) -> str:
-        """What was held back."""
+        """Returns the text that was held back."""
         with tokenizer_lock(self.stream.tokenizer):
             return self.stream.finish()
 
 
 class TextHandle(Iterator[str]):
-    """A text in pieces as they come, never half a character: iterate, `await` or `async for`, ask for the `result`, or
-    `cancel`. What came so far can be looked at any time."""
+    """A text that is being generated. Iterate over its pieces with `for` or `async for`, `await` it, wait for its
+    `result`, or `cancel` it. The text so far is available at any time."""
 
     def __init__(self, handle: Handle, ended: Callable[["TextHandle"], None] = lambda _: None) -> None:
         self._handle, self._ended = handle, ended
@@ -83,46 +86,46 @@ class TextHandle(Iterator[str]):
 
     @property
     def seed(self) -> int:
-        """What the text is drawn with."""
+        """The seed of the text."""
         return self._handle.request.seed
 
     @property
     def stats(self) -> Stats:
-        """What speculation did so far."""
+        """The statistics of the steps so far."""
         return self._handle.so_far.stats
 
     @property
     def tokens(self) -> list[int]:
-        """The tokens that have come."""
+        """The tokens so far."""
         return self._handle.so_far.tokens
 
     @property
     def steps(self) -> list[Step]:
-        """What each target call added."""
+        """The steps so far."""
         return self._handle.so_far.steps
 
     @property
     def text(self) -> str:
-        """Everything shown so far."""
+        """The text so far."""
         return self._handle.so_far.text
 
     @property
     def reused(self) -> int:
-        """Tokens of the prompt that were known from another text and not read again."""
+        """The number of prompt tokens that were copied from another text and not prefilled."""
         return self._handle.so_far.reused
 
     @property
     def finish_reason(self) -> str | None:
-        """None while it goes on; "cancelled" if it was cancelled before its end, "error" if it failed."""
+        """None while the text is generated; then "stop", "length", "cancelled", or "error" if it failed."""
         return self._handle.so_far.finish_reason
 
     @property
     def output(self) -> Output:
-        """What has come so far, as `generate` would give it."""
+        """The text so far as an `Output`."""
         return as_output(self._handle.so_far, self._handle.request)
 
     def result(self, timeout: float | None = None) -> Output:
-        """The whole text, once it is there; raises what the request failed with."""
+        """Waits for the end of the text and returns it; raises the error that the request failed with."""
         self._has_begun = True
         self._handle.result(timeout)
         self._finish()
@@ -159,7 +162,7 @@ class TextHandle(Iterator[str]):
         self._finish()
 
     def cancel(self) -> None:
-        """Stop; what came so far stays."""
+        """Cancels the request; the text so far stays."""
         if self.finish_reason is None:
             self._handle.cancel()
             if self._has_begun:
@@ -179,7 +182,7 @@ class TextHandle(Iterator[str]):
 
 
 def as_output(result: Result, request: Request) -> Output:
-    """A result as users get it."""
+    """Converts a result of the engine to an `Output`."""
     logprobs, reader, seed = result.logprobs, request.reader, request.seed
     tokenizer = reader.stream.tokenizer if isinstance(reader, TextReader) else None
     return Output(

@@ -1,4 +1,4 @@
-"""Settings of a request: what a user may say, one value for all prompts or one for each, and the seeds of the texts."""
+"""The settings of requests, with one value for all prompts or one for each, and the seeds of texts."""
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ __all__ = [
     "token_limit",
 ]
 
-_RANDOM_BITS = 53  # a seed that any JSON reader keeps whole
+_RANDOM_BITS = 53  # JSON readers keep such seeds exactly
 MAX_NEW_TOKENS = 128
 
 
@@ -32,32 +32,34 @@ MAX_NEW_TOKENS = 128
 class RequestSettings:
     """Settings of a request that do not belong to the policy."""
 
-    raw: bool = False  # plain text: no chat template
-    n: int | None = None  # texts per prompt; if given, outputs come as a list
-    seeds: Sequence[int] | None = None  # one for each text, in place of those derived from `seed`
+    raw: bool = False  # do not apply the chat template
+    n: int | None = None  # texts per prompt; if set, generate returns a list
+    seeds: Sequence[int] | None = None  # one for each text, instead of those derived from `seed`
     stop: str | Sequence[str] | None = None  # strings that end a text
-    stop_ids: Sequence[int] | None = None  # tokens that end a text, beside those of the model
-    generated: Sequence[int] | None = None  # tokens that were generated before, if a text goes on
-    cache_scope: str = ""  # only prompts of the same scope share what was read of their beginnings
-    logprobs: bool | int | None = None  # of the tokens; a number: of so many of the likeliest in place of each, too
+    stop_ids: Sequence[int] | None = None  # tokens that end a text, besides those of the model
+    generated: Sequence[int] | None = None  # tokens that were generated before, if a text is continued
+    cache_scope: str = ""  # only prompts of the same scope share prefixes
+    logprobs: bool | int | None = (
+        None  # of the tokens; a number: also of this many of the likeliest tokens in each place
+    )
     prompt_logprobs: bool | int | None = None  # the same for the prompt
     optimality_gap: bool = False
-    trace: bool = False  # steps tell what was drafted, and why it was kept or not
-    prediction: str | Sequence[int] | None = None  # what the text will probably repeat
-    grammar: Grammar | CompiledGrammar | None = None  # what the text has to look like
+    trace: bool = False  # whether steps include their trees
+    prediction: str | Sequence[int] | None = None  # text that will probably be repeated
+    grammar: Grammar | CompiledGrammar | None = None  # constrains the text
 
     def __post_init__(self) -> None:
         if self.n is not None:
             whole("n", self.n, 1)
         if self.stop is not None and not isinstance(self.stop, Iterable):
-            raise ArgumentError(f"stop must be a string or several, got {self.stop!r}")
+            raise ArgumentError(f"stop must be a string or a list of strings, got {self.stop!r}")
         for name in ("stop_ids", "generated"):
             for token in getattr(self, name) or ():
                 whole(f"each of {name}", token, 0)
         if self.seeds is not None and not isinstance(self.seeds, Iterable):
             raise ArgumentError(f"seeds must be a list of whole numbers, one for each text, got {self.seeds!r}")
-        is_nothing = isinstance(self.prediction, list | tuple) and not self.prediction
-        if not (is_nothing or isinstance(self.prediction, str | None) or as_ids(self.prediction) is not None):
+        is_empty = isinstance(self.prediction, list | tuple) and not self.prediction
+        if not (is_empty or isinstance(self.prediction, str | None) or as_ids(self.prediction) is not None):
             raise ArgumentError(f"prediction must be a string or a list of token ids, got {self.prediction!r}")
         if not isinstance(self.grammar, Grammar | CompiledGrammar | None):
             raise ArgumentError(f"grammar must be a Grammar, such as Grammar.json_schema(…), got {self.grammar!r}")
@@ -67,24 +69,25 @@ class RequestSettings:
 
     @property
     def stops(self) -> Sequence[str]:
-        """The stop strings, as several."""
+        """The stop strings as a list."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
     def likeliest(self, name: str) -> int | None:
-        """How many log-probabilities are wanted in place of each token: 0 where that of the token alone is."""
+        """Returns how many log-probabilities of likeliest tokens the setting `name` asks for: 0 for those of the
+        generated tokens only, None for none."""
         value = getattr(self, name)
         return None if value is None or value is False else int(value) * (not isinstance(value, bool))
 
 
-def seeds_for(seed: int | Sequence[int | None] | None, given: Sequence[int] | None, texts: Sequence[int]) -> list[int]:
-    """A seed for each text, of which `texts` says how many each prompt gets: `seed` itself for the first, and hashes of
-    it and of their number for the others; from one for each prompt likewise; or those that were `given`."""
+def seeds_for(seed: int | Sequence[int | None] | None, seeds: Sequence[int] | None, texts: Sequence[int]) -> list[int]:
+    """Returns a seed for each text, where `texts` has the number of texts of each prompt. These are `seeds` if they are
+    given. Otherwise the first text has `seed` itself, and each other text a hash of `seed` and its index; a list `seed`
+    has one value per prompt, from which the seeds of its texts are derived alike."""
     total = sum(texts)
-    if given is not None:
-        seeds = [whole("each of seeds", number) for number in given]
+    if seeds is not None:
         if len(seeds) != total:
             raise ArgumentError(f"seeds must have one number for each of {total} texts, got {len(seeds)}")
-        return seeds
+        return [whole("each of seeds", number) for number in seeds]
     if isinstance(seed, list | tuple):
         firsts = [seed_or_random(one) for one in _each("seed", seed, len(texts))]
         return [derived_seed(first, at) for first, count in zip(firsts, texts, strict=True) for at in range(count)]
@@ -108,11 +111,11 @@ _LISTS = (
     "forced_eos_token_id",
     "processors",
 )
-"""Settings that are lists themselves: one for each prompt is a list of lists."""
+"""Settings that are lists themselves: one value per prompt is a list of lists."""
 
 
 def _is_one_each(name: str, value: Any) -> bool:
-    """Whether a setting of several prompts has a value for each."""
+    """Whether the value of a setting is a list with one value per prompt."""
     if not isinstance(value, list | tuple) or name == "seeds":
         return False
     if name == "prediction":
@@ -127,7 +130,7 @@ def _is_one_each(name: str, value: Any) -> bool:
 
 
 def settings_of_each(settings: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """The settings of each of several prompts."""
+    """Returns the settings of each of `count` prompts."""
     each = {name for name, value in settings.items() if _is_one_each(name, value)}
     for name in each:
         _each(name, settings[name], count)
@@ -135,36 +138,38 @@ def settings_of_each(settings: Mapping[str, Any], count: int) -> list[dict[str, 
 
 
 def seed_or_random(seed: int | None) -> int:
-    """The seed given, or a random one."""
+    """Returns `seed`, or a random seed for None."""
     return secrets.randbits(_RANDOM_BITS) if seed is None else whole("seed", seed)
 
 
-def token_limit(max_new_tokens: int | None, settings: dict[str, Any], usual: int) -> int:
-    """The most new tokens, under whichever of its two names it was given; `max_tokens` leaves the settings."""
+def token_limit(max_new_tokens: int | None, settings: dict[str, Any], default: int) -> int:
+    """Returns the most new tokens, and removes its alias `max_tokens` from the settings."""
     alias = settings.pop("max_tokens", None)
     if alias is not None and max_new_tokens is not None:
         raise ArgumentError(
-            f"max_tokens and max_new_tokens mean the same; give one of them, got {alias} and {max_new_tokens}"
+            f"max_tokens and max_new_tokens mean the same, got {alias} and {max_new_tokens}; set one of them"
         )
-    given = max_new_tokens if alias is None else alias
-    return usual if given is None else whole("max_new_tokens", given, 1)
+    limit = max_new_tokens if alias is None else alias
+    return default if limit is None else whole("max_new_tokens", limit, 1)
 
 
 def split_settings(settings: Mapping[str, Any]) -> tuple[RequestSettings, dict[str, Any]]:
-    """Settings of the request and of the policy; an unknown one is refused with the nearest."""
+    """Splits settings into those of the request and those of the policy; raises ArgumentError for unknown ones."""
     of_request, of_policy = ([f.name for f in fields(kind)] for kind in (RequestSettings, Policy))
     if settings.get("num_beams", 1) != 1:
-        raise ArgumentError("beam search is not offered: drafts are verified against a distribution; leave num_beams")
+        raise ArgumentError(
+            "beam search is not supported: drafts are verified against a distribution; leave out num_beams"
+        )
     known = ["max_new_tokens", "max_tokens", "seed", *of_request, *of_policy]
     for name in settings:
         if name not in known:
             raise ArgumentError(f"generation has no setting {name!r}; {nearest(name, known)}")
-    mine = {name: value for name, value in settings.items() if name in of_request}
-    return RequestSettings(**mine), {name: value for name, value in settings.items() if name in of_policy}
+    own = {name: value for name, value in settings.items() if name in of_request}
+    return RequestSettings(**own), {name: value for name, value in settings.items() if name in of_policy}
 
 
 def listed_seeds(seeds: Any) -> Sequence[int] | None:
-    """Seeds as a list, if there are any."""
+    """Returns `seeds` as a list, or None."""
     if seeds is not None and not isinstance(seeds, Iterable):
         raise ArgumentError(f"seeds must be a list of whole numbers, one for each text, got {seeds!r}")
     return None if seeds is None else list(seeds)

@@ -1,4 +1,4 @@
-"""A drafter for a target: `fit` says what it has to fit, `kinds` makes one of each kind, `pair` chooses."""
+"""Makes a drafter for a target: `fit` sizes its tree, `kinds` makes each kind of drafter, `pair` chooses one."""
 
 from spectr.pairing.pair import as_rule, auto_drafter, chooses_while_running, drafters_for, pair, planned_rule
 

@@ -1,4 +1,4 @@
-"""What a drafter must fit (target, rule, the user's options), and its tree where the user names none."""
+"""What a drafter must fit (the target, the rule and the user's options), and the default sizes of its tree."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Pairing", "default_tree", "plan_within"]
 
-_FEW, _MANY = 2, 64  # nodes of a trained head's tree, on a CPU and elsewhere
-_DEEP = 4  # depths elsewhere, at most: each is a pass over the drafter's weights, and the fifth does not pay
-_DEEP_CHAIN = 3  # the same of chains: the fourth does not
-_TOGETHER = 128  # nodes of all rows: about what a call takes before arithmetic, not memory, is what it waits for
-_DEEP_BLOCK = 8  # depths of a tree from a block, at most: they cost no further call, and few tokens stand deeper
+_CPU_NODES, _GPU_NODES = 2, 64  # nodes of a trained head's tree, by default
+_GPU_DEPTH = 4  # the deepest tree on a GPU: each depth is a pass over the drafter's weights, and a fifth does not pay
+_GPU_CHAIN = 3  # the longest chain on a GPU: a fourth token does not pay
+_BATCH_NODES = 128  # nodes of all rows: with more, a call on a GPU is bound by arithmetic instead of memory
+_BLOCK_DEPTH = 8  # the deepest tree of a block: depths cost no further call, and few accepted paths are longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,69 +32,70 @@ class Pairing:
     target: "OpenedModel"
     card: Card
     options: DraftOptions
-    loading: Mapping[str, Any]  # how a model drafter is loaded: as the target was
+    loading: Mapping[str, Any]  # options for loading a model as the drafter: those of the target
 
     @property
     def siblings(self) -> Siblings:
-        """As the rule wants them."""
+        """How siblings are drawn under the rule."""
         return self.card.draws or self.card.siblings[0]
 
     def beam(self, nodes: int) -> tuple[int, int]:
-        """Nodes to expand at each depth, and depths, of a tree of which nothing else is said."""
+        """Returns how many nodes to expand at each depth, and how many depths, for a pruned tree of `nodes` nodes."""
         beam, deep = beam_for(nodes)
-        return beam, deep if self.target.target.device.type == "cpu" else min(deep, _DEEP)
+        return beam, deep if self.target.target.device.type == "cpu" else min(deep, _GPU_DEPTH)
 
-    def plan(self, **usual: int) -> Plan:
-        """What the user says, and else what is `usual`. `nodes` sizes the tree under every rule: a pruned tree gets
-        the beam and the depths that go with so many nodes, chains get their number and length, one chain its length,
-        as far as the user leaves them open."""
-        given: dict[str, Any] = {**usual, **self.options.some("drafts", "length", "nodes", "tree")}
+    def plan(self, **defaults: int) -> Plan:
+        """Returns a plan of the user's options, then of `defaults`. `nodes` sizes the tree under every rule: options
+        that are not set follow from it, which are the beam and the depths of a pruned tree, the number and length of
+        chains, or the length of a single chain."""
+        sizes: dict[str, Any] = {**defaults, **self.options.some("drafts", "length", "nodes", "tree")}
         if not self.card.tree:
-            given = {"drafts": 1, **given}
-            if given["drafts"] > 1 or as_shape(given.get("tree", (1,))).width > 1:
+            sizes = {"drafts": 1, **sizes}
+            if sizes["drafts"] > 1 or as_shape(sizes.get("tree", (1,))).width > 1:
                 raise MismatchError(
                     f"rule {self.card.name!r} verifies one chain: set drafts=1, or choose path_block or optimal"
                 )
-        if "nodes" in given and "tree" not in given:
+        if "nodes" in sizes and "tree" not in sizes:
             prunes = self.card.tree and Plan(siblings=self.siblings).prunes
-            filled = self.beam(given["nodes"]) if prunes else self.chains(given["nodes"])
-            given = {**dict(zip(("drafts", "length"), filled, strict=True)), **given}
-        return Plan(siblings=self.siblings, **given)
+            filled = self.beam(sizes["nodes"]) if prunes else self.chains(sizes["nodes"])
+            sizes = {**dict(zip(("drafts", "length"), filled, strict=True)), **sizes}
+        return Plan(siblings=self.siblings, **sizes)
 
     def chains(self, nodes: int) -> tuple[int, int]:
-        """How many chains of how many tokens fill so many nodes, given what the user says of either."""
+        """Returns how many chains of how many tokens fill `nodes` nodes, given the user's `drafts` or `length`."""
         room = max(1, whole("nodes", nodes) - 1)
         drafts = 1 if not self.card.tree else self.options.drafts
         if drafts is not None:
             return drafts, max(1, room // max(1, drafts))
         if self.options.length is not None:
             return max(1, room // max(1, self.options.length)), self.options.length
-        return chains_for(nodes, 8 if self.target.target.device.type == "cpu" else _DEEP)
+        return chains_for(nodes, 8 if self.target.target.device.type == "cpu" else _GPU_DEPTH)
 
 
 def default_tree(pairing: Pairing) -> dict[str, int]:
-    """The tree of a trained head where the user leaves it open: wide where nodes are nearly free, small on a CPU. Under
-    the race, whose text is the same with any tree, it is smaller where rows are many."""
+    """Returns the default sizes of a trained head's tree, as far as the user has not set them: wide on a GPU, where
+    nodes are almost free, and small on a CPU. Under the race, whose text does not depend on the tree, trees are smaller
+    in large batches."""
     options, cpu = pairing.options, pairing.target.target.device.type == "cpu"
-    given = options.some("drafts", "length")
-    if options.tree is not None or len(given) == 2 or (given and cpu):
+    chosen = options.some("drafts", "length")
+    if options.tree is not None or len(chosen) == 2 or (chosen and cpu):
         return {}
     if not Plan(siblings=pairing.siblings).prunes:
         if options.nodes is not None:
             return {}
-        return {"drafts": 8 if pairing.card.tree and not cpu else 1, "length": 2 if cpu else _DEEP_CHAIN}
-    if options.nodes is not None or given or cpu:
-        return {"nodes": options.nodes or (_FEW if cpu else _MANY)}
-    return {"nodes": _MANY, **({"shared": _TOGETHER} if pairing.siblings == "race" else {})}
+        return {"drafts": 8 if pairing.card.tree and not cpu else 1, "length": 2 if cpu else _GPU_CHAIN}
+    if options.nodes is not None or chosen or cpu:
+        return {"nodes": options.nodes or (_CPU_NODES if cpu else _GPU_NODES)}
+    return {"nodes": _GPU_NODES, **({"shared": _BATCH_NODES} if pairing.siblings == "race" else {})}
 
 
 def plan_within(pairing: Pairing, depths: int) -> Plan:
-    """The plan for a head that drafts so many depths in one call: as deep as pays, unless the user says."""
-    usual = default_tree(pairing)
-    made = pairing.plan(**usual)
+    """Returns the plan for a head that drafts `depths` depths in one call; unless the user sets it, its depth is what
+    pays."""
+    plan = pairing.plan(**default_tree(pairing))
     if pairing.options.some("length", "tree"):
-        return made
-    deep = made.length if pairing.target.target.device.type == "cpu" else _DEEP_BLOCK
-    if not made.prunes:
-        deep = min(deep, made.length) if pairing.options.nodes is not None else deep
-    return replace(made, length=min(depths, deep))
+        return plan
+    deep = plan.length if pairing.target.target.device.type == "cpu" else _BLOCK_DEPTH
+    if not plan.prunes:
+        deep = min(deep, plan.length) if pairing.options.nodes is not None else deep
+    return replace(plan, length=min(depths, deep))

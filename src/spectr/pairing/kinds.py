@@ -1,4 +1,4 @@
-"""How each kind of drafter is made: the named ones, models, trained heads and published heads."""
+"""Makes each kind of drafter: named drafters, models, trained heads and published heads."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,10 +34,10 @@ def _none(_: Pairing) -> Drafter:
 
 def _lookup(pairing: Pairing) -> Drafter:
     options = pairing.options
-    given = options.some("drafts", "length", "nodes")
+    sizes = options.some("drafts", "length", "nodes")
     if options.nodes is not None and options.drafts is None:
-        given["drafts"] = max(1, (options.nodes - 1) // (options.length or 4))
-    return named_drafter("lookup", **given)
+        sizes["drafts"] = max(1, (options.nodes - 1) // (options.length or 4))
+    return named_drafter("lookup", **sizes)
 
 
 def _random(pairing: Pairing) -> Drafter:
@@ -46,7 +46,9 @@ def _random(pairing: Pairing) -> Drafter:
 
 def _ngram(pairing: Pairing) -> Drafter:
     if pairing.options.text and pairing.target.tokenizer is None:
-        raise ArgumentError("text for ngram needs a tokenizer to read it; give load the model's: tokenizer=…")
+        raise ArgumentError(
+            "text for ngram needs a tokenizer, and this model was loaded without one; use load(…, tokenizer=…)"
+        )
     text = pairing.target.tokenizer(pairing.options.text)["input_ids"] if pairing.options.text else ()
     return named_drafter("ngram", plan=pairing.plan(), text=text, **pairing.options.some("order"))
 
@@ -88,13 +90,11 @@ def _trained(pairing: Pairing, folder: Path) -> Drafter:
 
 def _refuse_hidden_states(pairing: Pairing) -> None:
     if pairing.options.hidden_states is not None:
-        raise ArgumentError(
-            "hidden_states says what a published head reads of the target, and this drafter is none; leave it out"
-        )
+        raise ArgumentError("hidden_states is an option of published heads, and this drafter is none; leave it out")
 
 
 def _published(pairing: Pairing, checkpoint: "Checkpoint") -> Drafter:
-    """A head that was published: by one call for each depth, or one for a whole block."""
+    """Makes a drafter of a published head, which drafts one depth per call, or a whole block."""
     from spectr.draft.block import Block
     from spectr.models.published.block import BlockHead
     from spectr.models.published.loading import load_head
@@ -104,27 +104,27 @@ def _published(pairing: Pairing, checkpoint: "Checkpoint") -> Drafter:
     if pairing.target.start is not None:
         raise MismatchError("published heads read the hidden states of decoder-only targets; choose another drafter")
     head = load_head(checkpoint, target.model, target.vocabulary, pairing.options.hidden_states)
-    given = {"head": Target(head), "target": target, "wants_features": head.shape.taps}
+    common: dict[str, Any] = {"head": Target(head), "target": target, "wants_features": head.shape.taps}
     if not isinstance(head, BlockHead) and head.shape.depths is not None:
         deepest, mask = head.shape.depths, head.shape.mask_token
-        return named_drafter("masked", plan=plan_within(pairing, deepest), mask_token=mask, deepest=deepest, **given)
+        return named_drafter("masked", plan=plan_within(pairing, deepest), mask_token=mask, deepest=deepest, **common)
     if not isinstance(head, BlockHead):
-        return named_drafter("feature", plan=pairing.plan(**default_tree(pairing)), **given)
+        return named_drafter("feature", plan=pairing.plan(**default_tree(pairing)), **common)
     form = head.shape
     block = Block(form.size, form.mask_token, 0 if form.from_root else 1)
-    return named_drafter("block", plan=plan_within(pairing, block.depths), laws=head, block=block, **given)
+    return named_drafter("block", plan=plan_within(pairing, block.depths), laws=head, block=block, **common)
 
 
 def _check_tokens(target: Any, drafter: Any) -> None:
-    """Ids must mean the same to both; one may have more of them, as padded vocabularies have."""
+    """Raises MismatchError unless token ids mean the same to both; one may have more of them, as padding."""
     if target is None or drafter is None:
         return
-    ours = {number: token for token, number in target.get_vocab().items()}
+    known = {number: token for token, number in target.get_vocab().items()}
     for token, number in drafter.get_vocab().items():
-        if ours.get(number, token) != token:
+        if known.get(number, token) != token:
             raise MismatchError(
-                f"target and drafter must share their tokens; {number} is {ours[number]!r} to the target and {token!r} "
-                "to the drafter. Choose a drafter of the target's family, or lookup, ngram or early_exit"
+                f"target and drafter must share their tokens; {number} is {known[number]!r} to the target and "
+                f"{token!r} to the drafter. Choose a drafter of the target's family, or lookup, ngram or early_exit"
             )
 
 
@@ -142,22 +142,23 @@ def _is_drafter(thing: Any) -> bool:
 
 
 def options_taken(drafter: Any) -> tuple[str, ...]:
-    """The options that a drafter listens to."""
+    """Returns the names of the options that a drafter takes."""
     if _is_drafter(drafter):
         return ()
-    usual = (*PLANNED, "vocabulary" if _is_folder(drafter) else "hidden_states")
-    return _TAKES.get(drafter, usual) if isinstance(drafter, str) else usual
+    options = (*PLANNED, "vocabulary" if _is_trained(drafter) else "hidden_states")
+    return _TAKES.get(drafter, options) if isinstance(drafter, str) else options
 
 
-def _is_folder(drafter: Any) -> bool:
-    """Of a trained drafter."""
+def _is_trained(drafter: Any) -> bool:
+    """Whether this is the folder of a trained drafter."""
     from spectr.models.trained import is_drafter
 
     return isinstance(drafter, str) and is_drafter(Path(drafter))
 
 
 def make_drafter(drafter: Any, pairing: Pairing) -> Drafter:
-    """A drafter from its name, from a model's name or folder, from a loaded model, or as it is."""
+    """Makes a drafter from its name, from a model's name or folder, or from a loaded model; returns a drafter
+    unchanged."""
     from spectr.models.catalog import FetchError
     from spectr.models.hf import open_loaded, open_model
     from spectr.models.published.checkpoint import open_checkpoint
@@ -171,12 +172,12 @@ def make_drafter(drafter: Any, pairing: Pairing) -> Drafter:
         return _MAKERS[drafter](pairing)
     if drafter in ("model", "feature", "blockwise", "block", "masked", "mixed"):
         raise ArgumentError(
-            "a model or a trained drafter is given by its name or folder, drafter='smollm2-135m', a mix by several, "
-            "drafter='lookup+ngram'"
+            f"drafter must be the name or folder of a model or of a trained drafter, such as 'smollm2-135m', or "
+            f"several names joined by +, such as 'lookup+ngram', got {drafter!r}"
         )
     if drafter in DRAFTERS:
         return named_drafter(drafter, **pairing.options.some(*PLANNED))
-    if _is_folder(drafter):
+    if _is_trained(drafter):
         return _trained(pairing, Path(drafter))
     if (checkpoint := open_checkpoint(drafter)) is not None:
         return _published(pairing, checkpoint)

@@ -1,4 +1,4 @@
-"""From what a user calls a drafter to one that fits the target and the rule."""
+"""Turns a user's choice of a drafter into one that fits the target and the rule."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -26,16 +26,16 @@ __all__ = ["as_rule", "auto_drafter", "chooses_while_running", "drafters_for", "
 
 
 def as_rule(rule: str | Rule) -> Rule:
-    """A rule by its name, or one that is made already."""
+    """Returns the rule of a name; returns a rule unchanged."""
     if isinstance(rule, Rule):
         return rule
     if not isinstance(rule, str):
-        raise ArgumentError(f"rule must be a name, such as 'race', or what spectr.rule gives, got {rule!r}")
+        raise ArgumentError(f"rule must be a name, such as 'race', or a rule that spectr.rule returned, got {rule!r}")
     return named_rule(rule)
 
 
 def _parts(drafter: Any) -> list[Any]:
-    """What is mixed; None is no drafter, and paths are names."""
+    """Returns the parts of a mix of drafters; None is the drafter none, and paths become names."""
     if drafter is None:
         return ["none"]
     if isinstance(drafter, Path):
@@ -49,27 +49,28 @@ def _parts(drafter: Any) -> list[Any]:
 
 
 def auto_drafter(target: "OpenedModel") -> tuple[str, str]:
-    """What `auto` means for this model, and why: the drafter trained for it, where one comes with spectr, else none;
-    under the race each step may also take `lookup`, which pays only where a text repeats itself."""
+    """Returns the drafter that `auto` means for this model, and the reason: the drafter trained for it if spectr ships
+    one, otherwise none. Under the race a step may also use `lookup`, which pays only where a text repeats itself."""
     from spectr.models.trained import shipped
 
     folder = shipped(target.target.lender)
     if folder is not None:
         return str(folder), "the drafter that was trained for this model"
     return "none", (
-        "no trained drafter for this model, so it decodes plainly, but for what it repeats: train one with "
-        "`spectr train`, or give drafter=…, such as a smaller model of the family"
+        "there is no trained drafter for this model, so only repeated text is drafted; train one with `spectr train`, "
+        "or set drafter=…, such as a smaller model of the family"
     )
 
 
 def chooses_while_running(target: "OpenedModel", card: Card, options: DraftOptions) -> bool:
-    """Whether `auto` picks a tree or plain decoding at every step, by what earlier steps gave and took: where drafting
-    does not always pay, on a CPU, under the race, whose text does not depend on it, and if the user names no tree."""
+    """Whether `auto` chooses a tree or plain decoding at every step, by the tokens and times of earlier steps. It does
+    on a CPU, where drafting does not always pay, under the race, whose text does not depend on drafts, unless the user
+    has set the tree."""
     return target.target.device.type == "cpu" and card.name == "race" and not options.some(*PLANNED)
 
 
 def _resolve_auto(target: "OpenedModel") -> str:
-    """The drafter that `auto` stands for; where it is none trained for the model, a notice says so."""
+    """Returns the drafter that `auto` means; logs a notice if there is no trained one."""
     name, reason = auto_drafter(target)
     if name == "none":
         notice(reason)
@@ -77,25 +78,25 @@ def _resolve_auto(target: "OpenedModel") -> str:
 
 
 def _loading_like(target: "OpenedModel") -> dict[str, Any]:
-    """How to load a drafter for a target that was loaded elsewhere: in its dtype, on its device."""
+    """Returns the options for loading a drafter with the dtype and the device of a loaded target."""
     net = target.target.model
     return {"dtype": net.dtype, "device": net.device}
 
 
 def planned_rule(rule: str | Rule, options: DraftOptions) -> Rule:
-    """The rule that was asked for, or the one that a profile chose; the default, race, gives way to a profile."""
+    """Returns the rule of the user, or that of a profile if the user's is the default, race."""
     made, profile = as_rule(rule), options.measured
     if profile is None or made.card.name == profile.rule:
         return made
     if made.card.name != "race":
         raise MismatchError(
-            f"the profile was made for rule {profile.rule!r}, and {made.card.name!r} was asked for; leave it out, or "
-            "tune with it: spectr tune --rules …"
+            f"rule must be {profile.rule!r}, for which the profile was made, got {made.card.name!r}; leave rule out, "
+            "or tune with it: spectr tune --rules …"
         )
     return named_rule(profile.rule)
 
 
-_CANDIDATES = 4  # plans that plan="auto" chooses from, plain decoding included
+_CANDIDATES = 4  # plans that plan="auto" chooses from, including plain decoding
 
 
 def drafters_for(
@@ -104,26 +105,27 @@ def drafters_for(
     options: DraftOptions,
     loading: Mapping[str, Any] | None = None,
 ) -> list[Drafter]:
-    """A drafter for each plan, as far as it leaves `options` open; those of the same name share their weights."""
-    bases, found = dict[str, Drafter](), list[Drafter]()
+    """Returns a drafter for each plan, with `options` for what the plan does not set; drafters of one name share
+    weights."""
+    bases, drafters = dict[str, Drafter](), list[Drafter]()
     for plan in plans:
         card = named_rule(plan.rule).card
         if plan.drafter not in bases:
-            usual = DraftOptions() if plan.drafter == "none" else options
-            bases[plan.drafter] = pair(plan.drafter, target, card, usual, loading)
+            own = DraftOptions() if plan.drafter == "none" else options
+            bases[plan.drafter] = pair(plan.drafter, target, card, own, loading)
         base = bases[plan.drafter]
         if not plan.options:
-            found.append(base)
+            drafters.append(base)
         elif hasattr(base, "plan"):
             pairing = Pairing(target, card, DraftOptions(**plan.options), loading or {})
-            found.append(replanned(base, pairing.plan()))
+            drafters.append(replanned(base, pairing.plan()))
         else:
-            found.append(pair(plan.drafter, target, card, replace(options, **plan.options), loading))
-    return found
+            drafters.append(pair(plan.drafter, target, card, replace(options, **plan.options), loading))
+    return drafters
 
 
 def _by_plan(drafter: Any, pairing: Pairing) -> Drafter:
-    """The drafter that a profile chose, or one that chooses while running."""
+    """Returns the drafter that a profile chose, or one that chooses while running."""
     from spectr.models.trained import fingerprint
 
     profile, bare = pairing.options.measured, replace(pairing.options, plan=None, profile=None)
@@ -132,7 +134,7 @@ def _by_plan(drafter: Any, pairing: Pairing) -> Drafter:
         is_auto = False
         warnings.warn(
             f"plan='auto' chooses while running on a CPU with rule race; on {net.device.type} with rule "
-            f"{pairing.card.name} {'the profile' if profile else 'the usual plan of the drafter'} is used: measure "
+            f"{pairing.card.name} {'the profile' if profile else 'the default plan of the drafter'} is used: measure "
             "plans with spectr tune",
             stacklevel=2,
         )
@@ -144,7 +146,7 @@ def _by_plan(drafter: Any, pairing: Pairing) -> Drafter:
 
 
 def _auto(base: Any, pairing: Pairing) -> Drafter:
-    """Plain decoding, or `base` with one of a few trees."""
+    """Returns a drafter that chooses between plain decoding and `base` with a few trees at every step."""
     if base.name == "none":
         return named_drafter("none")
     plans = candidate_plans("", base, pairing.card, on_cpu=True)[: _CANDIDATES - 1]
@@ -154,7 +156,7 @@ def _auto(base: Any, pairing: Pairing) -> Drafter:
 
 
 def _by_profile(profile: Profile, pairing: Pairing, *, is_auto: bool) -> Drafter:
-    """What the profile chose for the number of rows; `is_auto`, what it starts from."""
+    """Returns a drafter that follows the profile's choice for the number of rows, or if `is_auto` starts from it."""
     chosen = dict.fromkeys(profile.plans[choice.plan] for choice in profile.choices)
     plans = profile.candidates(_CANDIDATES) if is_auto else tuple(chosen)
     drafters = drafters_for(plans, pairing.target, pairing.options, pairing.loading)
@@ -170,15 +172,15 @@ def _by_profile(profile: Profile, pairing: Pairing, *, is_auto: bool) -> Drafter
 def pair(
     drafter: Any, target: "OpenedModel", card: Card, options: DraftOptions, loading: Mapping[str, Any] | None = None
 ) -> Drafter:
-    """A drafter for `target` under the rule with `card`: auto, a name, several joined by +, a model, a list, or a
-    drafter."""
+    """Makes a drafter for `target` under the rule with `card` from auto, a name, several names joined by +, a model, a
+    list of these, or a drafter."""
     if options.plan is not None:
         return _by_plan(drafter, Pairing(target, card, options, _loading_like(target) if loading is None else loading))
     parts = [_resolve_auto(target) if part == AUTO else part for part in _parts(drafter)]
-    if parts == ["none"] and drafter == AUTO and (given := options.some(*PLANNED)):
+    if parts == ["none"] and drafter == AUTO and (sizes := options.some(*PLANNED)):
         raise ArgumentError(
-            f"{', '.join(given)} would change nothing: there is no trained drafter for this model, so it decodes "
-            "plainly; give a drafter as well, such as lookup, early_exit or a smaller model of the family"
+            f"{', '.join(sizes)} would change nothing: there is no trained drafter for this model, so it decodes "
+            "plainly; set a drafter as well, such as lookup, early_exit or a smaller model of the family"
         )
     options.check("+".join(str(part) for part in parts), [name for part in parts for name in options_taken(part)])
     how = _loading_like(target) if loading is None else loading

@@ -1,1 +1,1 @@
-"""Tokens to text as they come, the bytes of tokens, and what a prompt may be."""
+"""Decodes tokens to text piece by piece, finds the bytes of tokens, and checks prompts."""

@@ -1,4 +1,4 @@
-"""What a prompt may be: a string, token ids, or the messages of a conversation. Knows no tokenizer."""
+"""The forms of a prompt: a string, token ids, or the messages of a conversation."""
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
@@ -15,7 +15,7 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 
 
 def _items(prompt: Any) -> list[Any] | None:
-    """The items of a list, a tuple, or a tensor or array of one dimension; None for anything else."""
+    """Returns the items of a list, a tuple, or a one-dimensional tensor or array; None for anything else."""
     if getattr(prompt, "ndim", None) == 1 and hasattr(prompt, "tolist"):
         return list(prompt.tolist())
     return list(prompt) if isinstance(prompt, list | tuple | range) else None
@@ -26,7 +26,7 @@ def _all_of(items: list[Any] | None, kind: type) -> TypeGuard[list[Any]]:
 
 
 def as_ids(prompt: Any) -> list[int] | None:
-    """Token ids, if that is what the prompt is.
+    """Returns the token ids of a prompt that consists of token ids; None for any other.
 
     >>> as_ids((1, 734, 12)), as_ids("text")
     ([1, 734, 12], None)
@@ -36,7 +36,8 @@ def as_ids(prompt: Any) -> list[int] | None:
 
 
 def as_messages(prompt: Any) -> list[Message] | None:
-    """The messages of a conversation, if that is what the prompt is; each must have a role and a content."""
+    """Returns the messages of a prompt that is a conversation; None for any other. Each must have a role and a
+    content."""
     items = _items(prompt)
     if not _all_of(items, Mapping):
         return None
@@ -50,7 +51,7 @@ def as_messages(prompt: Any) -> list[Message] | None:
 
 
 def is_single(prompts: Any) -> TypeGuard[Prompt]:
-    """Whether this is one prompt, and not several.
+    """Whether `prompts` is a single prompt.
 
     >>> is_single("text"), is_single([1, 2]), is_single([[1, 2]]), is_single(["a", "b"])
     (True, True, False, False)
@@ -60,7 +61,7 @@ def is_single(prompts: Any) -> TypeGuard[Prompt]:
 
 
 def check_text(text: Any, what: str) -> str:
-    """`text`, if it is a string that can be encoded and is not empty."""
+    """Returns `text`; raises ArgumentError unless it is a string that is not empty and can be encoded."""
     if not isinstance(text, str):
         raise ArgumentError(f"{what} must be a string, a list of token ids, or a list of messages, got {text!r}")
     if not text:

@@ -1,8 +1,8 @@
-"""A text as it came about: its steps as data, and as a page that needs nothing else.
+"""Shows how a text was generated: its steps as data, and as a self-contained page.
 
-`tokens` the text and the bytes of single tokens
-`trace`  a step as data: tokens, origins, the tree
-`page`   one file with everything in it; `assets/` is what it shares with the playground
+`tokens` decodes single tokens to text and bytes
+`trace`  turns a step into data: tokens, origins, the tree
+`page`   writes one HTML file; it shares `assets/` with the playground
 """
 
 from spectr.view.page import page, save_page

@@ -1,4 +1,5 @@
-"""A traced text as one HTML file: no server, no network. The policy in its head lets nothing run but its own script."""
+"""Writes a traced text as one HTML file, which needs no server and no network. Its content security policy allows only
+its own script."""
 
 import base64
 import html
@@ -35,7 +36,7 @@ def _asset(name: str) -> str:
 
 
 def _script() -> str:
-    """The modules as one script."""
+    """Joins the modules into one script."""
     parts = [_MODULE_LINE.sub("", _asset(name)) for name in _SCRIPTS]
     return "".join(re.sub(r"^export ", "", part, flags=re.MULTILINE) for part in parts)
 
@@ -45,13 +46,11 @@ def _hash(text: str) -> str:
 
 
 def page(steps: Sequence[Step], texts: TokenTexts, about: str = "") -> str:
-    """The page of a text that was traced."""
+    """Returns the page of a traced text."""
     if not steps or all(step.tree is None for step in steps):
-        raise ArgumentError(
-            "a page shows the trees of steps, and this text was not traced; use generate(…, trace=True)"
-        )
+        raise ArgumentError("a page needs a traced text, and this one was not traced; use generate(…, trace=True)")
     data: Any = {"steps": [traced(step, texts) for step in steps]}
-    held = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")  # no text can end the script that holds it
+    embedded = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")  # no text can end the script element
     script, style = _script(), _asset("style.css")
     policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'"
     return (
@@ -59,10 +58,10 @@ def page(steps: Sequence[Step], texts: TokenTexts, about: str = "") -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><title>spectr trace</title>'
         f"<style>{style}</style></head><body>{_BODY.format(about=html.escape(about))}"
-        f'<script type="application/json" id="data">{held}</script><script>{script}</script></body></html>\n'
+        f'<script type="application/json" id="data">{embedded}</script><script>{script}</script></body></html>\n'
     )
 
 
 def save_page(path: str | Path, steps: Sequence[Step], texts: TokenTexts, about: str = "") -> None:
-    """Write the page of a traced text."""
+    """Writes the page of a traced text."""
     Path(path).write_text(page(steps, texts, about), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The text and the bytes of single tokens."""
+"""Decodes single tokens to text and bytes."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ __all__ = ["TokenTexts"]
 
 
 class TokenTexts:
-    """The tokens of a tokenizer, one by one. A token may hold a part of a character: its text then has a replacement
-    character, and its bytes are exact."""
+    """Decodes the tokens of a tokenizer one by one. If a token is a part of a character, its text has a replacement
+    character; its bytes are exact."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -20,15 +20,15 @@ class TokenTexts:
         self._known: dict[int, tuple[str, bytes]] = {}  # at most one entry for each token of the vocabulary
 
     def text(self, token: int) -> str:
-        """What a token reads alone."""
+        """Returns the text of a single token."""
         return self._entry(token)[0]
 
     def raw(self, token: int) -> bytes:
-        """The bytes of a token."""
+        """Returns the bytes of a token."""
         return self._entry(token)[1]
 
     def _entry(self, token: int) -> tuple[str, bytes]:
-        """The text and the bytes of a token; the tokenizer is asked once for each."""
+        """Returns the text and the bytes of a token, which are cached."""
         if (found := self._known.get(token)) is None:
             raw = self._spelled(token)
             found = self._known[token] = raw.decode("utf-8", "replace"), raw
@@ -41,21 +41,21 @@ class TokenTexts:
         if self._alphabet is not None:
             if all(sign in self._alphabet for sign in word):
                 return bytes(self._alphabet[sign] for sign in word)
-            return word.encode()  # an added token, which stands for itself
+            return word.encode()  # an added token, spelled literally
         if len(word) == 6 and word.startswith("<0x") and word.endswith(">"):
             return bytes([int(word[3:5], 16)])
         return word.replace("▁", " ").encode()
 
     def decode(self, tokens: list[int]) -> str:
-        """The text of a prompt, special tokens included."""
+        """Returns the text of a prompt, including special tokens."""
         with tokenizer_lock(self._tokenizer):
             return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
     def _word(self, token: int) -> str | None:
-        """A token as its vocabulary spells it; None for one beyond the vocabulary."""
+        """Returns a token as the vocabulary spells it; None for one beyond the vocabulary."""
         try:
             with tokenizer_lock(self._tokenizer):
-                found = self._tokenizer.convert_ids_to_tokens(token)
+                word = self._tokenizer.convert_ids_to_tokens(token)
         except (IndexError, OverflowError, TypeError):
             return None
-        return None if found is None else str(found)
+        return None if word is None else str(word)

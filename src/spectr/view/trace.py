@@ -1,4 +1,4 @@
-"""What a step did, for those who want to see it: its tokens with their origins, and the tree that was drafted."""
+"""Turns a step into data for pages and HTTP: its tokens with their origins, and the tree that was drafted."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ __all__ = ["traced"]
 
 
 def traced(step: Step, texts: TokenTexts) -> dict[str, Any]:
-    """One step. `bytes` are those of each token, since a character may take several tokens."""
-    found: dict[str, Any] = {
+    """Returns one step as data. `bytes` has the bytes of each token, since a character may take several tokens."""
+    data: dict[str, Any] = {
         "tokens": step.tokens,
         "bytes": [list(texts.raw(token)) for token in step.tokens],
         "origins": step.origins,
@@ -20,8 +20,8 @@ def traced(step: Step, texts: TokenTexts) -> dict[str, Any]:
         "text": step.text,
     }
     if step.tree is not None and step.tokens:
-        found["tree"] = _tree(step, step.tree, texts)
-    return found
+        data["tree"] = _tree(step, step.tree, texts)
+    return data
 
 
 def _tree(step: Step, tree: StepTree, texts: TokenTexts) -> dict[str, Any]:
