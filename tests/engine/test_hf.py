@@ -198,15 +198,15 @@ def warpers(**settings: float) -> list[Any]:
 
 
 def test_what_is_a_setting_of_a_policy_becomes_one() -> None:
-    from spectr.hf import _apart
+    from spectr.hf import _split_settings
 
     settings = {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "min_p": 0.1, "typical_p": 0.9}
     penalty, every = RepetitionPenaltyLogitsProcessor(1.3), warpers(**settings)
-    assert _apart([penalty, *every]) == ([penalty], settings)
-    assert _apart([*every, penalty]) == ([*every, penalty], {})  # what comes after it stays where it is
-    assert _apart(every[::-1]) == (every[:0:-1], {"temperature": 0.7})  # in another order
+    assert _split_settings([penalty, *every]) == ([penalty], settings)
+    assert _split_settings([*every, penalty]) == ([*every, penalty], {})  # what comes after it stays where it is
+    assert _split_settings(every[::-1]) == (every[:0:-1], {"temperature": 0.7})  # in another order
     for odd in (TopPLogitsWarper(0.8, min_tokens_to_keep=2), TopKLogitsWarper(5, filter_value=-9.0)):
-        assert _apart([every[0], odd]) == ([every[0], odd], {})
+        assert _split_settings([every[0], odd]) == ([every[0], odd], {})
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_settings_write_what_processors_write(
         ]
 
     found = texts()
-    monkeypatch.setattr("spectr.hf._apart", lambda processors: (processors, {}))
+    monkeypatch.setattr("spectr.hf._split_settings", lambda processors: (processors, {}))
     assert found == texts()
 
 

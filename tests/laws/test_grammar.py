@@ -22,7 +22,7 @@ from spectr.grammar import CompiledGrammar, Grammar, GrammarCompiler
 from spectr.grammar.masks import keep_allowed
 from spectr.grammar.vocabulary import Vocabulary
 from spectr.policy import History, Past, Policy
-from spectr.policy.rows import MASKED
+from spectr.policy.features import MASKED
 from spectr.types import Siblings
 from spectr.verify import RULES
 

@@ -214,7 +214,7 @@ def test_a_loaded_model_is_not_copied(folder: Path) -> None:
     [
         ({"temprature": 1}, "did you mean temperature"),
         ({"max_token": 3}, "did you mean max_tokens"),
-        ({"max_tokens": 3, "max_new_tokens": 3}, "mean the same; give one of them"),
+        ({"max_tokens": 3, "max_new_tokens": 3}, "max_tokens and max_new_tokens mean the same"),
         ({"num_beams": 4}, "beam search is not supported"),
         ({"n": 0}, "n must be at least 1"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
@@ -226,7 +226,7 @@ def test_a_loaded_model_is_not_copied(folder: Path) -> None:
         ({"seeds": 3}, "seeds must be a list of whole numbers"),
         ({"seeds": [1.0]}, "each of seeds must be a whole number"),
         ({"max_new_tokens": 5.0}, "max_new_tokens must be a whole number"),
-        ({"stop": 5}, "stop must be a string or several, got 5"),
+        ({"stop": 5}, "stop must be a string or a list of strings, got 5"),
         ({"processors": [lambda _ids, _scores: None]}, "must return logits of the shape"),
     ],
 )

@@ -452,7 +452,7 @@ def test_offsets_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
 
 def test_a_block_is_no_deeper_than_it_is(tmp_path: Path) -> None:
     folder = str(write_head(tmp_path, Case("block", "dflash").files()))
-    with pytest.raises(ArgumentError, match="at most 4 tokens long, as many as a block gives, got 5"):
+    with pytest.raises(ArgumentError, match="at most 4 tokens long, as many as a block predicts, got 5"):
         spectr.load(golden_target(), folder, length=5)
     assert spectr.load(golden_target(), folder, nodes=64).engine.drafter.plan.length == 4  # type: ignore[attr-defined]
 

@@ -199,7 +199,7 @@ def test_processors_come_alone_in_lists_or_not_at_all() -> None:
     ],
 )
 def test_processors_that_go_by_rows_are_refused(made: Any) -> None:
-    with pytest.raises(ArgumentError, match=f"look at each text alone, and {type(made).__name__}"):
+    with pytest.raises(ArgumentError, match=f"depend on each text only, and {type(made).__name__}"):
         Policy(processors=[[made]])
 
 

@@ -10,8 +10,8 @@ from tests.late import _for_all_rows
 from torch import Tensor
 
 from spectr.policy import History, Past, Policy, PolicyRows
+from spectr.policy.features import FEATURES, rounded
 from spectr.policy.history import Text
-from spectr.policy.rows import FEATURES, rounded
 
 V, NODES, DEPTH = 16, 5, 3
 STOPS = frozenset({14, 15})

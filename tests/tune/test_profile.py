@@ -60,7 +60,7 @@ def test_auto_with_a_model_and_in_a_stream(lm: LM, folders: tuple[Path, Path]) -
 def test_auto_keeps_to_one_plan_under_other_rules(lm: LM, folders: tuple[Path, Path], rule: str) -> None:
     """The drafter is the one that would be there without plan='auto', so the distribution is untouched."""
     usual = open_lm(folders[0], "early_exit", rule)
-    with pytest.warns(UserWarning, match=f"with rule {rule} the usual plan of the drafter is used"):
+    with pytest.warns(UserWarning, match=f"with rule {rule} the default plan of the drafter is used"):
         auto = open_lm(folders[0], "early_exit", rule, plan="auto")
     assert auto.engine.drafter.plan == usual.engine.drafter.plan  # type: ignore[attr-defined]
     assert texts(auto) == texts(usual)
@@ -99,7 +99,7 @@ def test_the_rule_of_a_profile(lm: LM, folders: tuple[Path, Path], tmp_path: Pat
     made = open_lm(folders[0], plan=path)
     assert (made.engine.rule.card.name, made.engine.drafter.siblings) == ("optimal", "iid")
     assert texts(made, temperature=0) == texts(lm, temperature=0)
-    with pytest.raises(MismatchError, match="made for rule 'optimal', and 'kseq' was asked for"):
+    with pytest.raises(MismatchError, match="rule must be 'optimal', for which the profile was made, got 'kseq'"):
         open_lm(folders[0], rule="kseq", plan=path)
 
 

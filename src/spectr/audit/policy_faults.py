@@ -18,8 +18,8 @@ Features = frozenset[str]
 class OneTooFew(PolicyRows):
     """Top-p that stops before the token which completes the mass."""
 
-    def _shaped(self, logits: Tensor, features: Features) -> Tensor:
-        kept = super()._shaped(logits, features)
+    def _apply_shaping(self, logits: Tensor, features: Features) -> Tensor:
+        kept = super()._apply_shaping(logits, features)
         least = torch.where(kept > -torch.inf, kept, torch.inf).amin(-1, keepdim=True)
         return kept.masked_fill((kept == least) & (kept < kept.amax(-1, keepdim=True)), -torch.inf)
 
@@ -27,29 +27,29 @@ class OneTooFew(PolicyRows):
 class _TemperatureLast(PolicyRows):
     """Filters that act on the law before the temperature."""
 
-    def _shaped(self, logits: Tensor, features: Features) -> Tensor:
-        filtered = super()._shaped(logits, features - {"temperature"})
-        return super()._shaped(filtered, features & {"temperature"})
+    def _apply_shaping(self, logits: Tensor, features: Features) -> Tensor:
+        filtered = super()._apply_shaping(logits, features - {"temperature"})
+        return super()._apply_shaping(filtered, features & {"temperature"})
 
 
 class _TiesCut(PolicyRows):
     """Top-k that keeps exactly k tokens where several are equally likely."""
 
-    def _shaped(self, logits: Tensor, features: Features) -> Tensor:
-        return super()._shaped(logits + torch.arange(logits.shape[-1]) * 1e-9, features)
+    def _apply_shaping(self, logits: Tensor, features: Features) -> Tensor:
+        return super()._apply_shaping(logits + torch.arange(logits.shape[-1]) * 1e-9, features)
 
 
 class _NucleusTiesCut(PolicyRows):
     """Top-p that drops tokens as likely as the one which completes the mass."""
 
-    def _shaped(self, logits: Tensor, features: Features) -> Tensor:
-        return super()._shaped(logits - torch.arange(logits.shape[-1]) * 1e-9, features)
+    def _apply_shaping(self, logits: Tensor, features: Features) -> Tensor:
+        return super()._apply_shaping(logits - torch.arange(logits.shape[-1]) * 1e-9, features)
 
 
 class _OfAll(PolicyRows):
     """Min-p that is a share of the whole mass and not of the likeliest token's."""
 
-    def _shaped(self, logits: Tensor, features: Features) -> Tensor:
+    def _apply_shaping(self, logits: Tensor, features: Features) -> Tensor:
         unlikely = logits.softmax(-1) < self.number("min_p")[:, None, None]
         return logits.masked_fill(unlikely & (logits < logits.amax(-1, keepdim=True)), -torch.inf)
 
@@ -65,8 +65,8 @@ class _OfTheFirstRow(PolicyRows):
 class _OtherText(PolicyRows):
     """What depends on the text is given another one: see `_other`."""
 
-    def _along(self, logits: Tensor, past: Past | None, features: Features) -> Tensor:
-        return super()._along(logits, None if past is None else self._other(past), features)
+    def _apply_text_settings(self, logits: Tensor, past: Past | None, features: Features) -> Tensor:
+        return super()._apply_text_settings(logits, None if past is None else self._other(past), features)
 
     def _other(self, past: Past) -> Past:
         raise NotImplementedError
@@ -109,9 +109,9 @@ class PresenceOnPrompt(_OtherText):
 class _OtherSettings(PolicyRows):
     """What depends on the text follows other settings: see `_other`."""
 
-    def _along(self, logits: Tensor, past: Past | None, features: Features) -> Tensor:
+    def _apply_text_settings(self, logits: Tensor, past: Past | None, features: Features) -> Tensor:
         others = PolicyRows.of([self._other(policy) for policy in self.policies], self.vocabulary)
-        return others._along(logits, past, others.features())
+        return others._apply_text_settings(logits, past, others.features())
 
     def _other(self, policy: Policy) -> Policy:
         raise NotImplementedError
@@ -134,8 +134,8 @@ class _OneEarly(_OtherSettings):
 class _AlwaysDivided(PolicyRows):
     """A repetition penalty that divides logits of either sign, which favours repeated tokens of negative logits."""
 
-    def _along(self, logits: Tensor, past: Past | None, features: Features) -> Tensor:
-        return super()._along(logits.abs(), past, features) * logits.sign()
+    def _apply_text_settings(self, logits: Tensor, past: Past | None, features: Features) -> Tensor:
+        return super()._apply_text_settings(logits.abs(), past, features) * logits.sign()
 
 
 _FAULTS: tuple[tuple[str, type[PolicyRows], str], ...] = (

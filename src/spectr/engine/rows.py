@@ -11,8 +11,8 @@ from torch import Tensor
 from spectr.coins import seed_word
 from spectr.engine.request import Request
 from spectr.policy import History, PolicyRows
+from spectr.policy.features import rounded
 from spectr.policy.history import Text
-from spectr.policy.rows import rounded
 from spectr.rows import copy_to_device
 
 __all__ = ["Rows"]

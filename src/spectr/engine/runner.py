@@ -16,7 +16,7 @@ from spectr.engine.request import Step
 from spectr.engine.state import RequestState
 from spectr.engine.step import StepParts, run_step
 from spectr.models.graphs import Captured
-from spectr.policy.rows import MASKED
+from spectr.policy.features import MASKED
 
 __all__ = ["LaunchedStep", "StepRunner"]
 

@@ -1,9 +1,9 @@
-"""The policy: from a model's logits to the logits of the law that is sampled. One for target and drafter.
+"""The policy turns a model's logits into the logits of the distribution that is sampled, for target and drafter alike.
 
-Settings are maps of logits, so losslessness is always with respect to the law *after* the policy. Greedy is temperature
-0, the point-mass law, and no second code path. Where a setting looks at the text, each node of a tree has its own: what
-its row committed, then its path. Knows no model, no tokenizer and no rule.
-"""
+Settings are functions of logits, so losslessness always refers to the distribution *after* the policy. Greedy decoding
+is temperature 0, which gives a point mass, and needs no second code path. Where a setting depends on the text, each
+node of a tree has its own text: the committed text of its row, then its path. The folder depends on no model, tokenizer
+or rule."""
 
 from spectr.policy.history import History, Past
 from spectr.policy.policy import Policy, merge_settings

@@ -1,6 +1,6 @@
-"""Maps of one law's logits that know no text: temperature, the point mass, and the filters. Excluded tokens are −inf.
+"""Functions of logits that do not depend on the text: the point mass and the filters. Excluded tokens are −inf.
 
-Names, order and meanings are those of transformers; where equal logits meet a border, all of them stay.
+Names, order and meanings are those of transformers; tokens with the same logit as the last one kept are kept too.
 """
 
 import torch
@@ -20,13 +20,13 @@ __all__ = [
 ]
 
 
-def exclude(logits: Tensor, gone: Tensor) -> Tensor:
-    """No mass where `gone`."""
-    return logits.masked_fill(gone, -torch.inf)
+def exclude(logits: Tensor, excluded: Tensor) -> Tensor:
+    """Sets logits to −inf where `excluded`."""
+    return logits.masked_fill(excluded, -torch.inf)
 
 
 def point_mass(logits: Tensor) -> Tensor:
-    """All mass on the largest logit; of several equal ones on the lowest id."""
+    """Puts all mass on the largest logit, and among equal ones on the lowest id."""
     best = logits.amax(-1, keepdim=True)
     ids = torch.arange(logits.shape[-1], device=logits.device)
     first = torch.where(logits == best, ids, logits.shape[-1]).amin(-1, keepdim=True)
@@ -34,7 +34,8 @@ def point_mass(logits: Tensor) -> Tensor:
 
 
 def _searchable(logits: Tensor, bound: Tensor) -> bool:
-    """Whether a kernel finds the borders: logits (B, M, V) float32 on its device, and one bound for each row or all."""
+    """Whether a kernel can find the borders: for float32 logits (B, M, V) on a GPU, with one bound per row or for
+    all."""
     one_per_row = logits.dim() == 3 and (bound.numel() == 1 or bound.shape == (len(logits), 1, 1))
     return usable(logits) and logits.dtype == torch.float32 and one_per_row
 
@@ -45,7 +46,7 @@ def _per_row(logits: Tensor, bound: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def keep_ranks(logits: Tensor, count: Tensor) -> Tensor:
-    """The `count` (…, 1) largest; those equal to the last of them stay too, and all of them where it is 0."""
+    """Keeps the `count` (…, 1) largest logits and those equal to the last of them; keeps all where `count` is 0."""
     if _searchable(logits, count):
         from spectr.kernels.threshold import rank_border
 
@@ -58,28 +59,29 @@ def keep_ranks(logits: Tensor, count: Tensor) -> Tensor:
 
 
 def keep_nucleus(logits: Tensor, mass: Tensor) -> Tensor:
-    """The smallest set of likeliest tokens that holds at least `mass` (…, 1); those as likely as the last of them stay
-    too, and all of them where it is 1."""
+    """Keeps the smallest set of likeliest tokens with a mass of at least `mass` (…, 1), and tokens as likely as the
+    last of them; keeps all where `mass` is 1."""
     if _searchable(logits, mass):
         from spectr.kernels.threshold import nucleus_border
 
         return exclude(logits, logits < nucleus_border(logits, _per_row(logits, mass, torch.float64))[..., None])
     ordered = logits.sort(dim=-1, descending=True).values
     law = ordered.double().softmax(-1)
-    count = (law.cumsum(-1) - law < mass).sum(-1, keepdim=True)  # the sums before a token fall short of the mass
+    count = (law.cumsum(-1) - law < mass).sum(-1, keepdim=True)  # tokens before which the sum is below the mass
     return exclude(logits, (logits < ordered.gather(-1, (count - 1).clamp_min(0))) & (mass < 1))
 
 
 def keep_likely(logits: Tensor, share: Tensor) -> Tensor:
-    """Tokens at least `share` (…, 1) times as likely as the likeliest."""
+    """Keeps tokens that are at least `share` (…, 1) times as likely as the likeliest."""
     law = logits.softmax(-1)
     return exclude(logits, law < share * law.amax(-1, keepdim=True))
 
 
 def keep_typical(logits: Tensor, mass: Tensor) -> Tensor:
-    """The smallest set of tokens with a surprise nearest to the entropy that holds at least `mass` (…, 1).
+    """Keeps the smallest set of tokens, those with a surprise nearest to the entropy, with a mass of at least `mass`
+    (…, 1). Tokens as far from the entropy as the last of them are kept too.
 
-    Meister et al., Locally Typical Sampling (arXiv 2202.00666). Tokens as far off as the last of them stay too.
+    Meister et al., Locally Typical Sampling (arXiv 2202.00666).
     """
     surprise = -logits.double().log_softmax(-1)
     law = surprise.neg().exp()
@@ -91,14 +93,14 @@ def keep_typical(logits: Tensor, mass: Tensor) -> Tensor:
     return exclude(logits, distance > border)
 
 
-def keep_above(logits: Tensor, chance: Tensor) -> Tensor:
-    """Tokens of probability `chance` (…, 1) at least; where there are none, the likeliest."""
-    unlikely = logits.softmax(-1) < chance
+def keep_above(logits: Tensor, least: Tensor) -> Tensor:
+    """Keeps tokens of a probability of at least `least` (…, 1), or the likeliest if there are none."""
+    unlikely = logits.softmax(-1) < least
     return exclude(logits, unlikely & (logits < logits.amax(-1, keepdim=True)))
 
 
 def keep_above_entropy(logits: Tensor, epsilon: Tensor) -> Tensor:
-    """Tokens of probability η = min(ε, √ε · exp(−entropy)) at least; where there are none, the likeliest.
+    """Keeps tokens of a probability of at least η = min(ε, √ε · exp(−entropy)), or the likeliest if there are none.
 
     Hewitt et al., Truncation Sampling as Language Model Desmoothing (arXiv 2210.15191).
     """

@@ -1,7 +1,7 @@
-"""What rows have committed so far, and the paths of tree nodes below it: the text a policy may look at.
+"""The committed texts of rows, and the paths of tree nodes below them: the text that a policy may depend on.
 
-Everything is on the device, in fixed places, and changed in place: a captured step finds it where it was. Where users
-plug in functions, the texts are on the host as well. Knows no setting of any policy.
+All tables are on the device and changed in place, since captured steps refer to their addresses. The texts are also on
+the host, for users' functions and grammars.
 """
 
 from collections.abc import Sequence
@@ -19,33 +19,35 @@ __all__ = ["History", "HostText", "Past", "Text"]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What is known of a row when it begins."""
+    """The text of a row when it begins."""
 
     prompt: Sequence[int]
-    generated: Sequence[int] = ()  # what was generated before, if it goes on
-    limit: int | None = None  # most tokens that may be generated, those before included
+    generated: Sequence[int] = ()  # tokens generated before, if a text is continued
+    limit: int | None = None  # the most tokens that may be generated, including those
     stops: frozenset[int] = frozenset()  # tokens that end it
-    padding: Sequence[int] = ()  # left padding, which only custom processors see, as transformers' count it
+    padding: Sequence[int] = ()  # left padding, which only custom processors get
 
     @property
     def tokens(self) -> list[int]:
-        """All of it."""
+        """Prompt and generated tokens."""
         return [*self.prompt, *self.generated]
 
 
 @dataclass(slots=True)
 class HostText:
-    """A row's text where users' functions run, and what they raised."""
+    """The text of a row on the host, for users' functions, and the errors that those raised."""
 
     tokens: list[int] = field(default_factory=list)
     padding: list[int] = field(default_factory=list)
     stops: frozenset[int] = frozenset()
-    answers: dict[tuple[int, ...], Tensor] = field(default_factory=dict)  # of a mask hook, since the last commit
+    answers: dict[tuple[int, ...], Tensor] = field(
+        default_factory=dict
+    )  # masks of the hook `allowed`, by path, since the last commit
     deferred: dict[tuple[int, ...], Exception] = field(default_factory=dict)
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Add what the row emitted; an error that was put off is raised if it concerns a text that was emitted from,
-        and forgotten otherwise."""
+        """Appends emitted tokens. Raises a deferred error if one of the tokens was sampled after its path, and drops
+        the other deferred errors."""
         deferred, self.deferred = self.deferred, {}
         self.answers.clear()
         for path in sorted(deferred, key=len):
@@ -54,14 +56,14 @@ class HostText:
         self.tokens += tokens
 
     def defer(self, path: tuple[int, ...], error: Exception) -> None:
-        """There is no distribution after this path, which may never become text, since it may lie beyond the end: the
-        error waits until a token that came from there is committed."""
+        """Defers an error of the distribution after a path until a token that was sampled there is committed. The path
+        may never become text."""
         self.deferred.setdefault(path, error)
 
 
-_ENDLESS = 1 << 62
+_NO_LIMIT = 1 << 62
 _TABLES = {"_tokens": -1, "length": 0, "prompt_length": 0, "limit": 0, "stop_ids": -1}
-_LOOKS = ("_seen", "_counts")
+_LAZY_TABLES = ("_seen", "_counts")
 
 
 class History:
@@ -75,13 +77,13 @@ class History:
 
     def __init__(self, rows: int, slots: int, vocabulary: int, device: torch.device | str = "cpu") -> None:
         self.vocabulary, self.device = vocabulary, torch.device(device)
-        self.version = 0  # how often tensors were replaced by others
-        self._tokens = self._full((rows, slots + 1), -1)  # (R, M + 1): the last place is where padding is written
-        self.length = self._full((rows,), 0)  # (R,) tokens of prompt and text
+        self.version = 0  # changes when a tensor is replaced: captured steps know tensors by their addresses
+        self._tokens = self._full((rows, slots + 1), -1)  # (R, M + 1): padding is written to the last column
+        self.length = self._full((rows,), 0)  # (R,): tokens of prompt and text
         self.prompt_length = self._full((rows,), 0)
-        self.limit = self._full((rows,), 0)  # (R,) most tokens of prompt and text
+        self.limit = self._full((rows,), 0)  # (R,): the most tokens of prompt and text
         self.stop_ids = self._full((rows, 4), -1)  # (R, S), padded with -1
-        self._seen: Tensor | None = None  # (R, V + 1) bool, the last place as above
+        self._seen: Tensor | None = None  # (R, V + 1) bool, the last column as above
         self._counts: Tensor | None = None  # (R, V + 1) int32
         self.host = [HostText() for _ in range(rows)]
 
@@ -93,27 +95,28 @@ class History:
         device: torch.device | str = "cpu",
         **more: Any,
     ) -> "History":
-        """Rows that begin with these prompts; `stops` for all, `limits` and `padding` one for each row."""
+        """Returns rows that begin with these prompts; `stops` are for all, `limits` and `padding` have one for each
+        row."""
         stops, limits, padding = more.pop("stops", frozenset()), more.pop("limits", None), more.pop("padding", None)
         if more:
             raise ArgumentError(f"a history takes stops, limits and padding, got {', '.join(more)}")
         for name, rows in (("padding", padding), ("limits", limits)):
             if rows is not None and len(rows) != len(prompts):
                 raise ArgumentError(f"{name} must have a row per prompt, got {len(rows)} for {len(prompts)} prompts")
-        made = cls(len(prompts), 64 + 2 * max(map(len, prompts), default=0), vocabulary, device)
+        history = cls(len(prompts), 64 + 2 * max(map(len, prompts), default=0), vocabulary, device)
         rows = range(len(prompts))
         limit, before = limits or [None for _ in rows], padding or [() for _ in rows]
         if prompts:
-            made.put(0, [Text(prompts[row], (), limit[row], stops, before[row]) for row in rows])
-        return made
+            history.put(0, [Text(prompts[row], (), limit[row], stops, before[row]) for row in rows])
+        return history
 
     def __len__(self) -> int:
-        """How many rows."""
+        """The number of rows."""
         return len(self.length)
 
     @torch.inference_mode(False)
     def put(self, first: int, texts: Sequence[Text]) -> None:
-        """Begin the rows from `first` on anew with these texts."""
+        """Begins the rows from `first` on with these texts."""
         tokens = [text.tokens for text in texts]
         longest = max(map(len, tokens))
         if longest > self.slots:
@@ -127,7 +130,7 @@ class History:
         self._tokens[rows, :longest] = self._tensor([[*ids, *[-1] * (longest - len(ids))] for ids in tokens])
         self.length[rows] = self._tensor([len(ids) for ids in tokens])
         self.prompt_length[rows] = self._tensor([len(text.prompt) for text in texts])
-        limits = [_ENDLESS if text.limit is None else len(text.prompt) + text.limit for text in texts]
+        limits = [_NO_LIMIT if text.limit is None else len(text.prompt) + text.limit for text in texts]
         self.limit[rows] = self._tensor(limits)
         width = self.stop_ids.shape[1]
         self.stop_ids[rows] = self._tensor([[*ids, *[-1] * (width - len(ids))] for ids in known])
@@ -141,13 +144,13 @@ class History:
         ]
 
     def append(self, tokens: Tensor, count: Tensor) -> None:
-        """The first `count` (B,) of `tokens` (B, W) follow the texts, on the device alone."""
+        """Appends the first `count` (B,) of `tokens` (B, W) to the texts on the device."""
         batch, width = tokens.shape
         places = cached_arange(width, self.device)
-        fresh = places < count[:, None]
-        at = torch.where(fresh, self.length[:batch, None] + places, self.slots).clamp_max(self.slots)
+        is_new = places < count[:, None]
+        at = torch.where(is_new, self.length[:batch, None] + places, self.slots).clamp_max(self.slots)
         self._tokens[:batch].scatter_(1, at, tokens)
-        known = torch.where(fresh & (tokens < self.vocabulary), tokens, self.vocabulary)
+        known = torch.where(is_new & (tokens < self.vocabulary), tokens, self.vocabulary)
         if self._seen is not None:
             _add(self._seen[:batch], known)
         if self._counts is not None:
@@ -155,41 +158,41 @@ class History:
         self.length[:batch] += count
 
     def commit(self, tokens: Sequence[Sequence[int]]) -> None:
-        """Add what each row emitted, here and on the device; a row may get nothing."""
+        """Appends emitted tokens of each row on the host and on the device; a row may get none."""
         if len(tokens) != len(self):
             raise ArgumentError(f"commit takes a list of tokens per row, got {len(tokens)} for {len(self)} rows")
         widest = max(map(len, tokens), default=0)
         if max((len(self.host[r].tokens) + len(t) for r, t in enumerate(tokens)), default=0) > self.slots:
             self.grow(2 * self.slots + widest)
-        for row, fresh in enumerate(tokens):
-            self.host[row].commit(fresh)
+        for row, new in enumerate(tokens):
+            self.host[row].commit(new)
         if widest:
-            padded = self._tensor([[*fresh, *[0] * (widest - len(fresh))] for fresh in tokens])
-            self.append(padded, self._tensor([len(fresh) for fresh in tokens]))
+            padded = self._tensor([[*new, *[0] * (widest - len(new))] for new in tokens])
+            self.append(padded, self._tensor([len(new) for new in tokens]))
 
     def window(self, rows: int) -> "History":
-        """The first `rows` rows, in the same places."""
-        made = History.__new__(History)
-        made.vocabulary, made.device, made.version = self.vocabulary, self.device, self.version
-        made.host = self.host[:rows]
-        for name in (*_TABLES, *_LOOKS):
+        """Returns a view of the first `rows` rows."""
+        view = History.__new__(History)
+        view.vocabulary, view.device, view.version = self.vocabulary, self.device, self.version
+        view.host = self.host[:rows]
+        for name in (*_TABLES, *_LAZY_TABLES):
             table = getattr(self, name)
-            setattr(made, name, None if table is None else table[:rows])
-        return made
+            setattr(view, name, None if table is None else table[:rows])
+        return view
 
     def copy_rows(self, sources: list[int], targets: list[int]) -> None:
-        """Some rows take the places of others."""
+        """Copies rows `sources` to rows `targets`."""
         source, target = self._tensor(sources), self._tensor(targets)
-        for name in (*_TABLES, *_LOOKS):
+        for name in (*_TABLES, *_LAZY_TABLES):
             if (table := getattr(self, name)) is not None:
                 table[target] = table[source]
-        found = [self.host[row] for row in sources]
-        for row, host in zip(targets, found, strict=True):
+        hosts = [self.host[row] for row in sources]
+        for row, host in zip(targets, hosts, strict=True):
             self.host[row] = host
 
     @torch.inference_mode(False)
     def make_room(self, rows: int, slots: int) -> None:
-        """Room for so many rows and tokens at least."""
+        """Allocates at least `rows` rows of `slots` tokens."""
         self.grow(slots)
         extra = rows - len(self)
         if extra <= 0:
@@ -197,7 +200,7 @@ class History:
         for name, value in _TABLES.items():
             table = getattr(self, name)
             setattr(self, name, torch.cat([table, table.new_full((extra, *table.shape[1:]), value)]))
-        for name in _LOOKS:
+        for name in _LAZY_TABLES:
             if (table := getattr(self, name)) is not None:
                 setattr(self, name, torch.cat([table, table.new_zeros(extra, table.shape[1])]))
         self.host += [HostText() for _ in range(extra)]
@@ -205,14 +208,14 @@ class History:
 
     @torch.inference_mode(False)
     def grow(self, slots: int) -> None:
-        """Make room for so many tokens a row."""
+        """Allocates at least `slots` tokens per row."""
         if slots > self.slots:
             self._tokens = torch.nn.functional.pad(self.tokens, (0, slots - self.slots + 1), value=-1)
             self.version += 1
 
     @torch.inference_mode(False)
     def look_back(self, *, seen: bool, counts: bool) -> None:
-        """Keep tables of which tokens stand in each text, and of how often each was generated, from now on."""
+        """Starts to keep tables of the tokens that occur in each text, and of how often each was generated."""
         seen, counts = seen and self._seen is None, counts and self._counts is None
         if not seen and not counts:
             return
@@ -229,7 +232,7 @@ class History:
 
     @property
     def seen(self) -> Tensor:
-        """(B, V) bool: which tokens stand in prompt or text."""
+        """(B, V) bool: which tokens occur in prompt or text."""
         self.look_back(seen=True, counts=False)
         assert self._seen is not None
         return self._seen[:, :-1]
@@ -243,7 +246,7 @@ class History:
 
     @property
     def slots(self) -> int:
-        """How many tokens a row has room for."""
+        """The number of tokens that a row has room for."""
         return self._tokens.shape[1] - 1
 
     @property
@@ -263,7 +266,7 @@ class History:
 
     @property
     def texts(self) -> list[list[int]]:
-        """The texts, where users' functions run."""
+        """The texts on the host."""
         return [host.tokens for host in self.host]
 
     def tail(self, length: int) -> Tensor:
@@ -279,14 +282,14 @@ class History:
         return torch.full(shape, value, dtype=torch.int64, device=self.device)
 
     def _mark(self, table: Tensor, row: int, ids: Sequence[int]) -> None:
-        """Add tokens to a row of a table; ids beyond the vocabulary have no logit to change."""
+        """Adds tokens to a row of a table; ids beyond the vocabulary are ignored, since they have no logits."""
         known = [token for token in ids if 0 <= token < self.vocabulary]
         if known:
             _add(table[row : row + 1], self._tensor([known]))
 
 
 def _add(table: Tensor, tokens: Tensor) -> None:
-    """Count `tokens` (B, W) in a table."""
+    """Counts `tokens` (B, W) in a table."""
     ones = torch.ones_like(tokens, dtype=table.dtype)
     if table.dtype == torch.bool:
         table.scatter_(1, tokens, ones)
@@ -296,11 +299,11 @@ def _add(table: Tensor, tokens: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """The text before each node of a tree: what its row committed, then the way down from the root."""
+    """The text before each node of a tree: the committed text of its row, then the path from the root."""
 
     history: History
-    paths: Tensor  # (B, M, D) int64: the tokens below the root, which is committed; padded with -1 at the end
-    drafting: bool = False  # nothing is emitted from these distributions, so that one without tokens is no error
+    paths: Tensor  # (B, M, D) int64: the tokens below the root, padded with -1 at the end
+    drafting: bool = False  # whether the distributions are for drafts only, where one without tokens is no error
 
     @property
     def lengths(self) -> Tensor:
@@ -315,5 +318,5 @@ class Past:
         return torch.cat([tail, self.paths], -1).gather(-1, places)
 
     def lists(self) -> list[list[tuple[int, ...]]]:
-        """The paths of each row's nodes, without padding."""
+        """Returns the paths of each row's nodes, without padding."""
         return [[tuple(token for token in path if token >= 0) for path in row] for row in self.paths.tolist()]

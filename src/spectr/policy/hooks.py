@@ -1,8 +1,8 @@
-"""What users plug in: masks of allowed tokens, and logits processors. These run on the host, node by node or in groups.
+"""Users' functions: masks of allowed tokens, and logits processors. They run on the host, node by node or in groups.
 
-Their answers must depend on the text alone, else drafting would change the law. They are asked about drafts too, hence
-about texts that may never be, such as those beyond a stop string: what they raise there is put off until a text gets
-there, as it would without drafts.
+Their results must depend on the text only; otherwise drafting would change the distribution. They are also called for
+drafts, and so for texts that may never occur, such as those beyond a stop string. An error that they raise there is
+deferred until a text gets there, as it would without drafts.
 """
 
 from collections import defaultdict
@@ -20,12 +20,12 @@ from spectr.policy.history import History, Past
 __all__ = ["Allowed", "Processor", "as_hook", "as_processors", "process", "strike_disallowed"]
 
 Allowed = Callable[[list[int]], Iterable[int] | Tensor | None]
-"""From a whole text, prompt included, to the tokens that may follow: ids, a bool mask (V,), or None for all. Asked only
-about texts that it allowed itself, and that no stop token has ended."""
+"""Takes a whole text, including the prompt, and returns the tokens that may follow: ids, a bool mask (V,), or None for
+all. It is called only for texts that it allowed itself and that no stop token has ended."""
 
 Processor = Callable[[Tensor, Tensor], Tensor]
-"""From texts (K, L) int64 of one length and their logits (K, V) to other logits, as transformers' LogitsProcessor. What
-it says of a text must not depend on its place among the K."""
+"""Takes texts (K, L) int64 of one length and their logits (K, V), and returns other logits, like a LogitsProcessor of
+transformers. The result of a text must not depend on its index among the K."""
 
 _BY_ROW = {
     "PrefixConstrainedLogitsProcessor": "give its function as allowed=",
@@ -35,37 +35,37 @@ _BY_ROW = {
     "ClassifierFreeGuidanceLogitsProcessor": "leave guidance_scale off",
     "SynthIDTextWatermarkLogitsProcessor": "use a watermark that remembers nothing",
 }
-"""Processors of transformers that remember the rows of a batch, and what to do instead. A tree has other rows: its
-nodes."""
+"""Processors of transformers that depend on the rows of a batch, and what to use instead. In a tree the rows of a call
+are nodes."""
 
 
-def as_processors(given: Any) -> tuple[Processor, ...]:
-    """Processors as users give them, lists in lists: none, one, or several."""
-    if given is None:
+def as_processors(value: Any) -> tuple[Processor, ...]:
+    """Returns processors as a tuple: a user may pass None, one, or nested lists."""
+    if value is None:
         return ()
-    if isinstance(given, list | tuple):
-        return tuple(single for part in given for single in as_processors(part))
-    if not callable(given):
-        raise ArgumentError(f"processors must be a sequence of functions of ids and logits, got {given!r}")
-    for kind in type(given).__mro__:
+    if isinstance(value, list | tuple):
+        return tuple(single for part in value for single in as_processors(part))
+    if not callable(value):
+        raise ArgumentError(f"processors must be a sequence of functions of ids and logits, got {value!r}")
+    for kind in type(value).__mro__:
         if kind.__name__ in _BY_ROW:
             raise ArgumentError(
-                f"processors must look at each text alone, and {kind.__name__} goes by the rows of a batch or by the "
-                f"calls before; {_BY_ROW[kind.__name__]}"
+                f"processors must depend on each text only, and {kind.__name__} depends on the rows of a batch or on "
+                f"earlier calls; {_BY_ROW[kind.__name__]}"
             )
-    return (given,)
+    return (value,)
 
 
-def as_hook(given: Any) -> Allowed | None:
-    """A mask hook, or none."""
-    if given is None or callable(given):
-        hook: Allowed | None = given
+def as_hook(value: Any) -> Allowed | None:
+    """Returns `value` if it is a function or None; raises ArgumentError otherwise."""
+    if value is None or callable(value):
+        hook: Allowed | None = value
         return hook
-    raise ArgumentError(f"allowed must be a function from a text to the ids that may follow, got {given!r}")
+    raise ArgumentError(f"allowed must be a function from a text to the ids that may follow, got {value!r}")
 
 
 def strike_disallowed(logits: Tensor, past: Past, allowed: Sequence[Allowed | None]) -> Tensor:
-    """Logits (B, M, V) of the tokens that the hook of each row lets follow each node's text."""
+    """Excludes the tokens that the hook of each row does not allow after each node's text from logits (B, M, V)."""
     history, masks = past.history, []
     for row, paths in enumerate(past.lists()):
         masks += [_mask(history, allowed[row], row, path) for path in paths]
@@ -77,8 +77,8 @@ def _all(history: History) -> Tensor:
 
 
 def _mask(history: History, hook: Allowed | None, row: int, path: tuple[int, ...]) -> Tensor:
-    """The allowed tokens (V,) after a path. Below a token that was not allowed, or the end of the text, no text gets
-    to: any law will do there, and nobody is asked."""
+    """Returns the allowed tokens (V,) after a path. No text gets below a token that was not allowed or below the end of
+    the text: all tokens are allowed there, and the hook is not called."""
     if hook is None or not history.host[row].stops.isdisjoint(path):
         return _all(history)
     for place, token in enumerate(path):
@@ -88,28 +88,28 @@ def _mask(history: History, hook: Allowed | None, row: int, path: tuple[int, ...
 
 
 def _ask(history: History, hook: Allowed, row: int, path: tuple[int, ...]) -> Tensor:
-    """The hook's answer, remembered until the next commit."""
+    """Calls the hook for a path; results are cached until the next commit."""
     known = history.host[row].answers
     if path not in known:
         try:
             known[path] = _read(hook([*history.host[row].tokens, *path]), history.vocabulary)
-        except Exception as error:  # a user's own, of any kind: it is raised once a text gets there
+        except Exception as error:  # of a user's function, so of any kind: it is raised once a text gets there
             history.host[row].defer(path, error)
             known[path] = _all(history)
     return known[path]
 
 
 def _read(answer: Any, vocabulary: int) -> Tensor:
-    """An answer as a bool mask (V,) on the host."""
+    """Converts the result of a hook to a bool mask (V,) on the host."""
     if answer is None:
         return torch.ones(vocabulary, dtype=torch.bool)
-    ready = isinstance(answer, Tensor) or hasattr(answer, "__array__")
-    given = torch.as_tensor(answer if ready else list(answer)).cpu().flatten()
-    if given.dtype == torch.bool:
-        if given.shape[0] != vocabulary:
-            raise ArgumentError(f"allowed must return masks of {vocabulary} tokens, got one of {given.shape[0]}")
-        return given
-    ids = given.long()
+    is_array = isinstance(answer, Tensor) or hasattr(answer, "__array__")
+    values = torch.as_tensor(answer if is_array else list(answer)).cpu().flatten()
+    if values.dtype == torch.bool:
+        if values.shape[0] != vocabulary:
+            raise ArgumentError(f"allowed must return masks of {vocabulary} tokens, got one of {values.shape[0]}")
+        return values
+    ids = values.long()
     if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= vocabulary):
         raise ArgumentError(f"allowed must return ids from 0 to {vocabulary - 1}, got {ids.min()} to {ids.max()}")
     return torch.zeros(vocabulary, dtype=torch.bool).index_fill_(0, ids, True)
@@ -117,20 +117,20 @@ def _read(answer: Any, vocabulary: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Nodes of equal length of text."""
+    """Nodes whose texts have the same length."""
 
     rows: list[int]
     nodes: list[int]
-    texts: Tensor  # (K, L) int64, with left padding
+    texts: Tensor  # (K, L) int64, including left padding
 
     def split(self) -> Iterator["_Group"]:
-        """Each node alone."""
+        """Yields each node as a group of its own."""
         for at, (row, node) in enumerate(zip(self.rows, self.nodes, strict=True)):
             yield _Group([row], [node], self.texts[at : at + 1])
 
 
 def process(logits: Tensor, past: Past, processors: Sequence[Sequence[Processor]]) -> Tensor:
-    """Logits (B, M, V) after the custom processors of each row, which are called once for each length of text."""
+    """Applies the custom processors of each row to logits (B, M, V), with one call for each length of text."""
     processed = logits.clone()
     alike: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
     for row, own in enumerate(processors):
@@ -143,11 +143,12 @@ def process(logits: Tensor, past: Past, processors: Sequence[Sequence[Processor]
 
 
 def _processed(logits: Tensor, past: Past, processors: Sequence[Processor], group: _Group) -> Tensor:
-    """Logits (K, V) of a group. If a processor raises, each node is asked about alone, to see which text it was."""
+    """Returns the processed logits (K, V) of a group. If a processor raises, it is called for each node alone, to find
+    the text that the error belongs to."""
     scores = logits[group.rows, group.nodes]
     try:
         return _chained(processors, group.texts, scores)
-    except Exception as error:  # of a user's function, as above
+    except Exception as error:  # of a user's function, so of any kind
         if len(group.rows) > 1:
             return torch.cat([_processed(logits, past, processors, alone) for alone in group.split()])
         if not past.drafting:
@@ -157,21 +158,21 @@ def _processed(logits: Tensor, past: Past, processors: Sequence[Processor], grou
 
 
 def _chained(processors: Sequence[Processor], texts: Tensor, scores: Tensor) -> Tensor:
-    """One processor after the other."""
+    """Applies processors one after the other."""
     for processor in processors:
-        given: Any = processor(texts, scores)
-        if not isinstance(given, Tensor) or given.shape != scores.shape:
-            found = tuple(given.shape) if isinstance(given, Tensor) else repr(given)
+        result: Any = processor(texts, scores)
+        if not isinstance(result, Tensor) or result.shape != scores.shape:
+            found = tuple(result.shape) if isinstance(result, Tensor) else repr(result)
             raise ArgumentError(
                 f"processors must return logits of the shape they get, {tuple(scores.shape)}, got {found} from "
                 f"{processor!r}"
             )
-        scores = given
+        scores = result
     return scores
 
 
 def _groups(past: Past, rows: set[int]) -> Iterator[_Group]:
-    """The nodes of these rows, by length of text."""
+    """Groups the nodes of these rows by the length of their texts."""
     history, paths = past.history, past.paths
     texts = [
         torch.tensor([*host.padding, *host.tokens], dtype=torch.int64, device=paths.device) for host in history.host

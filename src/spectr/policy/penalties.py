@@ -1,7 +1,7 @@
-"""Maps of logits that look at the text of each node, as tensor operations on the device: no loop, no host sync.
+"""Functions of logits that depend on the text of each node, as tensor operations that do not wait for the device.
 
-A tree node's text is what its row committed and its path. What the committed text asks for is the same for all nodes of
-a row and is applied to (B, 1, V); the few tokens on a path are then written over.
+The text of a node is the committed text of its row, and its path. The effect of the committed text is the same for all
+nodes of a row and is applied to all of them; the few tokens on a path are then overwritten.
 """
 
 import torch
@@ -22,59 +22,59 @@ __all__ = [
 
 
 def add_bias(logits: Tensor, bias: Tensor) -> Tensor:
-    """Logits (B, M, V) plus what each row adds to its tokens (B, V), −inf where it excludes one."""
+    """Adds the bias (B, V) of each row to logits (B, M, V); −inf excludes a token."""
     return logits + bias.to(logits.dtype)[:, None]
 
 
 def _times_on_path(past: Past) -> tuple[Tensor, Tensor]:
-    """The tokens of each path (B, M, D), padding as token 0, and how often each of them stands on it."""
-    tokens = past.paths.clamp_min(0)  # padding asks for token 0, which gets what it should have anyway
-    return tokens, (tokens[..., :, None] == past.paths[..., None, :]).sum(-1)  # -1 is no token
+    """Returns the tokens of each path (B, M, D), with padding as token 0, and how often each of them occurs on it."""
+    tokens = past.paths.clamp_min(0)  # padding writes to token 0 the value that it has anyway
+    return tokens, (tokens[..., :, None] == past.paths[..., None, :]).sum(-1)  # -1 equals no token
 
 
 def penalise_repetition(logits: Tensor, past: Past, penalty: Tensor) -> Tensor:
-    """Logits (B, M, V) of tokens that prompt or text has: what is positive divided by `penalty` (B, 1, 1), what is not
-    multiplied. Keskar et al., CTRL (arXiv 1909.05858)."""
+    """Penalises tokens that occur in prompt or text: positive logits (B, M, V) are divided by `penalty` (B, 1, 1), and
+    others multiplied. Keskar et al., CTRL (arXiv 1909.05858)."""
 
-    def pressed(values: Tensor, seen: Tensor) -> Tensor:
+    def penalised(values: Tensor, seen: Tensor) -> Tensor:
         return torch.where(seen, torch.where(values < 0, values * penalty, values / penalty), values)
 
     tokens, times = _times_on_path(past)
     seen = past.history.seen[:, None].expand(logits.shape)
-    on_path = pressed(logits.gather(-1, tokens), seen.gather(-1, tokens) | (times > 0))
-    return pressed(logits, seen).scatter(-1, tokens, on_path)
+    on_path = penalised(logits.gather(-1, tokens), seen.gather(-1, tokens) | (times > 0))
+    return penalised(logits, seen).scatter(-1, tokens, on_path)
 
 
 def penalise_counts(logits: Tensor, past: Past, presence: Tensor, frequency: Tensor) -> Tensor:
-    """Logits (B, M, V) of tokens that were generated before: less `presence` (B, 1, 1), and less `frequency` for every
-    time."""
+    """Subtracts `presence` (B, 1, 1) from the logits (B, M, V) of tokens that were generated before, and `frequency`
+    for every time."""
 
-    def pressed(values: Tensor, counts: Tensor) -> Tensor:
+    def penalised(values: Tensor, counts: Tensor) -> Tensor:
         return values - presence * (counts > 0).to(values.dtype) - frequency * counts.to(values.dtype)
 
     tokens, times = _times_on_path(past)
     counts = past.history.counts[:, None].expand(logits.shape)
-    on_path = pressed(logits.gather(-1, tokens), counts.gather(-1, tokens) + times)
-    return pressed(logits, counts).scatter(-1, tokens, on_path)
+    on_path = penalised(logits.gather(-1, tokens), counts.gather(-1, tokens) + times)
+    return penalised(logits, counts).scatter(-1, tokens, on_path)
 
 
 def _strike(logits: Tensor, tokens: Tensor, hit: Tensor) -> Tensor:
-    """Exclude `tokens`, (W,) or (B, M, W), which may repeat, at the nodes where `hit` (B, M, W)."""
-    lid = torch.zeros_like(hit, dtype=logits.dtype).masked_fill(hit, -torch.inf).masked_fill(~hit, torch.inf)
-    return logits.scatter_reduce(-1, tokens.expand(hit.shape), lid, "amin")
+    """Excludes `tokens`, (W,) or (B, M, W), which may repeat, at the nodes where `hit` (B, M, W)."""
+    upper = torch.zeros_like(hit, dtype=logits.dtype).masked_fill(hit, -torch.inf).masked_fill(~hit, torch.inf)
+    return logits.scatter_reduce(-1, tokens.expand(hit.shape), upper, "amin")
 
 
 def strike_words(logits: Tensor, past: Past, last: Tensor, before: Tensor) -> Tensor:
-    """Logits (B, M, V) without the `last` tokens (B, W), -1 for none, of bad words where what stands `before` them
-    (B, W, reach), -1 for anything, ends the node's text."""
+    """Excludes the `last` tokens (B, W) of bad words, padded with -1, where the node's text ends with the tokens
+    `before` them (B, W, reach), padded with -1."""
     window = past.window(before.shape[-1])[..., None, :]  # (B, M, 1, reach)
     hit = ((window == before[:, None]) | (before[:, None] < 0)).all(-1) & (last >= 0)[:, None]
     return _strike(logits, last.clamp_min(0)[:, None], hit)
 
 
 def strike_stops(logits: Tensor, past: Past, least_new: Tensor, least: Tensor) -> Tensor:
-    """Logits (B, M, V) without stop tokens where fewer than `least_new` (B,) tokens were generated, or where prompt and
-    text have fewer than `least` (B,)."""
+    """Excludes stop tokens where fewer than `least_new` (B,) tokens were generated, or where prompt and text have fewer
+    than `least` (B,) tokens."""
     early = past.history.generated[:, None] + past.lengths < least_new[:, None]
     early = early | (past.history.length[:, None] + past.lengths < least[:, None])
     stops = past.history.stop_ids  # (B, S)
@@ -82,15 +82,14 @@ def strike_stops(logits: Tensor, past: Past, least_new: Tensor, least: Tensor) -
 
 
 def strike_first(logits: Tensor, past: Past, tokens: Tensor) -> Tensor:
-    """Logits (B, M, V) without `tokens` (B, K), -1 for none, where nothing was generated yet."""
+    """Excludes `tokens` (B, K), padded with -1, where no token was generated before."""
     first = past.history.generated[:, None] + past.lengths == 0
     known = (tokens >= 0) & (tokens < logits.shape[-1])
     return _strike(logits, torch.where(known, tokens, 0)[:, None], first[..., None] & known[:, None])
 
 
 def force_last(logits: Tensor, past: Past, tokens: Tensor) -> Tensor:
-    """Logits (B, M, V) that leave `tokens` (B, K), -1 for none, alone and equally likely where one more token may be
-    generated."""
+    """Leaves only `tokens` (B, K), padded with -1 and equally likely, where exactly one more token may be generated."""
     last = past.history.left[:, None] - past.lengths == 1
     places = torch.where(tokens >= 0, tokens, logits.shape[-1])
     forced = logits.new_full((len(tokens), logits.shape[-1] + 1), -torch.inf).scatter_(1, places, 0.0)[:, None, :-1]
@@ -98,8 +97,8 @@ def force_last(logits: Tensor, past: Past, tokens: Tensor) -> Tensor:
 
 
 def strike_repeats(logits: Tensor, past: Past, sizes: Tensor, longest: int) -> Tensor:
-    """Logits (B, M, V) without the tokens that would make a sequence of `sizes` (B,) tokens, `longest` at most, stand
-    in a node's text twice; 0 for any."""
+    """Excludes the tokens that would repeat a sequence of `sizes` (B,) tokens of a node's text; a size of 0 excludes
+    none. No size is above `longest`."""
     longest = max(longest, 1)
     before = past.window(longest - 1)  # (B, M, longest - 1)
     text = torch.nn.functional.pad(past.history.tokens, (longest - 1, 0), value=-1)
@@ -107,13 +106,15 @@ def strike_repeats(logits: Tensor, past: Past, sizes: Tensor, longest: int) -> T
     if not past.paths.shape[-1]:
         return logits
     tail = past.history.tail(longest - 1)[:, None].expand(*before.shape)
-    on_path = torch.cat([tail, past.paths], -1).unfold(-1, longest, 1)  # (B, M, D, longest): those ending on the path
+    on_path = torch.cat([tail, past.paths], -1).unfold(
+        -1, longest, 1
+    )  # (B, M, D, longest): the sequences that end on the path
     return _strike_completions(logits, on_path, before, sizes)
 
 
 def _strike_completions(logits: Tensor, sequences: Tensor, before: Tensor, sizes: Tensor) -> Tensor:
-    """Exclude the last token of `sequences` (B, 1 or M, S, longest) where the `sizes` - 1 tokens before it are the last
-    ones of `before` (B, M, longest - 1). Padding is -1, and completes none."""
+    """Excludes the last token of `sequences` (B, 1 or M, S, longest) where the `sizes` - 1 tokens before it equal the
+    last ones of `before` (B, M, longest - 1). Padding is -1, and matches nothing."""
     last, size = sequences[..., -1], sizes[:, None, None]
     hit = ((last >= 0) & (last < logits.shape[-1]) & (size > 0)).expand(-1, logits.shape[1], -1)
     for back in range(1, before.shape[-1] + 1):

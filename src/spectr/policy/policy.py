@@ -1,4 +1,4 @@
-"""The policy itself: its settings, what they must be, and the order in which they act."""
+"""The settings of a policy, their ranges, and the order in which they act."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -37,13 +37,13 @@ _RANGES: dict[str, tuple[type, Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Settings with the names and meanings people know, here in three groups; they act on logits as in transformers.
+    """The settings that turn logits into the distribution to sample, with the names and meanings of transformers.
 
-    First what depends on the text, in the order logit_bias, suppress_tokens, repetition, presence and frequency
-    penalty, no_repeat_ngram_size, bad_words, min_new_tokens and min_length, allowed, begin_suppress_tokens,
-    forced_eos_token_id, processors; then temperature; then top_k, top_p, min_p, typical_p, epsilon_cutoff and
-    eta_cutoff. Temperature 0 is the point mass on the largest logit, the lowest id of equal ones; filters would change
-    nothing there.
+    They act in three groups. First come those that edit logits or depend on the text, in the order logit_bias,
+    suppress_tokens, repetition, presence and frequency penalty, no_repeat_ngram_size, bad_words, min_new_tokens and
+    min_length, allowed, begin_suppress_tokens, forced_eos_token_id, processors; then temperature; then top_k, top_p,
+    min_p, typical_p, epsilon_cutoff and eta_cutoff. Temperature 0 is the point mass on the largest logit, with the
+    lowest id among equal ones; filters change nothing there.
 
     >>> import torch
     >>> Policy(temperature=0)(torch.tensor([0.0, 2.0, 1.0])).tolist()
@@ -55,23 +55,25 @@ class Policy:
     top_p: float = 1.0  # 1: off
     min_p: float = 0.0  # 0: off
     typical_p: float = 1.0  # 1: off
-    epsilon_cutoff: float = field(default=0.0, kw_only=True)  # 0: off; least probability of a token
-    eta_cutoff: float = field(default=0.0, kw_only=True)  # 0: off; the same, lower where the entropy is high
+    epsilon_cutoff: float = field(default=0.0, kw_only=True)  # 0: off; the least probability of a token
+    eta_cutoff: float = field(default=0.0, kw_only=True)  # 0: off; the same, but lower where the entropy is high
     repetition_penalty: float = 1.0  # 1: off; for all tokens of prompt and text
     presence_penalty: float = 0.0  # 0: off; for tokens of the generated text, once
-    frequency_penalty: float = 0.0  # 0: off; for tokens of the generated text, as often as they came
-    no_repeat_ngram_size: int = field(
-        default=0, kw_only=True
-    )  # 0: off; no so many tokens stand twice in prompt and text
-    logit_bias: Mapping[int, float] = _NO_BIAS  # added to the logits of tokens; -inf: the token never comes
-    bad_words: Sequence[Sequence[int]] = ()  # token ids; of one token: it never comes, be it a stop token
-    suppress_tokens: Sequence[int] = field(default=(), kw_only=True)  # token ids that never come
-    begin_suppress_tokens: Sequence[int] = field(default=(), kw_only=True)  # that are not the first one generated
-    forced_eos_token_id: Sequence[int] | int | None = field(default=None, kw_only=True)  # what the last one must be
-    min_new_tokens: int = 0  # before that, no stop token comes
-    min_length: int = field(default=0, kw_only=True)  # the same, the prompt counted too
-    processors: Sequence[Processor] = ()  # of (texts (K, L), logits (K, V)), as transformers' LogitsProcessor
-    allowed: Allowed | None = None  # from a text to what may follow
+    frequency_penalty: float = 0.0  # 0: off; for tokens of the generated text, for every occurrence
+    no_repeat_ngram_size: int = field(default=0, kw_only=True)  # 0: off; no sequence of this length occurs twice
+    logit_bias: Mapping[int, float] = _NO_BIAS  # added to the logits of tokens; -inf excludes a token
+    bad_words: Sequence[
+        Sequence[int]
+    ] = ()  # sequences of token ids that never occur; a single token may be a stop token
+    suppress_tokens: Sequence[int] = field(default=(), kw_only=True)  # tokens that are never generated
+    begin_suppress_tokens: Sequence[int] = field(default=(), kw_only=True)  # tokens that are not generated first
+    forced_eos_token_id: Sequence[int] | int | None = field(
+        default=None, kw_only=True
+    )  # the tokens that may be the last one at the limit
+    min_new_tokens: int = 0  # fewer tokens are not followed by a stop token
+    min_length: int = field(default=0, kw_only=True)  # the same, including the prompt
+    processors: Sequence[Processor] = ()  # functions of texts (K, L) and logits (K, V), like LogitsProcessor
+    allowed: Allowed | None = None  # a function from a text to the tokens that may follow
 
     def __post_init__(self) -> None:
         for name, (kind, holds, sentence) in _RANGES.items():
@@ -87,7 +89,7 @@ class Policy:
 
     @property
     def remembers(self) -> bool:
-        """Whether the law depends on the text, so that a past is needed."""
+        """Whether the distribution depends on the text, so that a past is needed."""
         penalises = self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
         looks_back = penalises or any(len(word) > 1 for word in self.bad_words) or self.no_repeat_ngram_size > 0
         counts = self.min_new_tokens > 0 or self.min_length > 0
@@ -96,12 +98,12 @@ class Policy:
 
     @property
     def capturable(self) -> bool:
-        """Whether all of it is tensor operations, without a hook that runs on the host."""
+        """Whether the policy consists of tensor operations only, without users' functions on the host."""
         return not self.processors and self.allowed is None
 
     @property
     def for_drafts(self) -> "Policy":
-        """What a drafter uses: the same, but a tree of guesses needs a ranking, and not a point."""
+        """The policy for drafting: the same, but greedy decoding keeps the ranking of tokens, which a tree needs."""
         if self.temperature > 0:
             return self
         return replace(
@@ -109,8 +111,8 @@ class Policy:
         )
 
     def __call__(self, logits: Tensor, past: Past | None = None) -> Tensor:
-        """Logits (…, V) of the distribution to sample, float32 or better; excluded tokens are −inf. A policy that
-        remembers needs the `past` of logits (B, M, V); any other needs none."""
+        """Returns logits (…, V) of the distribution to sample, float32 or better; excluded tokens are −inf. A policy
+        that depends on the text needs the `past` of logits (B, M, V)."""
         from spectr.policy.rows import PolicyRows
 
         if past is None:
@@ -119,7 +121,7 @@ class Policy:
         return PolicyRows.of([self] * len(past.history), past.history.vocabulary, logits.device)(logits, past)
 
     def check_tokens(self, vocabulary: int) -> None:
-        """Refuse tokens that a vocabulary of this size does not have."""
+        """Raises ArgumentError for tokens that a vocabulary of this size lacks."""
         words = [token for word in self.bad_words for token in word]
         forced = self.forced_eos_token_id if isinstance(self.forced_eos_token_id, Sequence) else ()
         named = {"logit_bias": self.logit_bias, "bad_words": words, "suppress_tokens": self.suppress_tokens,
@@ -131,8 +133,8 @@ class Policy:
                 )
 
     def may_leave_none(self, vocabulary: int, history: History | None) -> bool:
-        """Whether the settings could exclude every token; read off them, so that a look at the logits, which waits for
-        the device, is rare."""
+        """Whether the settings could exclude every token. This is judged by the settings only, because checking the
+        logits waits for the device."""
         if not self.capturable:
             return True
         struck = {*self.suppress_tokens, *(word[-1] for word in self.bad_words)}
@@ -148,8 +150,8 @@ class Policy:
 
 
 def merge_settings(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a policy: those `given`, and the `defaults` of a model for all others. As in transformers, a
-    min_new_tokens that is given also stands in place of a min_length that is not.
+    """Returns the settings `given`, and the `defaults` of a model for all others. As in transformers, a given
+    min_new_tokens also replaces a default min_length.
 
     >>> merge_settings({"temperature": 0.6, "top_k": 50, "min_length": 9}, {"top_k": 0, "min_new_tokens": 2})
     {'temperature': 0.6, 'top_k': 0, 'min_new_tokens': 2}

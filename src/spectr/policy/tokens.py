@@ -1,4 +1,4 @@
-"""Settings that name tokens: a bias per token, bad words, and sets of tokens. Immutable, and checked once."""
+"""Settings that consist of tokens: a bias per token, bad words, and sets of tokens. They are checked and immutable."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +23,7 @@ def _addend(value: Any) -> float:
 
 
 class Bias(Mapping[int, float]):
-    """What is added to the logits of some tokens; −inf excludes one. Immutable and hashable.
+    """A bias for the logits of some tokens, −inf to exclude one; immutable and hashable.
 
     >>> Bias({7: 2, 3: -math.inf})
     {3: -inf, 7: 2.0}
@@ -56,19 +56,19 @@ class Bias(Mapping[int, float]):
 
 
 def as_tokens(ids: Any, setting: str) -> tuple[int, ...]:
-    """The tokens that a setting names, in order: one id, several, or None for no token.
+    """Returns the tokens of a setting in order; a user may pass one id, several, or None for none.
 
     >>> as_tokens([7, 3, 7], "suppress_tokens"), as_tokens(2, "forced_eos_token_id")
     ((3, 7), (2,))
     """
-    given: Any = () if ids is None else (ids,) if isinstance(ids, Integral) else ids
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise ArgumentError(f"{setting} must be token ids, such as [5, 6], got {given!r}")
-    return tuple(sorted({_token(token, setting) for token in given}))
+    several: Any = () if ids is None else (ids,) if isinstance(ids, Integral) else ids
+    if isinstance(several, str) or not isinstance(several, Iterable):
+        raise ArgumentError(f"{setting} must be token ids, such as [5, 6], got {several!r}")
+    return tuple(sorted({_token(token, setting) for token in several}))
 
 
 def as_words(words: Any) -> tuple[tuple[int, ...], ...]:
-    """Sequences of tokens of which the last must not follow the others.
+    """Returns bad words as sequences of tokens, of which the last must not follow the others.
 
     >>> as_words([[5], [1, 2, 3]])
     ((5,), (1, 2, 3))

@@ -1,0 +1,67 @@
+"""The features of policies: the parts of a policy's computation that some rows use and others do not."""
+
+from spectr.policy.policy import Policy
+
+__all__ = [
+    "EDITS",
+    "FEATURES",
+    "FLOATS",
+    "HOOKS",
+    "LOOKING",
+    "MASKED",
+    "SETS",
+    "SHAPING",
+    "WHOLES",
+    "features_of",
+    "rounded",
+]
+
+# Settings and the values at which they are off.
+FLOATS = {
+    "temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0,
+    "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+}  # fmt: skip
+WHOLES = {"top_k": 0, "no_repeat_ngram_size": 0, "min_new_tokens": 0, "min_length": 0}
+# Settings that are sets of tokens.
+SETS = ("begin_suppress_tokens", "forced_eos_token_id")
+# Features in the order of computation. "cold" is a temperature close to 0, "bias" everything that is added to tokens
+# everywhere, "counts" the presence and frequency penalties, and "least" the minimum lengths.
+SHAPING = ("temperature", "cold", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "greedy")
+EDITS = ("bias", "repetition_penalty", "counts", "no_repeat_ngram_size", "bad_words", "least", *SETS)
+HOOKS = ("allowed", "processors")
+FEATURES = (*SHAPING, *EDITS, *HOOKS)
+MASKED = "masked"
+"""A feature of logits, not of a policy: a grammar has excluded some tokens before the policy."""
+LOOKING = frozenset(EDITS) - {"bias"}  # features that depend on the text
+_ALWAYS = frozenset({"temperature", "cold", "greedy"})
+_COMMON = frozenset({"temperature", "greedy", "cold", "top_k", "top_p", "min_p"})
+_PENALTIES = _ALWAYS | {"bias", "repetition_penalty", "counts", "least"}
+_ALL = frozenset(SHAPING) | frozenset(EDITS)
+
+
+def rounded(features: frozenset[str]) -> frozenset[str]:
+    """Rounds a set of features up to one of few sets: a captured step serves all policies that use no other
+    features."""
+    tiers = (frozenset({"temperature"}), _ALWAYS, _COMMON, _PENALTIES, _COMMON | _PENALTIES, _ALL)
+    return next((tier for tier in tiers if features <= tier), _ALL | features)
+
+
+def features_of(policy: Policy) -> frozenset[str]:
+    """Returns the features that a policy uses."""
+    used = {name for name, off in (FLOATS | WHOLES).items() if getattr(policy, name) != off}
+    if used & {"presence_penalty", "frequency_penalty"}:
+        used.add("counts")
+    if used & {"min_new_tokens", "min_length"}:
+        used.add("least")
+    if policy.logit_bias or policy.suppress_tokens or any(len(word) == 1 for word in policy.bad_words):
+        used.add("bias")
+    if any(len(word) > 1 for word in policy.bad_words):
+        used.add("bad_words")
+    used |= {name for name in SETS if getattr(policy, name)}
+    used |= {"allowed"} if policy.allowed is not None else set()
+    used |= {"processors"} if policy.processors else set()
+    if policy.temperature == 0:  # the filters would change nothing
+        used = (used - set(SHAPING)) | {"greedy"}
+    elif policy.temperature < 1e-3:
+        used.add("cold")
+    return frozenset(used) & frozenset(FEATURES)
