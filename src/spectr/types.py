@@ -136,7 +136,7 @@ class TreeModel(Protocol):
         ...
 
     def capture_prefill(self, session: Any) -> None:
-        """Read prompts into this session by replayed graphs from now on, where the model can do so."""
+        """Prefills this session by replayed CUDA graphs from now on, if the model can."""
         ...
 
     def read(self, session: Any, texts: list[list[int]], filled: list[int] | None = None) -> None:
