@@ -1,4 +1,4 @@
-"""What tests of the engine ask with: requests, readers of their texts, and a scheduler that takes a turn when told."""
+"""Helpers for tests of the engine: requests, readers, and a scheduler whose turns the test takes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,12 +18,12 @@ __all__ = ["EndReader", "LetterReader", "Stepped", "TakesForEver", "trace", "und
 
 
 def under(policy: Policy, requests: Sequence[Request]) -> list[Request]:
-    """The same requests, all with this policy."""
+    """Returns the same requests with this policy."""
     return [replace(request, policy=policy) for request in requests]
 
 
 def trace(result: Result) -> Any:
-    """What came out step by step, and what the statistics say: equal where the same happened."""
+    """Steps and statistics of a result, for comparison."""
     steps = [(step.tokens, step.accepted, step.corrected, step.finish_reason, step.text) for step in result.steps]
     stats = result.stats
     return steps, stats.drafted, stats.ranks, stats.kept, stats.reached
@@ -31,28 +31,28 @@ def trace(result: Result) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class EndReader:
-    """Shows nothing, and ends a text where `ends`, given the tokens of a step, says after how many of them."""
+    """Shows no text, and ends a text after as many tokens of a step as `ends` returns."""
 
     ends: Callable[[list[int]], int | None]
 
     def feed(self, tokens: list[int]) -> tuple[str, int | None]:
-        """Where the text ends among these tokens."""
+        """Returns where the text ends among these tokens."""
         return "", self.ends(tokens)
 
     def finish(self) -> str:
-        """Nothing was held back."""
+        """Returns no text."""
         return ""
 
 
 @dataclass(slots=True)
 class LetterReader:
-    """A letter for each token; ends a text after a stop string, wherever steps begin and end."""
+    """Decodes each token to a letter, and ends a text after a stop string, wherever steps begin and end."""
 
     stop: str
     text: str = field(default="")
 
     def feed(self, tokens: list[int]) -> tuple[str, int | None]:
-        """The letters up to the end."""
+        """Returns the letters up to the end."""
         for count, token in enumerate(tokens, start=1):
             self.text += chr(ord("a") + token)
             if self.text.endswith(self.stop):
@@ -60,16 +60,16 @@ class LetterReader:
         return self.text[len(self.text) - len(tokens) :], None
 
     def finish(self) -> str:
-        """Something, so that it is seen once."""
+        """Returns a full stop, so that tests see that it is called once."""
         return "."
 
 
 class TakesForEver(Exception):  # noqa: N818
-    """Turns were taken in vain."""
+    """The requests did not end within a number of turns."""
 
 
 def _readers(drafting: Any) -> list[ModelDrafting]:
-    """The draft models at work in a drafting."""
+    """Returns the draft models in a drafting."""
     if isinstance(drafting, ModelDrafting):
         return [drafting]
     parts = [*getattr(drafting, "parts", ()), *getattr(drafting, "draftings", ())]
@@ -78,7 +78,8 @@ def _readers(drafting: Any) -> list[ModelDrafting]:
 
 
 def check_rows(lane: Lane) -> None:
-    """Each active row's text, cache and draft model go equally far, and the host knows no more than the device."""
+    """Checks that text, cache and draft model of each active row have the same length, and that the host has no more
+    tokens than the device."""
     if lane.memory.rows is None:
         return
     rows, session, drafting = lane.memory.opened()
@@ -99,19 +100,19 @@ def check_rows(lane: Lane) -> None:
 
 
 class Stepped:
-    """The requests of an engine, of which all take a turn when the test says so."""
+    """The requests of an engine, whose scheduler takes a turn when the test calls it."""
 
     def __init__(self, engine: Engine, *, checks: bool = True) -> None:
         self.scheduler, self.checks = Scheduler(engine.parts), checks
 
     def submit(self, request: Request) -> Handle:
-        """Let a request wait for the next turn."""
+        """Queues a request for the next turn."""
         delivery = Delivery(request)
         self.scheduler._waiting.append(RequestState(delivery, request.tokens))
         return Handle(delivery, self.scheduler._wake)
 
     def turn(self, count: int = 1) -> bool:
-        """Take turns, and check after each that all parts agree on what rows hold; whether there is more to do."""
+        """Takes turns, checks the rows after each, and returns whether there is more to do."""
         for _ in range(count):
             with LOCK, torch.no_grad():  # as an engine's thread: others may run the same model meanwhile
                 is_busy = self.scheduler.turn()
@@ -120,7 +121,7 @@ class Stepped:
         return is_busy
 
     def finish(self, handles: Sequence[Handle], most: int = 1_000) -> list[Result]:
-        """Take turns until nothing is left to do."""
+        """Takes turns until all requests have ended."""
         for _ in range(most):
             if not self.turn():
                 return [handle.result(timeout=0) for handle in handles]

@@ -1,4 +1,4 @@
-"""Counts against exact probabilities, with a stated rate of false alarms."""
+"""Chi-square tests of counts against exact probabilities, with a stated false-alarm rate."""
 
 import pytest
 from torch import Tensor
@@ -7,10 +7,9 @@ __all__ = ["chi_square"]
 
 
 def chi_square(found: Tensor, expected: Tensor, rate: float) -> float:
-    """Chi-square of counts against expected ones, as a multiple of what is exceeded with probability `rate`.
+    """Returns the chi-square statistic of counts against expected counts, as a multiple of its quantile at 1 − `rate`.
 
-    Cells that expect at most five are pooled into one; a count where none is possible is infinitely surprising.
-    """
+    Cells with an expected count of at most five are pooled into one; a count where none is possible gives infinity."""
     chi2 = pytest.importorskip("scipy.stats").chi2
     if float(found[expected == 0].sum()) > 0:
         return float("inf")

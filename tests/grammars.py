@@ -1,4 +1,4 @@
-"""Grammars over the twelve tokens of the tests' small models, and the same as a function of the text so far."""
+"""Grammars over the twelve tokens of the tests' small models, and the same grammars as functions of the text."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,7 @@ _PIECES = (b"a", b"b", b"c", b"ab", b"[", b"]", b",", b"ca", b"1", b"\xc3", b"\x
 
 
 def encode(text: str) -> list[int]:
-    """The longest token first; what none spells is left out."""
+    """Encodes a text with the longest tokens first; characters that no token spells are left out."""
     left, found = text.encode(), list[int]()
     while left:
         best = max(
@@ -53,7 +53,8 @@ def compiled(name: str) -> CompiledGrammar:
 
 
 def as_hook(grammar: CompiledGrammar, prompt: int) -> Callable[[list[int]], torch.Tensor]:
-    """Which tokens may follow a text of so many tokens of a prompt: from a fresh walk over what was generated."""
+    """Returns a function of the text that gives the tokens which may follow, by a new walk over what was generated
+    after a prompt of `prompt` tokens."""
 
     def hook(text: list[int]) -> torch.Tensor:
         return allowed(grammar.walk(text[prompt:]).masks([()]), grammar.vocabulary.size)[0]
@@ -62,7 +63,7 @@ def as_hook(grammar: CompiledGrammar, prompt: int) -> Callable[[list[int]], torc
 
 
 def hooked(request: Request) -> Request:
-    """The same request with its grammar as a function."""
+    """Returns the request with its grammar as a function."""
     assert request.grammar is not None
     hook = as_hook(request.grammar, len(request.prompt))
     return replace(request, grammar=None, policy=replace(request.policy, allowed=hook))

@@ -1,5 +1,5 @@
-"""The engine as it runs on a GPU, on any device: steps are read one step late, and taken as they would be captured, for
-a rounded number of rows, a rounded length and a rounded set of settings."""
+"""Runs the engine on any device as on a GPU: steps are read one step late, and run as they would be captured, for a
+rounded number of rows, a rounded length and a rounded set of features."""
 
 from typing import Any
 
@@ -24,12 +24,12 @@ class LateLane(Lane):
 
 
 def _for_all_rows(rows: PolicyRows, name: str, step: Any, logits: Tensor) -> Tensor:
-    """Policies as they are computed on a GPU: for all rows, of which those that do not use a setting are put back."""
+    """Computes policies as on a GPU: for all rows, after which rows that do not use a setting are put back."""
     return rows._put_back(name, step(rows, logits), logits)
 
 
 def run_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every engine that begins from now on."""
+    """Makes every engine that is created from now on use late lanes."""
     monkeypatch.setattr("spectr.engine.scheduler.Lane", LateLane)
     monkeypatch.setattr(PolicyRows, "_where_used", _for_all_rows)
     monkeypatch.setattr(ModelDrafting, "_lags", lambda *_: False)  # the host would have to wait for the answer

@@ -1,4 +1,5 @@
-"""Coins and noise: uniform, independent of their neighbours, a function of their keys; draws by inverse CDF."""
+"""Coins and noise are uniform, independent of their neighbours, and functions of their keys; draws use the inverse
+CDF."""
 
 import numpy as np
 import pytest
@@ -10,14 +11,14 @@ stats = pytest.importorskip("scipy.stats")
 
 
 def keys(count: int, vary: str) -> dict[str, torch.Tensor]:
-    """Keys (count, 1) in which one word counts up and the others stay."""
+    """Keys (count, 1) in which one word counts up and the others stay the same."""
     line = torch.arange(count)
     return {word: line if word == vary else torch.full((count,), 5) for word in ("seed", "committed", "node")}
 
 
 @pytest.mark.parametrize("vary", ["seed", "committed", "node"])
 def test_coins_are_uniform_along_every_key(vary: str) -> None:
-    """Kolmogorov–Smirnov on consecutive keys, and the serial correlation; false alarms once in 10^7."""
+    """A Kolmogorov–Smirnov test on consecutive keys, and their serial correlation; the false-alarm rate is 1e-7."""
     words = keys(100_000, vary)
     coins = uniform(words["seed"], words["committed"], words["node"][:, None], Purpose.CHILD)[:, 0].numpy()
     assert coins.min() >= 0
@@ -58,7 +59,7 @@ def test_noise_is_exponential_along_every_key(vary: str) -> None:
 
 
 def test_the_smallest_noise_is_fine_enough() -> None:
-    """Among 152,064 tokens the winner's E is about 1e-5; V times the smallest E is Exp(1), with no grid in it."""
+    """Among 152,064 tokens the winner's E is about 1e-5; V times the smallest E is Exp(1), without a visible grid."""
     size = 152_064
     smallest = torch.stack([(-gumbel(torch.tensor([s]), torch.tensor([[0]]), size)).amin().exp() for s in range(400)])
     assert stats.kstest((smallest * size).numpy(), "expon").pvalue > 1e-7
@@ -72,7 +73,7 @@ def test_noise_of_a_token_does_not_depend_on_the_vocabulary() -> None:
 
 @pytest.mark.parametrize("size", [1, 7, 1024, 1025, 5_000, 152_064])
 def test_draw_finds_every_boundary(size: int) -> None:
-    """On either side of a boundary of the exact CDF (long double) the draw falls on either side, to 1e-12."""
+    """Coins on the two sides of a boundary of the exact CDF (long double) draw different indices, to 1e-12."""
     rng = np.random.default_rng(size)
     weights = rng.exponential(size=size).astype(np.float32) ** 4
     weights[rng.random(size) < 0.3] = 0
@@ -167,7 +168,7 @@ def test_quiet_rows_alone_need_no_noise_and_are_what_they_are_beside_others(monk
 
 
 def test_a_coin_at_the_end_of_a_chunk_stays_on_weight() -> None:
-    """512 tokens share a chunk; its weight ends early, and the coin points at its very end."""
+    """A chunk has 512 tokens; its weight ends early, and the coin is at its very end."""
     weights = torch.zeros(2048)
     weights[:100], weights[512:600] = 0.1, 0.3
     end = float(weights[:512].sum(dtype=torch.float64) / weights.sum(dtype=torch.float64))
@@ -176,7 +177,7 @@ def test_a_coin_at_the_end_of_a_chunk_stays_on_weight() -> None:
 
 
 def test_rough_noise_is_near_the_exact() -> None:
-    """The compiled noise of a large vocabulary, over its whole range, is a hundred times nearer than is assumed."""
+    """The compiled noise of a large vocabulary is over its whole range a hundred times as accurate as assumed."""
     from spectr.coins import _gumbel_states
     from spectr.kernels.cpu.noise import ROUGH, rough_noise
 
@@ -188,7 +189,7 @@ def test_rough_noise_is_near_the_exact() -> None:
 
 
 def test_a_large_race_is_won_by_the_same_token() -> None:
-    """Exact noise for the tokens that can win gives the winner of all, with ties, struck tokens and peaks."""
+    """Exact noise for the tokens that can win gives the overall winner, with ties, excluded tokens and peaks."""
     generator = torch.Generator().manual_seed(0)
     depth = torch.tensor([[0, 1, 2], [0, 1, 1]])
     for number in range(60):
@@ -202,8 +203,8 @@ def test_a_large_race_is_won_by_the_same_token() -> None:
 
 
 def test_near_ties_of_a_large_race_are_decided_by_exact_noise() -> None:
-    """Logits that make up for the noise of eight tokens leave sums that differ by float32's last digit. Rough noise
-    alone, the fault this would see, takes another winner in many of these races."""
+    """Logits that compensate the noise of eight tokens leave sums that differ by the last digit of float32. Approximate
+    noise alone would choose another winner in many of these races."""
     from spectr.coins import _gumbel_states
     from spectr.kernels.cpu.noise import rough_noise
 

@@ -1,4 +1,4 @@
-"""The client of OpenAI-compatible endpoints: addresses, keys, and answers that are none."""
+"""The client of OpenAI-compatible endpoints: addresses, keys, and invalid answers."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from spectr.errors import ArgumentError, MissingExtraError, SpectrError
 
 
 class Server(BaseHTTPRequestHandler):
-    """Answers every request with what was prepared for its path, and remembers the headers."""
+    """Answers every request with what was prepared for its path, and records the headers."""
 
     answers: ClassVar[dict[str, tuple[int, bytes]]] = {}
     seen: ClassVar[list[dict[str, str]]] = []

@@ -1,4 +1,4 @@
-"""Prompts that come with spectr, and those of files in every form."""
+"""Prompts that ship with spectr, and prompts of files in every form."""
 
 import gzip
 import json

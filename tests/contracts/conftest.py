@@ -1,4 +1,4 @@
-"""Small real models for the contracts: a target, and drafters that are close to it, far from it, or part of it."""
+"""Small real models for the contracts: a target, and drafters that are close to it, far from it, or a part of it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +42,7 @@ def net() -> PreTrainedModel:
 
 @pytest.fixture(scope="session")
 def near(net: PreTrainedModel) -> Target:
-    """The target's weights with a little noise: a drafter worth having."""
+    """A model with the target's weights and a little noise, which drafts well."""
     copy = llama(3, layers=3)
     copy.load_state_dict(net.state_dict())
     generator = torch.Generator().manual_seed(5)
@@ -54,12 +54,12 @@ def near(net: PreTrainedModel) -> Target:
 
 @pytest.fixture(scope="session")
 def far() -> Target:
-    """Another model, with a vocabulary padded differently."""
+    """Another model, whose vocabulary is padded differently."""
     return Target(llama(8, SIZE + 4))
 
 
 def _wide(head: torch.nn.Module) -> Any:
-    """A head whose guesses depend on all of the text that it has read."""
+    """A head whose predictions depend on all of the text that it has read."""
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for weights in head.parameters():
@@ -69,7 +69,7 @@ def _wide(head: torch.nn.Module) -> Any:
 
 
 def _published(net: PreTrainedModel, folder: Path) -> Make:
-    """A published head, as `spectr.load` finds it in a folder."""
+    """A published head, loaded from a folder as `spectr.load` does."""
     found = pair(str(folder), open_loaded(net), spectr.rule("race").card, DraftOptions(length=4))
     return lambda plan: replanned(found, plan)
 
@@ -78,7 +78,7 @@ def _published(net: PreTrainedModel, folder: Path) -> Make:
 def makers(
     net: PreTrainedModel, near: Target, far: Target, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Make]:
-    """One way to build each registered drafter, and some more of the model kind."""
+    """A function that makes each registered drafter, and further drafters of the kind model."""
     early = Target(truncated(net, 1))
     made: dict[str, Make] = {
         "none": lambda _: drafter("none"),
@@ -109,7 +109,7 @@ QUICK = 3
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A contract has a case for every drafter, rule and setting, and each takes seconds."""
+    """Marks most cases slow: there is one for every drafter, rule and setting, and each takes seconds."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         is_quick = not any(item.get_closest_marker(name) for name in ("slow", "gpu", "network"))

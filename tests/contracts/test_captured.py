@@ -1,8 +1,8 @@
-"""Reading one step late, with the steps that a GPU captures, gives what reading at once gives: for every drafter, rule
-and policy that needs nothing from the host.
+"""Steps that are read one step late, and captured on a GPU, give the same texts as steps that are read at once, for
+every drafter, rule and policy that does not need the host.
 
-On a CPU nothing is captured: there the steps are run as they would be captured, for a rounded number of rows, a rounded
-length and a rounded set of settings. On a GPU they are graphs.
+On a CPU nothing is captured. There steps are run as they would be captured: for a rounded number of rows, a rounded
+length and a rounded set of features. On a GPU they are graphs.
 """
 
 from dataclasses import replace
@@ -96,7 +96,7 @@ def test_a_stop_string_is_cut_though_it_is_seen_late(net: PreTrainedModel) -> No
 def test_a_target_that_computes_nonsense_is_named(
     late: bool, rule: str, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was written before it did is not lost."""
+    """The text generated before the error is kept."""
     net, calls = llama(3, layers=3), 0
     if late:
         run_as_on_a_gpu(monkeypatch)
@@ -118,7 +118,7 @@ def test_a_target_that_computes_nonsense_is_named(
 def test_requests_take_over_rows(
     net: PreTrainedModel, makers: dict[str, Make], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows of an engine serve other prompts, lengths and policies; texts are those of a fresh engine."""
+    """The rows of an engine are reused for other prompts, lengths and policies; texts equal those of a new engine."""
     plan = Plan(drafts=2, length=3, nodes=6)
     cool, greedy = under(Policy(0.5), requests()[:3]), under(Policy(0), [requests()[2]] * 4)
     others = [Request([5, 6, 7, 8] * 9, 3, 4), Request([3], 4, 60), Request([9, 2], 5, 31)]
@@ -136,7 +136,7 @@ def test_requests_take_over_rows(
 
 
 def sharing(engine: Engine) -> tuple[list[list[int]], float, float]:
-    """Texts of four rows, and the draft tokens of a step when they are four, and when it is one."""
+    """The texts of four rows, and the draft tokens of a step with four active rows and with one."""
     together, one = engine.generate(requests()), engine.generate(requests()[:1])[0]
     assert together[0].tokens == one.tokens
     first = together[0].stats
@@ -147,7 +147,7 @@ def sharing(engine: Engine) -> tuple[list[list[int]], float, float]:
 def test_rows_share_a_tree(
     net: PreTrainedModel, makers: dict[str, Make], late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nodes that rows have together: each has fewer, and its text is the same."""
+    """With shared nodes each row has fewer, and its text is the same."""
     plain = Engine(Target(net), drafter("none"), spectr.rule("race")).generate(requests())
     if late:
         run_as_on_a_gpu(monkeypatch)
@@ -178,7 +178,7 @@ def test_two_texts_at_once(net: PreTrainedModel, makers: dict[str, Make]) -> Non
 @pytest.mark.usefixtures("_late")
 @pytest.mark.parametrize("name", ["none", "model", "feature", "early_exit"])
 def test_a_conversation_is_not_read_again(net: PreTrainedModel, makers: dict[str, Make], name: str) -> None:
-    """What the turn before left is kept, up to where the texts part, but for the tokens of its last step."""
+    """The cache of the last turn is reused up to where the texts differ, except for the tokens of its last step."""
     late, prompt = Engine(Target(net), makers[name](Plan(nodes=5)), spectr.rule("race")), [3, 4, 5, 6]
     for turn in range(3):
         plain = Engine(Target(net), drafter("none"), spectr.rule("race"))
@@ -192,7 +192,7 @@ def test_a_conversation_is_not_read_again(net: PreTrainedModel, makers: dict[str
 
 @pytest.mark.usefixtures("_late")
 def test_turns_of_all_kinds(net: PreTrainedModel) -> None:
-    """With settings that captured steps have, and that they lack: each begins with what is known of the last."""
+    """With settings that captured steps compute, and with others; each turn reuses the cache of the last."""
     late, prompt = Engine(Target(net), drafter("none"), spectr.rule("race")), [3, 4, 5, 6, 3, 4, 5, 6, 1]
     for turn, penalty in enumerate((1.0, 1.3, 1.3, 1.0, 1.0)):
         request = Request(prompt, turn, 10, Policy(repetition_penalty=penalty))
@@ -213,7 +213,7 @@ def test_rows_outlive_the_mode_they_were_made_in(net: PreTrainedModel, makers: d
 
 @pytest.mark.usefixtures("_late")
 def test_a_turn_that_begins_before_the_last_has_ended(net: PreTrainedModel) -> None:
-    """It has a row of its own, which begins with what the first one has read."""
+    """It gets another row, which copies the prefix of the first."""
     late, plain = (Engine(Target(net), drafter("none"), spectr.rule("race")) for _ in range(2))
     asked = [Request([3, 4, 5] * 4, seed, 20) for seed in (1, 2, 3)]
     want = [plain.generate([request])[0].tokens for request in asked]
@@ -261,7 +261,7 @@ def on_gpu(name: str, plan: Plan) -> tuple[Target, Any]:
 
 
 class TestOnGpu:
-    """Graphs are made and replayed."""
+    """Graphs are captured and replayed."""
 
     pytestmark = pytest.mark.gpu
 
@@ -282,7 +282,7 @@ class TestOnGpu:
     @pytest.mark.parametrize(("name", "rule", "plan"), CASES, ids=lambda part: part if isinstance(part, str) else "")
     @pytest.mark.parametrize("policy", POLICIES, ids=["one", "cool", "greedy", "penalties"])
     def test_no_step_waits_for_the_host(self, name: str, rule: str, plan: Plan, policy: Policy) -> None:
-        """Plainly run, under a guard that refuses to synchronise."""
+        """Eager steps run under a guard that refuses to synchronise."""
         target, made = on_gpu(name, plan)
         stepped = Stepped(Engine(target, made, spectr.rule(rule), captures=False))
         handles = [stepped.submit(request) for request in under(policy, requests(60))]
@@ -296,7 +296,7 @@ class TestOnGpu:
 
     @pytest.mark.parametrize("name", ["none", "lookup", "feature"])
     def test_predictions(self, name: str) -> None:
-        """Drafted in captured steps, whose tables grow and move; no step waits for the host."""
+        """Predictions are drafted in captured steps, whose tables grow and move; no step waits for the host."""
         target, made = on_gpu(name, Plan(drafts=3, length=4, nodes=9))
         plain, late = (Engine(target, made, spectr.rule("race"), captures=captures) for captures in (False, True))
         asked = requests(60)
@@ -330,6 +330,7 @@ class TestOnGpu:
         assert held[-1] <= held[1]
 
     def test_rows_share_a_tree(self) -> None:
+        """With shared nodes each row has fewer, and its text is the same."""
         target, made = on_gpu("feature", Plan(drafts=4, length=4, nodes=24, shared=24))
         texts, drafted, drafted_alone = sharing(Engine(target, made, spectr.rule("race")))
         plain = Engine(target, drafter("none"), spectr.rule("race")).generate(requests())

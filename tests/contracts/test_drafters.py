@@ -1,6 +1,6 @@
-"""Every drafter, with every rule that holds for what it draws: the text is the target's.
+"""Every drafter with every rule that holds for its siblings: texts have the target's distribution.
 
-With the race that is equality of texts; with the coupling rules a chi-square of the law over two tokens.
+Under the race texts are equal; under coupling rules a chi-square test compares the distribution of two tokens.
 """
 
 from collections.abc import Sequence
@@ -82,7 +82,7 @@ def test_race_text_is_that_of_no_drafter(
 
 
 def test_a_good_drafter_is_accepted_and_a_bad_one_hardly(net: PreTrainedModel, makers: dict[str, Make]) -> None:
-    """The statistics tell them apart: what a drafter is for."""
+    """The statistics distinguish good from bad drafters."""
     found = {}
     for name in ("model", "random"):
         engine = Engine(Target(net), makers[name](PLANS["pruned"]), spectr.rule("race"))
@@ -137,7 +137,7 @@ LAWS = {
 
 
 def law_of_two(net: PreTrainedModel, prompt: list[int], policy: Policy) -> torch.Tensor:
-    """Exact probabilities of every pair of tokens, from plain forwards of every text."""
+    """Exact probabilities of every pair of tokens, from plain forward passes."""
 
     def after(texts: list[list[int]], prompts: list[list[int]]) -> torch.Tensor:
         with torch.no_grad():
@@ -153,7 +153,8 @@ def law_of_two(net: PreTrainedModel, prompt: list[int], policy: Policy) -> torch
 
 
 def surprise(net: PreTrainedModel, made: Drafter, rule: str, policy: Policy, reference: Sequence[int] = ()) -> float:
-    """Chi-square of 3,000 texts against exact probabilities, as a multiple of what is exceeded once in 10^8."""
+    """The chi-square statistic of 3,000 texts against exact probabilities, as a multiple of its quantile at 1 −
+    1e-8."""
     prompt, count = [3, 4, 3, 4, 3], 3_000
     expected = law_of_two(net, prompt, policy) * count
     engine = Engine(Target(net), made, spectr.rule(rule))
@@ -174,7 +175,7 @@ def surprise(net: PreTrainedModel, made: Drafter, rule: str, policy: Policy, ref
 def test_law_of_two_tokens(
     net: PreTrainedModel, makers: dict[str, Make], rule: str, siblings: str, plan: str, name: str, policy: str
 ) -> None:
-    """False alarms once in 10^8 a case, 69 cases."""
+    """The false-alarm rate is 1e-8 per case; there are 69 cases."""
     made = makers[name](PLANS[plan])
     assert made.siblings == siblings
     assert surprise(net, made, rule, LAWS[policy]) < 1
@@ -187,7 +188,7 @@ def test_law_of_two_tokens(
 def test_law_of_two_tokens_with_a_reference(
     net: PreTrainedModel, makers: dict[str, Make], rule: str, name: str, policy: str
 ) -> None:
-    """Of which the first tokens are the likeliest there are. False alarms once in 10^8 a case, 12 cases."""
+    """The reference begins with the likeliest tokens. The false-alarm rate is 1e-8 per case; there are 12 cases."""
     first, second = divmod(int(law_of_two(net, [3, 4, 3, 4, 3], LAWS[policy]).argmax()), SIZE)
     made = makers[name](PLANS["pruned" if rule == "race" else "likeliest"])
     assert surprise(net, made, rule, LAWS[policy], [first, second, 1, 2]) < 1
@@ -197,7 +198,7 @@ def test_law_of_two_tokens_with_a_reference(
 def test_a_policy_that_forgets_the_path_is_seen(
     net: PreTrainedModel, makers: dict[str, Make], rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted: every node is judged by the committed text alone."""
+    """Planted: the policy of every node depends on the committed text only."""
 
     def forgetful(history: History, paths: torch.Tensor, drafting: bool = False) -> Past:
         return Past(history, paths if drafting else torch.full_like(paths, -1), drafting)
@@ -210,7 +211,7 @@ def test_a_policy_that_forgets_the_path_is_seen(
 def test_a_draft_law_that_was_not_drawn_from_is_seen(
     net: PreTrainedModel, makers: dict[str, Make], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted: the law stored with a draft is flatter than the one it was drawn from."""
+    """Planted: the distribution stored with a draft is flatter than the one it was drawn from."""
     from spectr.draft import plan
 
     def stored(*arguments: object) -> object:
@@ -227,7 +228,7 @@ def test_a_draft_law_that_was_not_drawn_from_is_seen(
     "number", [torch.nan, *(pytest.param(n, marks=pytest.mark.slow) for n in (torch.inf, -torch.inf))], ids=str
 )
 def test_a_drafter_that_computes_nonsense(rule: str, number: float) -> None:
-    """Now and then it overflows: the text is the target's all the same."""
+    """Its logits overflow now and then; texts still have the target's distribution."""
     target, broken = llama(3, layers=3), llama(4)
 
     def overflow(_: object, given: tuple[torch.Tensor], logits: torch.Tensor) -> torch.Tensor:
@@ -242,7 +243,7 @@ def test_a_drafter_that_computes_nonsense(rule: str, number: float) -> None:
 
 
 def test_nonsense_that_was_not_drawn_from_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: what is told of a node without a law is not what was drawn from."""
+    """Planted: the distribution stored for a node with invalid logits is not the one that was drawn from."""
     from spectr.draft import plan
 
     def stored(*arguments: object) -> object:
@@ -260,7 +261,7 @@ def test_nonsense_that_was_not_drawn_from_is_seen(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("rule", ["kseq", "optimal", "path_block", "block", "recursive"])
 def test_nonsense_is_drafted_as_the_policy_allows(rule: str) -> None:
-    """Greedily, and where a token is forbidden."""
+    """With greedy decoding, and where a token is forbidden."""
     target, broken = llama(3, layers=3), llama(4)
     broken.lm_head.register_forward_hook(lambda _, __, logits: logits * torch.nan)
     plan = Plan("iid", 1 if rule == "block" else 3, 2)
@@ -272,7 +273,7 @@ def test_nonsense_is_drafted_as_the_policy_allows(rule: str) -> None:
 
 
 def test_what_overflows_in_float16_stays_where_it_is() -> None:
-    """One node that the drafter cannot compute, in one call: those after it are drafted as ever."""
+    """The drafter's logits are invalid at one node of one call; nodes after it are drafted as usual."""
     target, calls = llama(3, layers=3), 0
     broken = llama(3, layers=3).to(torch.float16)  # type: ignore[arg-type]
 
@@ -298,7 +299,7 @@ def test_what_overflows_in_float16_stays_where_it_is() -> None:
 
 @pytest.mark.parametrize("rule", ["optimal", "path_block", "match"])
 def test_coupling_rules_do_not_depend_on_the_batch(net: PreTrainedModel, makers: dict[str, Make], rule: str) -> None:
-    """The same plan and seed give the same text, alone or among others."""
+    """The same plan and seed give the same text, alone or in a batch."""
     for name in ("model", "ngram", "early_exit", "feature", "eagle3", "dspark"):
         engine = Engine(Target(net), makers[name](PLANS["chains"]), spectr.rule(rule))
         together = [result.tokens for result in engine.generate(requests(16))]

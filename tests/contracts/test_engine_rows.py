@@ -1,7 +1,8 @@
-"""A request gives the same steps wherever its row stands: alone, in company, joined late, after others in its row.
+"""A request gives the same steps wherever its row is: alone, in a batch, joined late, or in a row that others had
+before.
 
-Everything is float64, so that texts are equal and not nearly so. Under the race the text is that of plain decoding,
-whatever the drafter; under a coupling rule it is that of the same plan alone. So are the steps, under both.
+Models are float64, so that texts are exactly equal. Under the race the text is that of plain decoding, whatever the
+drafter; under a coupling rule it is that of the same plan alone. The steps are the same under both.
 """
 
 import asyncio
@@ -41,7 +42,7 @@ from spectr.policy import History, Policy, PolicyRows
 
 @dataclass(frozen=True)
 class Way:
-    """A rule, a drafter and its plan; `late` as on a GPU, where steps are read one step late."""
+    """A rule, a drafter and its plan. With `late`, steps are read one step late, as on a GPU."""
 
     rule: str
     name: str
@@ -71,7 +72,7 @@ WAYS = [
 
 
 def ways(offset: int, every: int = 6) -> pytest.MarkDecorator:
-    """All of them, of which each test has others in the quick tier."""
+    """Parametrizes a test with all ways; different tests have different ones in the quick tier."""
     marked = [
         pytest.param(way, marks=() if (at + offset) % every == 0 else pytest.mark.slow, id=str(way))
         for at, way in enumerate(WAYS)
@@ -84,7 +85,7 @@ OTHER = [0, 10, 7, 11] * 9  # has no token in common with it
 
 
 def asked() -> list[Request]:
-    """Eight requests of which no two have a setting in common."""
+    """Eight requests, no two of which have a setting in common."""
     penalties: dict[str, Any] = {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.3}
     words: list[list[int]] = [[7], [3, 4], [1, 2, 8]]
     return [
@@ -101,7 +102,7 @@ def asked() -> list[Request]:
 
 @pytest.fixture
 def build(net: PreTrainedModel, makers: dict[str, Make], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
-    """An engine that goes a way."""
+    """A function that makes the engine of a way."""
 
     def made(way: Way, target: Target | None = None, **options: Any) -> Engine:
         if way.late:
@@ -116,7 +117,7 @@ _KNOWN: dict[Any, Any] = {}
 
 @pytest.fixture
 def alone(net: PreTrainedModel, makers: dict[str, Make]) -> Callable[..., list[Result]]:
-    """What requests give one by one, in an engine of their own each, whose steps are read at once."""
+    """A function that runs requests one by one, each in its own engine, whose steps are read at once."""
 
     def found(way: Way, requests: list[Request], key: object = None) -> list[Result]:
         where = None if key is None else (key, way.rule, way.name, way.plan)
@@ -135,7 +136,8 @@ def alone(net: PreTrainedModel, makers: dict[str, Make]) -> Callable[..., list[R
 
 @pytest.fixture
 def meant(alone: Callable[..., list[Result]]) -> Callable[[Way], list[Result]]:
-    """What the eight requests give alone; under the race the texts are those of plain decoding."""
+    """A function that returns the results of the eight requests alone; under the race texts equal those of plain
+    decoding."""
 
     def found(way: Way) -> list[Result]:
         results = alone(way, asked(), "asked")
@@ -148,7 +150,7 @@ def meant(alone: Callable[..., list[Result]]) -> Callable[[Way], list[Result]]:
 
 
 def same(found: list[Result], want: list[Result]) -> None:
-    """Text, end and steps."""
+    """Compares texts, finish reasons and steps."""
     for at, (one, other) in enumerate(zip(found, want, strict=True)):
         assert (at, one.tokens, one.finish_reason, one.text) == (at, other.tokens, other.finish_reason, other.text)
         assert (at, trace(one)) == (at, trace(other))
@@ -183,7 +185,7 @@ def test_in_company(way: Way, build: Callable[..., Engine], meant: Callable[[Way
 
 @ways(1)
 def test_joined_late(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
-    """One after the other, while others run and end."""
+    """Requests join one after the other, while others run and end."""
     want = meant(way)
     for pause in (1, 3):
         stepped, handles = Stepped(build(way)), list[Handle]()
@@ -215,7 +217,7 @@ def test_neighbours_are_cancelled(way: Way, build: Callable[..., Engine], meant:
 
 @ways(3)
 def test_few_rows(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
-    """The others wait for theirs."""
+    """Requests without a row wait."""
     want, engine = meant(way), build(way, rows=2)
     same(engine.generate(asked()), want)
     (lane,) = engine.scheduler.lanes.values()
@@ -226,7 +228,7 @@ def test_few_rows(way: Way, build: Callable[..., Engine], meant: Callable[[Way],
 def test_prompts_read_in_chunks(
     way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While others run, and while none does."""
+    """With and without other rows that decode."""
     want = meant(way)
     monkeypatch.setattr("spectr.engine.lane._IDLE_CHUNKS", 2)
     stepped, handles = Stepped(build(way).with_parts(chunk=5)), list[Handle]()
@@ -239,7 +241,7 @@ def test_prompts_read_in_chunks(
 
 @ways(5)
 def test_copies_of_one_prompt(way: Way, build: Callable[..., Engine], alone: Callable[..., list[Result]]) -> None:
-    """It is read once."""
+    """The prompt is prefilled once."""
     requests = [Request(LONG, seed, 8 + seed, Policy(0.8)) for seed in range(6)]
     found = build(way).generate(requests)
     same(found, alone(way, requests, "copies"))
@@ -249,8 +251,8 @@ def test_copies_of_one_prompt(way: Way, build: Callable[..., Engine], alone: Cal
 
 @pytest.mark.parametrize("name", [name for name in RACES if name != "none"])
 def test_resumed(name: str, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
-    """From any cut of a text, with the same seed, the rest is the same: penalties, least lengths, limits and stop
-    strings count what was generated before. So it is for the race, whose noise belongs to places of the text."""
+    """A text that is continued from any cut with the same seed has the same rest: penalties, minimum lengths, limits
+    and stop strings count the tokens before. This holds for the race, whose noise is keyed by positions."""
     way = Way("race", name, PRUNED)
     requests, want = list[Request](), list[tuple[list[int], str | None]]()
     for request, result in zip(asked(), meant(way), strict=True):
@@ -270,7 +272,7 @@ def test_resumed(name: str, build: Callable[..., Engine], meant: Callable[[Way],
 
 @ways(6, 5)
 def test_rows_that_others_had(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
-    """Again and again in other orders, on rows that hold the ends of all kinds of texts."""
+    """The requests run repeatedly in different orders, in rows with the caches of other texts."""
     want, engine = meant(way), build(way, rows=5)
     others = [Request([row, *LONG, row], row, 30, Policy(0.5, presence_penalty=1.0)) for row in range(3)]
     order = [5, 0, 7, 2, 6, 1, 4, 3]
@@ -284,7 +286,7 @@ def test_rows_that_others_had(way: Way, build: Callable[..., Engine], meant: Cal
 def test_a_beginning_that_an_ended_text_had(
     way: Way, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
-    """What it has read is taken over, of all parts: steps are those of a fresh engine."""
+    """Its cached prefix is reused, for target and drafter: steps equal those of a new engine."""
     stepped = Stepped(build(way))
     firsts = [Request(LONG, seed, 20, Policy(0.7)) for seed in (1, 2, 3)]  # of which some end in the middle of a draft
     said = [result.tokens for result in alone(way, firsts, "firsts")]
@@ -306,7 +308,7 @@ def test_a_beginning_that_an_ended_text_had(
 def test_a_beginning_that_a_running_text_has(
     way: Way, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
-    """It is copied beside it; rows behind it hold other texts."""
+    """The prefix is copied; rows behind it have other texts."""
     running, others = Request(LONG, 1, 40, Policy(0.7)), [Request(OTHER, row, 9 * row) for row in (1, 2, 3)]
     said = alone(way, [running], "runs")[0].tokens
     joins = [Request([*LONG[:30], row], 9 + row, 14, Policy(frequency_penalty=0.2 * row)) for row in range(3)]
@@ -327,7 +329,7 @@ def test_a_beginning_that_a_running_text_has(
 
 @ways(9)
 def test_texts_that_need_more_room(way: Way, build: Callable[..., Engine], alone: Callable[..., list[Result]]) -> None:
-    """Longer than any before, up to the end of the context, and more of them, while others run."""
+    """Texts grow beyond all earlier ones, up to the end of the context, and more requests join, while others run."""
     requests = [Request([3, 4, 5], 1, 60), *(Request([row, 1], row, 12) for row in range(5)), Request(LONG, 2, 220)]
     want = alone(way, requests, "room")
     stepped, handles = Stepped(build(way)), list[Handle]()
@@ -382,7 +384,7 @@ HOOKED = Policy(0.8, allowed=lambda text: [token for token in range(SIZE) if (to
 def test_an_error_of_one_request(
     way: Way, fault: str, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
-    """It ends that one with its tokens so far; those beside it, with hooks and without, do not notice."""
+    """It ends that request with its tokens so far; other requests, with and without hooks, are not affected."""
     if way.late:
         pytest.skip("hooks run on the host, where steps are read at once")
     policy, error = FAULTS[fault]
@@ -404,7 +406,7 @@ def test_an_error_of_one_request(
 
 
 class Sick(Target):
-    """A model whose logits after one token are no numbers."""
+    """A model whose logits after one token are not finite."""
 
     def score(self, session: Any, tokens: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
         logits = super().score(session, tokens, *others, **options)
@@ -415,7 +417,7 @@ class Sick(Target):
 def test_logits_that_are_no_numbers(
     way: Way, net: PreTrainedModel, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
-    """Only where a text gets to them; drafts may."""
+    """They are an error only where a text gets there; drafts may."""
     never = {SIZE - 1: -math.inf}
     healthy = [Request(LONG[:11], row, 20, Policy(logit_bias=never, top_k=row)) for row in range(4)]
     want = alone(way, healthy, "healthy")
@@ -432,7 +434,7 @@ def test_logits_that_are_no_numbers(
 
 @ways(14)
 def test_no_numbers_beyond_the_end(way: Way, net: PreTrainedModel, build: Callable[..., Engine]) -> None:
-    """A stop string ends texts before the token after which there are no numbers counts: with drafts, too."""
+    """A stop string ends texts before the token whose logits are not finite, also with drafts."""
     last = chr(ord("a") + SIZE - 1)
     requests = [Request(LONG[:11], row, 40, Policy(2.0), reader=LetterReader(last)) for row in range(6)]
     results = build(way, Sick(net)).generate(requests)
@@ -444,7 +446,7 @@ def test_no_numbers_beyond_the_end(way: Way, net: PreTrainedModel, build: Callab
 def test_an_error_of_the_engine(
     way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that run end with it, those that wait as well; afterwards the engine works."""
+    """It ends all requests that run or wait; afterwards the engine works."""
     want, engine = meant(way), build(way, rows=3)
     engine.generate([Request(LONG, 1, 9)])
 
@@ -470,7 +472,7 @@ def test_an_error_of_the_engine(
 
 
 def test_bad_requests_are_refused_at_once(build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
-    """Before anything is taken: others do not notice."""
+    """They are refused before any is queued; other requests are not affected."""
     engine = build(WAYS[4])
     handles = [engine.submit(request) for request in asked()]
     bad: list[tuple[type[Exception], Request]] = [
@@ -549,7 +551,7 @@ def test_a_result_may_take_too_long(build: Callable[..., Engine], meant: Callabl
 
 
 def test_asynchronous_readers(build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
-    """Awaited, or read step by step, all at once in one loop; one raises, and one is cancelled."""
+    """Handles are awaited, or read step by step, all at once in one loop; one raises, and one is cancelled."""
     engine, want = build(WAYS[4]), meant(WAYS[4])
 
     async def steps(handle: Handle) -> Result:
@@ -579,7 +581,7 @@ def test_asynchronous_readers(build: Callable[..., Engine], meant: Callable[[Way
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[4], WAYS[14]], ids=str)
 def test_many_threads(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
-    """They submit at once, and wait, read on, or give up; twice as many requests as there are rows."""
+    """They submit at once, and wait, read or cancel; there are twice as many requests as rows."""
     want, engine = meant(way), build(way, rows=4)
     begin = threading.Barrier(8)
 
@@ -611,7 +613,7 @@ def test_engines_share_a_model(build: Callable[..., Engine], meant: Callable[[Wa
 
 
 def test_a_hook_may_generate(build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
-    """With the engine that asks it: its thread cannot wait for itself."""
+    """With the engine that calls it, whose thread cannot wait for itself."""
     engine, want = build(WAYS[4]), meant(WAYS[4])
 
     def asks(text: list[int]) -> list[int]:
@@ -650,7 +652,7 @@ began = time.monotonic()
 
 @pytest.mark.parametrize("script", [EXITS, EXITS + RUNNING], ids=["ended", "running"])
 def test_a_process_may_end_at_any_time(script: str) -> None:
-    """Right after a text has come, without a pause, and while another one runs."""
+    """Right after a text has ended, and while another one runs."""
     path = os.pathsep.join([str(Path(spectr.__file__).parents[1]), str(Path(__file__).parents[2])])
     done = subprocess.run(
         [sys.executable, "-c", script + TIMED], env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False
@@ -667,7 +669,7 @@ EARLY, LATE = [WAYS[0], WAYS[4], WAYS[14]], [way for way in WAYS if way.late and
 def seen(
     build: Callable[..., Engine], meant: Callable[[Way], list[Result]]
 ) -> Callable[[Way, Callable[[], None]], bool]:
-    """Whether the eight requests in company differ from those alone once a fault is planted, or end in an error."""
+    """Whether the eight requests in a batch differ from those alone once a fault is planted, or end in an error."""
 
     def found(way: Way, plant: Callable[[], None]) -> bool:
         want, before = meant(way), Stepped(build(way))
@@ -688,7 +690,7 @@ Seen = Callable[[Way, Callable[[], None]], bool]
 
 @pytest.mark.parametrize("way", LATE, ids=str)
 def test_a_setting_that_leaks_is_seen(way: Way, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: what is computed for one row is taken for all. Most settings change nothing where they are off; greedy
+    """Planted: what is computed for one row is used for all. Most settings change nothing where they are off; greedy
     does."""
     leaky = lambda _self, _name, edited, _logits: edited  # noqa: E731
     assert seen(way, lambda: monkeypatch.setattr(PolicyRows, "_put_back", leaky))
@@ -716,7 +718,7 @@ def test_a_setting_of_the_neighbour_is_seen(
 
 @pytest.mark.parametrize("way", [*EARLY, *LATE], ids=str)
 def test_rows_that_do_not_move_are_seen(way: Way, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: requests close up where some have ended, and their rows do not."""
+    """Planted: requests move to the rows of ended ones, and their tensors do not."""
     stays = lambda before, *_: list(range(len(before)))  # noqa: E731
     assert seen(way, lambda: monkeypatch.setattr("spectr.engine.placement._compacted", stays))
 
@@ -724,13 +726,13 @@ def test_rows_that_do_not_move_are_seen(way: Way, seen: Seen, monkeypatch: pytes
 @pytest.mark.parametrize("way", EARLY, ids=str)
 @pytest.mark.parametrize("kind", [Target, History, PolicyRows, Rows], ids=lambda kind: kind.__name__)
 def test_a_part_that_does_not_move_is_seen(way: Way, kind: type, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: rows change places, but for what one part has of them."""
+    """Planted: the state of one part does not move with the rows."""
     assert seen(way, lambda: monkeypatch.setattr(kind, "copy_rows", lambda *_: None))
 
 
 @pytest.mark.parametrize("way", [*EARLY, *LATE], ids=str)
 def test_a_seed_of_the_row_is_seen(way: Way, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: a row draws with its number, and not with the seed of its request."""
+    """Planted: a row uses its index as the seed, instead of its request's."""
     put = Rows.put
 
     def by_number(rows: Rows, first: int, requests: list[Request], stops: frozenset[int]) -> None:
@@ -742,7 +744,7 @@ def test_a_seed_of_the_row_is_seen(way: Way, seen: Seen, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("way", LATE, ids=str)
 def test_a_late_step_for_others_is_seen(way: Way, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: what a step gave is read as that of those who stand in its rows now, and not when it began."""
+    """Planted: a step is delivered to the requests that are in its rows now, and not to those when it was launched."""
     read = StepRunner.read
 
     def misread(runner: StepRunner, step: LaunchedStep) -> list[RequestState]:
@@ -754,7 +756,7 @@ def test_a_late_step_for_others_is_seen(way: Way, seen: Seen, monkeypatch: pytes
 
 
 def reused(stepped: Stepped) -> list[Any]:
-    """The steps of a text that begins like one that runs, in a row that held another text."""
+    """The steps of a text that shares a prefix with a running one, in a row that had another text."""
     stepped.finish([stepped.submit(Request(OTHER, row, 40)) for row in (1, 2)])
     running = stepped.submit(Request(LONG, 1, 60, Policy(0.7)))
     stepped.turn(2)
@@ -768,8 +770,8 @@ def reused(stepped: Stepped) -> list[Any]:
 def test_a_beginning_without_the_drafters_part_is_seen(
     way: Way, build: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted: the target's part of a beginning is copied, and the drafter's is not. The race's text does not depend on
-    it, and its steps do."""
+    """Planted: the target's cache of a prefix is copied, and the drafter's is not. The race's text does not depend on
+    it, but its steps do."""
     want = reused(Stepped(build(way)))
     monkeypatch.setattr(ModelDrafting, "copy_rows", lambda *_: None)
     with suppress(RuntimeError):  # of a drafter that has read more than there is
@@ -780,7 +782,7 @@ def test_a_beginning_without_the_drafters_part_is_seen(
 def test_a_beginning_that_is_too_long_is_seen(
     way: Way, build: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted: one token too many is taken for known."""
+    """Planted: one token too many counts as cached."""
     longest = PrefixCache.longest_match
 
     def longer(*given: Any, **options: Any) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""Texts under a grammar are those under the same grammar as a function of the text: for all rules, drafters, policies
-and seeds, alone, in company, joined late, cancelled, resumed, and in rows that others had.
+"""Texts under a grammar equal those under the same grammar as a function `allowed`: for all rules, drafters, policies
+and seeds, alone, in a batch, joined late, cancelled, resumed, and in rows that others had before.
 
-Everything is float64, so that texts are equal and not nearly so.
+Models are float64, so that texts are exactly equal.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ LONG = [3, 4, 5, 3, 4, 6, 1, 2, 3, 4, 5, 3, 4, 6, 8, 9] * 2 + [3, 4, 5, 3]
 
 
 def ways(offset: int, every: int = 6) -> pytest.MarkDecorator:
-    """All of them, of which each test has others in the quick tier."""
+    """Parametrizes a test with all ways; different tests have different ones in the quick tier."""
     marked = [
         pytest.param(way, marks=() if (at + offset) % every == 0 else pytest.mark.slow, id=str(way))
         for at, way in enumerate(WAYS)
@@ -64,7 +64,7 @@ def ways(offset: int, every: int = 6) -> pytest.MarkDecorator:
 
 
 def asked() -> list[Request]:
-    """Nine requests of which no two have the same settings."""
+    """Nine requests, no two of which have the same settings."""
     penalties: dict[str, Any] = {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.3}
 
     def made(prompt: list[int], seed: int, limit: int, name: str, policy: Policy | None = None, **more: Any) -> Request:
@@ -84,21 +84,22 @@ def asked() -> list[Request]:
 
 
 def same(found: list[Result], want: list[Result]) -> None:
-    """Text, end and steps. For rules under which forced text is not drafted: how it is split is learnt."""
+    """Compares texts, finish reasons and steps; for rules under which forced text is not drafted, since its tokens are
+    learnt from earlier texts."""
     for at, (one, other) in enumerate(zip(found, want, strict=True)):
         assert (at, one.tokens, one.finish_reason, one.text) == (at, other.tokens, other.finish_reason, other.text)
         assert (at, trace(one)) == (at, trace(other))
 
 
 def same_texts(found: list[Result], want: list[Result]) -> None:
-    """Text and end; steps may be others."""
+    """Compares texts and finish reasons; steps may differ."""
     for at, (one, other) in enumerate(zip(found, want, strict=True)):
         assert (at, one.tokens, one.finish_reason, one.text) == (at, other.tokens, other.finish_reason, other.text)
 
 
 @pytest.fixture
 def build(net: PreTrainedModel, makers: dict[str, Make]) -> Callable[..., Engine]:
-    """An engine that goes a way."""
+    """A function that makes the engine of a way."""
 
     def made(way: Way, **options: Any) -> Engine:
         return Engine(Target(net), makers[way.name](way.plan), spectr.rule(way.rule), ENDS, **options)
@@ -111,7 +112,7 @@ _KNOWN: dict[tuple[Way, int], list[Result]] = {}
 
 @pytest.fixture
 def meant(build: Callable[..., Engine]) -> Callable[[Way], list[Result]]:
-    """What the requests give with their grammars as functions, one by one."""
+    """The results of the requests with their grammars as functions, one by one."""
 
     def found(way: Way) -> list[Result]:
         key = (way, 0)
@@ -132,7 +133,7 @@ def test_the_requests_say_what_they_should(meant: Callable[[Way], list[Result]])
 
 @ways(0, 2)
 def test_as_a_function(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
-    """Alone, and all together; the same steps, too, if forced text is not drafted."""
+    """Alone and in a batch; steps are the same too if forced text is not drafted."""
     want = meant(way)
     if way.rule == "race":
         same_texts(want, meant(WAYS[0]))
@@ -144,7 +145,7 @@ def test_as_a_function(way: Way, build: Callable[..., Engine], meant: Callable[[
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[1], WAYS[2], WAYS[9]], ids=str)
 def test_forced_text_is_drafted(way: Way, build: Callable[..., Engine]) -> None:
-    """Texts are the same and take fewer calls; without a drafter, whatever is accepted was forced."""
+    """Texts are the same and take fewer calls; without a drafter, only forced text can be accepted."""
     requests = [Request([7, seed], seed, 30, Policy(0.7), grammar=compiled("forced")) for seed in range(8)]
     found = build(way).generate(requests)
     plain = build(way).with_parts(forced_text=False).generate(requests)
@@ -159,7 +160,7 @@ def test_forced_text_is_drafted(way: Way, build: Callable[..., Engine]) -> None:
 @pytest.mark.parametrize("name", GRAMMARS)
 @ways(1, 9)
 def test_many_seeds(way: Way, name: str, build: Callable[..., Engine]) -> None:
-    """Every text that ends has a stop token where the grammar lets it."""
+    """Every text that ends has a stop token where the grammar allows it."""
     requests = [
         Request([3, 1], seed, 18, Policy(temperature, top_k=top_k), grammar=compiled(name))
         for seed, (temperature, top_k) in enumerate([(1.0, 0), (0.0, 0), (0.4, 0), (2.0, 4), (1.0, 1), (3.0, 0)] * 2)
@@ -175,7 +176,8 @@ def test_many_seeds(way: Way, name: str, build: Callable[..., Engine]) -> None:
 def test_joined_late_and_cancelled(
     way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]
 ) -> None:
-    """One after the other, while others run, end, and are cancelled; beside requests without a grammar."""
+    """Requests join one after the other, while others run, end and are cancelled, next to requests without a
+    grammar."""
     want, gone = meant(way), {0: 2, 4: 5}
     free = Request([1, 2, 3], 5, 40, Policy(0.9))
     (alone,) = build(way).generate([free])
@@ -206,7 +208,7 @@ def test_rows_that_others_had(way: Way, build: Callable[..., Engine], meant: Cal
 
 @pytest.mark.parametrize("name", [name for name in RACES if name != "none"])
 def test_resumed(name: str, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
-    """From any cut of a text the rest is the same: the grammar goes on where it stood."""
+    """A text that is continued from any cut has the same rest: the grammar continues where it was."""
     requests, want = list[Request](), list[tuple[list[int], str | None]]()
     for request, result in zip(asked(), meant(WAYS[0]), strict=True):
         for cut in {1, 2, len(result.tokens) // 2, len(result.tokens) - 1} & set(range(1, len(result.tokens))):
@@ -222,7 +224,7 @@ def test_resumed(name: str, build: Callable[..., Engine], meant: Callable[[Way],
 
 @pytest.mark.slow
 def test_texts_that_find_no_room_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They begin again later, where their grammars stood."""
+    """They start over later, and their grammars continue where they were."""
     monkeypatch.setattr(lane, "_AHEAD", 100)
     target = Target(llama(3, max_position_embeddings=1024))
 
@@ -249,8 +251,8 @@ def test_texts_that_find_no_room_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_grammar_that_cannot_go_on(
     way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]
 ) -> None:
-    """It ends its own request with what came, and no other: with a letter that no token spells, and with settings that
-    leave nothing of what it allows."""
+    """It ends its own request with the text so far, and no other: with a character that no token spells, and with
+    settings that exclude all tokens that it allows."""
     compile_ = GrammarCompiler(compiled("letters").vocabulary).compile
     dead = compile_(Grammar.ebnf('root ::= [ab]{4} "x" [ab]'))
     short = Request([3, 4], 3, 30, Policy(min_new_tokens=9), grammar=compiled("words"))
@@ -272,7 +274,7 @@ def test_a_grammar_that_cannot_go_on(
 
 
 def test_a_grammar_that_takes_too_long(build: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends its own request."""
+    """It ends its own request only."""
     engine = build(WAYS[1])
     (want,) = engine.generate([asked()[0]])
     slow = compiled("anything")
@@ -290,7 +292,7 @@ def test_a_grammar_that_takes_too_long(build: Callable[..., Engine], monkeypatch
 
 
 def test_a_tokenizer_that_fails(build: Callable[..., Engine]) -> None:
-    """It ends the requests whose forced text it should split, and no other."""
+    """It ends the requests whose forced text it should encode, and no other."""
 
     def fails(_: str) -> list[int]:
         raise OSError("the tokenizer is gone")
@@ -327,7 +329,7 @@ def test_bad_requests_are_refused_at_once(build: Callable[..., Engine], net: Pre
 
 
 def test_other_stop_tokens(build: Callable[..., Engine]) -> None:
-    """A request's own stop tokens end it where the grammar may end, and nowhere else, though they spell a text."""
+    """A request's own stop tokens end it where the grammar may end, and nowhere else, although they spell a text."""
     engine = build(WAYS[1])
     for seed in range(12):
         request = Request([3, 1], seed, 40, Policy(1.5), grammar=compiled("letters"), stop_ids=frozenset({0, 9}))
@@ -344,7 +346,7 @@ def test_other_stop_tokens(build: Callable[..., Engine]) -> None:
 
 @pytest.mark.parametrize("fault", ["masks of another row", "a step late", "no masks"])
 def test_planted_faults_are_seen(fault: str, build: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts are others, or leave the grammar, if masks are wrong."""
+    """With wrong masks texts differ, or violate the grammar."""
     way = WAYS[1]
     want = build(way).generate(asked())
     walked, commit = RowGrammars._walked, GrammarWalk.commit

@@ -1,8 +1,8 @@
-"""Predictions draft and decide nothing: under the race a text is the one without them, whatever they say, and wherever
-the row stands; and what is counted of them is what they had right.
+"""Predictions are drafted and do not change the text under the race, whatever they contain and wherever the row is; and
+their counts are the tokens that they predicted correctly.
 
-Everything is float64, so that texts are equal and not nearly so. A reference that is mistaken for another changes no
-text, but what is accepted of it: so these tests look at steps and counts.
+Models are float64, so that texts are exactly equal. A wrong reference changes no text, but it changes what is accepted;
+so these tests compare steps and counts.
 """
 
 from collections.abc import Callable
@@ -35,13 +35,13 @@ Build = Callable[..., Engine]
 
 
 def some(cases: list[tuple[str, str]], names: str, every: int) -> pytest.MarkDecorator:
-    """All cases, of which every so many are in the quick tier."""
+    """Parametrizes a test with all cases; one in `every` is in the quick tier."""
     marked = [pytest.param(*case, marks=() if at % every == 0 else pytest.mark.slow) for at, case in enumerate(cases)]
     return pytest.mark.parametrize(names.split(), marked)
 
 
 def plain() -> list[Request]:
-    """Seven requests without a prediction, of which no two have a setting in common."""
+    """Seven requests without a prediction, no two of which have a setting in common."""
     penalties: dict[str, Any] = {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.3}
     return [
         Request([3, 4, 5, 3, 4, 5, 3], 1, 40),
@@ -56,7 +56,7 @@ def plain() -> list[Request]:
 
 @pytest.fixture
 def build(net: PreTrainedModel, makers: dict[str, Make]) -> Build:
-    """An engine with a drafter under a rule."""
+    """A function that makes an engine with a drafter under a rule."""
 
     def made(name: str = "none", rule: str = "race", **options: Any) -> Engine:
         return Engine(Target(net), makers[name](PRUNED), spectr.rule(rule), **options)
@@ -69,7 +69,7 @@ _TEXTS: list[Result] = []
 
 @pytest.fixture
 def texts(build: Build) -> list[Result]:
-    """What the requests give plainly."""
+    """The results of the requests without predictions."""
     if not _TEXTS:
         _TEXTS.extend(build().generate(plain()))
     return list(_TEXTS)
@@ -77,7 +77,7 @@ def texts(build: Build) -> list[Result]:
 
 @pytest.fixture
 def asked(texts: list[Result]) -> list[Request]:
-    """The same with a prediction each, of another kind."""
+    """The same requests with a different kind of prediction each."""
     return [
         replace(request, reference=edited(result.tokens, kind, SIZE))
         for request, result, kind in zip(plain(), texts, KINDS, strict=True)
@@ -85,12 +85,12 @@ def asked(texts: list[Result]) -> list[Request]:
 
 
 def told(result: Result) -> Any:
-    """Steps, statistics and counts."""
+    """Steps, statistics and counts of a result."""
     return trace(result), result.stats.accepted_prediction_tokens, result.stats.rejected_prediction_tokens
 
 
 def alone(build: Build, rule: str, name: str, requests: list[Request]) -> list[Result]:
-    """Each in an engine of its own."""
+    """The results of requests, each in its own engine."""
     engines = [Stepped(build(name, rule)) for _ in requests]
     return [e.finish([e.submit(request)])[0] for e, request in zip(engines, requests, strict=True)]
 
@@ -102,7 +102,7 @@ def same(found: list[Result], want: list[Result]) -> None:
 
 
 def fresh(requests: list[Request]) -> list[Request]:
-    """With readers that have read nothing."""
+    """The requests with new readers."""
     return [replace(r, reader=None if r.reader is None else LetterReader("dbk")) for r in requests]
 
 
@@ -111,7 +111,7 @@ def fresh(requests: list[Request]) -> list[Request]:
 
 @some([(name, kind) for name in NAMES for kind in KINDS], "name kind", 4)
 def test_the_text_is_that_without_a_prediction(name: str, kind: str, build: Build, texts: list[Result]) -> None:
-    """Whatever it says, with every drafter, at every temperature, in company."""
+    """Whatever the prediction, with every drafter, at every temperature, in a batch."""
     requests = [
         replace(request, reference=edited(result.tokens, kind, SIZE))
         for request, result in zip(plain(), texts, strict=True)
@@ -125,8 +125,8 @@ def test_the_text_is_that_without_a_prediction(name: str, kind: str, build: Buil
 
 
 def test_a_drafter_that_selects(net: PreTrainedModel, makers: dict[str, Make], texts: list[Result]) -> None:
-    """It learns from the steps without a branch alone, and is left out where all rows have one. A branch that goes
-    astray leaves the rest of the text to it, though it has not read along."""
+    """It learns from steps without a branch only, and is left out where all rows have one. When a branch ends, it
+    drafts the rest of the text, although it has not read the tokens before."""
     for kind in ("right", "wrong", "brief", "swapped"):
         seen = list[tuple[int, int, float, float]]()
         made = adaptive([drafter("none"), makers["model"](PRUNED)], lambda _: 1)
@@ -150,7 +150,7 @@ def test_a_drafter_that_selects(net: PreTrainedModel, makers: dict[str, Make], t
 
 @some(WAYS, "rule name", 4)
 def test_in_company(rule: str, name: str, build: Build, asked: list[Request]) -> None:
-    """Steps and counts are those of a row alone; those without a prediction do not notice."""
+    """Steps and counts equal those of a row alone; requests without a prediction are not affected."""
     want, without = alone(build, rule, name, fresh(asked)), alone(build, rule, name, plain())
     engine = build(name, rule)
     same(engine.generate(fresh(asked)), want)
@@ -166,7 +166,8 @@ def test_in_company(rule: str, name: str, build: Build, asked: list[Request]) ->
 def test_joined_late_and_in_the_rows_of_others(
     rule: str, name: str, late: bool, build: Build, asked: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One after the other, while others run, end and are cancelled; few rows, again and again; as on a GPU, too."""
+    """Requests join one after the other, while others run, end and are cancelled, in few rows, repeatedly, also as on a
+    GPU."""
     want = alone(build, rule, name, fresh(asked))
     if late:
         run_as_on_a_gpu(monkeypatch)
@@ -184,7 +185,7 @@ def test_joined_late_and_in_the_rows_of_others(
 
 
 def test_resumed(build: Build, asked: list[Request], texts: list[Result]) -> None:
-    """From any cut, with the same seed, the rest is the same, and the prediction is of use again."""
+    """A text that is continued from any cut with the same seed has the same rest, and its prediction is used again."""
     requests, want = list[Request](), list[list[int]]()
     for request, result in zip(asked, texts, strict=True):
         for cut in {1, 7, len(result.tokens) // 2, len(result.tokens) - 1}:
@@ -198,7 +199,7 @@ def test_resumed(build: Build, asked: list[Request], texts: list[Result]) -> Non
 
 
 def test_the_beginning_of_another_text(build: Build, texts: list[Result]) -> None:
-    """A request that begins like one that runs or has ended takes over what was read, and not its prediction."""
+    """A request that shares a prefix with a running or ended one copies the cache, and not the prediction."""
     first, second = plain()[3], replace(plain()[3], seed=77)
     stepped = Stepped(build("model"))
     (right,) = alone(build, "race", "none", [second])
@@ -213,7 +214,7 @@ def test_the_beginning_of_another_text(build: Build, texts: list[Result]) -> Non
 
 
 def test_hooks_and_gaps(build: Build, texts: list[Result]) -> None:
-    """Lanes of their own, with predictions too."""
+    """Such requests have their own lanes, also with predictions."""
     hooked = [replace(plain()[0], policy=Policy(allowed=lambda text: [t for t in range(SIZE) if t != text[-1]]))]
     (meant,) = build().generate(hooked)
     engine = build("model")
@@ -227,7 +228,7 @@ def test_hooks_and_gaps(build: Build, texts: list[Result]) -> None:
 
 
 def test_a_reference_with_a_source() -> None:
-    """An encoder-decoder model, whose prompt is its start."""
+    """An encoder-decoder model, whose prompt is its start token."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(3)
@@ -248,7 +249,8 @@ def test_a_reference_with_a_source() -> None:
 
 @pytest.mark.parametrize("name", ["none", "lookup", "model"])
 def test_what_is_counted(name: str, build: Build, asked: list[Request]) -> None:
-    """Tokens that the prediction had where the text has them, drafted or not, and not those of other drafts."""
+    """Tokens of the prediction that are in the text where they were predicted count, drafted or not; tokens of other
+    drafts do not."""
     found = build(name).generate(fresh(asked))
     for request, result in zip(asked, found, strict=True):
         stats, reference = result.stats, list(request.reference)
@@ -272,7 +274,7 @@ def test_a_prediction_that_says_nothing_is_none(build: Build) -> None:
 
 
 def test_a_prediction_counts_once(build: Build) -> None:
-    """Though the text repeats it again and again; and what is beyond the end of the text does not count."""
+    """Even if the text repeats it; tokens beyond the end of the text do not count."""
     loop = Policy(allowed=lambda text: [(text[-1] + 1) % 4])
     (twice,) = build().generate([Request([3], 1, 32, loop, reference=[0, 1, 2, 3, 0, 1, 2, 3])])
     assert twice.tokens == [0, 1, 2, 3] * 8
@@ -297,7 +299,7 @@ def test_counts_grow_with_the_text(build: Build, texts: list[Result]) -> None:
 
 
 def test_tokens_that_are_given_between_steps(build: Build, texts: list[Result]) -> None:
-    """A row's own tokens to come, told to its drafting before every step: it takes few of them."""
+    """The next tokens of a row are set before every step, so it takes few steps."""
     stepped = Stepped(build("lookup"))
     requests = [replace(request, reference=[0]) for request in plain()[:3]]
     handles = [stepped.submit(request) for request in requests]
@@ -345,7 +347,7 @@ def test_tokens_that_are_none_are_refused(build: Build) -> None:
 
 @pytest.fixture
 def seen(build: Build, asked: list[Request]) -> Callable[[str, Callable[[], None]], bool]:
-    """Whether requests in company, in rows that others had, differ from those alone once a fault is planted."""
+    """Whether requests in a batch, in rows that others had before, differ from those alone once a fault is planted."""
 
     def run(name: str) -> list[Any]:
         stepped = Stepped(build(name, rows=4))
@@ -367,7 +369,7 @@ Seen = Callable[[str, Callable[[], None]], bool]
 
 
 def _text(one: Any) -> list[int]:
-    """The tokens of what was told."""
+    """The tokens of what `told` returns."""
     (steps, *_), *_ = one
     return [token for step in steps for token in step[0]]
 
@@ -386,7 +388,7 @@ def test_the_reference_of_a_neighbour_is_seen(name: str, seen: Seen, monkeypatch
 
 @pytest.mark.parametrize("name", ["none", "model"])
 def test_a_stale_reference_is_seen(name: str, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: a row that had a reference keeps it for the requests after."""
+    """Planted: a row keeps its reference for later requests."""
     put = _References.put
 
     def stale(references: _References, row: int, tokens: Any, after: int) -> None:
@@ -399,7 +401,7 @@ def test_a_stale_reference_is_seen(name: str, seen: Seen, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", ["none", "model"])
 @pytest.mark.parametrize("table", ["tokens", "size", "since", "place"])
 def test_a_table_that_does_not_move_is_seen(name: str, table: str, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: rows change places, but for one table of their references."""
+    """Planted: one table of the references does not move with its rows."""
     copy_rows = _References.copy_rows
 
     def stays(references: _References, sources: list[int], targets: list[int]) -> None:
@@ -412,7 +414,7 @@ def test_a_table_that_does_not_move_is_seen(name: str, table: str, seen: Seen, m
 
 @pytest.mark.parametrize("name", ["none", "model"])
 def test_a_place_that_was_left_is_seen(name: str, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: a row that begins goes on where the last one stood in its reference."""
+    """Planted: a row begins at the place where the last request was in its reference."""
     put = _References.put
 
     def left(references: _References, row: int, tokens: Any, after: int) -> None:

@@ -1,8 +1,7 @@
-"""A witness of every rule with every drafter: in a batch of eight policies no step is found wrong.
+"""A witness of every rule with every drafter: in a batch of eight policies it finds no wrong step.
 
-Models are of float32, as users run them, so near-ties may occur; of float64 they may not, but where target and draft
-law are the same.
-"""
+Models are float32, as users run them, so near-ties may occur. In float64 they may not, except where the distributions
+of target and draft are the same."""
 
 import contextlib
 from dataclasses import replace
@@ -38,7 +37,7 @@ STOPS = frozenset({SIZE - 1})
 
 
 def asked(texts: int = 2, length: int = 40) -> list[Request]:
-    """So many texts of each policy, of different prompts and lengths, one of which ends at tokens of its own."""
+    """Requests with `texts` texts for each policy, with different prompts and lengths; one has its own stop tokens."""
     return [
         Request(PROMPTS[(row + text) % 4], 31 * text + row - 9, length - 3 * (row % 3), policy, stop_ids=stops)
         for text in range(texts)
@@ -112,7 +111,7 @@ COUPLED = ["race", "optimal", "kseq", "path_block", "traversal", "hybrid", "recu
     ids=str,
 )
 def test_no_step_is_found_wrong_in_less_than_float64(rule: str, name: str, dtype: torch.dtype) -> None:
-    """Among others with the target itself as its drafter, where most choices between drafts are near-ties."""
+    """One of the drafters is the target itself, where most choices between drafts are near-ties."""
     net, made = llama(3, layers=3, dtype=dtype), spectr.rule(rule)
     engine = Engine(Target(net), drafter_in(dtype, net, name, plan_for(made.card, drafts=3)), made)
     witness = watched(engine, asked())
@@ -124,8 +123,8 @@ def test_no_step_is_found_wrong_in_less_than_float64(rule: str, name: str, dtype
 def test_steps_that_are_read_late(
     net: PreTrainedModel, makers: dict[str, Make], rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU: rows are rounded up, all settings are computed, and a step is launched before the last one is
-    read. Requests come and go, so that rows change places."""
+    """As on a GPU: rows are rounded up, all features are computed, and a step is launched before the last one is read.
+    Requests come and go, so that rows move."""
     made = spectr.rule(rule)
     run_as_on_a_gpu(monkeypatch)
     engine = Engine(Target(net), makers["model"](plan_for(made.card, drafts=3)), made, rows=5)
@@ -146,7 +145,7 @@ def test_steps_that_draft_from_a_reference(net: PreTrainedModel, makers: dict[st
 @pytest.mark.parametrize(("rule", "name"), [("race", "model"), ("optimal", "ngram"), ("path_block", "early_exit"),
                                             ("traversal", "model"), ("match", "lookup")])  # fmt: skip
 def test_rows_with_a_grammar(net: PreTrainedModel, makers: dict[str, Make], rule: str, name: str) -> None:
-    """Beside others, under policies that may leave no token of those that the grammar does."""
+    """In a batch with others, under policies that may exclude all tokens that the grammar allows."""
     made = spectr.rule(rule)
     engine = Engine(Target(net), makers[name](plan_for(made.card, drafts=3)), made, frozenset(ENDS))
     short = [Request([3], 1, 20, Policy(suppress_tokens=[0, 1, 2]), grammar=compiled("letters"))]
@@ -164,7 +163,7 @@ def test_rows_with_a_grammar(net: PreTrainedModel, makers: dict[str, Make], rule
 
 @pytest.mark.parametrize("late", [False, True])
 def test_the_wrong_text_is_seen(net: PreTrainedModel, makers: dict[str, Make], late: bool, monkeypatch: Any) -> None:
-    """A witness that is told the text as it is after the step, which is what a careless copy would do."""
+    """Planted: the witness gets the texts from after the step."""
     if late:
         run_as_on_a_gpu(monkeypatch)
     read = StepRunner.read
@@ -186,7 +185,7 @@ def test_the_wrong_text_is_seen(net: PreTrainedModel, makers: dict[str, Make], l
 
 
 class TestOnGpu:
-    """Graphs are replayed, and what a step decided with is copied before the next one writes over it."""
+    """Graphs are replayed, and the evidence of a step is copied before the next step overwrites it."""
 
     pytestmark = pytest.mark.gpu
 
@@ -203,7 +202,7 @@ class TestOnGpu:
         assert witness.near_ties <= witness.rows / 100
 
     def test_a_wrong_row_is_seen_in_a_captured_step(self) -> None:
-        """Copies of the row beside: the witness does look at what was copied."""
+        """Planted: the evidence is copied from the next row, so the witness does check what was copied."""
         from spectr.engine import runner
 
         target, drafts = on_gpu("feature", Plan(nodes=6))

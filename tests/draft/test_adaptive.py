@@ -1,5 +1,5 @@
-"""A drafter of several: the text is that of plain decoding under the race, whoever drafts a step, captured or not; and
-what an observer is told of a step."""
+"""Several drafters in one: under the race the text is that of plain decoding, whichever drafter is used in a step,
+captured or not; and what observers are passed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ def net() -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def near(net: PreTrainedModel) -> Target:
-    """The target's weights with a little noise."""
+    """A model with the target's weights and a little noise."""
     copy, generator = llama(3, layers=3), torch.Generator().manual_seed(5)
     copy.load_state_dict(net.state_dict())
     with torch.no_grad():
@@ -53,7 +53,7 @@ def far() -> Target:
 
 @pytest.fixture(scope="module")
 def bases(net: PreTrainedModel, near: Target) -> dict[str, Drafter]:
-    """One of each kind that draws by a plan."""
+    """One drafter of each kind that draws by a plan."""
     target, plan = Target(net), Plan()
     return {
         "random": drafter("random", plan=plan),
@@ -70,7 +70,7 @@ ORDER = (1, 0, 2, 2, 0, 0, 0, 3, 1, 0, 3, 2)
 
 
 def in_turn(drafters: Sequence[Drafter], order: Sequence[int] = ORDER) -> tuple[SwitchingDrafter, list[int]]:
-    """One after the other, as a list says, and which of them drafted the steps that were observed."""
+    """Uses drafters in the order of a list, and records which of them drafted the steps that were observed."""
     steps, used = count(), list[int]()
 
     def observe(_rows: int, plan: int, _tokens: float, _seconds: float) -> None:
@@ -104,14 +104,14 @@ POLICIES = {
 def test_the_text_is_that_of_plain_decoding(
     net: PreTrainedModel, bases: dict[str, Drafter], name: str, policy: str
 ) -> None:
-    """Trees of all sizes and none, in turn, on a ragged batch with a repeated prompt."""
+    """Trees of all sizes and none in turn, on a ragged batch with a repeated prompt."""
     made, used = in_turn(with_plans(bases[name], PRUNED))
     assert tokens_of(net, made, POLICIES[policy]) == tokens_of(net, drafter("none"), POLICIES[policy])
     assert set(used) == {0, 1, 2, 3}
 
 
 def test_drafters_of_all_kinds_in_one(net: PreTrainedModel, bases: dict[str, Drafter]) -> None:
-    """Each drafter catches up with what it missed."""
+    """Each drafter catches up with the tokens of the steps that it missed."""
     mix = drafter("mixed", parts=[drafter("lookup"), bases["model"]])
     several = [*with_plans(bases["feature"], PRUNED), drafter("lookup", shortest=1), bases["model"], mix]
     made, used = in_turn(several, [*range(len(several)), 0, 0, 0, 5, 4, 6, 1])
@@ -120,14 +120,14 @@ def test_drafters_of_all_kinds_in_one(net: PreTrainedModel, bases: dict[str, Dra
 
 
 def test_it_chooses_while_running(net: PreTrainedModel, bases: dict[str, Drafter]) -> None:
-    """With a clock that moves by itself the choice is not judged; the text is."""
+    """The choice depends on the clock and is not checked; the text is."""
     made = adaptive([drafter("none"), bases["model"], bases["feature"]], lambda rows: min(rows, 2))
     plain = tokens_of(net, drafter("none"), Policy())
     assert [tokens_of(net, made, Policy()) for _ in range(3)] == [plain] * 3
 
 
 def by_rows(drafters: Sequence[Drafter]) -> SwitchingDrafter:
-    """The first for one row, the second for two, the third for more."""
+    """Selects the first drafter for one row, the second for two, and the third for more."""
     return SwitchingDrafter(tuple(drafters), lambda rows: min(rows, 3) - 1)
 
 
@@ -135,7 +135,7 @@ def by_rows(drafters: Sequence[Drafter]) -> SwitchingDrafter:
 def test_a_drafter_for_each_number_of_rows(
     net: PreTrainedModel, bases: dict[str, Drafter], late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that come and leave change the drafter."""
+    """The drafter changes when rows come and leave."""
     if late:
         run_as_on_a_gpu(monkeypatch)
     several = [replanned(bases["model"], PRUNED[1]), bases["feature"], replanned(bases["model"], PRUNED[0])]
@@ -150,7 +150,7 @@ def test_a_drafter_for_each_number_of_rows(
 def test_plain_decoding_for_some_rows(
     net: PreTrainedModel, bases: dict[str, Drafter], late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps whose number of rows asks for no drafter draft nothing, and the draft model is not called."""
+    """Where no drafter is selected for the number of rows, nothing is drafted and the draft model is not called."""
     scored = count()
 
     class Counting(Target):
@@ -205,7 +205,7 @@ def test_plans_of_one_drafter_share_its_session(net: PreTrainedModel, near: Targ
 def test_room_is_made_for_the_largest_tree(
     net: PreTrainedModel, bases: dict[str, Drafter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though a smaller one is in use when texts get longer."""
+    """Room is made for the largest tree even if a smaller one is in use when texts get longer."""
     run_as_on_a_gpu(monkeypatch)
     plans, chosen = (PRUNED[0], Plan(drafts=16, length=8, nodes=10)), [0]
     made = SwitchingDrafter(tuple(replanned(bases["model"], plan) for plan in plans), lambda _: chosen[0])
@@ -220,8 +220,8 @@ def test_room_is_made_for_the_largest_tree(
 
 
 def test_a_drafter_that_paused_remembers_no_other_text(net: PreTrainedModel, bases: dict[str, Drafter]) -> None:
-    """Texts of all lengths in one row; the draft model drafts in the middle of each, and has not read the beginning.
-    Its steps are those of one that has read no other text."""
+    """Texts of all lengths use one row. The draft model drafts in the middle of each, and has not read its beginning.
+    Its steps equal those of a draft model that has read no other text."""
     chosen = [0]
 
     def steps(stepped: Stepped, request: Request) -> object:
@@ -256,7 +256,7 @@ def test_other_rules_do_not_take_it(net: PreTrainedModel, bases: dict[str, Draft
 
 @dataclass
 class Clock:
-    """Moves when it is told to."""
+    """A clock that tests advance."""
 
     now: float = 0.0
 
@@ -266,7 +266,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Slow:
-    """Drafts what a list says comes next, and takes two seconds."""
+    """Drafts the tokens of a list, and takes two seconds."""
 
     clock: Clock
     text: list[int]
@@ -288,7 +288,8 @@ class Slow:
 
 
 def test_what_an_observer_is_told(net: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens by the growth of texts, seconds of steps alone: the draft takes two, and a reader fifty, between steps."""
+    """Tokens are counted by the growth of texts. Seconds are those of steps only: a draft takes two, and a reader takes
+    fifty between steps."""
     prompt, clock = [3, 4, 5], Clock()
 
     def slowly(_: list[int]) -> None:
@@ -304,7 +305,7 @@ def test_what_an_observer_is_told(net: PreTrainedModel, monkeypatch: pytest.Monk
 
 
 def test_rows_that_leave(net: PreTrainedModel) -> None:
-    """Tokens are a mean over the rows that are still there."""
+    """The number of tokens is a mean over the rows that are still active."""
     told = list[tuple[int, int, float, float]]()
     made = SwitchingDrafter((drafter("none"), drafter("lookup")), lambda _: 0, lambda *step: told.append(step))
     lengths = (2, 4, 6, 9, 9)
@@ -318,7 +319,7 @@ def test_rows_that_leave(net: PreTrainedModel) -> None:
 
 @dataclass(frozen=True)
 class Peeking:
-    """Planted: draws first, and drafts nothing where it does not like what it drew."""
+    """A planted fault: draws first, and drafts nothing if it dislikes the draw."""
 
     inner: Drafter
     name: str = "peeking"
@@ -354,7 +355,7 @@ LENGTH, ROWS = 3, 2_400
 
 
 def exact(net: PreTrainedModel, prompt: list[int]) -> dict[tuple[int, ...], float]:
-    """Probabilities of every continuation of three tokens, from plain forwards."""
+    """Exact probabilities of every continuation of three tokens, from plain forward passes."""
     law = {(): 1.0}
     for _ in range(LENGTH):
         texts = list(law)
@@ -366,7 +367,7 @@ def exact(net: PreTrainedModel, prompt: list[int]) -> dict[tuple[int, ...], floa
 
 
 def surprise(net: PreTrainedModel, make: Callable[[], Drafter], rule: str) -> float:
-    """Chi-square of texts against exact probabilities, as a multiple of what is exceeded once in 10^8."""
+    """The chi-square statistic of texts against exact probabilities, as a multiple of its quantile at 1 − 1e-8."""
     prompt, found = [3, 4, 3, 4, 3], dict[tuple[int, ...], int]()
     engine = Engine(Target(net), make(), spectr.rule(rule))
     for result in engine.generate([Request(prompt, seed=i, max_new_tokens=LENGTH) for i in range(ROWS)]):
@@ -381,7 +382,7 @@ def surprise(net: PreTrainedModel, make: Callable[[], Drafter], rule: str) -> fl
 
 
 def test_a_choice_that_looks_at_the_draft_is_seen(net: PreTrainedModel, far: Target) -> None:
-    """Planted: whether to draft is decided after the draw. False alarms of the honest drafter: once in 10^8."""
+    """Planted: whether to draft is decided after the draw. The false-alarm rate for the correct drafter is 1e-8."""
     base = drafter("model", model=far, plan=Plan("iid", drafts=1, length=1))
     assert surprise(net, lambda: base, "optimal") < 1
     assert surprise(net, lambda: Peeking(base), "optimal") > 1

@@ -1,4 +1,4 @@
-"""Lookup and the prefix trees it makes; against a search in plain Python on many texts."""
+"""Lookup and its trees, against a search in plain Python on many texts."""
 
 import itertools
 import random
@@ -18,8 +18,8 @@ SIZE = 50
 
 
 def searched(lookup: Lookup, text: list[int]) -> list[Path]:
-    """What a reader of the docstring would write: the places after earlier occurrences of the last tokens, the longest
-    match first and the latest of equals, of which four are looked at for each draft."""
+    """A direct implementation of the docstring: the places after earlier occurrences of the last tokens, the longest
+    match first and among equals the latest, with four places considered for each draft."""
     places = []
     for at in range(1, len(text)):
         matched = 0
@@ -36,13 +36,13 @@ def searched(lookup: Lookup, text: list[int]) -> list[Path]:
 
 
 def nodes_of(paths: list[Path], nodes: int) -> list[Path]:
-    """The beginnings of paths, each once, as they come: so many of them, the root included."""
+    """The distinct prefixes of paths in order, cut to `nodes` nodes including the root."""
     beginnings = [path[: length + 1] for path in paths for length in range(len(path))]
     return [(), *dict.fromkeys(beginnings)][:nodes]
 
 
 def drawn(draft: Draft) -> list[list[Path]]:
-    """The path to each node that is alive."""
+    """The path to each alive node."""
     found = []
     for tokens, parents, alive in zip(draft.tokens.tolist(), draft.parents.tolist(), draft.alive.tolist(), strict=True):
         paths: list[Path] = [()]
@@ -91,7 +91,8 @@ def random_text(draws: random.Random, size: int) -> list[int]:
     "lookup", SETTINGS, ids=lambda made: f"{made.drafts}-{made.length}-{made.nodes}-{made.shortest}"
 )
 def test_many_texts(lookup: Lookup, with_sources: bool) -> None:
-    """Rows of other lengths at once, in vocabularies so small that matches are many; some rows have a source."""
+    """Rows of different lengths in one batch, with vocabularies so small that there are many matches; some rows have a
+    source."""
     draws, hits = random.Random(3), 0
     for _ in range(200):
         size, rows = draws.choice((1, 2, 3, 5)), draws.randrange(1, 6)
@@ -125,7 +126,7 @@ def test_a_longer_match_makes_a_longer_draft() -> None:
 
 
 def test_what_repeats_the_beginning_of_a_better_one_does_not_count() -> None:
-    """After (1, 2) came 7 and 8; after 2 alone 7 again, which is no second draft, and 9."""
+    """After (1, 2) came 7 and 8; after 2 alone came 7 again, which is no second draft, and 9."""
     text = [2, 9, 0, 2, 7, 0, 1, 2, 7, 8, 0, 1, 2]
     assert continuations(Lookup(drafts=2, length=2, shortest=1), text) == [(7, 8), (9,)]
 
@@ -151,7 +152,7 @@ def test_sources_are_searched_too() -> None:
 
 
 def test_sources_come_and_go_with_their_rows() -> None:
-    """A row that moves takes its source along; one that begins anew has its own, or none."""
+    """A row that moves keeps its source; a row that begins has its own source or none."""
     lookup, texts = Lookup(drafts=1, length=1, shortest=1), [[0, 8]] * 3
     drafting = begun(lookup, texts, [[8, 1], [5, 5, 8, 2], []])
     assert drawn(proposed(drafting, texts)) == [[(), (1,)], [(), (2,)], [()]]

@@ -1,4 +1,5 @@
-"""Drafts from a reference text: where a row stands in it, how much of it is drafted, and beside what."""
+"""Drafts from a reference: the place of a row's text in it, the length of the branch, and the tree that it is added
+to."""
 
 import random
 
@@ -86,7 +87,7 @@ def begun(references: list[list[int]], prompts: list[list[int]], **options: obje
 
 
 def branch(drafting: ReferringDrafting, text: list[int]) -> tuple[int, ...]:
-    """What is drafted for the only row."""
+    """The tokens drafted for the only row."""
     found = paths(proposed(drafting, [text]))[0]
     return found[0] if found else ()
 
@@ -95,7 +96,7 @@ CODE = [30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 
 
 
 def test_it_begins_at_the_beginning() -> None:
-    """Whatever the prompt ends with."""
+    """The branch of a new text is the beginning of the reference, whatever the prompt ends with."""
     drafting = begun([CODE], [[36, 37, 38]])
     assert branch(drafting, [36, 37, 38]) == tuple(CODE[:8])
 
@@ -128,7 +129,7 @@ def test_it_finds_its_way_back(came: list[int], meant: int) -> None:
 
 
 def test_of_matches_that_are_alike_the_nearest_counts() -> None:
-    """A line that comes three times, with something else after it each time."""
+    """A line occurs three times, each time with a different continuation."""
     line = [20, 21, 22, 23, 24]
     reference = [*CODE[:15], *line, 1, *CODE[:15], *line, 2, *CODE[:15], *line, 3]
     for lines, follows in ((0, 1), (1, 2), (2, 3)):
@@ -184,9 +185,9 @@ def test_branches_of_many_rows_are_shorter_under_the_race() -> None:
 
 
 def compared(seed: int) -> tuple[bool, int]:
-    """Whether rows draft what their followers say, and how many tokens that were. Rows of other lengths at once, in
-    vocabularies so small that matches are many. Texts are edited copies of their references, and grow by steps of all
-    lengths; some rows do not take part in some steps, and rows change places."""
+    """Whether rows draft what their followers predict, and how many tokens were compared. Rows have different lengths
+    and vocabularies are so small that there are many matches. Texts are edited copies of their references and grow by
+    steps of all lengths; some rows take no part in some steps, and rows move."""
     draws, drafted, agree = random.Random(seed), 0, True
     for _ in range(30):
         size, rows = draws.choice((2, 4, 12, 90)), draws.randrange(1, 6)
@@ -225,7 +226,7 @@ def test_many_texts(seed: int) -> None:
 
 @pytest.mark.parametrize("table", ["tokens", "size", "start", "since", "place", "reach", "next_tokens"])
 def test_a_table_that_does_not_move_is_seen(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: rows change places, but for one table of their references."""
+    """Planted: one table of the references does not move with its rows."""
     copy_rows = _References.copy_rows
 
     def stays(references: _References, sources: list[int], targets: list[int]) -> None:
@@ -238,7 +239,7 @@ def test_a_table_that_does_not_move_is_seen(table: str, monkeypatch: pytest.Monk
 
 
 def grown(draws: random.Random, predicted: list[int], size: int) -> list[int]:
-    """What a step adds: what was predicted up to some token, and sometimes another one or several."""
+    """The tokens that a step adds: the predicted ones up to a point, and sometimes other ones."""
     kept = predicted[: draws.choice((0, 1, 2, 16, 17, 17, 17))]
     extra = [draws.randrange(size) for _ in range(draws.choice((0, 0, 1, 3, 20)))]
     return [*kept, *extra] or [draws.randrange(size)]
@@ -263,7 +264,7 @@ def test_references_go_with_their_rows() -> None:
 
 
 def test_tables_stay_where_they_are_until_the_version_changes() -> None:
-    """A captured step finds them where they were."""
+    """Captured steps refer to the addresses of tables."""
     drafting = opened(2)
 
     def places() -> list[int]:
@@ -287,7 +288,7 @@ def test_tables_stay_where_they_are_until_the_version_changes() -> None:
 
 
 def test_what_was_generated_before_is_looked_for() -> None:
-    """A row that goes on in the middle of a text."""
+    """A row is continued in the middle of a text."""
     reference = list(range(10, 90))
     text = [1, 2, *range(10, 30), 7, 7, *range(33, 50)]
     drafting = opened()

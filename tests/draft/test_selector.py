@@ -1,4 +1,4 @@
-"""Choosing plans while running, on planted speeds: a few hundred steps without a clock."""
+"""Selection of plans while running, on simulated speeds: a few hundred steps without a clock."""
 
 import random
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from spectr.draft.selector import GRACE, SHARE, PlanSelector
 
 @dataclass(frozen=True)
 class Speed:
-    """The chance that each draft token of a chain is accepted, and the seconds of a step."""
+    """The probability that a draft token of a chain is accepted, and the seconds of a step."""
 
     chances: tuple[float, ...]
     seconds: float
@@ -30,7 +30,7 @@ USELESS = (PLAIN, Speed((0.05,), 1.2), Speed((0.05, 0.05, 0.05), 1.5), Speed((0.
 
 
 def run(selector: PlanSelector, speeds: tuple[Speed, ...], steps: int, seed: int) -> tuple[list[int], float, float]:
-    """The plans chosen, the tokens and the seconds."""
+    """Returns the plans that were chosen, the tokens and the seconds."""
     draws, chosen, tokens, seconds = random.Random(seed), list[int](), 0.0, 0.0
     for _ in range(steps):
         plan = selector.choose()
@@ -52,8 +52,8 @@ def test_the_fastest_plan_is_found(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("steps", [50, 200, 1000])
 def test_little_is_lost_where_drafts_are_worth_nothing(seed: int, steps: int) -> None:
-    """Seconds beyond those of plain decoding for the same tokens: a share of the time, the grace, and the one step that
-    exceeds the budget; times are right up to 5 %."""
+    """The time beyond that of plain decoding is at most the budget: a share of the time, the grace, and the one step
+    that exceeds it; times are accurate to 5 %."""
     chosen, tokens, seconds = run(PlanSelector(4), USELESS, steps, seed)
     assert seconds - tokens < 1.05 * (SHARE * seconds + GRACE + 2.5) + 0.01 * seconds
     assert chosen.count(0) > 0.7 * steps

@@ -1,4 +1,5 @@
-"""What drafters draw: n-gram laws by hand, pruned trees against brute force, merged trees, fitted vocabularies."""
+"""The trees of drafters: n-gram distributions by hand, pruned trees against brute force, merged trees, vocabularies of
+other sizes."""
 
 import itertools
 
@@ -25,7 +26,7 @@ def drafting(order: int, text: list[int], own: list[int], size: int) -> _NGramDr
 
 
 def test_witten_bell_by_hand() -> None:
-    """Counts: after 1 came 2, 2, 3; before anything 1, 2, 1, 2, 1, 3."""
+    """After 1 came 2, 2, 3; the tokens were 1, 2, 1, 2, 1, 3."""
     state = drafting(2, [1, 2, 1, 2], [1, 3], 5)
     base, masses = state.law(0, [1])
     unigram = {1: 3 / 9, 2: 2 / 9, 3: 1 / 9}  # six tokens, three kinds; a third is left for the uniform law
@@ -49,7 +50,7 @@ def test_copied_rows_learn_apart() -> None:
 
 
 def chances(size: int) -> dict[tuple[int, ...], Tensor]:
-    """Log laws after every path of up to two tokens."""
+    """Log-probabilities after every path of up to two tokens."""
     generator = torch.Generator().manual_seed(2)
     paths = [path for length in range(3) for path in itertools.product(range(size), repeat=length)]
     return {path: torch.randn(size, generator=generator).mul(1.5).log_softmax(-1) for path in paths}
@@ -57,7 +58,7 @@ def chances(size: int) -> dict[tuple[int, ...], Tensor]:
 
 @pytest.mark.parametrize("nodes", [2, 5, 9, 14])
 def test_a_pruned_tree_is_the_best_tree(nodes: int) -> None:
-    """With a beam that loses nothing, the N nodes of highest probability, by brute force."""
+    """With a beam that loses nothing, the tree has the N nodes of highest probability, by brute force."""
     size, laws = 4, chances(4)
 
     def best_of(frontier: Frontier, count: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,5 @@
-"""Encoder-decoder targets in the engine: greedy is transformers', and the race's text is the same with any drafter."""
+"""Encoder-decoder targets in the engine: greedy texts equal those of transformers, and under the race the text does not
+depend on the drafter."""
 
 from typing import Any
 
@@ -89,7 +90,8 @@ TOKENS = {name: value for name, value in SHARED.items() if name.endswith("_id")}
 
 
 def test_no_padding_is_written_and_every_text_ends() -> None:
-    """As translation models say it: the padding is a bad word, and the last token that fits is the end."""
+    """Translation models configure it so: the padding token is a bad word, and the last token that fits must be the end
+    token."""
     net = tiny("marian")
     net.generation_config = GenerationConfig(bad_words_ids=[[0]], forced_eos_token_id=2, **TOKENS)
     lm, most = spectr.load(net, "ngram", tokenizer=tokenizer()), 6
@@ -107,7 +109,8 @@ def test_no_padding_is_written_and_every_text_ends() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("forced", [None, 7])
 def test_settings_of_the_model_are_those_of_transformers(name: str, forced: int | None) -> None:
-    """Greedy texts, so that they can be compared; with a forced beginning, which counts as a new token there."""
+    """The texts are greedy, so that they can be compared, and have a forced first token, which transformers counts as a
+    new token."""
     net = tiny(name).double()
     net.generation_config = GenerationConfig(
         repetition_penalty=1.2, no_repeat_ngram_size=2, bad_words_ids=[[0], [5, 6]], suppress_tokens=[11],
@@ -138,8 +141,8 @@ def test_sources_and_encoders_belong_together() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("made", ["none", "lookup", "model"])
 def test_rows_come_and_go(name: str, made: str) -> None:
-    """Texts that answer to sources of other lengths join late, are cancelled, and take over rows; a beginning is taken
-    over from a text that answers to the same source, and from no other."""
+    """Texts with sources of different lengths join late, are cancelled, and reuse rows; a prefix is copied from a text
+    with the same source only."""
     net, options = tiny(name), {"model": Target(tiny(name, 1)), "plan": Plan(drafts=2, length=3)}
     drafts = drafter(made, **(options if made == "model" else {}))
     target, asked = Target(net), [Request([3], row, 14, source=source) for row, source in enumerate(SOURCES * 2)]
@@ -164,7 +167,7 @@ def test_rows_come_and_go(name: str, made: str) -> None:
 
 
 def test_a_bad_source_is_refused_at_once() -> None:
-    """Beside another text, which does not notice."""
+    """A text that runs at the same time is not affected."""
     engine = Engine(Target(tiny("bart")), drafter("none"), spectr.rule("race"))
     good = engine.submit(Request([3], 1, 20, source=SOURCES[0]))
     for source in (None, [], [SIZE], [-1], [4] * 200):

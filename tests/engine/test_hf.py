@@ -1,4 +1,4 @@
-"""spectr as `custom_generate`: what transformers prepares is what is generated."""
+"""spectr as `custom_generate`: it generates what transformers' settings ask for."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ TRIE = {(): [3, 4], (3,): [5], (4,): [6, 9], (3, 5): [2], (4, 6): [2], (4, 9): [
 
 
 def of_its_row(row: int, text: torch.Tensor) -> list[int]:
-    """Each row of the batch has its own tokens; rows that there are not raise."""
+    """Allows different tokens for each row of the batch; raises for rows that do not exist."""
     assert text[:7].tolist() == IDS[row].tolist()
     return PARTS[row]
 
@@ -69,7 +69,7 @@ GREEDY = [
 @pytest.mark.parametrize("flags", GREEDY)
 @pytest.mark.parametrize("drafter", ["lookup", "ngram", "model", "none"])
 def test_greedy_is_that_of_transformers(net: PreTrainedModel, flags: dict[str, object], drafter: str) -> None:
-    """Padded and unpadded, with the processors that transformers builds."""
+    """With and without padding, with the processors that transformers builds."""
     settings = {"do_sample": False, "max_new_tokens": 20, **flags}
     drafts = llama(2) if drafter == "model" else drafter
     for ids, mask in ((IDS[:1], MASK[:1]), (IDS, MASK)):
@@ -102,7 +102,7 @@ RICH: dict[str, Any] = {
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Words w0 to w23."""
+    """A tokenizer of the words w0 to w23."""
     core = Tokenizer(WordLevel({f"w{number}": number for number in range(24)}, "w0"))
     core.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=core)
@@ -114,7 +114,7 @@ def text_of(ids: torch.Tensor) -> str:
 
 @pytest.fixture
 def rich() -> PreTrainedModel:
-    """A model whose generation_config says much; in float64, where texts do not part at near-ties."""
+    """A model whose generation_config has many settings, in float64, where near-ties do not change texts."""
     net = llama(1).double()
     net.generation_config = GenerationConfig(**RICH)
     return net
@@ -122,7 +122,7 @@ def rich() -> PreTrainedModel:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
-    """The requests that engines are given from now on."""
+    """Records the requests that engines get."""
     seen: list[Request] = []
     run = Engine.generate
 
@@ -135,7 +135,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
 
 
 def test_a_model_has_one_policy_inside_transformers_and_out(rich: PreTrainedModel, asked: list[Request]) -> None:
-    """The same law after every text, and the same texts under the same seed."""
+    """The distribution after every text is the same, and so are the texts of one seed."""
     lm, ids = spectr.load(rich, "ngram", tokenizer=tokenizer()), IDS[:1]
     for seed in range(5):
         outside = lm.generate(text_of(ids[0]), 14, seed=seed)
@@ -191,7 +191,7 @@ def test_settings_of_a_call_override_those_of_the_model(rich: PreTrainedModel, a
 
 
 def warpers(**settings: float) -> list[Any]:
-    """As transformers builds them."""
+    """The processors that transformers builds for some settings."""
     kinds = {"temperature": TemperatureLogitsWarper, "top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper,
              "min_p": MinPLogitsWarper, "typical_p": TypicalLogitsWarper}  # fmt: skip
     return [kind(settings[name]) for name, kind in kinds.items() if name in settings]
@@ -269,7 +269,7 @@ def test_what_is_refused(net: PreTrainedModel) -> None:
 @pytest.mark.parametrize("drafter", ["none", "lookup", "ngram", "model"])
 @pytest.mark.parametrize("function", [of_its_row, on_the_trie])
 def test_a_constraint_by_prefix_knows_its_row(net: PreTrainedModel, drafter: str, function: object) -> None:
-    """With padding, with rows that leave early, and with nothing to say off the trie or after its end."""
+    """With padding, with rows that end early, and with a function that raises outside of its trie and after the end."""
     settings = {"do_sample": False, "max_new_tokens": 12, "attention_mask": MASK, "prefix_allowed_tokens_fn": function}
     drafts = llama(2) if drafter == "model" else drafter
     for flags in ({}, {"repetition_penalty": 1.3}):
@@ -294,7 +294,7 @@ def test_a_model_in_training_stays_in_training() -> None:
 
 @pytest.mark.gpu
 def test_steps_are_captured_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing needs the host; the text is that of steps one by one."""
+    """Steps that do not need the host are captured; the text equals that of eager steps."""
     net, settings = llama(1, torch.float32).to("cuda"), {"do_sample": True, "top_k": 5, "max_new_tokens": 40}  # type: ignore[arg-type]
 
     def text() -> list[list[int]]:

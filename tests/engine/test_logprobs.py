@@ -1,4 +1,5 @@
-"""Log-probabilities of generated tokens and of prompts: the model's own, whoever else asks, whatever the policy."""
+"""Log-probabilities of generated tokens and of prompts are those of the model itself, whatever the policy and the other
+requests."""
 
 from dataclasses import replace
 
@@ -36,7 +37,7 @@ def engine(model: PreTrainedModel, name: str) -> Engine:
 
 
 def laws(model: PreTrainedModel, text: list[int]) -> torch.Tensor:
-    """(L, V) logarithms of the model's distributions after each token."""
+    """(L, V): the log-probabilities of the model after each token."""
     with torch.no_grad():
         logits: torch.Tensor = model(torch.tensor([text])).logits[0]
     return logits.float().log_softmax(-1)
@@ -60,7 +61,7 @@ def check_text(model: PreTrainedModel, request: Request, result: Result) -> None
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("name", ["none", "lookup", "model", "feature"])
 def test_of_generated_tokens(model: PreTrainedModel, name: str, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as each request asks for, none where it asks for none; and steps are those without."""
+    """Each request gets as many as it asks for, and steps do not depend on it."""
     policies = [Policy(0.5), Policy(0), Policy(top_k=3, repetition_penalty=1.3), Policy()]
     plain = [Request(PROMPT[row:], row, 20 - row, policy) for row, policy in enumerate(policies)]
     want = [trace(result) for result in engine(model, name).generate(plain)]
@@ -81,7 +82,7 @@ def test_of_generated_tokens(model: PreTrainedModel, name: str, late: bool, monk
 
 @pytest.mark.parametrize("name", ["none", "lookup", "model", "feature"])
 def test_of_the_prompt(model: PreTrainedModel, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all tokens but the first, in chunks, beside others; and steps are those without."""
+    """All tokens but the first have one, computed in chunks, next to other requests; steps do not depend on it."""
     monkeypatch.setattr("spectr.engine.prefill._SCORED_CHUNK", 5)
     plain = [
         Request(PROMPT, 1, 16),

@@ -1,4 +1,4 @@
-"""Room for texts: it grows with them, and where memory is short some of them wait and go on later."""
+"""The memory of rows grows with their texts; where it is short, some texts wait and continue later."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Steps that tell their trees: what is told is what was drafted, with the chances it was drafted and verified by."""
+"""Traced steps have the trees that were drafted, with the probabilities under drafter and target."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Folders with small models and tokenizers of their own, as a user would have them."""
+"""Folders with small models and their tokenizers, as a user would have them."""
 
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that speaks other tokens."""
+    """A model with other tokens."""
     other = tokenizer(["entirely different words make entirely different merges"] * 3)
     return _save(_llama(2, 320), tmp_path_factory.mktemp("foreign"), other)
 

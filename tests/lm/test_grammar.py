@@ -1,4 +1,4 @@
-"""`grammar`: texts of a random model are what they must be whenever they end by themselves, whatever its tokenizer."""
+"""`grammar`: texts of a random model that end by themselves match their grammar, whatever the tokenizer."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ def lm(folder: Path) -> LM:
 
 
 def fallback() -> PreTrainedTokenizerFast:
-    """A tokenizer as Llama 2 has it: a mark for spaces, and a token for each byte that no other token spells."""
+    """A tokenizer like Llama 2's: a mark for spaces, and a token for each byte."""
     special = ["<unk>", "<s>", "</s>"]
     signs = ["▁", *'{}[]":,.-+0123456789aeinrstulfé\n', "▁{", '":', '",', '▁"', "tr", "ue", "▁the", "nu", "ll"]
     names = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), *signs]
@@ -56,7 +56,7 @@ def fallback() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="module")
 def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> LM:
-    """A model whose tokens fall back to bytes, and whose logits are padded."""
+    """A model with byte-fallback tokens and padded logits."""
     words = fallback()
     net = _llama(7, 320)
     net.generation_config.eos_token_id = net.config.eos_token_id = 2
@@ -70,7 +70,7 @@ def padded(small: Path) -> LM:
 
 
 def check_texts(lm: LM, schemas: list[Any], seeds: int, temperature: float) -> int:
-    """How many texts ended by themselves; all of those are valid, and none has a token that it should not."""
+    """Returns how many texts ended by themselves. All of those are valid, and no text has a forbidden token."""
     asked = [(schema, Grammar.json_schema(schema)) for schema in schemas for _ in range(seeds)]
     outs = lm.generate(
         [ASK] * len(asked), 90, seed=4, raw=True, temperature=temperature, grammar=[grammar for _, grammar in asked]
@@ -92,7 +92,7 @@ def check_texts(lm: LM, schemas: list[Any], seeds: int, temperature: float) -> i
 @pytest.mark.parametrize("name", ["lm", "padded", "byte_fallback"])
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_json_that_ends_by_itself_is_valid(name: str, temperature: float, request: pytest.FixtureRequest) -> None:
-    """Whatever the logits are: those of a random model."""
+    """The logits are those of a random model."""
     schemas = [schema for schema, _, _ in SCHEMAS.values()]
     assert check_texts(request.getfixturevalue(name), schemas, 2, temperature) > len(schemas) // 2
 
@@ -122,7 +122,7 @@ def test_other_kinds(name: str, request: pytest.FixtureRequest) -> None:
 
 
 def test_a_text_that_is_cut(lm: LM) -> None:
-    """By its limit, and by a stop string: what came is the beginning of a text that the grammar admits."""
+    """A text that is cut by its limit or by a stop string is a prefix of a text that the grammar admits."""
     whole = lm.generate(ASK, 90, seed=1, grammar=Grammar.json_schema(PERSON))
     assert whole.finish_reason == "stop"
     cut = lm.generate(ASK, 7, seed=1, grammar=Grammar.json_schema(PERSON))
@@ -164,7 +164,7 @@ def test_all_ways_to_ask(lm: LM) -> None:
 
 
 def test_logprobs_are_the_models_own(lm: LM) -> None:
-    """Before the grammar, as before every setting of the policy."""
+    """Log-probabilities are those before the grammar and the policy."""
     out = lm.generate(ASK, 20, seed=3, logprobs=4, grammar=Grammar.choice(["two"]))
     assert out.logprobs is not None
     assert all(logprob < -0.1 for logprob in out.logprobs)
@@ -200,7 +200,7 @@ def test_what_is_refused(lm: LM, padded: LM) -> None:
 
 
 def test_tokens_that_do_not_spell_texts() -> None:
-    """Those of WordPiece mark the insides of words: what a grammar would make of them is not what is shown."""
+    """WordPiece tokens mark the insides of words, so that their spelling is not the text that is shown."""
     names = ["[UNK]", "</s>", "qz", "##xv", "##b", "true", "null", "b", "c", *'{}[]":,.0123456789']
     core = Tokenizer(models.WordPiece({name: at for at, name in enumerate(names)}, unk_token="[UNK]"))
     core.pre_tokenizer, core.normalizer = pre_tokenizers.BertPreTokenizer(), normalizers.Lowercase()
@@ -211,7 +211,7 @@ def test_tokens_that_do_not_spell_texts() -> None:
 
 
 def test_tokens_that_are_added() -> None:
-    """Special ones are no text; others are, as they are written."""
+    """Special added tokens are not text; other added tokens are spelled literally."""
     words = tokenizer()
     words.add_tokens(["<tool call>"])
     words.add_special_tokens({"additional_special_tokens": ["<secret>"]})
@@ -239,7 +239,7 @@ def test_without_the_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_grammar_beside_other_settings(lm: LM) -> None:
-    """Penalties, biases and least lengths act on what the grammar leaves."""
+    """Penalties, biases and minimum lengths act on the tokens that the grammar allows."""
     grammar = Grammar.regex("[ab]{1,30}")
     long = lm.generate(ASK, 40, seed=1, grammar=grammar, min_new_tokens=12)
     assert len(long.tokens) >= 12

@@ -1,4 +1,4 @@
-"""`spectr.load` and what it gives: text, streams, conversations, statistics, and one sentence for what is wrong."""
+"""`spectr.load` and `LM`: texts, streams, conversations, statistics, and one sentence for every error."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -98,7 +98,7 @@ def test_statistics(folder: Path, small: Path) -> None:
 
 
 def test_the_best_coupling_is_what_optimal_reaches(folder: Path, small: Path) -> None:
-    """With rule optimal the gap is noise around zero; a worse rule has one."""
+    """Under rule optimal the gap is noise around zero; a worse rule has a gap."""
     gaps = {}
     for rule in ("optimal", "recursive"):
         lm = spectr.load(str(folder), str(small), rule, drafts=4, length=1)
@@ -129,7 +129,7 @@ def test_a_conversation_reads_only_what_is_new(folder: Path) -> None:
 
 
 def test_a_turn_that_fails_leaves_no_trace(folder: Path) -> None:
-    """Its text is not remembered, neither by the conversation nor by the target, however turns are edited then."""
+    """Neither the conversation nor the target keeps its text, however turns are edited afterwards."""
 
     def refuses(text: list[int]) -> list[int] | None:
         raise RuntimeError(f"no law after {len(text)} tokens")

@@ -1,4 +1,4 @@
-"""What of a tree the user leaves open: it goes with what is said, and with the device."""
+"""The default sizes of trees follow from the user's options and from the device."""
 
 from dataclasses import replace
 from types import SimpleNamespace

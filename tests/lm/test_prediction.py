@@ -29,7 +29,7 @@ def test_the_text_is_the_same_and_takes_fewer_calls(folder: Path, drafter: str, 
 
 
 def test_a_string_is_read_as_it_would_stand_in_the_text(folder: Path) -> None:
-    """Without the tokens that a prompt begins or ends with."""
+    """The string is encoded without the special tokens at the beginning or end of a prompt."""
     lm = spectr.load(str(folder), "none")
     words = "one two three four five six seven eight nine ten"
     ids = lm.tokenizer(words, add_special_tokens=False)["input_ids"]

@@ -1,4 +1,4 @@
-"""Texts in the background, each with settings of its own; and lists of settings, one for each prompt."""
+"""Texts in the background, each with its own settings; and lists of settings, one value per prompt."""
 
 import asyncio
 import gc
@@ -98,7 +98,7 @@ def test_an_error_is_told_to_whoever_waits(lm: LM) -> None:
 
 
 def test_settings_for_each_prompt(lm: LM) -> None:
-    """A list has one value for each prompt, also of settings that are lists themselves."""
+    """A list has one value per prompt, also for settings that are lists themselves."""
     each: dict[str, Any] = {
         "temperature": [0.0, 0.7, 1.0], "max_new_tokens": [9, 12, 15], "stop": [["a"], [], None], "top_k": [0, 5, 0],
         "bad_words": [["the", "fox"], [], [[5, 6]]], "logit_bias": [{7: 2.0}, {}, {8: -3.0}], "seed": [1, 2, 3],
@@ -125,7 +125,7 @@ def test_settings_that_are_lists_hold_for_all(lm: LM) -> None:
 
 
 def test_several_texts_of_each_prompt(lm: LM) -> None:
-    """Their seeds are those of one prompt after the other; with a seed for each prompt, of that prompt alone."""
+    """Seeds are derived for one prompt after the other; with a seed for each prompt, from that seed."""
     outputs = lm.generate([ASK, TIDES], 8, seed=3, n=[2, 3])
     assert len({output.seed for output in outputs}) == len(outputs) == 5
     for output, prompt in zip(outputs, [ASK] * 2 + [TIDES] * 3, strict=True):

@@ -1,5 +1,5 @@
-"""A model's `generation_config` as the default policy: its settings, what it overrides and what overrides it, and the
-scores that transformers' own `generate` makes of the same config, at every step of a text."""
+"""A model's `generation_config` as the default policy: its settings, what overrides them, and the scores that
+transformers' own `generate` computes from the same config, at every step of a text."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,7 +29,7 @@ TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 
 
 
 def spread(net: PreTrainedModel) -> PreTrainedModel:
-    """Weights so wide that laws differ from token to token."""
+    """Draws wide weights, so that distributions differ from token to token."""
     torch.manual_seed(5)
     with torch.no_grad():
         for weights in net.parameters():
@@ -167,12 +167,13 @@ PROMPT = [5, 6, 7, 5, 6, 9]
 
 
 def compare_texts(net: PreTrainedModel) -> None:
-    """At every step of a few texts, the policy of the config is what transformers makes of the model's logits."""
+    """At every step of a few texts, the policy of the config equals what transformers computes from the model's
+    logits."""
     assert sum(compare_scores(net, seed) for seed in range(6)) >= 30
 
 
 def compare_scores(net: PreTrainedModel, seed: int, most: int = 12) -> int:
-    """The number of steps that were compared."""
+    """Compares scores, and returns the number of steps that were compared."""
     torch.manual_seed(seed)
     told = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, "max_new_tokens": most}
     out: Any = net.generate(torch.tensor([PROMPT]), **told)  # type: ignore[operator]
@@ -206,7 +207,7 @@ def test_the_same_of_an_encoder_decoder_model(name: str) -> None:
 def test_a_setting_that_is_left_out_is_seen(
     net: PreTrainedModel, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The comparison would fail."""
+    """The comparison fails if a setting is left out."""
     with_config(net, **RICH)
 
     def fewer(net: Any, vocabulary: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Histories: kept up to date as if made anew."""
+"""Histories that are updated in place equal histories that are built anew."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def tables(history: History) -> list[list[object]]:
 
 
 def rebuilt(history: History) -> History:
-    """The same texts, committed at once to fresh tables."""
+    """The same texts, committed at once to new tables."""
     prompts = history.prompt_length.tolist()
     cut = [(text[:prompt], text[prompt:]) for text, prompt in zip(history.texts, prompts, strict=True)]
     limits = (history.limit - history.prompt_length).tolist()
@@ -57,7 +57,7 @@ def test_rows_change_places_and_then_go_their_own_way(asked_before: bool) -> Non
 
 
 def test_a_row_begins_anew() -> None:
-    """With a longer text than there was room for, with more stops, and with what was generated before."""
+    """With a longer text than there was room for, with more stop tokens, and with tokens generated before."""
     history = History.of(PROMPTS, 8, limits=LIMITS, stops=frozenset({1}))
     tables(history)
     history.commit(STEPS[1])
@@ -72,7 +72,7 @@ def test_a_row_begins_anew() -> None:
 
 
 def test_steps_on_the_device_alone() -> None:
-    """What is appended there is what is committed on both sides; a window writes in the same places."""
+    """Appending on the device equals committing on both sides; a window writes to the same memory."""
     history, alone = (History.of(PROMPTS, 8, limits=LIMITS) for _ in range(2))
     for one in (history, alone):
         tables(one)

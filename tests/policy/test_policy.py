@@ -1,4 +1,4 @@
-"""The policy against the definitions, its settings as values, and its errors."""
+"""The policy against the definitions of its settings, policies as values, and errors."""
 
 import copy
 import math

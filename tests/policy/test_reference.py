@@ -1,4 +1,4 @@
-"""The reference policy of the audit against transformers' processors, one text at a time, and small examples."""
+"""The audit's reference policy against transformers' processors, one text at a time, and small examples."""
 
 import math
 from collections.abc import Callable
@@ -91,7 +91,7 @@ def test_penalties_count_generated_tokens_alone() -> None:
 
 
 def test_ties() -> None:
-    """The rules that the module states: at a border all that are equal stay; greedy takes the lowest id."""
+    """As the module documents: all tokens that are equal at a border are kept, and greedy takes the lowest id."""
     row = [0.0, 1.0, 1.0, 1.0, 0.0]
     kept = {name: [p > 0 for p in ReferencePolicy(policy).law(row)] for name, policy in {
         "greedy": Policy(0), "top_k": Policy(top_k=2), "top_p": Policy(top_p=0.4), "min_p": Policy(min_p=1.0),

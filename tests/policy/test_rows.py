@@ -1,4 +1,4 @@
-"""Policies of several rows at once: each row gets, to the bit, what its policy gives alone."""
+"""Policies of several rows at once: each row gets bit by bit what its policy gives alone."""
 
 import math
 import random
@@ -34,7 +34,7 @@ POLICIES = [
 
 
 def case(seed: int, rows: int) -> tuple[list[Policy], list[Text], Tensor, Tensor]:
-    """Policies, texts, paths and logits of so many rows."""
+    """Policies, texts, paths and logits of `rows` rows."""
     draws, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     policies = [draws.choice(POLICIES) for _ in range(rows)]
     texts = [
@@ -57,7 +57,7 @@ def histories(texts: list[Text]) -> History:
 
 
 def alone(policies: list[Policy], texts: list[Text], paths: Tensor, logits: Tensor, *, ranked: bool) -> Tensor:
-    """Each row by itself."""
+    """The logits of each row, computed alone."""
     found = []
     for row, policy in enumerate(policies):
         past = Past(histories([texts[row]]), paths[row : row + 1])
@@ -67,7 +67,7 @@ def alone(policies: list[Policy], texts: list[Text], paths: Tensor, logits: Tens
 
 @pytest.fixture(params=["users", "everybody"])
 def _device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As computed on a CPU, for the rows that use a setting, and on a GPU, for all rows."""
+    """Computes policies as on a CPU, for the rows that use a setting, and as on a GPU, for all rows."""
     if request.param == "everybody":
         monkeypatch.setattr(PolicyRows, "_where_used", _for_all_rows)
 
@@ -83,7 +83,7 @@ def test_a_row_in_company_is_a_row_alone(ranked: bool) -> None:
 
 @pytest.mark.usefixtures("_device")
 def test_features_that_nobody_uses_change_nothing() -> None:
-    """As in a captured step, which serves more than its rows ask for."""
+    """Captured steps compute more features than their rows use."""
     for seed in range(30):
         policies, texts, paths, logits = case(seed, 4)
         rows, past = PolicyRows.of(policies, V), Past(histories(texts), paths)
@@ -102,7 +102,7 @@ def test_few_sets_of_features_serve_all() -> None:
 
 @pytest.mark.usefixtures("_device")
 def test_rows_come_and_go() -> None:
-    """Put anew, moved, looked at through a window, and more of them: what a row has is what was put there last."""
+    """Rows are put, moved, viewed and added; each has the policy that was put there last."""
     draws = random.Random(5)
     _, texts, paths, logits = case(1, 12)
     held, rows, history = [Policy()] * 2, PolicyRows(2, V), histories(texts[:2])
@@ -132,7 +132,7 @@ def test_rows_come_and_go() -> None:
 
 
 def test_tables_are_replaced_seldom_and_it_is_told() -> None:
-    """A captured step knows tensors by where they lie."""
+    """The version changes whenever a table is replaced, since captured steps know tensors by their addresses."""
 
     def places(rows: PolicyRows) -> list[int]:
         return [table.data_ptr() for table in rows._tables()]

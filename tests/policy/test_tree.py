@@ -1,5 +1,5 @@
-"""A small tree on two rows of different length: the batched policy against each setting's processor in transformers,
-or a plain loop, called on the whole text of one node at a time. And what users plug in."""
+"""A small tree on two rows of different length: the batched policy against each setting's processor in transformers, or
+a plain loop, applied to the whole text of one node at a time; and users' functions."""
 
 import math
 from collections.abc import Callable
@@ -64,7 +64,7 @@ def one_by_one(plain: Plain, logits: Tensor = LOGITS) -> Tensor:
 
 
 def check(policy: Policy, plain: Plain) -> None:
-    """The tree in one call, and each of its levels alone, are what `plain` says of each node."""
+    """The tree in one call, and each of its levels alone, equal what `plain` computes for each node."""
     shaped = policy(LOGITS, past())
     torch.testing.assert_close(shaped, one_by_one(plain), rtol=1e-5, atol=1e-5)
     for node in range(LOGITS.shape[1]):
@@ -73,7 +73,7 @@ def check(policy: Policy, plain: Plain) -> None:
 
 
 def of(*processors: Callable[[Tensor, Tensor], Tensor]) -> Plain:
-    """Processors of transformers on the text without padding."""
+    """Applies processors of transformers to the text without padding."""
 
     def plain(_: int, text: list[int], logits: Tensor) -> Tensor:
         scores = logits[None]
@@ -119,7 +119,7 @@ def test_as_in_transformers(policy: Policy, plain: Plain) -> None:
 
 
 def test_a_bad_word_may_begin_with_the_whole_text() -> None:
-    """Older versions of transformers let such a word through."""
+    """Older versions of transformers do not exclude such a word."""
     shaped = Policy(bad_words=[[1, 2, 3, 2, 4, 2, 4, 9], [5, 6]])(LOGITS, past())
     assert shaped.isinf().nonzero().tolist() == [[0, 0, 9], [1, 0, 6], [1, 1, 6]]
 
@@ -147,7 +147,7 @@ def test_a_suppressed_beginning() -> None:
 
 @pytest.mark.parametrize("forced", [10, [10, 4]])
 def test_a_forced_end(forced: int | list[int]) -> None:
-    """It comes at the last token that a row may get, and neither before nor after it."""
+    """The end is forced at the last token that a row may get, neither before nor after it."""
 
     def plain(row: int, text: list[int], logits: Tensor) -> Tensor:
         most = len(PROMPTS[row]) + LIMITS[row]
@@ -175,7 +175,7 @@ def test_without_a_limit_no_end_is_forced() -> None:
 
 
 def test_repeats_of_tokens_beyond_the_vocabulary() -> None:
-    """A prompt may have tokens that no logit belongs to."""
+    """A prompt may have tokens without a logit."""
     history = History.of([[40, 3, 40, 3, 40]], V)
     roots = torch.zeros(1, 1, 0, dtype=torch.int64)
     shaped = Policy(no_repeat_ngram_size=2)(LOGITS[:1, :1], Past(history, roots))
@@ -225,7 +225,7 @@ def counted(row: int, text: list[int], logits: Tensor) -> Tensor:
 
 
 def ordered(row: int, text: list[int], logits: Tensor) -> Tensor:
-    """All settings of `ALL` but the filters, in the order of transformers."""
+    """Applies all settings of `ALL` but the filters, in the order of transformers."""
     bias = SequenceBiasLogitsProcessor({(0,): -2.5, (3,): 1.0})
     logits = of(bias, RepetitionPenaltyLogitsProcessor(1.3))(row, text, logits)
     start = len(PROMPTS[row])
@@ -272,7 +272,7 @@ def test_float64_stays_float64() -> None:
 
 
 def without_values(held: Any) -> Any:
-    """The same with tensors that have no values, on a device that is not the host."""
+    """The same on tensors without values, on the meta device."""
     for name, value in list(vars(held).items()):
         if isinstance(value, Tensor):
             setattr(held, name, value.to("meta"))
@@ -283,7 +283,7 @@ def without_values(held: Any) -> Any:
 
 
 def test_tensor_settings_are_pure_tensor_operations() -> None:
-    """No value of a tensor comes to the host: the same calls run on tensors that have none."""
+    """The same calls run on tensors without values, so no value of a tensor is copied to the host."""
     history = History.of(PROMPTS, 5 * V, stops=STOPS, limits=LIMITS)  # so many tokens that some are left for sure
     history.look_back(seen=True, counts=True)
     logits, known = LOGITS.repeat(1, 1, 5).to("meta"), Past(without_values(history), past().paths.to("meta"))
@@ -301,7 +301,7 @@ def padded(row: int, text: list[int]) -> Tensor:
 
 
 def last_seen(ids: Tensor, scores: Tensor) -> Tensor:
-    """Depends on the text: its length, its first and its last token."""
+    """A processor that depends on the length, the first and the last token of the text."""
     return scores + ids[:, -1:] * torch.arange(V) / 7 - ids[:, :1] + ids.shape[1] * torch.eye(V)[3]
 
 
@@ -340,7 +340,7 @@ def test_processors_come_once_per_length_and_after_the_others() -> None:
     ("processor", "found"), [(lambda _, scores: scores[:, :3], r"\(1, 3\)"), (lambda _ids, _scores: None, "None")]
 )
 def test_a_processor_must_give_logits_of_the_same_shape(processor: Any, found: str) -> None:
-    """It is the error of the row whose text it was asked about."""
+    """It is the error of the row that the processor was called for."""
     known, rows = past(), PolicyRows.of([Policy(processors=[processor]), Policy()], V)
     assert torch.equal(rows(LOGITS, known), LOGITS)
     known.history.host[1].commit([5])
@@ -349,7 +349,7 @@ def test_a_processor_must_give_logits_of_the_same_shape(processor: Any, found: s
 
 
 def after(text: list[int]) -> set[int]:
-    """A toy grammar: a token at most three away from the last one, or 4."""
+    """A simple grammar: a token at most three away from the last one, or 4."""
     return {4} | {token for token in range(V) if abs(token - text[-1]) <= 3}
 
 
@@ -362,7 +362,7 @@ def as_mask(text: list[int]) -> Tensor:
     [after, as_mask, lambda text: torch.tensor(sorted(after(text))), lambda text: as_mask(text).numpy()],
 )
 def test_the_mask_hook(hook: Callable[[list[int]], Tensor]) -> None:
-    """A node below a token that was not allowed is left alone, for no text gets there."""
+    """Logits of a node below a token that was not allowed are unchanged, since no text gets there."""
 
     def plain(row: int, text: list[int], logits: Tensor) -> Tensor:
         start = len(PROMPTS[row]) + len(ANSWERS[row])
@@ -421,7 +421,7 @@ def test_answers_of_a_hook_are_checked(answer: list[int], message: str) -> None:
 )
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_settings_that_leave_no_token(policy: Policy, temperature: float) -> None:
-    """The logits are left as they are, and it is said where; a neighbour's law is its own."""
+    """The logits are unchanged there, and the place is reported; other rows are not affected."""
     policy = replace(policy, temperature=temperature)
     rows, known = PolicyRows.of([policy, Policy(temperature)], V), past()
     dead = rows.leave_none(LOGITS, known)
@@ -439,7 +439,7 @@ def test_no_text_needed_to_see_that_no_token_is_left() -> None:
 
 
 def test_a_row_that_excludes_every_token_is_left_alone() -> None:
-    """Where settings alone do, which look at no text; it is no error of its neighbour."""
+    """The settings do not depend on the text, and it is no error of the other row."""
     rows, known = PolicyRows.of([Policy(suppress_tokens=range(V)), Policy()], V), past()
     assert torch.equal(rows(LOGITS, known), LOGITS)
     dead = rows.leave_none(LOGITS, known)
@@ -447,7 +447,7 @@ def test_a_row_that_excludes_every_token_is_left_alone() -> None:
 
 
 def test_no_token_left_where_no_text_gets() -> None:
-    """Draft tokens that a processor excludes, or that end the text, may have nothing after them."""
+    """Draft tokens that a processor excludes, or that end the text, may have no allowed token after them."""
 
     def grammar(ids: Tensor, scores: Tensor) -> Tensor:
         """Counts upwards, and ends with 10."""
@@ -501,7 +501,7 @@ BELOW = torch.tensor([[[-1, -1, -1], [4, -1, -1], [4, 2, -1], [4, 2, 6]]])
     "policy", [Policy(allowed=lost_after([4, 2])), Policy(processors=[broken_after([4, 2])])], ids=["hook", "processor"]
 )
 def test_what_is_raised_below_the_text_waits_until_the_text_gets_there(policy: Policy) -> None:
-    """A draft may lie beyond the end of the text, where nobody would ask without drafts."""
+    """A draft may extend beyond the end of the text, where users' functions are not called without drafts."""
     for tokens in ([4], [4, 2], [4, 3, 1], [2]):
         history = History.of([[1]], V)
         shaped = policy(LOGITS[:1, :4], Past(history, BELOW))
@@ -520,7 +520,7 @@ def test_what_is_raised_below_the_text_waits_until_the_text_gets_there(policy: P
 
 
 def test_what_is_wrong_with_one_row_is_raised_for_that_row() -> None:
-    """Though its processor is asked about the texts of both at once."""
+    """The processor is called for the texts of both rows at once."""
     policy = Policy(processors=[broken_after([4, 2])])
     history = History.of([[1, 4, 2], [1, 3, 2]], V)
     shaped = policy(LOGITS[:, :1], Past(history, BELOW[:, :1].expand(2, 1, 3)))
