@@ -103,15 +103,17 @@ def _split_settings(processors: list[Any]) -> tuple[list[Any], dict[str, Any]]:
 def _policies(processors: Any, ids: Tensor, prompts: Sequence[Sequence[int]], *, sampling: bool) -> list[Policy]:
     """Returns a policy for each row, made from transformers' processors. A `prefix_allowed_tokens_fn` takes the number
     of the row, so each row gets its own hook; all other processors must depend on the text only."""
+    from spectr.models.internals import prefix_function
+
     every, settings = (
         _split_settings(list(_flat(processors))) if sampling else (list(_flat(processors)), {"temperature": 0.0})
     )
-    functions = [p._prefix_allowed_tokens_fn for p in every if hasattr(p, "_prefix_allowed_tokens_fn")]
+    functions = [function for p in every if (function := prefix_function(p)) is not None]
     if len(functions) > 1:
         raise ArgumentError(
             f"at most one prefix_allowed_tokens_fn can be used, got {len(functions)}; combine them into one function"
         )
-    others = [p for p in every if not hasattr(p, "_prefix_allowed_tokens_fn")]
+    others = [p for p in every if prefix_function(p) is None]
     if not functions:
         return [Policy(**settings, processors=others)] * len(prompts)
     hooks = [_AllowedTokens(functions[0], row, ids[row], len(prompt)) for row, prompt in enumerate(prompts)]

@@ -1,4 +1,4 @@
-"""A model that stops after its first layers, made of the very weights of the whole one: nothing is copied."""
+"""A model of the first layers of another, which shares the weights of the whole model."""
 
 import copy
 from typing import Any
@@ -7,30 +7,32 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from spectr.errors import ArgumentError
+from spectr.models.internals import copy_with_children
 from spectr.models.layers import layer_path
 
 __all__ = ["truncated"]
 
 
 def truncated(model: PreTrainedModel, layers: int) -> PreTrainedModel:
-    """`model` with only its first `layers` layers before the final norm and the output layer; it shares all weights,
-    and `model` itself stays as it is."""
+    """Return `model` with only its first `layers` layers before the final norm and the output layer. It shares all
+    weights with `model`, which is not changed."""
     config = model.config.get_text_config(decoder=True)
     if not 1 <= layers <= config.num_hidden_layers:
-        raise ArgumentError(f"layers must be 1 to {config.num_hidden_layers}, got {layers}")
+        raise ArgumentError(f"layers must be between 1 and {config.num_hidden_layers}, got {layers}")
     path = layer_path(model)
     cut = _cut(model.config, layers)
     made: PreTrainedModel = _fork(model, cut)
     inner: Any = made
     for name in path[:-1]:
-        inner._modules[name] = _fork(inner._modules[name], cut)
-        inner = inner._modules[name]
-    inner._modules[path[-1]] = nn.ModuleList(list(inner._modules[path[-1]].children())[:layers])
+        setattr(inner, name, _fork(getattr(inner, name), cut))
+        inner = getattr(inner, name)
+    setattr(inner, path[-1], nn.ModuleList(list(getattr(inner, path[-1]).children())[:layers]))
     return made
 
 
 def _cut(config: Any, layers: int) -> Any:
-    """A config of so many layers. Lists with an entry per layer are cut first, since their lengths are checked."""
+    """Return a config with `layers` layers. Lists with an entry per layer are cut first, since transformers compares
+    their lengths with the number of layers."""
     made = copy.deepcopy(config)
     text = made.get_text_config(decoder=True)
     for name in ("layer_types", "mlp_layer_types", "no_rope_layers"):
@@ -41,9 +43,8 @@ def _cut(config: Any, layers: int) -> Any:
 
 
 def _fork(module: Any, config: Any) -> Any:
-    """The same module, with a dictionary of children of its own and a config of its own."""
-    made: Any = copy.copy(module)
-    made._modules = dict(made._modules)
+    """Return a shallow copy of a module with children and a config of its own."""
+    made = copy_with_children(module)
     if hasattr(made, "config"):
         made.config = config
     return made

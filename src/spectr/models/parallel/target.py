@@ -5,9 +5,7 @@ verdict what is kept. Sessions, windows and views are known to the others by nam
 hashes of what they ran.
 """
 
-import copy
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -19,11 +17,13 @@ from transformers import PreTrainedModel
 
 from spectr.errors import MismatchError, NoRoomError
 from spectr.models.early import truncated
+from spectr.models.fresh_tokens import FreshTokens
+from spectr.models.internals import copy_with_parameters
 from spectr.models.memory import available, format_bytes
 from spectr.models.parallel.group import RankGroup
 from spectr.models.parallel.message import Message
 from spectr.models.session import Session, round_up_16
-from spectr.models.target import Fresh, Target
+from spectr.models.target import Target
 from spectr.types import Layers
 
 __all__ = ["LeadingTarget", "Lender", "SessionName", "ShardedTarget", "free_bytes"]
@@ -73,14 +73,8 @@ def _whole(tensor: Any) -> Tensor:
 def _unsharded(module: nn.Module, weight: Tensor, bias: Tensor | None = None) -> nn.Module:
     """A copy of an embedding or a linear layer with whole weights that does what its class does: transformers lets the
     sharded one talk to other ranks by a `forward` of its own."""
-    made: Any = copy.copy(module)
-    vars(made).pop("forward", None)
-    made._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
-    if "bias" in module._parameters:
-        made._parameters["bias"] = None if bias is None else nn.Parameter(bias, requires_grad=False)
-    made._forward_hooks, made._forward_pre_hooks = OrderedDict(), OrderedDict()
-    found: nn.Module = made
-    return found
+    own_bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+    return copy_with_parameters(module, {"weight": nn.Parameter(weight, requires_grad=False), "bias": own_bias})
 
 
 class ShardedTarget(Target):
@@ -129,10 +123,10 @@ class ShardedTarget(Target):
         self.group.note(torch.tensor([[*sources, *targets, most]], device=self.device))
         super().copy_rows(session, sources, targets, most)
 
-    def _run(self, session: Session, fresh: Fresh, choose: Callable[[Tensor], Tensor] | None) -> Tensor:
+    def _run(self, session: Session, fresh: FreshTokens, choose: Callable[[Tensor], Tensor] | None) -> Tensor:
         before = session.filled.clone()
         logits = super()._run(session, fresh, choose)
-        self.group.compare(before, fresh.tokens, fresh.where, fresh.slots, fresh.within, logits=logits)
+        self.group.compare(before, fresh.tokens, fresh.positions, fresh.slots, fresh.within, logits=logits)
         return logits
 
 
