@@ -1,4 +1,4 @@
-"""What tests of the engine ask with: requests, readers of their texts, and a scheduler that takes a turn when told."""
+"""Helpers for tests of the engine: requests, readers of their texts, and a scheduler that is stepped by the test."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,12 +17,12 @@ __all__ = ["EndReader", "LetterReader", "Stepped", "TakesForEver", "trace", "und
 
 
 def under(policy: Policy, requests: Sequence[Request]) -> list[Request]:
-    """The same requests, all with this policy."""
+    """Return the requests with this policy."""
     return [replace(request, policy=policy) for request in requests]
 
 
 def trace(result: Result) -> Any:
-    """What came out step by step, and what the statistics say: equal where the same happened."""
+    """Return the tokens of each step and the statistics; they are equal if the same happened."""
     steps = [(step.tokens, step.accepted, step.corrected, step.finish_reason, step.text) for step in result.steps]
     stats = result.stats
     return steps, stats.drafted, stats.ranks, stats.kept, stats.reached
@@ -30,28 +30,28 @@ def trace(result: Result) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class EndReader:
-    """Shows nothing, and ends a text where `ends`, given the tokens of a step, says after how many of them."""
+    """Shows no text, and ends it after as many tokens of a step as `ends` returns."""
 
     ends: Callable[[list[int]], int | None]
 
     def feed(self, tokens: list[int]) -> tuple[str, int | None]:
-        """Where the text ends among these tokens."""
+        """Return where the text ends among these tokens."""
         return "", self.ends(tokens)
 
     def finish(self) -> str:
-        """Nothing was held back."""
+        """Return nothing: no text is held back."""
         return ""
 
 
 @dataclass(slots=True)
 class LetterReader:
-    """A letter for each token; ends a text after a stop string, wherever steps begin and end."""
+    """Shows a letter for each token, and ends a text after a stop string, regardless of the boundaries of steps."""
 
     stop: str
     text: str = field(default="")
 
     def feed(self, tokens: list[int]) -> tuple[str, int | None]:
-        """The letters up to the end."""
+        """Return the letters up to the end."""
         for count, token in enumerate(tokens, start=1):
             self.text += chr(ord("a") + token)
             if self.text.endswith(self.stop):
@@ -59,16 +59,16 @@ class LetterReader:
         return self.text[len(self.text) - len(tokens) :], None
 
     def finish(self) -> str:
-        """Something, so that it is seen once."""
+        """Return a marker that must be seen exactly once."""
         return "."
 
 
 class TakesForEver(Exception):  # noqa: N818
-    """Turns were taken in vain."""
+    """Raised when the engine does not finish within a number of turns."""
 
 
 def _readers(drafting: Any) -> list[ModelDrafting]:
-    """The draft models at work in a drafting."""
+    """Return the draft models of a drafting."""
     if isinstance(drafting, ModelDrafting):
         return [drafting]
     parts = [*getattr(drafting, "parts", ()), *getattr(drafting, "draftings", ())]
@@ -77,7 +77,8 @@ def _readers(drafting: Any) -> list[ModelDrafting]:
 
 
 def check_rows(lane: Lane) -> None:
-    """Each active row's text, cache and draft model go equally far, and the host knows no more than the device."""
+    """Check that text, cache and draft model of each active row have the same length, and that host and device
+    agree."""
     if lane._rows is None:
         return
     rows, count = lane._rows, len(lane.active)
@@ -97,19 +98,19 @@ def check_rows(lane: Lane) -> None:
 
 
 class Stepped:
-    """The requests of an engine, of which all take a turn when the test says so."""
+    """An engine whose turns are taken by the test."""
 
     def __init__(self, engine: Engine, *, checks: bool = True) -> None:
         self.scheduler, self.checks = Scheduler(engine.parts), checks
 
     def submit(self, request: Request) -> Handle:
-        """Let a request wait for the next turn."""
+        """Queue a request for the next turn."""
         delivery = Delivery(request)
         self.scheduler._waiting.append(Seat(delivery, request.tokens))
         return Handle(delivery, self.scheduler._wake)
 
     def turn(self, count: int = 1) -> bool:
-        """Take turns, and check after each that all parts agree on what rows hold; whether there is more to do."""
+        """Take turns, check the rows after each, and return whether there is more to do."""
         for _ in range(count):
             with LOCK, torch.no_grad():  # as an engine's thread: others may run the same model meanwhile
                 is_busy = self.scheduler.turn()
@@ -118,7 +119,7 @@ class Stepped:
         return is_busy
 
     def finish(self, handles: Sequence[Handle], most: int = 1_000) -> list[Result]:
-        """Take turns until nothing is left to do."""
+        """Take turns until all requests are finished."""
         for _ in range(most):
             if not self.turn():
                 return [handle.result(timeout=0) for handle in handles]

@@ -1,4 +1,4 @@
-"""Counts against exact probabilities, with a stated rate of false alarms."""
+"""Compares counts with exact probabilities, at a stated false-alarm rate."""
 
 import pytest
 from torch import Tensor
@@ -7,9 +7,10 @@ __all__ = ["chi_square"]
 
 
 def chi_square(found: Tensor, expected: Tensor, rate: float) -> float:
-    """Chi-square of counts against expected ones, as a multiple of what is exceeded with probability `rate`.
+    """Return the chi-square of counts against expected ones, as a multiple of the value exceeded with probability
+    `rate`.
 
-    Cells that expect at most five are pooled into one; a count where none is possible is infinitely surprising.
+    Cells that expect at most five are merged into one; a count in an impossible cell gives infinity.
     """
     chi2 = pytest.importorskip("scipy.stats").chi2
     if float(found[expected == 0].sum()) > 0:

@@ -1,4 +1,4 @@
-"""What tests on a CUDA device share."""
+"""Helpers for tests on a CUDA device."""
 
 import warnings
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ __all__ = ["no_host_sync", "set_sync_debug_mode"]
 
 
 def set_sync_debug_mode(mode: int | str) -> None:
-    """Set the mode without torch's word that it is a prototype, which would be an error here."""
+    """Set the mode without torch's prototype warning, which would be an error in tests."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype", UserWarning)
         torch.cuda.set_sync_debug_mode(mode)
@@ -18,7 +18,7 @@ def set_sync_debug_mode(mode: int | str) -> None:
 
 @contextmanager
 def no_host_sync() -> Iterator[None]:
-    """Raise where the host would wait for the device while the context is open."""
+    """Raise an error if the host waits for the device while the context is open."""
     before = torch.cuda.get_sync_debug_mode()
     set_sync_debug_mode("error")
     try:

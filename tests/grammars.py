@@ -1,4 +1,4 @@
-"""Grammars over the twelve tokens of the tests' small models, and the same as a function of the text so far."""
+"""Grammars over the twelve tokens of the small test models, and the same grammars as functions of the text."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,7 @@ _PIECES = (b"a", b"b", b"c", b"ab", b"[", b"]", b",", b"ca", b"1", b"\xc3", b"\x
 
 
 def encode(text: str) -> list[int]:
-    """The longest token first; what none spells is left out."""
+    """Encode a text greedily by the longest token; characters without a token are dropped."""
     left, found = text.encode(), list[int]()
     while left:
         best = max(
@@ -53,7 +53,7 @@ def compiled(name: str) -> CompiledGrammar:
 
 
 def as_hook(grammar: CompiledGrammar, prompt: int) -> Callable[[list[int]], torch.Tensor]:
-    """Which tokens may follow a text of so many tokens of a prompt: from a fresh walk over what was generated."""
+    """Return a hook that computes the allowed tokens after a text, by a new walk over the generated part."""
 
     def hook(text: list[int]) -> torch.Tensor:
         return allowed(grammar.walk(text[prompt:]).masks([()]), grammar.vocabulary.size)[0]
@@ -62,7 +62,7 @@ def as_hook(grammar: CompiledGrammar, prompt: int) -> Callable[[list[int]], torc
 
 
 def hooked(request: Request) -> Request:
-    """The same request with its grammar as a function."""
+    """Return the request with its grammar as a hook."""
     assert request.grammar is not None
     hook = as_hook(request.grammar, len(request.prompt))
     return replace(request, grammar=None, policy=replace(request.policy, allowed=hook))

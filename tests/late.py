@@ -1,5 +1,5 @@
-"""The engine as it runs on a GPU, on any device: steps are read one step late, and taken as they would be captured, for
-a rounded number of rows, a rounded length and a rounded set of settings."""
+"""Runs the engine as on a GPU, on any device: steps are read one step late, and run as if captured, for a rounded
+number of rows, a rounded length and a rounded set of settings."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ __all__ = ["LateLane", "run_as_on_a_gpu"]
 
 
 class LateLane(Lane):
-    """A lane as it is on a GPU."""
+    """A lane that behaves as on a GPU."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -23,12 +23,12 @@ class LateLane(Lane):
 
 
 def _for_all_rows(rows: PolicyRows, name: str, step: Any, logits: Tensor) -> Tensor:
-    """Policies as they are computed on a GPU: for all rows, of which those that do not use a setting are put back."""
+    """Compute policies as on a GPU: for all rows, with rows that do not use a setting restored afterwards."""
     return rows._put_back(name, step(rows, logits), logits)
 
 
 def run_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every engine that begins from now on."""
+    """Make every engine that is created from now on behave as on a GPU."""
     monkeypatch.setattr("spectr.engine.scheduler.Lane", LateLane)
     monkeypatch.setattr(PolicyRows, "_where_used", _for_all_rows)
-    monkeypatch.setattr(ModelDrafting, "_lags", lambda *_: False)  # the host would have to wait for the answer
+    monkeypatch.setattr(ModelDrafting, "_lags", lambda *_: False)  # reading the value would make the host wait

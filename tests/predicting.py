@@ -1,4 +1,4 @@
-"""Predictions for tests, and where a text stands in its reference as a reader of the docstrings would write it."""
+"""Predictions for tests, and a plain implementation of how a text is followed in its reference."""
 
 from dataclasses import dataclass, field
 
@@ -11,10 +11,10 @@ LENGTH, FEW, MATCH, NEAR = 16, 8, 4, 12
 
 @dataclass
 class Follower:
-    """The reference of one row, on the host and one token at a time."""
+    """Follows the reference of one row, on the host and one token at a time."""
 
     reference: list[int]
-    start: int  # tokens of the text before it
+    start: int  # tokens of the preceding text
     place: int = 0
     reach: int = FEW
     since: int = field(init=False)
@@ -23,7 +23,7 @@ class Follower:
         self.since = self.start
 
     def follow(self, text: list[int]) -> tuple[list[int], int]:
-        """What the reference says of the next tokens of a text, and how many of them are drafted."""
+        """Return the reference's prediction of the next tokens of a text, and how many of them are drafted."""
         came, meant = text[self.since :], self.reference[self.place : self.place + LENGTH + 1]
         right = 0
         while right < min(len(came), len(meant)) and came[right] == meant[right]:
@@ -52,7 +52,7 @@ class Follower:
 
 
 def counted(result: Result, reference: list[int], prompt: list[int], generated: list[int]) -> int:
-    """How many tokens of a text were predicted, step by step."""
+    """Return how many tokens of a text were predicted, step by step."""
     follower, text, total = Follower(reference, len(prompt)), [*prompt, *generated], 0
     for step in result.steps:
         predicted, _ = follower.follow(text)
@@ -66,10 +66,10 @@ KINDS = ("right", "changed", "inserted", "shortened", "swapped", "wrong", "brief
 
 
 def edited(text: list[int], kind: str, size: int) -> list[int]:
-    """A prediction of a text that differs from it in one way."""
+    """Return a prediction that differs from the text in one way."""
     half = len(text) // 2
     match kind:
-        case "changed":  # every seventh token is another
+        case "changed":  # every seventh token is changed
             return [(token + 1) % size if at % 7 == 3 else token for at, token in enumerate(text)]
         case "inserted":
             return [*text[:half], 0, 1, 2, *text[half:], 5, 5, 5]

@@ -10,7 +10,7 @@ stats = pytest.importorskip("scipy.stats")
 
 
 def keys(count: int, vary: str) -> dict[str, torch.Tensor]:
-    """Keys (count, 1) in which one word counts up and the others stay."""
+    """Return keys (count, 1) in which one word counts up and the others are constant."""
     line = torch.arange(count)
     return {word: line if word == vary else torch.full((count,), 5) for word in ("seed", "committed", "node")}
 
@@ -58,7 +58,7 @@ def test_noise_is_exponential_along_every_key(vary: str) -> None:
 
 
 def test_the_smallest_noise_is_fine_enough() -> None:
-    """Among 152,064 tokens the winner's E is about 1e-5; V times the smallest E is Exp(1), with no grid in it."""
+    """Among 152,064 tokens the winner's E is about 1e-5; V times the smallest E is Exp(1), without visible rounding."""
     size = 152_064
     smallest = torch.stack([(-gumbel(torch.tensor([s]), torch.tensor([[0]]), size)).amin().exp() for s in range(400)])
     assert stats.kstest((smallest * size).numpy(), "expon").pvalue > 1e-7
@@ -131,7 +131,7 @@ def test_a_coin_of_zero_does_not_pass_a_chance_of_zero(monkeypatch: pytest.Monke
 
 
 def scene(rows: int) -> tuple[SeededCoins, torch.Tensor, torch.Tensor]:
-    """Coins, logits (rows, 2, 50) and depths (rows, 2)."""
+    """Return coins, logits (rows, 2, 50) and depths (rows, 2)."""
     seed, generator = torch.arange(rows), torch.Generator().manual_seed(3)
     return SeededCoins(seed, seed + 7), torch.randn(rows, 2, 50, generator=generator), torch.tensor([[0, 4]] * rows)
 
@@ -176,7 +176,7 @@ def test_a_coin_at_the_end_of_a_chunk_stays_on_weight() -> None:
 
 
 def test_rough_noise_is_near_the_exact() -> None:
-    """The compiled noise of a large vocabulary, over its whole range, is a hundred times nearer than is assumed."""
+    """The compiled noise of a large vocabulary is a hundred times more accurate than required, over its whole range."""
     from spectr.coins import _gumbel_states
     from spectr.kernels.cpu.noise import ROUGH, rough_noise
 
@@ -188,7 +188,7 @@ def test_rough_noise_is_near_the_exact() -> None:
 
 
 def test_a_large_race_is_won_by_the_same_token() -> None:
-    """Exact noise for the tokens that can win gives the winner of all, with ties, struck tokens and peaks."""
+    """Exact noise for the tokens that can win gives the overall winner, with ties, excluded tokens and peaks."""
     generator = torch.Generator().manual_seed(0)
     depth = torch.tensor([[0, 1, 2], [0, 1, 1]])
     for number in range(60):
@@ -202,8 +202,8 @@ def test_a_large_race_is_won_by_the_same_token() -> None:
 
 
 def test_near_ties_of_a_large_race_are_decided_by_exact_noise() -> None:
-    """Logits that make up for the noise of eight tokens leave sums that differ by float32's last digit. Rough noise
-    alone, the fault this would see, takes another winner in many of these races."""
+    """Logits that cancel the noise of eight tokens leave sums that differ by float32's last digit. Approximate noise
+    alone would give another winner in many of these races."""
     from spectr.coins import _gumbel_states
     from spectr.kernels.cpu.noise import rough_noise
 

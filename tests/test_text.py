@@ -1,4 +1,4 @@
-"""Streams of text against whole texts: with tokenizers of every kind, and stop strings cut anywhere."""
+"""Streamed text equals whole text, with tokenizers of every kind and stop strings split anywhere."""
 
 import random
 from functools import cache
@@ -40,7 +40,7 @@ SAMPLES = [
 
 @cache
 def byte_level() -> Tokenizer:
-    """As GPT-2: bytes, so that a character may take several tokens."""
+    """A byte-level tokenizer as in GPT-2, in which a character may take several tokens."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -54,7 +54,8 @@ def byte_level() -> Tokenizer:
 
 @cache
 def metaspace() -> Tokenizer:
-    """As Llama and T5 with SentencePiece: spaces become ▁, the first one is dropped, unknown characters are bytes."""
+    """A SentencePiece tokenizer as in Llama and T5: spaces become ▁, the first is dropped, unknown characters are
+    bytes."""
     pieces = ["▁", "▁the", "▁dog", "the", "dog", "▁▁", "s", "▁s", ",", ".", *sorted(set("".join(CORPUS[:2])) - {" "})]
     pieces = list(dict.fromkeys(pieces))
     scores = [(f"<0x{byte:02X}>", -20.0) for byte in range(256)] + [
@@ -69,7 +70,7 @@ def metaspace() -> Tokenizer:
 
 @cache
 def llama() -> Tokenizer:
-    """As Llama 2: the same pieces, but joined and then stripped of one space."""
+    """A tokenizer as in Llama 2: the same pieces, but joined and then stripped of one space."""
     made = Tokenizer.from_str(metaspace().to_str())
     made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     made.pre_tokenizer = pre_tokenizers.Sequence([])
@@ -80,7 +81,7 @@ def llama() -> Tokenizer:
 
 @cache
 def word_piece() -> Tokenizer:
-    """As BERT: words are joined by spaces, and a clean-up takes some away again."""
+    """A word-piece tokenizer as in BERT: words are joined by spaces, and a clean-up removes some of them."""
     made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
@@ -110,7 +111,7 @@ def ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def streamed(tokenizer: Any, tokens: list[int], stops: tuple[str, ...] = ()) -> TextStream:
-    """A stream at its end; the pieces must be its text."""
+    """Stream tokens to the end, and check that the pieces make up the text."""
     stream = TextStream(tokenizer, stops)
     pieces = [stream.feed(token) for token in tokens]
     assert stream.text == "".join(pieces)
@@ -141,7 +142,7 @@ def test_any_text(make: Any, text: str) -> None:
 @pytest.mark.parametrize("make", [byte_level, smollm])
 @given(data=st.data())
 def test_any_tokens(make: Any, data: st.DataObject) -> None:
-    """Also those that are no text: broken characters, special tokens in between."""
+    """Includes tokens that are not text: broken characters and special tokens."""
     tokenizer = make()
     tokens = data.draw(st.lists(st.integers(0, 299), max_size=60))
     assert streamed(tokenizer, tokens).text == tokenizer.decode(tokens, skip_special_tokens=True)
@@ -158,7 +159,7 @@ def test_spaces_before_words_stay(make: Any, words: list[str]) -> None:
 
 @pytest.mark.parametrize("text", SAMPLES)
 def test_word_pieces_but_for_spaces(text: str) -> None:
-    """A clean-up that looks ahead comes too late for a stream."""
+    """A clean-up that looks ahead cannot be applied to a stream."""
     tokenizer = word_piece()
     tokens = ids(tokenizer, text)
     whole = tokenizer.decode(tokens, skip_special_tokens=True)
@@ -167,7 +168,7 @@ def test_word_pieces_but_for_spaces(text: str) -> None:
 
 
 @pytest.mark.parametrize("make", [byte_level, metaspace, llama])
-def test_never_half_a_character(make: Any) -> None:
+def test_no_partial_character_is_shown(make: Any) -> None:
     tokenizer = make()
     tokens = ids(tokenizer, "😀語ü👍🏽")
     assert len(tokens) > 5
@@ -183,7 +184,7 @@ def test_never_half_a_character(make: Any) -> None:
 
 
 class Counting:
-    """A tokenizer that counts the tokens it was asked to decode."""
+    """A tokenizer that counts the tokens it decodes."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer, self.decoded, self.most = tokenizer, 0, 0
@@ -214,7 +215,7 @@ def test_cost_does_not_grow_with_the_text(kind: str) -> None:
 
 
 class Letters:
-    """A tokenizer of pieces given beforehand: a token is its place."""
+    """A tokenizer with given pieces; a token is the index of its piece."""
 
     def __init__(self, pieces: list[str]) -> None:
         self.pieces = pieces
@@ -263,7 +264,7 @@ def test_stops_across_real_tokens(make: Any, before: str, stop: str, after: str)
 @settings(max_examples=200)
 @given(text=st.text("abc", max_size=30), stop=small)
 def test_what_is_shown_is_never_taken_back(text: str, stop: str) -> None:
-    """After each letter exactly what cannot be part of a stop string is shown."""
+    """After each letter exactly the text that cannot be part of a stop string is shown."""
     stream = TextStream(Letters(list(text)), [stop])
     for place in range(len(text)):
         stream.feed(place)
@@ -302,8 +303,7 @@ def test_bad_stops(stops: Any) -> None:
 
 
 def test_bytes_of_tokens_are_used_where_they_are_the_text() -> None:
-    """With a tokenizer of transformers, whose tokens are bytes: the same text as from the whole, and the same pieces in
-    sum as from windows."""
+    """With a byte-level tokenizer of transformers: the same text as decoding the whole, and as decoding windows."""
     made = PreTrainedTokenizerFast(tokenizer_object=byte_level(), bos_token="<s>")
     table = token_bytes(made)
     assert table is not None

@@ -1,8 +1,8 @@
-"""Small random models that tests share.
+"""Small random models for tests.
 
-They are float64 unless a test asks for another dtype. A text is compared token for token between calls of different
-widths (alone or in a batch, with or without drafts), whose sums are rounded in different orders: in float32 logits then
-differ by 1e-6 and now and then a token with them, on one CPU and not on another; in float64 by 1e-14.
+They are float64 unless a test needs another dtype. Tests compare texts token for token between calls of different
+widths (alone or in a batch, with or without drafts), which sum in different orders: in float32 logits then differ by
+1e-6 and occasionally a token with them, depending on the CPU; in float64 they differ by 1e-14.
 """
 
 import torch
@@ -12,7 +12,7 @@ __all__ = ["llama", "widen"]
 
 
 def widen(net: PreTrainedModel, scale: float = 0.2) -> PreTrainedModel:
-    """Draw weights wide enough for laws that are neither flat nor a point."""
+    """Scale weights such that distributions are neither flat nor point masses."""
     with torch.no_grad():
         for weights in net.parameters():
             if weights.dim() > 1:
@@ -23,7 +23,7 @@ def widen(net: PreTrainedModel, scale: float = 0.2) -> PreTrainedModel:
 def llama(
     seed: int, size: int = 12, layers: int = 2, *, dtype: torch.dtype = torch.float64, **config: object
 ) -> PreTrainedModel:
-    """A Llama of `size` tokens; few, so that texts repeat."""
+    """Return a Llama with a vocabulary of `size` tokens; few, so that texts repeat."""
     torch.manual_seed(seed)
     shape = {
         "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
