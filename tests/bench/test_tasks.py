@@ -83,7 +83,9 @@ def test_lines_of_text_are_prompts(tmp_path: Path) -> None:
 def test_bad_arguments_are_refused(tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"question": "2+2?"}\n')
-    with pytest.raises(ArgumentError, match=r"row 1 of .*bad\.jsonl must have prompt for the task code; it has question"):
+    with pytest.raises(
+        ArgumentError, match=r"row 1 of .*bad\.jsonl must have prompt for the task code; it has question"
+    ):
         tasks([f"code={bad}"], 5)
     bad.write_text("not json\n")
     with pytest.raises(ArgumentError, match="--tasks must be"):
