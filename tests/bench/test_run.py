@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from spectr.bench.ask import BenchRequest, Written, WrittenBySpectr
+from spectr.bench.ask import BenchRequest, SpectrWriter, Written
 from spectr.bench.grid import PRESETS, Grid, preset
 from spectr.bench.methods import METHODS
 from spectr.bench.run import Progress
@@ -160,15 +160,15 @@ def test_finished_cells_are_not_measured_again(measure: Measure, tmp_path: Path)
 
 def interrupted_after(count: int, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> list[BenchRequest]:
     """Interrupt spectr's writers after a number of texts."""
-    write, seen = WrittenBySpectr.write, list[BenchRequest]()
+    write, seen = SpectrWriter.write, list[BenchRequest]()
 
-    def stop(self: WrittenBySpectr, asked: BenchRequest) -> Written:
+    def stop(self: SpectrWriter, asked: BenchRequest) -> Written:
         if len(seen) == count:
             raise error
         seen.append(asked)
         return write(self, asked)
 
-    monkeypatch.setattr(WrittenBySpectr, "write", stop)
+    monkeypatch.setattr(SpectrWriter, "write", stop)
     return seen
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from tests.cli.conftest import COMMAND
 
-from spectr.cli.terminal import Wrapped, read_message
+from spectr.cli.terminal import WrappedOutput, read_message
 
 Spectr = Callable[..., Any]
 
@@ -218,7 +218,7 @@ WORDS = st.text(st.characters(codec="utf-8", categories=("L", "P", "N")), min_si
 def test_answers_wrap_between_words(words: list[str], size: int) -> None:
     """For any pieces every word is whole, every line fits, and nothing else changes."""
     text, shown = " ".join(words), io.StringIO()
-    screen = Wrapped()
+    screen = WrappedOutput()
     screen.width = 24
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdout", shown)
@@ -233,7 +233,7 @@ def test_answers_wrap_between_words(words: list[str], size: int) -> None:
 
 
 def test_wrapping_keeps_what_was_laid_out(capsys: pytest.CaptureFixture[str]) -> None:
-    screen = Wrapped()
+    screen = WrappedOutput()
     screen.width = 12
     screen.feed("a list:\n  - one\n  - two three four\n\n漢字漢字漢字漢字\n" + "x" * 20)
     screen.finish()
@@ -241,7 +241,7 @@ def test_wrapping_keeps_what_was_laid_out(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_pipe_is_not_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
-    screen = Wrapped()
+    screen = WrappedOutput()
     assert screen.width is None
     screen.feed("word " * 100)
     screen.finish()

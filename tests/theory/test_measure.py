@@ -22,7 +22,7 @@ from spectr.pairing import pair
 from spectr.policy import Policy
 from spectr.theory.measure import MOST_DRAFTS, LoadedPair, Study, measure, record_nothing, record_ranks
 from spectr.theory.report import Counts, Findings, OverAccepting, observed_tokens, predicted_tokens
-from spectr.theory.watch import Nodes, Seen, _Texts, watch
+from spectr.theory.watch import Nodes, VisitedNodes, _Texts, watch
 from spectr.transport.laws import overlap, total_variation
 from spectr.verify import rule
 
@@ -64,14 +64,14 @@ def test_what_is_seen_is_what_was_generated(folders: Folders, rows: int) -> None
         Request(lm.encode(text), seed, length, Policy(0.8)) for seed, (text, length) in enumerate(lengths.items())
     ]
     texts = [result.tokens for result in engine.generate(requests)]
-    seen: list[Seen] = []
+    seen: list[VisitedNodes] = []
 
-    def look(one: Seen) -> dict[str, torch.Tensor]:
+    def recorder(one: VisitedNodes) -> dict[str, torch.Tensor]:
         seen.append(one)
         logs = one.target.gather(-1, one.token[:, None]).squeeze(-1).log()
         return {"token": one.token, "log": logs, "gap": total_variation(one.target, one.draft)}
 
-    nodes = watch(engine.with_parts(rows=rows), requests, look)
+    nodes = watch(engine.with_parts(rows=rows), requests, recorder)
     for number, (request, text) in enumerate(zip(requests, texts, strict=True)):
         mine = nodes["text"] == number
         tokens = nodes["token"][mine].astype(int).tolist()

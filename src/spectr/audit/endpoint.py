@@ -21,7 +21,7 @@ from spectr.audit.texts import TESTS, Text, TextLaw
 from spectr.endpoint import EndpointClient, turns_of
 from spectr.errors import ArgumentError, LawError
 
-__all__ = ["Endpoint", "Stated", "endpoint_case"]
+__all__ = ["Endpoint", "StatedText", "endpoint_case"]
 
 REST = 0
 """The token that stands for all tokens that an endpoint does not list."""
@@ -49,7 +49,7 @@ class Endpoint:
     def __post_init__(self) -> None:
         object.__setattr__(self, "client", EndpointClient(self.url, self.headers, self.timeout))
 
-    def ask(self, count: int, length: int, seed: int) -> list["Stated"]:
+    def ask(self, count: int, length: int, seed: int) -> list["StatedText"]:
         """Request up to `count` texts in one call."""
         body = {
             "model": self.model, "max_tokens": length, "temperature": 1.0, "top_p": 1.0, "n": count, "seed": seed,
@@ -75,21 +75,21 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
+class StatedText:
     """One text, and the distribution that was stated at each of its tokens."""
 
     tokens: list[str]
     laws: list[dict[str, float]]  # the probabilities of the likeliest tokens
 
 
-def _stated(logprobs: Mapping[str, Any]) -> Stated:
+def _stated(logprobs: Mapping[str, Any]) -> StatedText:
     """Parse either form of log-probabilities."""
     if logprobs.get("content") is not None:
         places = logprobs["content"]
         laws = [{each["token"]: math.exp(each["logprob"]) for each in place["top_logprobs"]} for place in places]
-        return Stated([place["token"] for place in places], laws)
+        return StatedText([place["token"] for place in places], laws)
     laws = [{token: math.exp(value) for token, value in place.items()} for place in logprobs["top_logprobs"]]
-    return Stated(list(logprobs["tokens"]), laws)
+    return StatedText(list(logprobs["tokens"]), laws)
 
 
 class _Survey:
@@ -101,7 +101,7 @@ class _Survey:
         self.laws: dict[Text, dict[int, float]] = {}
         self.wandered, self.top, self.end = 0.0, top, end
 
-    def read(self, stated: Stated, length: int) -> Text:
+    def read(self, stated: StatedText, length: int) -> Text:
         """Return the text as token numbers, as far as it is known, and record its distributions."""
         text: Text = ()
         for token, listed in zip(stated.tokens, stated.laws, strict=True):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from spectr.audit.reference_coins import coin, noise
 from spectr.audit.reference_couplings import Children, ReferenceCoupling, left_over, normalised, without
 
-__all__ = ["Decision", "Decisions", "Judged", "Laws", "ReferenceRule", "Tree", "reference_rule"]
+__all__ = ["Decision", "Decisions", "Laws", "ReferenceRule", "ReferenceVerdict", "Tree", "reference_rule"]
 
 Numbers = npt.NDArray[np.float64]
 
@@ -145,7 +145,7 @@ class Decisions:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ReferenceVerdict:
     """A verdict: the accepted tokens and the one after them, and whether that one replaces a draft."""
 
     tokens: tuple[int, ...]
@@ -153,32 +153,32 @@ class Judged:
     corrected: bool
 
 
-Rule = Callable[[Tree, Laws, Decisions], Judged]
+Rule = Callable[[Tree, Laws, Decisions], ReferenceVerdict]
 
 
-def _judged(tree: Tree, end: int, bonus: int) -> Judged:
-    return Judged((*tree.texts[end], bonus), len(tree.texts[end]), bool(tree.below[tree.first[end]]))
+def _verdict(tree: Tree, end: int, bonus: int) -> ReferenceVerdict:
+    return ReferenceVerdict((*tree.texts[end], bonus), len(tree.texts[end]), bool(tree.below[tree.first[end]]))
 
 
-def _race(tree: Tree, laws: Laws, decisions: Decisions) -> Judged:
+def _race(tree: Tree, laws: Laws, decisions: Decisions) -> ReferenceVerdict:
     """Emit the winner of every position; a path of the tree is kept as long as it consists of winners."""
     node = 0
     while True:
         winner = decisions.race(laws.logits(node), node, len(tree.texts[node]))
         child = tree.child(node, winner)
         if child is None:
-            return _judged(tree, node, winner)
+            return _verdict(tree, node, winner)
         node = child
 
 
-def _match(tree: Tree, laws: Laws, decisions: Decisions) -> Judged:
+def _match(tree: Tree, laws: Laws, decisions: Decisions) -> ReferenceVerdict:
     """Draw every token from the target."""
     node = 0
     while True:
         token = decisions.pick(laws.target(node), node, _Purpose.BONUS)
         child = tree.child(node, token)
         if child is None:
-            return _judged(tree, node, token)
+            return _verdict(tree, node, token)
         node = child
 
 
@@ -188,7 +188,7 @@ def _slot(chances: Numbers, tree: Tree, laws: Laws, decisions: Decisions, node: 
     return tokens.index(free) if free in tokens else decisions.pick(chances, node, _Purpose.CHILD)
 
 
-def _walk(tree: Tree, laws: Laws, decisions: Decisions, *, coupling: ReferenceCoupling) -> Judged:
+def _walk(tree: Tree, laws: Laws, decisions: Decisions, *, coupling: ReferenceCoupling) -> ReferenceVerdict:
     """Let the coupling accept a child at each node; if it accepts none, draw from the residual."""
     node = 0
     while True:
@@ -196,11 +196,11 @@ def _walk(tree: Tree, laws: Laws, decisions: Decisions, *, coupling: ReferenceCo
         missed = max(0.0, 1 - outcome.ending.sum())
         slot = _slot(np.append(outcome.ending, missed), tree, laws, decisions, node)
         if slot == len(outcome.ending):
-            return _judged(tree, node, decisions.pick(outcome.residual, node, _Purpose.BONUS))
+            return _verdict(tree, node, decisions.pick(outcome.residual, node, _Purpose.BONUS))
         node = tree.first[tree.below[node][slot]]
 
 
-def _longest(tree: Tree, laws: Laws, decisions: Decisions, end: int, proposals: Sequence[Numbers]) -> Judged:
+def _longest(tree: Tree, laws: Laws, decisions: Decisions, end: int, proposals: Sequence[Numbers]) -> ReferenceVerdict:
     """Block-verify the path to a node, given the law from which the token after each of its nodes was proposed.
 
     w is the probability of keeping at least that much, and the deepest success counts. Coins are keyed by the drafted
@@ -218,17 +218,17 @@ def _longest(tree: Tree, laws: Laws, decisions: Decisions, end: int, proposals: 
     chances.append(kept[length])
     last = max([depth for depth in range(1, length + 1) if decisions.flip(chances[depth], path[depth])], default=0)
     weights = targets[last] if last == length else left_over(kept[last] * targets[last], proposals[last])
-    return _judged(tree, path[last], decisions.pick(weights, path[last], _Purpose.BONUS))
+    return _verdict(tree, path[last], decisions.pick(weights, path[last], _Purpose.BONUS))
 
 
-def _block(tree: Tree, laws: Laws, decisions: Decisions) -> Judged:
+def _block(tree: Tree, laws: Laws, decisions: Decisions) -> ReferenceVerdict:
     """Verify one chain as a whole."""
     alive = [node for node in range(len(tree.tokens)) if tree.alive[node]]
     end = max(alive, key=lambda node: len(tree.texts[node]))
     return _longest(tree, laws, decisions, end, [laws.draft(node) for node in tree.path(end)])
 
 
-def _path_block(tree: Tree, laws: Laws, decisions: Decisions, *, coupling: ReferenceCoupling) -> Judged:
+def _path_block(tree: Tree, laws: Laws, decisions: Decisions, *, coupling: ReferenceCoupling) -> ReferenceVerdict:
     """Select a path down to a leaf, and block-verify it with the laws of the selected tokens."""
     node, proposals = 0, list[Numbers]()
     while tree.below[node]:
@@ -274,7 +274,7 @@ class _Traversal:
             self.draft[node] = without(self.draft[node], [token])
 
 
-def _traverse(tree: Tree, laws: Laws, decisions: Decisions) -> Judged:
+def _traverse(tree: Tree, laws: Laws, decisions: Decisions) -> ReferenceVerdict:
     """Test leaves first; the mass of a rejected node returns to its parent."""
     children: list[list[int]] = [[] for _ in tree.tokens]
     for node in range(1, len(tree.tokens)):
@@ -283,7 +283,7 @@ def _traverse(tree: Tree, laws: Laws, decisions: Decisions) -> Judged:
     state = _Traversal(tree, laws, decisions, children)
     end = state.visit(0)
     assert end is not None
-    return _judged(tree, end, decisions.pick(state.target[end], end, _Purpose.BONUS))
+    return _verdict(tree, end, decisions.pick(state.target[end], end, _Purpose.BONUS))
 
 
 @dataclass(frozen=True, slots=True)

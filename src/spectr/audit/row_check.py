@@ -19,7 +19,7 @@ from torch import Tensor
 
 from spectr.audit.reference_coins import mixed, scrambled
 from spectr.audit.reference_policy import Numbers, ReferencePolicy, softmax
-from spectr.audit.reference_rules import Decision, Decisions, Judged, ReferenceRule, Tree, reference_rule
+from spectr.audit.reference_rules import Decision, Decisions, ReferenceRule, ReferenceVerdict, Tree, reference_rule
 from spectr.engine.readout import NO_NUMBERS, NO_TOKENS, NO_WAY_ON, SOUND
 from spectr.engine.record import Evidence, StepRecord, WatchedRow
 from spectr.policy import Policy
@@ -273,7 +273,7 @@ def _tree(evidence: Evidence, row: int) -> Tree:
     return Tree(tokens, parents, alive, fixed, draft.siblings, draft.width)
 
 
-def _is_same(judged: Judged, row: WatchedRow) -> bool:
+def _is_same(judged: ReferenceVerdict, row: WatchedRow) -> bool:
     found = row.verdict
     return (judged.tokens, judged.accepted, judged.corrected) == (found.tokens, found.accepted, found.corrected)
 
@@ -286,7 +286,9 @@ def _failure(record: StepRecord, row: WatchedRow, what: str, expected: tuple[int
     )  # fmt: skip
 
 
-def _parting(record: StepRecord, row: WatchedRow, judged: Judged, laws: _RowLaws, decisions: Decisions) -> Failure:
+def _parting(
+    record: StepRecord, row: WatchedRow, judged: ReferenceVerdict, laws: _RowLaws, decisions: Decisions
+) -> Failure:
     """Describe where the emitted and the expected tokens differ, and the decisions made there."""
     emitted, expected = row.verdict.tokens, judged.tokens
     pairs = enumerate(zip(emitted, expected, strict=False))

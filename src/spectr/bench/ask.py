@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BenchRequest",
+    "EndpointWriter",
+    "SpectrWriter",
+    "TransformersWriter",
     "Writer",
     "Written",
-    "WrittenByEndpoint",
-    "WrittenBySpectr",
-    "WrittenByTransformers",
     "open_endpoint",
     "requests",
 ]
@@ -105,7 +105,7 @@ def requests(lm: LM, tasks: Sequence[Task], tokens: int, prefix: str = "") -> tu
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenBySpectr:
+class SpectrWriter:
     """Generates texts with spectr."""
 
     engine: Engine
@@ -127,7 +127,7 @@ class WrittenBySpectr:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenByTransformers:
+class TransformersWriter:
     """Generates texts with `model.generate` of transformers."""
 
     baseline: "TransformersBaseline"
@@ -144,7 +144,7 @@ class WrittenByTransformers:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenByEndpoint:
+class EndpointWriter:
     """Generates texts with a server; times include network and queue, and target calls are unknown."""
 
     client: EndpointClient
@@ -169,11 +169,11 @@ class WrittenByEndpoint:
             ) from None
 
 
-def open_endpoint(url: str) -> WrittenByEndpoint:
+def open_endpoint(url: str) -> EndpointWriter:
     """Open `URL` or `URL#MODEL`; without a model, the first that the server lists."""
     address, _, model = url.partition("#")
     client = EndpointClient(address)
     listed = [model] if model else client.models()
     if not listed:
         raise ArgumentError(f"{client.base} lists no models; name the one to ask: --endpoint {address}#MODEL")
-    return WrittenByEndpoint(client, listed[0])
+    return EndpointWriter(client, listed[0])

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from spectr.bench.ask import Writer, WrittenByEndpoint, WrittenBySpectr, WrittenByTransformers
+from spectr.bench.ask import EndpointWriter, SpectrWriter, TransformersWriter, Writer
 from spectr.draft import Plan
 from spectr.draft import drafter as named_drafter
 from spectr.draft.adaptive import replanned
@@ -146,13 +146,13 @@ class _Maker:
     lm: LM
     drafter: str  # the user's name of the drafter
 
-    def engine(self, drafter: Drafter, rule: str) -> WrittenBySpectr:
+    def engine(self, drafter: Drafter, rule: str) -> SpectrWriter:
         return self._written(self.lm.engine.with_parts(drafter=drafter, rule=named_rule(rule)))
 
-    def _written(self, engine: Engine) -> WrittenBySpectr:
+    def _written(self, engine: Engine) -> SpectrWriter:
         """Return a writer of single texts without the prefix cache, as for the other methods: prompts occur
         repeatedly."""
-        return WrittenBySpectr(engine.with_parts(rows=1, reuses=False), self.lm.tokenizer)
+        return SpectrWriter(engine.with_parts(rows=1, reuses=False), self.lm.tokenizer)
 
     def ruled(self, name: str, drafts: int, length: int) -> Contender:
         """Return the contender of a method with K and L."""
@@ -193,11 +193,11 @@ class _Maker:
         writer = self._baseline(assistant=base.model.model)
         return Contender("transformers_assistant", writer, drafter=self.drafter)
 
-    def _baseline(self, **options: Any) -> WrittenByTransformers:
+    def _baseline(self, **options: Any) -> TransformersWriter:
         from spectr.models.baselines import TransformersBaseline
 
         baseline = TransformersBaseline(self.lm.opened.target.model, self.lm.opened.stops, **options)
-        return WrittenByTransformers(baseline, self.lm.tokenizer)
+        return TransformersWriter(baseline, self.lm.tokenizer)
 
     def every(self, name: str, drafts: Sequence[int], lengths: Sequence[int]) -> Iterable[Callable[[], Contender]]:
         """Return functions that make the contenders of one method."""
@@ -236,6 +236,6 @@ def sized(lm: LM, drafters: Sequence[str], drafts: int, length: int) -> tuple[Co
     return tuple(found)
 
 
-def as_contender(endpoint: WrittenByEndpoint) -> Contender:
+def as_contender(endpoint: EndpointWriter) -> Contender:
     """Return the contender of an endpoint; whether it is lossless is unknown."""
     return Contender(endpoint.client.host, endpoint, drafter=endpoint.model, lossless=None)

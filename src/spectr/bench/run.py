@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from spectr.bench.ask import BenchRequest, Written, WrittenByTransformers, open_endpoint, requests
+from spectr.bench.ask import BenchRequest, TransformersWriter, Written, open_endpoint, requests
 from spectr.bench.grid import Grid
 from spectr.bench.journal import Journal
 from spectr.bench.machine import hardware, load, versions, watching_memory
@@ -177,7 +177,7 @@ def _tried(field: Field, asked: BenchRequest, *, strict: bool) -> Field:
     able, left = [], dict(field.left_out)
     for contender in field.contenders:
         try:
-            if isinstance(contender.writer, WrittenByTransformers):
+            if isinstance(contender.writer, TransformersWriter):
                 contender.writer.write(asked)
             able.append(contender)
         except Exception as error:  # errors of transformers, of any kind

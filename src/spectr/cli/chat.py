@@ -27,7 +27,7 @@ from spectr.cli.flags import (
 from spectr.cli.generate import summary, warn_if_lossy
 from spectr.cli.group import INTERRUPTED
 from spectr.cli.output import check_folder, check_text, talk, write_text
-from spectr.cli.terminal import Wrapped, enable_history, is_interactive, quiet, read_message
+from spectr.cli.terminal import WrappedOutput, enable_history, is_interactive, quiet, read_message
 from spectr.errors import ArgumentError, SpectrError
 from spectr.registry import nearest
 
@@ -158,7 +158,7 @@ class _Session:
         """Stream one answer. On a terminal an interrupt ends the answer, not the conversation."""
         start = time.perf_counter()
         pieces = self.conversation.say(text, self.max_new_tokens, seed, **self.settings)
-        screen, shown, interrupted = Wrapped(), 0, False
+        screen, shown, interrupted = WrappedOutput(), 0, False
         with quiet(), closing(pieces):
             try:
                 for piece in pieces:

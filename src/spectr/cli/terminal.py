@@ -14,7 +14,7 @@ try:
 except ImportError:  # not on this system
     termios = None  # type: ignore[assignment]
 
-__all__ = ["Wrapped", "enable_history", "is_interactive", "quiet", "read_message"]
+__all__ = ["WrappedOutput", "enable_history", "is_interactive", "quiet", "read_message"]
 
 _BLOCK = '"""'
 
@@ -88,7 +88,7 @@ def quiet() -> Iterator[None]:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
-class Wrapped:
+class WrappedOutput:
     """Writes a text to stdout while it is generated; on a terminal, lines break between words.
 
     A word is shown once it is complete, so that it is never split. Wide characters, as in Chinese, may be followed by a

@@ -30,7 +30,7 @@ from spectr.theory.estimate import Array
 from spectr.theory.excess import CURVES, acceptance_curves
 from spectr.theory.race import one_child
 from spectr.theory.report import Counts, Findings, OverAccepting
-from spectr.theory.watch import Look, Nodes, Seen, watch
+from spectr.theory.watch import Nodes, Recorder, VisitedNodes, watch
 from spectr.theory.yin_relaxed import over_accepting_rule
 from spectr.transport.laws import total_variation
 from spectr.types import Drafter
@@ -123,10 +123,10 @@ class LoadedPair:
     def engine(self, rule: Rule, plan: Plan) -> Engine:
         return Engine(self.lm.opened.target, replanned(self.drafter, plan), rule, self.lm.opened.stops, rows=_ROWS)
 
-    def watched(self, rule: Rule, siblings: str, shift: int, look: Look) -> Nodes:
+    def watched(self, rule: Rule, siblings: str, shift: int, recorder: Recorder) -> Nodes:
         """Observe a run on chains."""
         plan = Plan(siblings, tree=(1,) * self.study.length)  # type: ignore[arg-type]
-        return watch(self.engine(rule, plan), self.requests(shift), look)
+        return watch(self.engine(rule, plan), self.requests(shift), recorder)
 
     def counted(self, nodes: int, shift: int) -> Counts:
         """Count tokens and calls of a run of the race on pruned trees."""
@@ -139,7 +139,7 @@ class LoadedPair:
         return Counts(*(np.array([float(getattr(s, name)) for s in stats]) for name in ("emitted", "steps")))
 
 
-def record_nothing(_: Seen) -> Mapping[str, Tensor]:
+def record_nothing(_: VisitedNodes) -> Mapping[str, Tensor]:
     return {}
 
 
@@ -149,7 +149,7 @@ class RecordLaws:
     def __init__(self, every: int) -> None:
         self.every, self.call = every, 0
 
-    def __call__(self, seen: Seen) -> Mapping[str, Tensor]:
+    def __call__(self, seen: VisitedNodes) -> Mapping[str, Tensor]:
         gap = total_variation(seen.target, seen.draft)
         curves = torch.full((len(gap), len(CURVES) * MOST_DRAFTS), torch.nan, dtype=torch.float64, device=gap.device)
         if self.call % self.every == 0 and bool(seen.judged.any()):
@@ -159,7 +159,7 @@ class RecordLaws:
         return {"gap": gap, "accept": 1 - gap, "curves": curves}
 
 
-def record_ranks(seen: Seen) -> Mapping[str, Tensor]:
+def record_ranks(seen: VisitedNodes) -> Mapping[str, Tensor]:
     """Return the acceptance of one child, and the rank of the winner in the drafter's race."""
     drafted = seen.noisy(seen.draft.double().log())
     place = (drafted > drafted.gather(-1, seen.token[:, None])).sum(-1)
@@ -173,7 +173,7 @@ class _OverAcceptance:
     def __init__(self, epsilon: float, after: str) -> None:
         self.epsilon, self.decode = epsilon, AFTER[after]
 
-    def __call__(self, seen: Seen) -> Mapping[str, Tensor]:
+    def __call__(self, seen: VisitedNodes) -> Mapping[str, Tensor]:
         target, draft = (law.double() / law.double().sum(-1, keepdim=True) for law in (seen.target, seen.draft))
         found = self.decode(target, draft, relaxed_test(target, draft, self.epsilon))
         score = target.gather(-1, seen.token[:, None]).squeeze(-1).log()

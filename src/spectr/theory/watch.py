@@ -23,11 +23,11 @@ from spectr.types import Coins, Draft, LogitsAt, Verdict
 from spectr.verify import Rule
 from spectr.verify.rule import Descent
 
-__all__ = ["Look", "Nodes", "Seen", "watch"]
+__all__ = ["Nodes", "Recorder", "VisitedNodes", "watch"]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class VisitedNodes:
     """The nodes that one target call visited, each with the token emitted after it."""
 
     text: Tensor  # (n,) the index of its request
@@ -40,7 +40,7 @@ class Seen:
     noisy: Callable[[Tensor], Tensor]  # adds the race's noise of their positions to logits (n, V)
 
 
-Look = Callable[[Seen], Mapping[str, Tensor]]
+Recorder = Callable[[VisitedNodes], Mapping[str, Tensor]]
 """Computes the values (n,) or (n, m) to record of a call, by name."""
 
 
@@ -109,7 +109,7 @@ class _Texts:
 class _ObservedRule(Rule):
     """A rule that reports the nodes it visited."""
 
-    def __init__(self, inner: Rule, texts: _Texts, show: Callable[[Seen], None]) -> None:
+    def __init__(self, inner: Rule, texts: _Texts, show: Callable[[VisitedNodes], None]) -> None:
         self.card, self.inner, self.texts, self.show = inner.card, inner, texts, show
 
     def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, descent: Descent) -> Verdict:
@@ -126,7 +126,7 @@ def _before_end(tokens: Tensor, stops: frozenset[int]) -> Tensor:
     return torch.nn.functional.pad((~ends).to(torch.int64).cumprod(-1), (1, 0), value=1) > 0
 
 
-def _seen(verdict: Verdict, logits: LogitsAt, draft: Draft, coins: Coins, texts: _Texts) -> Seen:
+def _seen(verdict: Verdict, logits: LogitsAt, draft: Draft, coins: Coins, texts: _Texts) -> VisitedNodes:
     path, laws = verdict.path, draft.laws
     assert laws is not None
     nodes = torch.nn.functional.pad(path, (1, 0)).clamp_min(0)  # (B, D + 1)
@@ -145,18 +145,20 @@ def _seen(verdict: Verdict, logits: LogitsAt, draft: Draft, coins: Coins, texts:
         return coins.noisy_logits(full, depth)[visited]
 
     drafted = torch.where(judged[:, None], drafted, target)
-    return Seen(texts.of(coins)[row], at, judged, (depth < length)[visited], out[visited], target, drafted, noisy)
+    return VisitedNodes(
+        texts.of(coins)[row], at, judged, (depth < length)[visited], out[visited], target, drafted, noisy
+    )
 
 
 class _Record:
     """Collects observed calls as columns."""
 
-    def __init__(self, look: Look) -> None:
-        self.look, self.columns = look, dict[str, list[Array]]()
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder, self.columns = recorder, dict[str, list[Array]]()
 
-    def show(self, seen: Seen) -> None:
+    def show(self, seen: VisitedNodes) -> None:
         named = {n: getattr(seen, n) for n in ("text", "depth", "judged", "kept")}
-        for name, values in {**named, **self.look(seen)}.items():
+        for name, values in {**named, **self.recorder(seen)}.items():
             self.columns.setdefault(name, []).append(values.double().cpu().numpy())
 
     def nodes(self, stats: Sequence[Stats]) -> Nodes:
@@ -164,9 +166,9 @@ class _Record:
         return Nodes({name: np.concatenate(parts) for name, parts in self.columns.items()}, calls, emitted)
 
 
-def watch(engine: Engine, requests: Sequence[Request], look: Look) -> Nodes:
+def watch(engine: Engine, requests: Sequence[Request], recorder: Recorder) -> Nodes:
     """Run requests, whose seeds must differ, on chains with draft laws, and observe every call."""
-    record = _Record(look)
+    record = _Record(recorder)
     rule = _ObservedRule(engine.rule, _Texts(requests, engine.stops), record.show)
     watched = engine.with_parts(rule=rule, captures=False)  # a replayed graph does not call the rule
     return record.nodes([result.stats for result in watched.generate(requests)])

@@ -116,11 +116,11 @@ def _expand_by_kernel(
         notice(f"a beam of {count} nodes is too wide for the tree kernel; trees are pruned without it, which is slower")
         return None
     old = beam.frontier
-    made = expanded(Above(beam.scores, beam.places, old.ancestors, old.paths), chances, tokens, count, before)
-    above = made.came + (old.ancestors.shape[-1] - old.tokens.shape[1])
-    frontier = Frontier(old.depth + 1, made.tokens, made.paths, made.ancestors, above)
-    children = _Candidates(tokens.flatten(1), made.parents, made.scores, made.scored)
-    return _Beam(frontier, made.places, made.best), children
+    expansion = expanded(Above(beam.scores, beam.places, old.ancestors, old.paths), chances, tokens, count, before)
+    above = expansion.came + (old.ancestors.shape[-1] - old.tokens.shape[1])
+    frontier = Frontier(old.depth + 1, expansion.tokens, expansion.paths, expansion.ancestors, above)
+    children = _Candidates(tokens.flatten(1), expansion.parents, expansion.scores, expansion.scored)
+    return _Beam(frontier, expansion.places, expansion.best), children
 
 
 def _best_candidates(candidates: _Candidates, count: int) -> Tensor:

@@ -45,9 +45,9 @@ def path_tokens(draft: Draft, nodes: Tensor) -> Tensor:
 def _log_ratios(path: ProposedPath, depth: Tensor, laws: Tensor) -> Tensor:
     """Return log(target / proposal) of the token after each depth (B, M), 0 where the path has ended."""
     token = path.tokens.gather(-1, depth)[..., None, None].expand(*depth.shape, 2, 1)
-    target_mass, draft_mass = laws.gather(-1, token).squeeze(-1).double().unbind(-1)
+    target_mass, proposal_mass = laws.gather(-1, token).squeeze(-1).double().unbind(-1)
     return torch.where(
-        depth < path.length[:, None], target_mass.log() - torch.where(draft_mass > 0, draft_mass, 1.0).log(), 0.0
+        depth < path.length[:, None], target_mass.log() - torch.where(proposal_mass > 0, proposal_mass, 1.0).log(), 0.0
     )
 
 
