@@ -26,7 +26,7 @@ from spectr.bench.journal import write_atomically
 from spectr.cli.output import JsonFlag, numbers, print_json, talk
 from spectr.errors import ArgumentError
 
-__all__ = ["ROUTERS", "Asked", "Fleet", "Found", "Load", "fleet", "simulate"]
+__all__ = ["ROUTERS", "BenchRequest", "Fleet", "Found", "Load", "fleet", "simulate"]
 
 _MODULE = "benchmarks.fleet"
 _CHUNK, _ALONE = 512, 8
@@ -54,7 +54,7 @@ class Load:
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class BenchRequest:
     """A request on its way."""
 
     beginning: int
@@ -77,8 +77,8 @@ class _Machine:
     kept: int
     now: float = 0.0
     clock: float = 0.0  # tokens that every active row has got since the beginning
-    active: list[tuple[float, int, Asked]] = field(default_factory=list)  # by where the clock ends them
-    reading: deque[Asked] = field(default_factory=deque)
+    active: list[tuple[float, int, BenchRequest]] = field(default_factory=list)  # by where the clock ends them
+    reading: deque[BenchRequest] = field(default_factory=deque)
     known: OrderedDict[int, None] = field(default_factory=OrderedDict)
     version: int = 0
     is_up: bool = True
@@ -108,7 +108,7 @@ class _Machine:
             self._speeds[rows] = (self.model.step(at, 1150.0), self.model.gain(self.model.nodes(at)))
         return self._speeds[rows]
 
-    def advance(self, now: float) -> list[Asked]:
+    def advance(self, now: float) -> list[BenchRequest]:
         """Let time pass up to an event; the requests that end with it."""
         speed, reads = self._rates()
         passed, self.now = now - self.now, now
@@ -124,7 +124,7 @@ class _Machine:
             self._begin(self.reading.popleft())
         return ended
 
-    def _begin(self, asked: Asked) -> None:
+    def _begin(self, asked: BenchRequest) -> None:
         """A request whose prompt has been read takes part in steps."""
         asked.target = self.clock + asked.output - asked.written
         self._count += 1
@@ -132,7 +132,7 @@ class _Machine:
         if asked.first is None:
             asked.first = self.now + self._step(len(self.active))[0]
 
-    def take(self, asked: Asked, shared: int) -> None:
+    def take(self, asked: BenchRequest, shared: int) -> None:
         """A request comes, with what was written of it elsewhere; its beginning of `shared` tokens is not read if it is
         known here."""
         knows = asked.beginning in self.known
@@ -154,7 +154,7 @@ class _Machine:
             times.append(self.now + max(0.0, self.reading[0].unread) / reads)
         return min(times, default=None)
 
-    def fail(self) -> list[Asked]:
+    def fail(self) -> list[BenchRequest]:
         """Lose everything; the requests that have to go on elsewhere, with what was written of each."""
         moved = [*(asked for _, _, asked in self.active), *self.reading]
         for target, _, asked in self.active:
@@ -164,7 +164,7 @@ class _Machine:
         return moved
 
 
-Router = Callable[["Fleet", Asked], int]
+Router = Callable[["Fleet", BenchRequest], int]
 
 
 def _up(fleet: "Fleet") -> int:
@@ -175,16 +175,16 @@ def _up(fleet: "Fleet") -> int:
             return at
 
 
-def _anywhere(fleet: "Fleet", _: Asked) -> int:
+def _anywhere(fleet: "Fleet", _: BenchRequest) -> int:
     return _up(fleet)
 
 
-def _lesser(fleet: "Fleet", _: Asked) -> int:
+def _lesser(fleet: "Fleet", _: BenchRequest) -> int:
     """Of two replicas the one with fewer requests."""
     return min(_up(fleet), _up(fleet), key=lambda at: fleet.machines[at].load())
 
 
-def _by_beginning(fleet: "Fleet", asked: Asked) -> int:
+def _by_beginning(fleet: "Fleet", asked: BenchRequest) -> int:
     """The replica that the beginning belongs to on a ring; the next one where that has too much to do."""
     bound = _BOUND * (fleet.in_flight + 1) / len(fleet.machines) + 1
     start = bisect(fleet.ring, (_point(f"beginning {asked.beginning}"), 0))
@@ -227,7 +227,7 @@ class Fleet:
         self.machines = [_Machine(model, load.kept) for _ in range(count)]
         self.ring = sorted((_point(f"{at} {n}"), at) for at in range(count) for n in range(_POINTS))
         self._sums = list(accumulate(load.popularity()))
-        self.asked: list[Asked] = []
+        self.asked: list[BenchRequest] = []
         self.in_flight, self.area, self.moved, self.since = 0, 0.0, 0, 0.0
         self._events: list[tuple[float, int, str, int, int]] = []
         self._number = 0
@@ -259,7 +259,7 @@ class Fleet:
         load, draw = self.load, self.draw
         beginning = bisect(self._sums, draw.random() * self._sums[-1])
         own, output = (1 + int(draw.expovariate(1 / mean)) for mean in (load.own, load.output))
-        made = Asked(min(beginning, load.beginnings - 1), load.shared + own, output, now)
+        made = BenchRequest(min(beginning, load.beginnings - 1), load.shared + own, output, now)
         self.asked.append(made)
         self.in_flight += 1
         self._send(now, made)
@@ -267,7 +267,7 @@ class Fleet:
         if later < seconds:
             self._plan(later, "arrival")
 
-    def _send(self, now: float, asked: Asked) -> None:
+    def _send(self, now: float, asked: BenchRequest) -> None:
         """Give a request to a replica."""
         at = self.route(self, asked)
         machine = self.machines[at]
@@ -275,7 +275,7 @@ class Fleet:
         machine.take(asked, self.load.shared)
         self._changed(at, ended)
 
-    def _changed(self, at: int, ended: list[Asked]) -> None:
+    def _changed(self, at: int, ended: list[BenchRequest]) -> None:
         self.in_flight -= len(ended)
         machine = self.machines[at]
         machine.version += 1

@@ -1,4 +1,4 @@
-"""What holds for every test: one thread, the same draws on every machine, and nothing left behind in the process.
+"""Settings of all tests: one thread, the same random numbers on every machine, and no changes of global state.
 
 Kernels run on the GPU where there is one, else through Triton's interpreter, which must be chosen before anything
 imports Triton.
@@ -9,8 +9,8 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
-# Inherited by the commands that tests start: threads of several processes wait for each other where they are more than
-# the cores. SPECTR_TEST_THREADS=2 runs everything on two threads.
+# Inherited by the commands that tests start: with more threads than cores, processes wait for each other.
+# SPECTR_TEST_THREADS=2 runs everything on two threads.
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = os.environ.get("SPECTR_TEST_THREADS", "1")
 if shutil.which("nvidia-smi") is None:
     os.environ["TRITON_INTERPRET"] = "1"
@@ -30,7 +30,7 @@ _LONG_PAGES = {"audit.md", "benchmarks.md", "drafters.md", "new_drafter.md", "pl
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` where there is none; examples of some pages are slow."""
+    """Skip tests marked `gpu` without a GPU, and mark the examples of some pages as slow."""
     for item in items:
         if item.path.name in _LONG_PAGES:
             item.add_marker(pytest.mark.slow)
@@ -46,7 +46,7 @@ def _environment() -> dict[str, str]:
 
 
 def _modes() -> dict[str, Any]:
-    """Modes of torch that hold for the whole process."""
+    """Return the modes of torch that apply to the whole process."""
     return {
         "threads": torch.get_num_threads(),
         "default dtype": torch.get_default_dtype(),
@@ -69,8 +69,8 @@ def _set_modes(modes: dict[str, Any]) -> None:
 
 @pytest.fixture(autouse=True)
 def _a_process_as_found() -> Iterator[None]:
-    """Seed torch's global generator, so that no test depends on the one before it; put modes and environment back, so
-    that a test that fails does not take the next ones with it, and fail the test that changed a mode."""
+    """Seed torch's global generator, so that no test depends on the one before it; restore modes and environment, so
+    that a failing test does not affect the next ones; and fail a test that changed a mode."""
     modes, environment = _modes(), _environment()
     torch.manual_seed(0)
     yield

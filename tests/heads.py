@@ -55,14 +55,14 @@ def _below(prefix: str) -> dict[str, Tensor]:
 
 @cache
 def golden_target(dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
-    """The target that the reference implementations were run with."""
+    """Return the target with which the reference implementations were run."""
     net = LlamaForCausalLM(LlamaConfig(**_about()["target"]))
     net.load_state_dict(_below("target/"))
     return net.eval().requires_grad_(False).to(device, dtype)  # type: ignore[arg-type]
 
 
 class Case:
-    """One case: its files, and what the reference implementation gave for a tree below the text."""
+    """The files of one case, and the reference implementation's logits for a tree below the text."""
 
     def __init__(self, family: str, name: str) -> None:
         self.family, self.name = family, name
@@ -72,7 +72,7 @@ class Case:
         self.branching: list[int] = _about()["branching"]
 
     def files(self) -> Files:
-        """In speculators' form, or DFlash's own."""
+        """Return the files in the speculators format, or in DFlash's own."""
         config = json.loads(json.dumps(_about()[self.family][self.name]))
         weights = _below(f"{self.family}/weights/")
         unused = {"rotary_emb.inv_freq"}
@@ -110,13 +110,13 @@ class Case:
         return next((kind for kind in ("gated", "rnn") if kind in self.name), "vanilla")
 
     def rows(self) -> Tensor:
-        """The target's tokens that the logits are of."""
+        """The target's tokens to which the logits belong."""
         count = torch.arange(self.logits.shape[1])
         return count + _tensors()["d2t"] if self.is_mapped else count
 
 
 class WrittenCase(Case):
-    """A head that spectr wrote, and what speculators computed after it had loaded it."""
+    """A head that spectr wrote, and the logits that speculators computed with it."""
 
     def __init__(self, found: Path) -> None:
         made = load_file(found)
@@ -129,7 +129,7 @@ class WrittenCase(Case):
 
 
 def write_eagle3(folder: Path) -> Path:
-    """A head with golden weights for the golden target, in the folder that training would write."""
+    """Write a head with golden weights for the golden target, in the folder layout of training."""
     folder.mkdir(parents=True, exist_ok=True)
     head = eagle3_of(golden_target())
     weights = _below("eagle3/weights/")
@@ -144,7 +144,7 @@ CASES = [(family, name) for family in ("eagle3", "block") for name in _about()[f
 
 
 def legacy(files: Files) -> Files:
-    """An EAGLE-3 head as its inventors publish it."""
+    """Return an EAGLE-3 head in its authors' format."""
     config, tensors = files
     settings = config["transformer_layer_config"]
     names = (
@@ -164,7 +164,8 @@ def legacy(files: Files) -> Files:
 
 
 def nested(files: Files) -> Files:
-    """The same as SpecForge and NVIDIA publish it: settings of EAGLE in a part of their own, counted in layers."""
+    """Return an EAGLE-3 head in the format of SpecForge and NVIDIA: settings in a section of their own, layers
+    counted."""
     config, tensors = files
     made, tensors = legacy(files)
     ids = [at - 1 for at in config["eagle_aux_hidden_state_layer_ids"]]
@@ -174,7 +175,7 @@ def nested(files: Files) -> Files:
 
 
 def own_dspark(files: Files) -> Files:
-    """A DSpark head as its inventors publish it."""
+    """Return a DSpark head in its authors' format."""
     config, tensors = files
     made = {**config["transformer_layer_config"], "architectures": ["Qwen3DSparkModel"], "model_type": "qwen3"}
     for name in ("block_size", "mask_token_id", "markov_rank", "markov_head_type", "sample_from_anchor"):
@@ -185,7 +186,7 @@ def own_dspark(files: Files) -> Files:
 
 
 def write_head(folder: Path, files: Files, file: str = "model.safetensors") -> Path:
-    """A folder with a head."""
+    """Write a folder with a head."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(files[0]), encoding="utf-8")
     if file.endswith(".bin"):
@@ -198,8 +199,9 @@ def write_head(folder: Path, files: Files, file: str = "model.safetensors") -> P
 def drafted(
     case: Case, folder: Path, unread: int = 2, net: PreTrainedModel | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """The logits (N, V) and tokens (N,) of the tree that the drafter in a folder draws below the text, of which the
-    last `unread` tokens go into the step's first call."""
+    """Return the logits (N, V) and tokens (N,) of the tree that the drafter of a folder draws below the text.
+
+    The last `unread` tokens of the text are read in the step's first call."""
     lm = spectr.load(net or golden_target(), str(folder), rule="match", tree=tuple(case.branching), **options)
     drafter: Any = lm.engine.drafter
     target, text, device = lm.engine.target, case.text, lm.engine.target.device
@@ -223,7 +225,7 @@ def drafted(
 
 
 def _decoder_tensors(first: int, width: int, layers: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of decoder layers, the first of which reads `first` numbers."""
+    """Return the tensor shapes of decoder layers, the first of which has input width `first`."""
     found: dict[str, tuple[int, ...]] = {"norm.weight": (width,)}
     for at in range(layers):
         reads, name = first if at == 0 else width, f"layers.{at}"
@@ -239,8 +241,9 @@ def _decoder_tensors(first: int, width: int, layers: int) -> dict[str, tuple[int
 
 
 def random_head(net: PreTrainedModel, kind: str, folder: Path) -> Path:
-    """A folder with a random head for a Llama of `tests.tiny`: eagle3, peagle, dflash or dspark. It drafts all tokens
-    but one, so that there is a draft vocabulary."""
+    """Write a random head for a Llama of `tests.tiny`: eagle3, peagle, dflash or dspark.
+
+    It drafts all tokens but one, so that it has a draft vocabulary."""
     width, size = net.config.hidden_size, net.config.vocab_size
     states = [1, 2, net.config.num_hidden_layers]
     settings = {

@@ -14,7 +14,7 @@ __all__ = ["LateLane", "run_as_on_a_gpu"]
 
 
 class LateLane(Lane):
-    """A lane as it is on a GPU."""
+    """A lane that behaves as on a GPU."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -32,4 +32,4 @@ def run_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes every engine that is created from now on use late lanes."""
     monkeypatch.setattr("spectr.engine.scheduler.Lane", LateLane)
     monkeypatch.setattr(PolicyRows, "_where_used", _for_all_rows)
-    monkeypatch.setattr(ModelDrafting, "_lags", lambda *_: False)  # the host would have to wait for the answer
+    monkeypatch.setattr(ModelDrafting, "_lags", lambda *_: False)  # reading the value would make the host wait

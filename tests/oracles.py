@@ -16,7 +16,7 @@ Law = npt.NDArray[np.float64]
 
 
 def iid_sets(draft: Law, k: int) -> dict[frozenset[int], float]:
-    """Law of the *set* of tokens among k iid drafts."""
+    """Return the law of the *set* of tokens among k iid drafts."""
     sets: dict[frozenset[int], float] = {}
     for tokens in itertools.product(range(len(draft)), repeat=k):
         chance = float(np.prod(draft[list(tokens)]))
@@ -26,7 +26,7 @@ def iid_sets(draft: Law, k: int) -> dict[frozenset[int], float]:
 
 
 def lp_optimum(target: Law, sets: Mapping[frozenset[int], float]) -> float:
-    """max Σ π(S, y ∈ S) subject to Σ_y π(S, y) ≤ P(S) and Σ_S π(S, y) ≤ target(y)."""
+    """Return max Σ π(S, y ∈ S) subject to Σ_y π(S, y) ≤ P(S) and Σ_S π(S, y) ≤ target(y)."""
     flows = [(row, token) for row, tokens in enumerate(sets) for token in sorted(tokens)]
     limits = np.zeros((len(sets) + len(target), len(flows)))
     for column, (row, token) in enumerate(flows):
@@ -43,7 +43,7 @@ def lp_optimum(target: Law, sets: Mapping[frozenset[int], float]) -> float:
 
 
 def cut_optimum(target: Law, sets: Mapping[frozenset[int], float]) -> float:
-    """1 − max_A [P(all drafts in A) − target(A)]⁺ over every subset A."""
+    """Return 1 − max_A [P(all drafts in A) − target(A)]⁺ over every subset A."""
     worst = 0.0
     for size in range(1, len(target) + 1):
         for subset in map(frozenset, itertools.combinations(range(len(target)), size)):

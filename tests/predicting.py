@@ -11,10 +11,10 @@ LENGTH, FEW, MATCH, NEAR = 16, 8, 4, 12
 
 @dataclass
 class Follower:
-    """The reference of one row, on the host and one token at a time."""
+    """Follows the reference of one row, on the host and one token at a time."""
 
     reference: list[int]
-    start: int  # tokens of the text before it
+    start: int  # tokens of the preceding text
     place: int = 0
     reach: int = FEW
     since: int = field(init=False)
@@ -69,7 +69,7 @@ def edited(text: list[int], kind: str, size: int) -> list[int]:
     """Returns a prediction of a text that differs from it in one way."""
     half = len(text) // 2
     match kind:
-        case "changed":  # every seventh token is another
+        case "changed":  # every seventh token is changed
             return [(token + 1) % size if at % 7 == 3 else token for at, token in enumerate(text)]
         case "inserted":
             return [*text[:half], 0, 1, 2, *text[half:], 5, 5, 5]

@@ -1,7 +1,7 @@
-"""The import direction, the docstrings and the hygiene of the repository, read off the files themselves.
+"""Checks import directions, docstrings and hygiene of the repository by reading its files.
 
 Imports inside functions count; the `"module:attribute"` strings of registries do not. Each check is a function of a
-folder, so that every one of them is also run on a small package with a planted fault.
+folder, so that it can also be run on a small package with a planted fault.
 """
 
 import ast
@@ -47,14 +47,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}
 
-# Stricter than the layers: pure numerics sees only these, and of `types` nothing that speaks of trees.
+# Stricter than the layers: pure numerics may import only these, and from `types` nothing about trees.
 TRANSPORT_SEES = {"errors", "rows", "kernels", "registry", "types", "coins", "transport"}
 TREE_NOUNS = {"Draft", "Verdict"}
 
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One imported name: who imports it, from which unit of spectr or foreign package."""
+    """One imported name, with its importer and the unit of spectr or foreign package it comes from."""
 
     where: str  # path:line
     importer: str  # unit: `errors`, `transport`, …
@@ -74,12 +74,12 @@ def unit_of(package: Path, path: Path) -> str:
 
 
 def dotted(package: Path, path: Path) -> list[str]:
-    """The package a module's relative imports start from."""
+    """Return the package to which a module's relative imports refer."""
     return [package.name, *path.relative_to(package).parent.parts]
 
 
 def targets(node: ast.AST, home: list[str]) -> list[tuple[str, str]]:
-    """Pairs (dotted module, imported name) of an import statement; no pairs for any other node."""
+    """Return pairs (dotted module, imported name) of an import statement; none for any other node."""
     if isinstance(node, ast.Import):
         return [(alias.name, "") for alias in node.names]
     if isinstance(node, ast.ImportFrom):
@@ -90,7 +90,7 @@ def targets(node: ast.AST, home: list[str]) -> list[tuple[str, str]]:
 
 
 def resolve(package: Path, module: str, name: str) -> tuple[str, str]:
-    """Top-level package and unit; `from spectr import x` means the unit x where there is one, else the facade."""
+    """Return package and unit; `from spectr import x` means the unit x if there is one, else the facade."""
     first, _, rest = module.partition(".")
     if first != package.name:
         return first, ""
@@ -115,7 +115,7 @@ def unplaced(package: Path) -> list[str]:
 
 
 def upward(package: Path) -> list[str]:
-    """Imports that are neither of a lower layer nor of the importer's own folder."""
+    """Return imports that are neither of a lower layer nor of the importer's own folder."""
     faults = []
     for found in imports(package):
         if found.package != package.name or found.importer == FACADE:
@@ -208,7 +208,7 @@ def foreign_private(package: Path) -> list[str]:
 
 
 def undocumented(package: Path) -> list[str]:
-    """Folders without `__init__.py`, and modules without a docstring."""
+    """Return folders without `__init__.py`, and modules without a docstring."""
     folders = {path.parent for path in modules(package)}
     bare = [folder / "__init__.py" for folder in folders if not (folder / "__init__.py").is_file()]
     mute = [
@@ -217,7 +217,7 @@ def undocumented(package: Path) -> list[str]:
     return sorted(str(path.relative_to(package)) for path in [*bare, *mute])
 
 
-# In pieces, so that this file passes its own check.
+# Split, so that this file passes its own check.
 LOCAL = re.compile(
     r"(?<![\w.])/(?:work|root|home)" + r"/[\w.]"
     r"|pypi" + r"\.org|pythonhosted" + r"\.org|download\.pytorch" + r"\.org|file" + r":///"
@@ -245,12 +245,12 @@ def local_mentions(root: Path) -> list[str]:
     ]
 
 
-# The index knows `spectr` as somebody else's program; ours is spectr-lm there. In pieces, as above.
+# On the package index `spectr` is an unrelated program; ours is spectr-lm. Split, as above.
 OTHERS_NAME = re.compile(r"(?<![\w.-])spectr\[" + r"[a-z]|pip install (?:--?[\w-]+ )*['\"]?spectr" + r"(?![\w-])")
 
 
 def others_name(root: Path) -> list[str]:
-    """Hints that would install a stranger's package."""
+    """Return hints that would install an unrelated package."""
     return [
         f"{path.relative_to(root)}:{number}"
         for path in text_files(root)
@@ -289,7 +289,7 @@ def test_importing_spectr_leaves_transformers_alone() -> None:
 
 
 def test_importing_spectr_loads_no_evidence() -> None:
-    """Neither `import spectr` nor what a user loads a model with needs audits, benchmarks or the theory."""
+    """Neither `import spectr` nor loading a model imports audits, benchmarks or the theory."""
     code = "import sys, spectr; spectr.load; print(*sorted(m for m in sys.modules if m.startswith('spectr.')))"
     loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
     assert "spectr.lm" in loaded
@@ -306,7 +306,7 @@ def test_text_files_name_no_machine() -> None:
 
 
 def plant(tmp_path: Path, path: str, code: str) -> Path:
-    """A small sound package with one more module in it."""
+    """Write a small valid package with one more module in it."""
     package = tmp_path / "spectr"
     for name in ("__init__", "errors", "types", "coins", "engine", "pairing", "transport/__init__", "cli/__init__"):
         module = package / f"{name}.py"

@@ -132,7 +132,7 @@ def test_a_coin_of_zero_does_not_pass_a_chance_of_zero(monkeypatch: pytest.Monke
 
 
 def scene(rows: int) -> tuple[SeededCoins, torch.Tensor, torch.Tensor]:
-    """Coins, logits (rows, 2, 50) and depths (rows, 2)."""
+    """Return coins, logits (rows, 2, 50) and depths (rows, 2)."""
     seed, generator = torch.arange(rows), torch.Generator().manual_seed(3)
     return SeededCoins(seed, seed + 7), torch.randn(rows, 2, 50, generator=generator), torch.tensor([[0, 4]] * rows)
 

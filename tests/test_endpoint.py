@@ -62,7 +62,7 @@ def test_addresses(url: str, address: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host/v1", "http:///v1", ""])
-def test_what_is_no_address(url: str) -> None:
+def test_invalid_addresses_are_refused(url: str) -> None:
     with pytest.raises(ArgumentError, match="must be an address such as"):
         EndpointClient(url)
 
@@ -95,13 +95,13 @@ def _lower(headers: dict[str, str]) -> dict[str, str]:
         (200, b"[1]", "must answer with a JSON object, got list"),
     ],
 )
-def test_answers_that_are_none(server: str, code: int, body: bytes, sentence: str) -> None:
+def test_invalid_answers_are_refused(server: str, code: int, body: bytes, sentence: str) -> None:
     Server.answers = {"/v1/completions": (code, body)}
     with pytest.raises(SpectrError, match=sentence):
         EndpointClient(server).complete({"prompt": "x"})
 
 
-def test_nobody_there() -> None:
+def test_an_unreachable_server_is_reported() -> None:
     with pytest.raises(SpectrError, match="is the server running"):
         EndpointClient("http://127.0.0.1:9").complete({"prompt": "x"})
 

@@ -22,7 +22,7 @@ def test_held_out_prompts_are_no_training_prompts() -> None:
     train, held = split(training(1000))
     assert set(train).isdisjoint(held)
     assert 5 < len(held) < 60
-    assert set(split(training(400))[1]) <= set(held)  # a prompt is on the same side in any list
+    assert set(split(training(400))[1]) <= set(held)  # the split of a prompt does not depend on the list
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_domains(tmp_path: Path) -> None:
         ("[]", "--data must hold at least one prompt"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
+def test_bad_prompt_files_are_refused_with_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
     file = tmp_path / "prompts.json"
     file.write_text(text)
     with pytest.raises(ArgumentError, match=sentence):

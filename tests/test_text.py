@@ -168,7 +168,7 @@ def test_word_pieces_but_for_spaces(text: str) -> None:
 
 
 @pytest.mark.parametrize("make", [byte_level, metaspace, llama])
-def test_never_half_a_character(make: Any) -> None:
+def test_no_partial_character_is_shown(make: Any) -> None:
     tokenizer = make()
     tokens = ids(tokenizer, "😀語ü👍🏽")
     assert len(tokens) > 5

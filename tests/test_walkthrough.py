@@ -12,7 +12,7 @@ STOPS = re.findall(r"`(src/[\w/]+\.py)`\s+`([\w.]+)`", PAGE)
 
 
 def names(path: Path) -> set[str]:
-    """Functions, classes, and methods as Class.method."""
+    """Return functions, classes, and methods as Class.method."""
     found = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):

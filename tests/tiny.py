@@ -1,4 +1,4 @@
-"""Small random models that tests share.
+"""Small random models for tests.
 
 They are float64 by default. Tests compare texts token for token between calls of different widths (alone or in a batch,
 with or without drafts), whose sums are rounded in different orders. In float32 logits then differ by 1e-6, which

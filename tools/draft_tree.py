@@ -8,7 +8,7 @@ from spectr.engine import Request
 from spectr.engine.metrics import child_ranks
 from spectr.types import Coins, Draft, LogitsAt, Verdict
 from spectr.verify import Rule
-from spectr.verify.rule import Way
+from spectr.verify.rule import Descent
 
 PROMPT, SEED, NODES, WANTED = "Why does the sea have tides?", 3, 16, 3
 ACROSS, DOWN, LEFT, TOP = 104, 26, 12, 30
@@ -21,10 +21,10 @@ class _Watched(Rule):
         self.inner, self.card = inner, inner.card
         self.step: tuple[Draft, Verdict] | None = None
 
-    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, descent: Descent) -> Verdict:
         """The inner rule's."""
-        found = self.inner.verdict(logits, draft, coins, way)
-        if self.step is None and int(found.length[0]) >= WANTED and int(child_ranks(way.tree, found)[0].max()) > 0:
+        found = self.inner.verdict(logits, draft, coins, descent)
+        if self.step is None and int(found.length[0]) >= WANTED and int(child_ranks(descent.tree, found)[0].max()) > 0:
             self.step = draft, found
         return found
 

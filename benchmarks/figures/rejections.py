@@ -13,7 +13,7 @@ from spectr.theory.chains import ChainPair, repeated, zipf_chain
 from spectr.theory.estimate import Estimate
 from spectr.theory.families import Family, bernoulli, uniform, zipf
 from spectr.theory.yin import batch_rejections, drafts_worth, limit_rejections
-from spectr.theory.yin_relaxed import EasedCoupling
+from spectr.theory.yin_relaxed import OverAcceptingCoupling
 from spectr.transport.laws import total_variation
 
 __all__ = ["rejection_sheets"]
@@ -135,7 +135,7 @@ class _Eased:
         self.name, self.hue = f"Decoding-{after.upper()}", hue
         self.meant = [relaxed_text(pair, epsilon, after, _LENGTH) for epsilon in _EPSILONS]
         self.runs = [
-            relaxed_texts(pair, EasedCoupling(epsilon, after), _LENGTH, _FEWER, seed=70 + hue + 10 * n)
+            relaxed_texts(pair, OverAcceptingCoupling(epsilon, after), _LENGTH, _FEWER, seed=70 + hue + 10 * n)
             for n, epsilon in enumerate(_EPSILONS)
         ]
 

@@ -24,7 +24,7 @@ def _title(about: dict[str, Any]) -> str:
 
 def inflate(
     prompts: Annotated[
-        Path, typer.Option(metavar="FILE", help="Text, one prompt a line, or JSON with `prompts`.")
+        Path, typer.Option(metavar="FILE", help="Prompts: a text file with one per line, or JSON with `prompts`.")
     ] = Path("benchmarks/heldout.json"),
     model: ModelFlag = "smollm2-135m",
     drafter: Annotated[

@@ -1,4 +1,4 @@
-"""A small real model for audits, and a server that samples from one law and states one."""
+"""A small real model for audits, and a server that samples from one law and states another."""
 
 import json
 import math
@@ -20,7 +20,7 @@ Law = Callable[[tuple[int, ...]], np.ndarray]
 
 
 def llama(seed: int, layers: int = 2, size: int = SIZE) -> LlamaForCausalLM:
-    """Random weights, wide enough for laws that are neither flat nor a point."""
+    """Return a Llama whose random weights give distributions that are neither flat nor point masses."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=size, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
@@ -45,7 +45,7 @@ def small() -> LlamaForCausalLM:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Completions of one law, in the form of the OpenAI API."""
+    """Serves completions of one law, in the form of the OpenAI API."""
 
     server: "LawServer"
 
@@ -65,7 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def choice(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """One text, each token drawn from what is served and described by what is stated."""
+        """Return one text, whose tokens are drawn from the served law and described by the stated law."""
         text: tuple[int, ...] = ()
         places = []
         while len(text) < asked["max_tokens"]:
@@ -88,12 +88,12 @@ class _Handler(BaseHTTPRequestHandler):
                 for token, listed, own in places
             ]  # fmt: skip
             return {"content": content}
-        every = [{**listed, token: own} for token, listed, own in places]  # as servers do, with what was sampled
+        every = [{**listed, token: own} for token, listed, own in places]  # as servers do, including the sampled token
         return {"tokens": [token for token, _, _ in places], "top_logprobs": every}
 
 
 class LawServer(ThreadingHTTPServer):
-    """Serves texts of the law `served` and says that it is `stated`."""
+    """Serves texts of the law `served` and states the law `stated`."""
 
     def __init__(self, stated: Law, served: Law, end: int | None = None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -103,7 +103,7 @@ class LawServer(ThreadingHTTPServer):
         self.sums: dict[tuple[int, ...], np.ndarray] = {}
 
     def rows(self, text: tuple[int, ...]) -> tuple[np.ndarray, dict[int, float]]:
-        """Running sums of the law served, and logarithms of the law stated, the likeliest first."""
+        """Return running sums of the served law, and logarithms of the stated law, the likeliest first."""
         if text not in self.sums:
             self.sums[text] = self.served(text).cumsum()
         stated = self.stated(text)
@@ -119,7 +119,7 @@ class LawServer(ThreadingHTTPServer):
 
 @pytest.fixture
 def serve() -> Callable[..., Any]:
-    """A server for as long as the context is open."""
+    """Run a server while the context is open."""
 
     @contextmanager
     def running(stated: Law, served: Law, end: int | None = None) -> Iterator[LawServer]:

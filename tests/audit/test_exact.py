@@ -1,4 +1,4 @@
-"""The enumerator itself: a law that is known, laws in float32, and errors that name the model."""
+"""The enumerator: a law known in closed form, float32 models, and errors that name the model."""
 
 import pytest
 import torch
@@ -7,8 +7,8 @@ import spectr
 from spectr.errors import LawError
 
 
-def test_a_law_that_is_known() -> None:
-    """One draft, one token: accept min(1, p/q), else the residual; then the bonus. By hand."""
+def test_enumeration_matches_a_law_computed_by_hand() -> None:
+    """One draft of one token: accept with min(1, p/q), else draw from the residual; then the bonus."""
     target, draft = torch.tensor([0.5, 0.5]), torch.tensor([0.8, 0.2])
     law = spectr.exact_step_law("speculative", lambda _: target, lambda _: draft, (1,))
     kept = {0: 0.8 * (0.5 / 0.8), 1: 0.2}
@@ -17,13 +17,13 @@ def test_a_law_that_is_known() -> None:
     assert law.expected_tokens == pytest.approx(1.7, abs=1e-7)
 
 
-def test_float32_models_are_taken() -> None:
+def test_models_may_return_float32() -> None:
     third = torch.full((3,), 1 / 3)
     law = spectr.exact_step_law("kseq", lambda _: third, lambda _: third, (2,))
     assert law.deviation(lambda _: third) < 1e-12
 
 
-def test_lists_are_taken() -> None:
+def test_models_may_return_lists() -> None:
     def target(_: tuple[int, ...]) -> list[float]:
         return [0.1, 0.2, 0.7]
 
@@ -31,7 +31,7 @@ def test_lists_are_taken() -> None:
     assert law.deviation(target) < 1e-12
 
 
-def test_a_model_that_gives_no_law() -> None:
+def test_models_without_a_valid_law_are_refused() -> None:
     def broken(text: tuple[int, ...]) -> torch.Tensor:
         return torch.tensor([0.5, 0.5]) if len(text) < 2 else torch.tensor([0.5, 0.6])
 

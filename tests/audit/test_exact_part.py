@@ -1,4 +1,4 @@
-"""The part of an audit that needs no model: policies against their reference, coins and noise, and the loop."""
+"""The audits that need no model: policies against their reference, coins and noise, and the loop."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,7 +33,7 @@ def status(case: Case, level: Level | None = None) -> str:
 
 
 @pytest.mark.parametrize("case", policy_cases(), ids=lambda case: case.name)
-def test_a_policy_is_its_reference(case: Case) -> None:
+def test_policies_equal_their_reference(case: Case) -> None:
     assert status(case) == "holds"
 
 
@@ -48,7 +48,7 @@ def test_every_setting_of_a_policy_is_audited() -> None:
 
 @pytest.mark.parametrize("case", noise_cases(), ids=lambda case: case.name)
 def test_coins_and_noise(case: Case) -> None:
-    """False alarms: 10^-8 for each of the tests."""
+    """The false-alarm rate of each test is 10^-8."""
     assert status(case) == "holds"
 
 
@@ -100,7 +100,7 @@ def setup() -> Setup:
 
 
 def test_the_loop() -> None:
-    """Every drafter and policy under the race, far into a text too; and a coupling rule."""
+    """Every drafter and policy with the race, also after a long text; and a coupling rule."""
     report = examine(loop_cases([rule("optimal")]))
     assert report.holds, [f for f in report.findings if not f.passes]
     assert any("after 17,000 tokens" in finding.case for finding in report.findings)
@@ -128,7 +128,7 @@ def test_a_loop_that_counts_positions_wrong_is_seen(setup: Setup) -> None:
 
 
 def test_stop_tokens_end_enumerated_texts() -> None:
-    """No text goes on behind a stop token, and probabilities still sum to one."""
+    """No text continues after a stop token, and probabilities still sum to one."""
     shaping = Shaping(Policy(), (0,), frozenset({2}))
     models = (RandomModel(1, 3), RandomModel(2, 3))
     (law,) = enumerate_pairs(rule("kseq"), [models], Growth(Shape.branching((2, 1))), Loop(2, shaping=shaping))

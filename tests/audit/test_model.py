@@ -1,4 +1,4 @@
-"""Audits of this package on a small real model: every kind of case passes, and would not if something were wrong."""
+"""Audits of this package on a small real model: every kind of case passes, and fails if something is wrong."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ from spectr.audit.drafters import bent_drafters, scripted_drafters
 from spectr.audit.equality import Pair, RealTexts, Scores, compare, greedy_case, rows_finding, texts_of
 from spectr.audit.laws import Claimed, law_finding
 from spectr.audit.loop import deep_cases, text_policies, wide_cases
-from spectr.audit.pathology import _adds_up, limit_case, pathological_cases
+from spectr.audit.pathology import adds_up, limit_case, pathological_cases
 from spectr.audit.proofs import NamedRule, distinct_rules, named_rules
 from spectr.audit.sections import direct_cases, model_cases
 from spectr.audit.setup import NOISY, Setup, plan_for, real_setup, toy_setup
@@ -68,7 +68,7 @@ def test_the_law_of_a_rule_under_a_policy_that_depends_on_the_text(setup: Setup,
 
 
 def test_many_drafts_and_many_tokens(setup: Setup) -> None:
-    """Eight drafts of five tokens are drafted and used; 1,100 tokens take the draws that large vocabularies take."""
+    """Eight drafts of five tokens are used, and 1,100 tokens exercise the draws for large vocabularies."""
     rules = [named for named in distinct_rules() if named.rule.card.name == "kseq"]
     for case in (*deep_cases(setup, rules, 1_000), *wide_cases(rules, 300)):
         (found,) = case.run(LEVEL)
@@ -78,7 +78,7 @@ def test_many_drafts_and_many_tokens(setup: Setup) -> None:
 
 
 def test_noisy_drafts_are_accepted_and_rejected(setup: Setup) -> None:
-    """An audit in which everything, or nothing, is accepted would look at half of a rule."""
+    """An audit in which everything or nothing is accepted would test only half of a rule."""
     sampler = setup.sampler(NOISY, rule("optimal"))
     results = sampler.engine.generate(setup.requests(30, range(40)))
     steps = sum(r.stats.steps for r in results)
@@ -94,7 +94,7 @@ def test_a_direct_audit_of_a_trained_drafter(lm: spectr.LM) -> None:
     report = examine(direct_cases(trained, Scope(PROMPTS), 2), Level(samples=1_000))
     assert report.holds, report.findings
     assert "optimal × feature, not replayed" in [finding.case for finding in report.findings]
-    with pytest.raises(MismatchError, match="features, which a replay lacks; audit it without: --direct"):
+    with pytest.raises(MismatchError, match="hidden states, which a replay lacks; audit it with --direct"):
         real_setup(lm.opened, PROMPTS[0], Policy(), 8).drafter(made, rule("optimal"))
 
 
@@ -110,8 +110,8 @@ def test_rows_of_trees_and_a_mask_that_is_wrong(lm: spectr.LM) -> None:
         assert found.holds == holds
 
 
-def test_texts_that_part(lm: spectr.LM) -> None:
-    """A near-tie is rounding and told so; anything else is a fault."""
+def test_near_ties_are_distinguished_from_faults(lm: spectr.LM) -> None:
+    """A near-tie is reported as rounding; any other difference is a fault."""
     requests = [Request(prompt, 5, 4) for prompt in PROMPTS]
     texts = texts_of(Engine(lm.opened.target, drafter("none"), rule("race")), requests)
     scores = Scores(lm.opened.target, noisy=True)
@@ -124,14 +124,14 @@ def test_texts_that_part(lm: spectr.LM) -> None:
     near = replace(scores, noisy=False)
     flat = [replace(request, policy=Policy(1e6)) for request in requests]  # so flat that all tokens are tied
     assert "3 part, 3 at ties of rounding" in compare(flat, texts, other, near).measured("here")
-    assert not compare(flat, texts, [text[:-1] for text in texts], near).holds  # a text that is cut is no tie
+    assert not compare(flat, texts, [text[:-1] for text in texts], near).holds  # a truncated text is not a tie
 
 
 def test_real_texts(lm: spectr.LM) -> None:
     texts = RealTexts(lm.opened, PROMPTS, 8, Policy(0.8))
     cases = [texts.race_case("lookup"), texts.race_case("early_exit"), texts.greedy_case("early_exit", rule("block"))]
     assert examine(cases).holds
-    # against another seed's texts the same case must fail
+    # compared with another seed's texts, the same case must fail
     other = RealTexts(lm.opened, PROMPTS, 8, Policy(0.8))
     other.requests = [replace(request, seed=request.seed + 1) for request in other.requests]
     other.__dict__["_plain"] = texts._plain
@@ -167,10 +167,10 @@ def test_a_crash_and_a_loss_are_findings(setup: Setup) -> None:
     assert "raised RuntimeError: no verdict today" in report.findings[0].measured
     result = setup.engine(NOISY, rule("race")).generate([Request(setup.prompt, 1, 6)])[0]
     request = Request(setup.prompt, 1, 6)
-    assert _adds_up(result, request, setup.stops)
-    assert not _adds_up(replace(result, tokens=result.tokens[:-1]), request, setup.stops)
-    assert not _adds_up(result, replace(request, max_new_tokens=7), setup.stops)
-    assert not _adds_up(result, request, frozenset(result.tokens[:1]))
+    assert adds_up(result, request, setup.stops)
+    assert not adds_up(replace(result, tokens=result.tokens[:-1]), request, setup.stops)
+    assert not adds_up(result, replace(request, max_new_tokens=7), setup.stops)
+    assert not adds_up(result, request, frozenset(result.tokens[:1]))
 
 
 def test_the_context_limit(lm: spectr.LM) -> None:
@@ -199,8 +199,8 @@ def test_scripted_drafters_draft_what_they_say(setup: Setup) -> None:
     }  # fmt: skip
 
 
-def test_what_is_refused(lm: spectr.LM) -> None:
-    with pytest.raises(ArgumentError, match="needs a prompt of at least one token"):
+def test_bad_arguments_are_refused(lm: spectr.LM) -> None:
+    with pytest.raises(ArgumentError, match="requires a prompt of at least one token"):
         Scope([[]])
     with pytest.raises(ArgumentError, match="alarms must lie between 0 and 1, got 0"):
         Level(alarms=0)

@@ -52,8 +52,8 @@ def test_an_endpoint_that_samples_what_it_states(serve: Serve, kind: str) -> Non
     assert ("messages" in server.asked[0]) == ("chat" in kind)
 
 
-def test_an_endpoint_that_does_not(serve: Serve) -> None:
-    """Five hundredths of total variation, over HTTP, with as many samples as the audit asks for."""
+def test_an_endpoint_that_samples_another_law_fails(serve: Serve) -> None:
+    """A total variation of 0.05 is detected over HTTP, with the number of samples that the audit computes."""
     with serve(right, wrong(0.05)) as server:
         report = audit_endpoint(Endpoint(server.url, "toy", "Once", choices=500, top=8), 1, Level(bias=0.05))
     assert not report.holds
@@ -69,8 +69,8 @@ def test_an_endpoint_whose_texts_end(serve: Serve) -> None:
             audit_endpoint(Endpoint(server.url, "toy", "Once"), 3, Level(samples=1_000))
 
 
-def test_an_endpoint_that_changes_its_mind(serve: Serve) -> None:
-    """Every second statement is of another law: what it samples from then cannot be said."""
+def test_an_endpoint_with_inconsistent_statements_fails(serve: Serve) -> None:
+    """Every second statement is of another law, so the sampled law is undefined."""
     calls = [0]
 
     def moody(text: tuple[int, ...]) -> np.ndarray:
@@ -82,7 +82,7 @@ def test_an_endpoint_that_changes_its_mind(serve: Serve) -> None:
     assert not report.findings[1].holds
 
 
-def test_what_is_no_endpoint(serve: Serve) -> None:
+def test_invalid_endpoints_are_refused(serve: Serve) -> None:
     with pytest.raises(SpectrError, match="must answer with JSON, and did not"):
         audit_endpoint(Endpoint("http://127.0.0.1:9", "toy", "Once"), 1, Level(samples=10))
     with serve(right, right) as server, pytest.raises(SpectrError, match=r"answered 400: .*no model another"):
@@ -99,7 +99,7 @@ def test_a_function_against_a_function() -> None:
 
     def sample(prompt: list[int], seed: int, tilt: float = 0.0) -> list[int]:
         draw, text = random.Random(seed), list(prompt)
-        for _ in range(4):  # one more than is looked at
+        for _ in range(4):  # one more than is tested
             law = target(tuple(text))
             text += draw.choices(range(3), [law[0] + tilt, law[1], law[2]])
         return text[len(prompt) :]
@@ -116,7 +116,7 @@ def test_a_function_against_a_function() -> None:
 
 
 def test_a_function_against_a_model(lm: spectr.LM) -> None:
-    """transformers' plain sampling of the same model, wrapped as anybody would; and at another temperature."""
+    """Plain sampling by transformers passes, and fails at another temperature."""
     net: Any = lm.opened.target.model
 
     def sample(prompt: list[int], seed: int, temperature: float = 1.0) -> list[int]:
@@ -131,7 +131,7 @@ def test_a_function_against_a_model(lm: spectr.LM) -> None:
 
 
 def test_transformers_on_replayed_rows(lm: spectr.LM) -> None:
-    """Plain and assisted pass; its lossy mode is seen, and said to be lossy."""
+    """Plain and assisted generation pass; the lossy mode is detected and reported as lossy."""
     scope = Scope([[3, 4, 5, 3]], Policy(0.9, top_k=12), drafter="early_exit", vocabulary=16)
     report = audit_transformers(lm, scope, Level(samples=200))
     plain, assisted, ensemble = report.findings
@@ -142,7 +142,7 @@ def test_transformers_on_replayed_rows(lm: spectr.LM) -> None:
 
 
 def test_transformers_itself(lm: spectr.LM, small: LlamaForCausalLM) -> None:
-    """Two real models, nothing replayed; and the generator of torch is left as it was."""
+    """Two real models without replay; torch's global generator is not changed."""
     prompt, policy = [3, 4, 5, 3], Policy()
     before = torch.random.get_rng_state()
     net: Any = lm.opened.target.model
@@ -153,7 +153,7 @@ def test_transformers_itself(lm: spectr.LM, small: LlamaForCausalLM) -> None:
 
 
 def test_a_replayed_net_is_the_net(lm: spectr.LM) -> None:
-    """Greedy text of transformers' loop on looked-up rows, against the same loop on the model."""
+    """The greedy text of transformers' loop on replayed logits equals that on the model."""
     from spectr.audit.replay import TreeRows
 
     prompt = (3, 4, 5, 3)

@@ -1,4 +1,4 @@
-"""Every planted fault is seen, and the right things beside them are not called wrong."""
+"""Every planted fault is detected, and correct samplers pass."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def test_a_fault_that_is_enumerated(fault: object) -> None:
 
 
 def test_a_fault_that_is_no_fault_would_be_called_so() -> None:
-    """The same harness with nothing planted says NOT SEEN, and the report fails."""
+    """Without a fault the same harness reports NOT SEEN, and the report fails."""
     fault = next(iter(exact_faults()))
     (found,) = type(fault)("nothing", rule("speculative"), (1,)).run(Level())
     assert (found.status, found.passes) == ("NOT SEEN", False)
@@ -36,7 +36,7 @@ RULES_WITH_FAULTS = [
 
 @pytest.mark.parametrize("name", RULES_WITH_FAULTS)
 def test_the_exact_audit_of_a_rule_with_a_fault_fails(name: str) -> None:
-    """The trees that every rule is enumerated on show faults that are deep, wide, or in the shape of a residual."""
+    """The enumerated trees detect faults that are deep, wide, or in the shape of a residual."""
     (fault,) = [fault for fault in exact_faults() if fault.name == name]
     trees = list(enumerations(fault.rule.card, "iid"))
     seen = [tree for tree in trees if (tree.widths, tree.vocabulary) == (fault.widths, fault.vocabulary)]
@@ -66,7 +66,7 @@ def test_a_fault_in_the_policy(case: object) -> None:
 
 
 def test_coins_and_noise_that_repeat() -> None:
-    """After 2^14, 2^16 and 2^20 tokens; and keys that are added up share their coins."""
+    """Repetitions after 2^14, 2^16 and 2^20 tokens are detected, and keys whose words are added."""
     cases = [case for case in planted_cases() if "that repeat after" in case.name or "sum of two words" in case.name]
     assert len(cases) == 2 * len(BORDERS) + 1
     assert [case.run(Level(tests=100))[0].status for case in cases] == ["seen"] * len(cases)
@@ -84,7 +84,7 @@ def test_the_bias_of_planted_functions_is_that_of_the_level() -> None:
 
 @pytest.mark.parametrize("name", LOSSY)
 def test_a_lossy_rule_fails_if_it_is_asked(name: str) -> None:
-    """It is biased and within the bound it states: asked for by name the report fails, and says what was found."""
+    """A lossy rule within its stated bound fails if it is requested by name, and the report describes the bias."""
     (case,) = [case for case in exact_cases(named_rules(name, LOSSY[name])) if "fixed" in case.name]
     report = examine([case])
     (found,) = report.findings
@@ -113,7 +113,7 @@ def test_a_lossy_rule_without_slack_passes() -> None:
 
 
 def test_every_rule_and_sibling_law_is_a_case() -> None:
-    """That they hold is shown by tests/laws; here it is that none is forgotten, and what lossy ones claim."""
+    """tests/laws shows that they hold; this test shows that none is missing, and what lossy rules claim."""
     cases = exact_cases()
     names = {case.name for case in cases}
     for named in distinct_rules():

@@ -1,4 +1,4 @@
-"""The second implementations that a witness decides with: right by themselves, and equal to what generates."""
+"""The reference implementations that a witness uses are correct by themselves, and equal to those of generation."""
 
 import itertools
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def test_coins_are_those_of_generation() -> None:
 
 
 def test_noise_is_that_of_generation() -> None:
-    """Its logarithms may differ by their last bits."""
+    """Logarithms may differ in their last bits."""
     tokens = np.arange(5000)
     for seed, position in [(0, 0), (-5, 77), (2**62, 1 << 40)]:
         meant = gumbel(torch.tensor([seed]), torch.tensor([[position]]), 5000)[0, 0].numpy()
@@ -48,7 +48,7 @@ def law(draw: np.random.Generator, size: int, zeros: float = 0.3) -> Law:
 
 
 def drafts(draw: np.random.Generator, draft: Law, name: str) -> Children:
-    """Some drawn, some fixed where the coupling takes such."""
+    """Return drafts of which some are fixed, if the coupling supports that."""
     k = int(draw.integers(1, 6))
     if name == "recursive_wor":
         k = min(k, int((draft > 0).sum()))
@@ -64,7 +64,7 @@ def drafts(draw: np.random.Generator, draft: Law, name: str) -> Children:
 
 
 def as_drafted(children: Children) -> Drafted:
-    """The same for the engine's couplings, dead slots behind."""
+    """Return the drafts in the form of the engine's couplings, with dead slots at the end."""
     dead = children.width - len(children.tokens)
     live = torch.tensor([True] * len(children.tokens) + [False] * dead)
     fixed = None if children.fixed is None else torch.tensor([*children.fixed, *[False] * dead])
@@ -73,7 +73,7 @@ def as_drafted(children: Children) -> Drafted:
 
 @pytest.mark.parametrize("name", [*NAMES, "lenience", "pareto"])
 def test_couplings_are_those_of_generation(name: str) -> None:
-    """Random laws with zeros, random drafts, copies among them."""
+    """Random laws with zeros, and random drafts with copies."""
     inner = coupling("optimal")
     assert isinstance(inner, SelectingCoupling)
     relaxed = {"lenience": LenientCoupling(inner, 0.8), "pareto": ParetoCoupling(inner, 0.05)}
@@ -99,7 +99,7 @@ def test_couplings_are_those_of_generation(name: str) -> None:
 
 
 def smallest_rho(target: Law, draft: Law, k: int) -> float:
-    """Where 1 − (1 − S / ρ)^k falls to S = Σ min(target, ρ·draft), by halving."""
+    """Return the root of 1 − (1 − S / ρ)^k = S with S = Σ min(target, ρ·draft), by bisection."""
     low, high = 1.0, float(k)
     for _ in range(60):
         rho = (low + high) / 2
@@ -111,8 +111,8 @@ def smallest_rho(target: Law, draft: Law, k: int) -> float:
 @pytest.mark.parametrize("apart", [1e-2, 0.1, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_generation_finds_the_smallest_rho(apart: float, dtype: torch.dtype) -> None:
-    """Also of laws that are nearly equal, on which false position alone is off by up to 4e-3. In float32 it is given a
-    margin of 4.8e-7."""
+    """Also for nearly equal laws, for which false position alone is off by up to 4e-3. In float32 the tolerance is
+    4.8e-7."""
     draw = np.random.default_rng(5)
     for _ in range(40):
         k, logits = int(draw.integers(2, 6)), 2 * draw.standard_normal(12)
@@ -123,7 +123,7 @@ def test_generation_finds_the_smallest_rho(apart: float, dtype: torch.dtype) -> 
 
 
 def tuples(draft: Law, k: int, name: str) -> Iterator[tuple[tuple[int, ...], float]]:
-    """All that can be drafted, and how likely it is."""
+    """Return all possible drafts and their probabilities."""
     if name != "recursive_wor":
         for tokens in itertools.product(range(len(draft)), repeat=k):
             yield tokens, float(np.prod(draft[list(tokens)]))
@@ -138,7 +138,7 @@ def tuples(draft: Law, k: int, name: str) -> Iterator[tuple[tuple[int, ...], flo
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_what_comes_out_of_a_reference_has_the_targets_law(name: str, k: int) -> None:
-    """Summed over all drafts: so a reference is right by itself, and not because it is like what it checks."""
+    """The sum over all drafts is the target's law, so a reference is correct independently of what it checks."""
     reference, draw = ReferenceCoupling.of(coupling(name)), np.random.default_rng(k)
     assert reference is not None
     for _ in range(8):

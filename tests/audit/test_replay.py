@@ -1,4 +1,4 @@
-"""A replay is the model: its rows, its texts and its laws; and what it does not offer is refused."""
+"""A replay has the model's logits, texts and laws, and refuses operations that it does not support."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def test_rows_are_those_of_plain_forwards(lm: spectr.LM) -> None:
 
 
 def test_race_texts_on_a_replay_are_those_of_the_model(lm: spectr.LM) -> None:
-    """Three tokens, all tokens of the model: one and the same text, drafts or not."""
+    """With all tokens of the model, texts of three tokens are equal with and without drafts."""
     setup = real_setup(lm.opened, PROMPT, Policy(), vocabulary=24)
     assert setup.vocabulary == 24
     requests = [Request(PROMPT, seed, 3) for seed in range(60)]
@@ -58,13 +58,13 @@ def test_tree_rows_of_a_replay() -> None:
 
 
 def test_rows_that_move_and_begin_anew() -> None:
-    """A window's text is that of the whole; rows are copied, made and emptied."""
+    """A window shares its text with the whole session; rows are copied, added and emptied."""
     setup = toy_setup()
     model = setup.model()
     session = model.open(2, 4)
 
     def following() -> list[int]:
-        """The likeliest token after a 1 at the end of each row."""
+        """Return the likeliest token after appending a 1 to each row."""
         tokens = torch.ones(len(session.state), 1, dtype=torch.int64)
         window, seen = model.window(session, 0, len(tokens), 99), torch.ones(len(tokens), 1, 1, dtype=torch.bool)
         return model.score(window, tokens, seen, 0 * tokens)[:, 0].argmax(-1).tolist()
@@ -89,7 +89,7 @@ def test_rows_that_move_and_begin_anew() -> None:
     assert following() == meant((), (5, 7), (*start, 6, 7, 8))
 
 
-def test_what_a_replay_does_not_offer(lm: spectr.LM) -> None:
+def test_unsupported_operations_of_a_replay_are_refused(lm: spectr.LM) -> None:
     model = toy_setup().model()
     session = model.open(2, 4)
     model.read(session, [[3, 4, 3], [3]])
@@ -104,7 +104,7 @@ def test_what_a_replay_does_not_offer(lm: spectr.LM) -> None:
             call()
     with pytest.raises(ArgumentError, match="must begin with one of the prompts"):
         TreeRows(lm.opened.target, torch.arange(24), {(1, 2): [1, 2]})([(3,)])
-    with pytest.raises(ArgumentError, match="belongs to a real model"):
+    with pytest.raises(ArgumentError, match="requires a real model"):
         toy_setup().drafter("early_exit", spectr.rule("race"))
     with pytest.raises(ArgumentError, match="at least 2 tokens, got 1"):
         real_setup(lm.opened, PROMPT, Policy(), vocabulary=1)

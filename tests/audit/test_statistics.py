@@ -1,4 +1,4 @@
-"""The tests of the audit are themselves tested: the bound by enumeration, power by simulation."""
+"""The statistical tests of the audit: the bound is checked by enumeration, the power by simulation."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ from spectr.errors import ArgumentError
 
 
 def every_count(samples: int, law: list[float]) -> list[tuple[tuple[int, ...], float]]:
-    """All outcomes of a multinomial draw, and their probabilities."""
+    """Return all outcomes of a multinomial draw and their probabilities."""
     found = []
     for counts in itertools.product(range(samples + 1), repeat=len(law) - 1):
         last = samples - sum(counts)
@@ -33,7 +33,7 @@ def every_count(samples: int, law: list[float]) -> list[tuple[tuple[int, ...], f
 @pytest.mark.parametrize("law", [[0.5, 0.5], [0.99, 0.01], [0.7, 0.2, 0.1], [0.001, 0.299, 0.7], [0.4, 0.3, 0.2, 0.1]])
 @pytest.mark.parametrize("samples", [1, 4, 17])
 def test_no_outcome_is_rarer_than_its_bound(law: list[float], samples: int) -> None:
-    """The bound on P(G ≥ g), at every g there is, against the sum over all outcomes: no count is too small for it."""
+    """The bound on P(G ≥ g) holds at every g, by the sum over all outcomes, for any number of samples."""
     outcomes = [(compare_counts(counts, law), chance) for counts, chance in every_count(samples, law)]
     for test, _ in outcomes:
         tail = sum(chance for other, chance in outcomes if other.statistic >= test.statistic - 1e-12)
@@ -41,7 +41,7 @@ def test_no_outcome_is_rarer_than_its_bound(law: list[float], samples: int) -> N
 
 
 def test_the_usual_tail_would_not_be_a_bound() -> None:
-    """Why verdicts are not made with χ²: there are outcomes that are more than twice as likely as it says."""
+    """The χ² tail does not decide tests because some outcomes are more than twice as likely as it says."""
     outcomes = [
         (compare_counts(counts, [0.5, 0.3, 0.2]), chance) for counts, chance in every_count(30, [0.5, 0.3, 0.2])
     ]
@@ -66,12 +66,12 @@ def test_limits_and_bounds_fit_together() -> None:
         assert false_alarm_bound(alarm_limit(cells, alarms), cells) == pytest.approx(alarms, rel=1e-6)
         samples = samples_needed(0.02, cells, alarms)
         assert smallest_bias(samples, cells, alarms) == pytest.approx(0.02, rel=1e-4)
-    assert false_alarm_bound(1.0, 1) == 0  # one cell: nothing can be off
+    assert false_alarm_bound(1.0, 1) == 0  # with one cell nothing can differ
 
 
 def test_power_is_as_stated() -> None:
-    """400 audits of a law that is off by exactly the visible bias, in the shape that is hardest to see. Seen in 99 % of
-    them: below 384 happens once in 10^6."""
+    """400 audits of a law that is off by exactly the detectable bias, in the shape that is hardest to detect. 99 % of
+    them must detect it; fewer than 384 detections have probability 10^-6."""
     alarms, cells, bias = 1e-6, 16, 0.05
     samples = samples_needed(bias, cells, alarms)
     law = np.full(cells, 1 / cells)
@@ -84,13 +84,13 @@ def test_power_is_as_stated() -> None:
     assert right == 0
 
 
-def test_what_cannot_come_and_comes() -> None:
+def test_impossible_samples_fail() -> None:
     test = compare_counts([3, 7, 1], [0.5, 0.5, 0.0])
     assert (test.impossible, test.p_bound, test.p_about) == (1, 0.0, 0.0)
 
 
 def test_bad_input() -> None:
-    with pytest.raises(ArgumentError, match="chances sum to 1"):
+    with pytest.raises(ArgumentError, match="chances must sum to 1"):
         compare_counts([1, 2], [0.5, 0.6])
     with pytest.raises(ArgumentError, match=r"must lie in \(0, 1\], got 0"):
         samples_needed(0, 4, 1e-6)

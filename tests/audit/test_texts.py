@@ -1,4 +1,4 @@
-"""The law of short texts: likeliest texts and ranks against brute force, and what each of the four tests is for."""
+"""The law of short texts: likeliest texts and ranks against brute force, and the purpose of each of the four tests."""
 
 import itertools
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ LAW = TextLaw(laws, 3, stops=frozenset({2}))
 
 
 def every_text() -> dict[Text, float]:
-    """All texts of up to three tokens that end at the stop token, and their probabilities."""
+    """Return all texts of up to three tokens that end at the stop token, and their probabilities."""
     found = {}
     for text in itertools.product(range(5), repeat=3):
         cut = text[: text.index(2) + 1] if 2 in text else text
@@ -46,7 +46,7 @@ def test_the_likeliest_texts() -> None:
 
 
 def test_ranks_are_uniform_whatever_the_law() -> None:
-    """The places of all texts, weighted with their probabilities, cover the unit cube evenly, and exactly so."""
+    """The ranks of all texts, weighted with their probabilities, cover the unit cube exactly uniformly."""
     texts = every_text()
     low, mass = LAW.places(list(texts))
     for grid in itertools.product(np.linspace(0.1, 1, 4), repeat=3):
@@ -55,7 +55,7 @@ def test_ranks_are_uniform_whatever_the_law() -> None:
 
 
 def run(function: object, samples: int = 12_000) -> dict[str, bool]:
-    """Which tests of a function pass, at one false alarm in 10^6 each."""
+    """Return which tests of a function pass, at a false-alarm rate of 10^-6 each."""
     sampler = FunctionSampler(function, [0], LAW.stops)  # type: ignore[arg-type]
     tests = run_tests(sampler(range(samples), 3), LAW, LAW.cells())
     return {name: test.p_bound > 1e-6 for name, test in tests.items()}
@@ -73,7 +73,7 @@ def test_each_test_sees_what_it_is_for() -> None:
     right = right_function(LAW)
 
     def last_is_first(prompt: list[int], seed: int) -> list[int]:
-        """The first two tokens are right, and the third comes from the law of the first."""
+        """Sample two correct tokens, and the third from the law of the first."""
         text = right(prompt, seed)
         return text if len(text) < 3 else [*text[:2], right(prompt, seed + 10**9)[0]]
 
@@ -93,7 +93,7 @@ def test_the_planted_shift_is_exact() -> None:
 
 
 def test_a_bias_of_two_hundredths_is_found() -> None:
-    """With as many samples as the audit says it needs, and the right function passes at the same number."""
+    """The number of samples that the audit computes suffices, and the correct function passes with the same number."""
     setup = toy_setup()
     law, level = setup.law(), Level(tests=4)
     right, wrong = (
@@ -107,7 +107,7 @@ def test_a_bias_of_two_hundredths_is_found() -> None:
     assert 0.015 < wrong.details["tests"]["first token"]["distance"] < 0.025
 
 
-def test_texts_that_cannot_be() -> None:
+def test_impossible_texts_are_refused() -> None:
     with pytest.raises(ArgumentError, match="texts of 3 tokens, or that end with a stop token, got"):
         run_tests([[0, 1]], LAW, LAW.cells())
 

@@ -1,4 +1,4 @@
-"""What a witness counts, what it keeps, and what it costs the engine: nothing but copies."""
+"""The counts and records of a witness, and its cost for the engine, which is only copies."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ from spectr.verify.race import Race
 
 
 @pytest.mark.parametrize("case", witnessed_cases([rule("race"), rule("optimal")]), ids=lambda case: case.name)
-def test_a_right_engine(case: Case) -> None:
+def test_a_correct_engine_has_no_violations(case: Case) -> None:
     (found,) = case.run(Level())
     assert found.status == "holds", found.measured
     assert found.details["rows"] > 400
@@ -56,7 +56,7 @@ def test_a_planted_fault_is_seen(case: Case) -> None:
 def record(
     logits: Any, tokens: tuple[int, ...], *, named: str = "race", policy: Policy | None = None, **more: Any
 ) -> StepRecord:
-    """A step of one row without drafts, after a text of three tokens, that emitted one token."""
+    """Return the record of a step of one row without drafts, after three tokens, that emitted one token."""
     one, no = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.bool)
     text, given = more.pop("text", (3, 4, 5)), torch.as_tensor(logits)
     draft = Draft(one + text[-1], one, ~no, no, None, "fixed", 0, 1)
@@ -67,7 +67,7 @@ def record(
 
 
 def checked(step: StepRecord, **verdict: Any) -> Checked:
-    """The check of its row, with another verdict."""
+    """Check the row with another verdict."""
     row = replace(step.rows[0], verdict=replace(step.rows[0].verdict, **verdict))
     return check_row(step, step.evidence.wait(), row)
 
@@ -85,8 +85,8 @@ def raced(size: int, gap: float) -> Tensor:
     ("gap", "token", "near", "holds"),
     [(1e-3, 1, False, True), (1e-3, 0, False, False), (2e-6, 1, False, True), (2e-6, 0, True, True)],
 )
-def test_scores_that_are_close(gap: float, token: int, near: bool, holds: bool) -> None:
-    """32 roundings of two float32 numbers near 10 are 4e-5."""
+def test_close_race_scores_are_near_ties(gap: float, token: int, near: bool, holds: bool) -> None:
+    """32 roundings of two float32 numbers near 10 amount to 4e-5."""
     found = checked(record(raced(20, gap).float(), (token,)))
     assert (found.is_near_tie, found.failure is None) == (near, holds)
     if found.failure is not None:
@@ -96,7 +96,7 @@ def test_scores_that_are_close(gap: float, token: int, near: bool, holds: bool) 
         assert "emitted [0], expected [1], with scores" in str(found.failure)
 
 
-def test_in_float64_less_is_close() -> None:
+def test_near_ties_are_narrower_in_float64() -> None:
     assert checked(record(raced(20, 2e-6), (0,))).failure is not None
     assert checked(record(raced(20, 2e-14), (0,))).is_near_tie
 
@@ -111,7 +111,7 @@ def test_greedy() -> None:
 
 
 def test_a_coin_at_its_border() -> None:
-    """A draw of two tokens: the border is put beside the coin."""
+    """In a draw of two tokens the border is placed next to the coin."""
     thrown = coin(7, 3, 0, 3)
     for shift, near, holds in ((1e-8, True, True), (-1e-8, False, True), (1e-4, False, False)):
         share = thrown + shift  # of token 0, which is drawn if the coin is below
@@ -161,7 +161,7 @@ def test_where_a_text_ends() -> None:
 
 
 def test_settings_that_leave_no_token() -> None:
-    """The engine goes on with the model's own distribution, and ends the text with an error before its token."""
+    """The engine continues with the model's own distribution, and ends the text with an error before its token."""
     step = record([0.0, 1.0], (1,), policy=Policy(0, suppress_tokens=[0, 1]))
     assert checked(step).failure is not None
     assert checked(step, count=0, fault=2) == Checked()
@@ -231,7 +231,7 @@ def test_a_share_of_the_engines_steps_is_checked() -> None:
 
 
 class Held(Witness):
-    """A witness whose thread waits until it is let go."""
+    """A witness whose thread waits until the test releases it."""
 
     def __init__(self, room: int) -> None:
         super().__init__(1.0, room=room)
@@ -248,7 +248,7 @@ class Held(Witness):
 
 def test_a_witness_that_is_behind_skips_steps_and_stops_nobody() -> None:
     witness = Held(2)
-    results = run(witness, requests(4))  # comes to its end, though nothing is checked
+    results = run(witness, requests(4))  # generation ends although nothing is checked
     assert all(result.finish_reason for result in results)
     assert witness.checked == 0
     assert witness.longest <= 2
@@ -261,7 +261,7 @@ def test_a_witness_that_is_behind_skips_steps_and_stops_nobody() -> None:
 
 
 def test_what_is_kept_of_a_failure() -> None:
-    """No text unless it is asked for; the first few alone."""
+    """Only the first failures are kept, without the text unless it is requested."""
     prompt = tuple(toy_setup().prompt)
     for keeps in (False, True):
         witness = Witness(1.0, room=1 << 20, keeps_texts=keeps)
@@ -321,7 +321,7 @@ def test_what_is_not_covered_is_counted_by_its_name() -> None:
 
 
 class Masked(Witness):
-    """A witness that is given what a hook let follow as a mask, which is how it gets what grammars let follow."""
+    """A witness that receives the tokens allowed by a hook as a mask, as it does for grammars."""
 
     def __init__(self, shift: int = 0) -> None:
         super().__init__(1.0, room=1 << 20)
@@ -347,7 +347,7 @@ def _way(draft: Draft, row: int, node: int) -> list[int]:
 
 
 def test_masks_are_covered() -> None:
-    """A row with a mask is checked, and a mask that is not the one in use is seen."""
+    """A row with a mask is checked, and a wrong mask is detected."""
     policies = [Policy(0.9, allowed=even), Policy(top_p=0.8, repetition_penalty=1.2, allowed=even)]
     for shift in (0, 1):
         witness = Masked(shift)
@@ -422,7 +422,7 @@ print("left", len(witness._work.waiting) > 3)
 
 
 def test_a_process_ends_amid_checks() -> None:
-    """At once, without an error, though much is left to check."""
+    """The process ends immediately and without an error, although checks are pending."""
     start = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "left True\n", "")

@@ -35,7 +35,7 @@ def tokenizer(template: str | None) -> PreTrainedTokenizerFast:
 
 
 def drawn(net: Any, seed: int, spread: float) -> Any:
-    """Weights wide enough for laws that are neither flat nor a point."""
+    """Draw weights that give distributions that are neither flat nor point masses."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weights in net.parameters():
@@ -65,7 +65,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def near(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The target's weights with some noise: a drafter worth having."""
+    """Return the target's weights with some noise, as a useful drafter."""
     net, generator = llama(), torch.Generator().manual_seed(8)
     with torch.no_grad():
         for weights in net.parameters():
@@ -88,7 +88,7 @@ Measure = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def measure(target: str, near: str, tmp_path: Path) -> Measure:
-    """A small run; keywords are those of the grid and of the bench."""
+    """Run a small benchmark; keywords are those of the grid and of the bench."""
 
     def measured(**given: Any) -> dict[str, Any]:
         grid = {"tasks": ("dialogue", "continuation"), "prompts": 1, "tokens": 12}

@@ -1,4 +1,4 @@
-"""Baselines: transformers asked for the same text, and an OpenAI-compatible server that answers with a real model."""
+"""Baselines: transformers on the same requests, and an OpenAI-compatible server with a real model."""
 
 import json
 import threading
@@ -55,7 +55,7 @@ def test_the_models_own_settings_are_left_alone_and_not_listened_to(opened: Any)
 
 
 def test_sampling_is_of_the_law_and_of_the_seed(opened: Any) -> None:
-    """First tokens against the model's own law: a chi-square of six cells beyond 60 comes once in 1e11."""
+    """First tokens follow the model's law: a chi-square of six cells above 60 has probability 1e-11."""
     net, prompt = opened.target.model, [9, 40, 41]
     with torch.no_grad():
         law = (net(torch.tensor([prompt])).logits[0, -1] / 0.5).softmax(-1)
@@ -70,7 +70,7 @@ def test_sampling_is_of_the_law_and_of_the_seed(opened: Any) -> None:
 
 
 class Server(BaseHTTPRequestHandler):
-    """As much of the protocol as is asked for, with a model behind it."""
+    """The part of the protocol that is needed, with a real model."""
 
     lm: spectr.LM
     seen: list[tuple[str, dict[str, Any]]]
@@ -137,7 +137,7 @@ def test_an_endpoint_that_fails_loses_nothing(measure: Measure, server: str) -> 
     assert measure(methods=("plain",), endpoints=(f"{server}/v1#tiny",))["cells_missing"] == 0
 
 
-def test_what_is_no_endpoint() -> None:
+def test_invalid_endpoints_are_refused() -> None:
     with pytest.raises(ArgumentError, match="must be an address such as"):
         open_endpoint("localhost:8000")
     with pytest.raises(SpectrError, match="must answer with JSON"):

@@ -1,4 +1,4 @@
-"""`spectr bench cpu`: every way on one file, figures that follow from the cells, and a run that goes on."""
+"""`spectr bench cpu`: every method on one file, figures computed from the cells, and runs that are continued."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.models.test_gguf import write
 
-from spectr.bench.cpu import WAYS, CpuTrial, _summary, run
+from spectr.bench.cpu import WAYS, CpuTrial, run, summarise
 from spectr.errors import ArgumentError
 
 
@@ -17,7 +17,7 @@ def trial(tmp_path: Path, **more: object) -> CpuTrial:
     return CpuTrial(str(path), tmp_path / "found.json", ["the", "thin"], **given)  # type: ignore[arg-type]
 
 
-def test_every_way_is_measured_and_a_run_goes_on(tmp_path: Path) -> None:
+def test_every_method_is_measured_and_a_run_is_continued(tmp_path: Path) -> None:
     asked = trial(tmp_path)
     found = run(asked, lambda _: None)
     assert set(found["results"]) == set(asked.ways)
@@ -33,7 +33,7 @@ def test_every_way_is_measured_and_a_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_ratios_are_taken_prompt_by_prompt() -> None:
-    """A slow minute that hits both ways alike changes no ratio."""
+    """A slow minute that affects both methods changes no ratio."""
     cells = [
         {"way": way, "round": turn, "prompt": prompt, "rate": speed / slow, "first": 1.0}
         for turn, slow in ((0, 1.0), (1, 10.0))
@@ -43,13 +43,13 @@ def test_ratios_are_taken_prompt_by_prompt() -> None:
     cells += [
         {"way": way, "round": 0, "prompt": 2, "prefill": s} for way, s in (("spectr plain", 2.0), ("llama.cpp", 4.0))
     ]
-    found = _summary(cells, ("spectr plain", "llama.cpp"))
+    found = summarise(cells, ("spectr plain", "llama.cpp"))
     assert found["spectr plain"]["ratio_to_llama.cpp"] == pytest.approx(1.5)
     assert found["spectr plain"]["prefill_ratio_to_llama.cpp"] == pytest.approx(2.0)
     assert found["llama.cpp"]["prefill_tokens_per_second"] == pytest.approx(128.0)
 
 
 def test_unknown_ways_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="ways must be of transformers, spectr plain"):
+    with pytest.raises(ArgumentError, match="ways must be among transformers, spectr plain"):
         run(trial(tmp_path, ways=("vllm",)), lambda _: None)
     assert WAYS[-1] == "llama.cpp"

@@ -1,4 +1,4 @@
-"""Results on disk: whole or not there, torn lines dropped, other runs refused."""
+"""Results on disk are complete or absent, partial lines are dropped, and other runs are refused."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_another_run_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["b.json"]
 
 
-def test_two_at_once_are_refused(tmp_path: Path) -> None:
+def test_two_concurrent_runs_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "b.json"
     journal = Journal(path, HEAD)
     with pytest.raises(ArgumentError, match="another run is writing"):

@@ -1,4 +1,4 @@
-"""From cells to figures, tables and a page that needs nothing else."""
+"""Summaries, tables and a self-contained page from cells."""
 
 import json
 import re
@@ -19,7 +19,7 @@ Measure = Callable[..., dict[str, Any]]
 
 
 def cell(**given: Any) -> dict[str, Any]:
-    """A text of 10 tokens in 1 second."""
+    """Return a cell of a text of 10 tokens in 1 second."""
     base = {
         "study": "main", "task": "code", "prompt": 0, "temperature": 1.0, "round": 0, "sitting": 0, "method": "plain",
         "drafts": None, "length": None, "drafter": "none", "tokens": 10, "seconds": 1.0, "steps": 10,
@@ -61,14 +61,14 @@ def test_the_error_of_tokens_per_call_is_that_of_the_mean_where_calls_are_equal(
     assert alone["block_efficiency_error"] is None
 
 
-def test_texts_of_nothing_do_no_harm() -> None:
+def test_empty_texts_are_summarised() -> None:
     found = summarise({"a": cell(tokens=0, seconds=0.1, steps=0), "b": cell(method="race", tokens=0)})
     assert all(row["speed_up"] is None for row in found["results"])
     assert summarise({})["results"] == []
 
 
 class Page(HTMLParser):
-    """What a page would fetch, whether its tags are closed, and the titles and shapes of its charts."""
+    """Collects the resources a page would fetch, unclosed tags, and the titles and shapes of its charts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -133,13 +133,13 @@ def test_the_page_needs_nothing_else(measure: Measure, tmp_path: Path) -> None:
     assert head["hardware"]["cpu"].replace("&", "&amp;") in text
 
 
-def test_words_cannot_break_the_page(measure: Measure, tmp_path: Path) -> None:
+def test_html_is_escaped(measure: Measure, tmp_path: Path) -> None:
     measure(methods=("plain",), command="spectr <script>alert(1)</script> | x")
     head, cells, data = read_results(tmp_path / "bench.json")
     assert "<script>" not in page(head, {**data, "cells": cells})
 
 
-def test_one_is_not_several(measure: Measure, tmp_path: Path) -> None:
+def test_nouns_are_singular_or_plural(measure: Measure, tmp_path: Path) -> None:
     measure(methods=("plain",))
     head, cells, data = read_results(tmp_path / "bench.json")
     one = {**head, "hardware": {**head["hardware"], "cores": 1, "threads": 1}}

@@ -1,4 +1,4 @@
-"""Whole runs on small models: who takes part, what is equal, what is counted, and what an interruption costs."""
+"""Whole runs on small models: the methods, equal texts, counts, and interruptions."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from spectr.bench.ask import Asked, Written, WrittenBySpectr
+from spectr.bench.ask import BenchRequest, SpectrWriter, Written
 from spectr.bench.grid import PRESETS, Grid, preset
 from spectr.bench.methods import METHODS
 from spectr.bench.run import Progress
@@ -38,7 +38,7 @@ def cells(path: Path) -> dict[str, dict[str, Any]]:
     return json.loads(path.read_text())["cells"]
 
 
-def test_everybody_takes_part(measure: Measure, tmp_path: Path) -> None:
+def test_all_methods_take_part(measure: Measure, tmp_path: Path) -> None:
     found = measure(temperatures=(0.0, 1.0), tokens=8)
     assert found["left_out"] == {}
     assert found["cells_missing"] == 0
@@ -60,7 +60,7 @@ def test_everybody_takes_part(measure: Measure, tmp_path: Path) -> None:
 
 
 def test_counts_are_a_function_of_the_seeds(measure: Measure, tmp_path: Path) -> None:
-    """The regression baseline: tokens and target calls of every rule, on weights from fixed seeds."""
+    """A regression baseline: tokens and target calls of every rule, with weights from fixed seeds."""
     found = measure(methods=("plain", *RULED, "lookup", "default"), tokens=24, drafts=(3,), lengths=(3,))
     counted = {
         name: (row["tokens"], round(row["tokens"] / row["block_efficiency"])) for name, row in rows(found).items()
@@ -125,7 +125,7 @@ def test_prompts_that_do_not_fit_are_counted(measure: Measure, tmp_path: Path) -
     found = measure(tasks=(f"continuation={long}",), prompts=2, methods=("plain",))
     assert (found["too_long"], found["results"][0]["texts"]) == (1, 1)
     long.write_text("word " * 400 + "\n")
-    with pytest.raises(ArgumentError, match="no prompt fits"):
+    with pytest.raises(ArgumentError, match="no prompt and its answer fit"):
         measure(tasks=(f"continuation={long}",), methods=("plain",), out=tmp_path / "other.json")
 
 
@@ -158,17 +158,17 @@ def test_finished_cells_are_not_measured_again(measure: Measure, tmp_path: Path)
     assert json.loads((tmp_path / "bench.json").read_text()) == json.loads(before)
 
 
-def interrupted_after(count: int, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> list[Asked]:
-    """Whoever writes through spectr stops after so many texts."""
-    write, seen = WrittenBySpectr.write, list[Asked]()
+def interrupted_after(count: int, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> list[BenchRequest]:
+    """Interrupt spectr's writers after a number of texts."""
+    write, seen = SpectrWriter.write, list[BenchRequest]()
 
-    def stop(self: WrittenBySpectr, asked: Asked) -> Written:
+    def stop(self: SpectrWriter, asked: BenchRequest) -> Written:
         if len(seen) == count:
             raise error
         seen.append(asked)
         return write(self, asked)
 
-    monkeypatch.setattr(WrittenBySpectr, "write", stop)
+    monkeypatch.setattr(SpectrWriter, "write", stop)
     return seen
 
 
@@ -202,7 +202,7 @@ def test_an_error_loses_nothing(measure: Measure, tmp_path: Path, monkeypatch: p
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on(measure: Measure, target: str, near: str, tmp_path: Path) -> None:
-    """The process itself, ended where it stands."""
+    """The process is killed at an arbitrary point."""
     path = tmp_path / "bench.json"
     flags = (
         "--methods", "plain,race,optimal", "--tasks", "dialogue,continuation", "--texts", "3", "--tokens", "24",

@@ -1,4 +1,4 @@
-"""Ablations: noise makes a drafter worse by as much as the two laws come apart, and counts follow from seeds."""
+"""Ablations: noise lowers acceptance by the total variation of the two laws, and counts are a function of the seeds."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def study(target: str, near: str) -> Quality:
 
 
 def test_acceptance_falls_with_the_total_variation(study: Quality) -> None:
-    """One draft is accepted with probability 1 − TV; the nodes below the root are as far apart on average."""
+    """One draft is accepted with probability 1 − TV; nodes below the root have the same TV on average."""
     found = [study.measure("speculative", share) for share in (0.0, 0.5, 0.9)]
     apart = [row["total_variation"] for row in found]
     assert apart == sorted(apart)

@@ -80,10 +80,12 @@ def test_lines_of_text_are_prompts(tmp_path: Path) -> None:
     assert [prompt.text for prompt in task.prompts] == ["Once upon", "There was"]
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_bad_arguments_are_refused(tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"question": "2+2?"}\n')
-    with pytest.raises(ArgumentError, match=r"row 1 of .*bad\.jsonl must have prompt, .* it has question"):
+    with pytest.raises(
+        ArgumentError, match=r"row 1 of .*bad\.jsonl must have prompt for the task code; it has question"
+    ):
         tasks([f"code={bad}"], 5)
     bad.write_text("not json\n")
     with pytest.raises(ArgumentError, match="--tasks must be"):
@@ -109,7 +111,7 @@ def test_without_the_library_a_public_set_is_refused(monkeypatch: pytest.MonkeyP
 
 
 def test_the_library_is_asked_for_the_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for the library, which is not a dependency: its answers have the published fields."""
+    """A fake of the library, which is not a dependency, with the published fields."""
     asked: list[Any] = []
 
     def load_dataset(place: str, configuration: str | None, *, split: str, streaming: bool) -> Any:

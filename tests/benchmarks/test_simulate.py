@@ -11,7 +11,7 @@ from benchmarks.figures.simulate import call_counts, race_ranks, rejection_count
 from spectr.draft.plan import Plan
 from spectr.errors import ArgumentError
 from spectr.theory import Family, decoding_opt, decoding_uno, relaxed_test, zipf, zipf_chain
-from spectr.theory.yin_relaxed import EasedCoupling, eased_rule
+from spectr.theory.yin_relaxed import OverAcceptingCoupling, over_accepting_rule
 from spectr.transport.coupling import Drafted
 
 
@@ -19,7 +19,7 @@ from spectr.transport.coupling import Drafted
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 2.0])
 def test_the_eased_coupling_has_the_stated_law(after: str, decode: object, epsilon: float) -> None:
     """Summed over the drafts; a second draft is not looked at, and without a draft the target comes out."""
-    family, made = zipf(6, noise=2.0, seed=3), EasedCoupling(epsilon, after)
+    family, made = zipf(6, noise=2.0, seed=3), OverAcceptingCoupling(epsilon, after)
     meant = decode(family.target, family.draft, relaxed_test(family.target, family.draft, epsilon))  # type: ignore[operator]
     for drafts in (1, 2):
         tokens = torch.tensor(list(itertools.product(range(6), repeat=drafts)))
@@ -33,11 +33,11 @@ def test_the_eased_coupling_has_the_stated_law(after: str, decode: object, epsil
 
 
 def test_an_eased_rule_says_that_it_is_lossy() -> None:
-    rule = eased_rule(0.1, "uno")
+    rule = over_accepting_rule(0.1, "uno")
     assert not rule.card.lossless
     assert (rule.card.name, rule.card.siblings) == ("decoding_uno", ("iid",))
     with pytest.raises(ArgumentError, match="after must be one of opt, uno"):
-        eased_rule(0.1, "due")
+        over_accepting_rule(0.1, "due")
 
 
 def test_a_seed_settles_everything() -> None:
@@ -45,7 +45,7 @@ def test_a_seed_settles_everything() -> None:
     runs = (
         lambda seed: call_counts([0.5, 0.5], 20, 30, seed),
         lambda seed: rejection_counts(pair, 6, 2, 30, seed),
-        lambda seed: relaxed_texts(pair, EasedCoupling(0.1), 6, 30, seed)[1],
+        lambda seed: relaxed_texts(pair, OverAcceptingCoupling(0.1), 6, 30, seed)[1],
         lambda seed: race_ranks(family, 30, seed),
         lambda seed: tree_tokens(family, Plan("race", 2, 2), "race", 60, seed),
     )

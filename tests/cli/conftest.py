@@ -1,4 +1,4 @@
-"""The command as a function, arguments in; exit code, stdout and stderr out. And small models as folders."""
+"""Runs the command in this process and returns exit code, stdout and stderr; and small models as folders."""
 
 import sys
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A small model that never ends a text and has room for a long one: somebody has to interrupt it."""
+    """A small model that never ends a text and has a long context, so that it must be interrupted."""
     net, words = _llama(0, 320), tokenizer()
     net.config.max_position_embeddings = 1 << 15
     net.config.eos_token_id = net.generation_config.eos_token_id = words.eos_token = None

@@ -40,4 +40,4 @@ def test_trees(spectr: Spectr, tmp_path: Path) -> None:
     assert measured["values"] == [1.0, 0.7 * 0.75, 0.7 * 0.75 * 0.5 * 0.75]
     assert spectr("tree", "show", "--chances", "a,b").code == 2
     stats.write_text("{}")
-    assert "must be what spectr generate" in spectr("tree", "show", "--stats", str(stats)).err
+    assert "must be the output of spectr generate" in spectr("tree", "show", "--stats", str(stats)).err

@@ -1,4 +1,4 @@
-"""The command as a whole: version, help, suggestions, one clean line for what is refused, exit codes, and imports."""
+"""The whole command: version, help, suggestions, one-line errors, exit codes, and imports."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ Spectr = Callable[..., Any]
 
 
 def commands() -> Iterator[tuple[str, Any, Any]]:
-    """The path, the command and its context, of the root and of everything below it."""
+    """Yield path, command and context of the root and of all subcommands."""
 
     def below(command: Any, name: str, parent: Any) -> Iterator[tuple[str, Any, Any]]:
         context = command.make_context(name, [], parent=parent, resilient_parsing=True)
@@ -60,7 +60,7 @@ def test_a_group_alone_is_answered_with_its_help(spectr: Spectr, arguments: tupl
 
 
 def test_version_imports_no_torch() -> None:
-    """As a user starts it; nothing that takes a second to import is imported."""
+    """Started as a user does, it imports no slow packages."""
     ran = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "spectr", "--version"], capture_output=True, text=True, check=True
     )
@@ -86,7 +86,7 @@ def test_no_help_imports_torch() -> None:
 
 
 def test_lists_of_commands_show_whole_sentences() -> None:
-    """Nothing is cut, and what the first list says without importing a command is what the command says itself."""
+    """Nothing is cut, and the sentences of the list, which imports no command, equal the commands' own help."""
     root = next(commands())[1]
     for path, command, context in commands():
         assert "..." not in command.get_help(context).partition("Commands:")[2], path
@@ -129,7 +129,7 @@ def test_flags_that_several_commands_share_mean_the_same() -> None:
 def test_what_is_unknown_is_answered_with_a_suggestion(
     spectr: Spectr, arguments: tuple[str, ...], suggestion: str
 ) -> None:
-    """One line, whoever refuses: this package, or the parser of flags."""
+    """The error is one line, whether this package or the parser of flags raises it."""
     ran = spectr(*arguments)
     assert ran.code == 2
     assert suggestion in ran.err
@@ -166,7 +166,7 @@ def test_an_interrupt_is_one_line(spectr: Spectr, monkeypatch: pytest.MonkeyPatc
 
 
 def test_as_a_process() -> None:
-    """Through the interpreter, with a pipe for stdout: results there, the refusal on stderr, no traceback."""
+    """As a process with a pipe for stdout: results go there, errors to stderr, without a traceback."""
     good = subprocess.run([*COMMAND, "cite"], capture_output=True, text=True, check=False)
     assert (good.returncode, good.stderr) == (0, "")
     assert good.stdout.startswith("@software{spectr,")

@@ -1,4 +1,4 @@
-"""`spectr audit`: flags in, table and JSON out, exit status by what holds; of a model, a function, an endpoint."""
+"""`spectr audit`: flags, tables, JSON and exit status; of a model, a function and an endpoint."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ WORDS = ["</s>", *"abcdefghijklmnopqrs"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A small model with a tokenizer of letters, as a user has it."""
+    """Return the folder of a small model with a tokenizer of letters."""
     torch.manual_seed(4)
     config = LlamaConfig(
         vocab_size=20, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
@@ -152,7 +152,7 @@ def test_a_function(spectr: Spectr, folder: str, tmp_path: Path, monkeypatch: py
 
 
 class Dice(BaseHTTPRequestHandler):
-    """Six tokens, all alike, at every place."""
+    """A server with six equally likely tokens at every position."""
 
     def log_message(self, *_: object) -> None:
         pass
@@ -202,7 +202,7 @@ def test_an_endpoint(spectr: Spectr, dice: Any) -> None:
         (("--engine", "vllm"), "--engine must be spectr or transformers"),
         (("--exact", "--rule", "ksec"), "did you mean kseq"),
         (("--exact", "--set", "budget=1"), "--set is for one rule"),
-        (("--exact", "--rule", "pareto", "--set", "budget"), "with '=' between them"),
+        (("--exact", "--rule", "pareto", "--set", "budget"), "separated by '='"),
         (("--exact", "--rule", "pareto", "--set", "bugdet=1"), "an option it does not take"),
         (("--function", "nothing_here:f"), "--function takes module:name"),
         (("--url", "http://127.0.0.1:9/v1", "--body", "[1]"), "--body takes a JSON object"),
@@ -211,7 +211,7 @@ def test_an_endpoint(spectr: Spectr, dice: Any) -> None:
         (("--exact", "--out", "nowhere/audit.json"), "there is no folder nowhere"),
     ],
 )
-def test_what_is_refused(spectr: Spectr, flags: tuple[str, ...], sentence: str) -> None:
+def test_bad_arguments_are_refused(spectr: Spectr, flags: tuple[str, ...], sentence: str) -> None:
     ran = spectr("audit", *flags)
     assert (ran.code, ran.out) == (2, "")
     assert sentence in ran.err

@@ -1,4 +1,4 @@
-"""`spectr bench`: flags in; tables, JSON and pages out; what is measured is not looked at here."""
+"""`spectr bench`: flags, tables, JSON and pages; measured values are not checked here."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ RESULTS = {"results": [{**ROW, "milliseconds": 1.25, "softmax_milliseconds": 0.5
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the benchmark was asked for; it measures nothing and says one word."""
+    """Records the arguments of the benchmark, which measures nothing."""
     seen: dict[str, Any] = {}
 
     def run(**options: Any) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def test_a_device_that_is_not_here_is_refused(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     ran = spectr("bench", "rules", "--device", "cuda:1")
     assert (ran.code, asked) == (2, {})
-    assert ran.err == "spectr: --device cuda:1 needs a CUDA device, and torch finds none here; use --device cpu\n"
+    assert ran.err == "spectr: --device cuda:1 requires a CUDA device, and torch finds none; use --device cpu\n"
 
 
 def test_the_default_rules_are_those_of_the_benchmark() -> None:
@@ -105,7 +105,7 @@ def test_the_default_rules_are_those_of_the_benchmark() -> None:
 
 
 def test_the_benchmark_itself_runs(spectr: Spectr) -> None:
-    """Small enough to be quick; the figures are not looked at."""
+    """A small run; the figures are not checked."""
     small = ("--vocabulary", "16", "--children", "2", "--rules", "race,kseq", "--nodes", "5", "--repeats", "1")
     rows = json.loads(spectr("bench", "rules", *small, "--json").out)["results"]
     assert {row["rule"] for row in rows} == {"race", "kseq"}
@@ -123,7 +123,7 @@ FOUND = {"cells_missing": 0, "interrupted": False, **summarise({"a": TEXT})}
 
 @pytest.fixture
 def benched(monkeypatch: pytest.MonkeyPatch) -> list[Bench]:
-    """What a run was asked for; it measures nothing."""
+    """Records the arguments of a run, which measures nothing."""
     seen: list[Bench] = []
 
     def run(bench: Bench, progress: Progress) -> dict[str, Any]:
@@ -172,14 +172,15 @@ def test_what_a_run_prints(spectr: Spectr, tmp_path: Path, monkeypatch: pytest.M
     ran = spectr("bench", "run", "--out", str(out))
     assert ran.out.splitlines()[-1].split()[:5] == ["plain", "decoding,", "LOSSY", "1", "1.00"]
     assert (
-        ran.err == f"1 cell to measure\ncomplete: {out}; for a page of it: spectr bench report {out} --out page.html\n"
+        ran.err
+        == f"1 cell to measure\ncomplete: {out}; to make a page of it: spectr bench report {out} --out page.html\n"
     )
     assert json.loads(spectr("bench", "run", "--out", str(out), "--json").out) == FOUND
     cut = {**FOUND, "interrupted": True, "cells_missing": 3}
     monkeypatch.setattr("spectr.bench.run.run", lambda *_: cut)
     ran = spectr("bench", "run", "--out", str(out))
     assert ran.code == 130
-    assert ran.err == f"{out} lacks 3 cells; the same command again measures them\n"
+    assert ran.err == f"{out} lacks 3 cells; run the same command again to measure them\n"
 
 
 @pytest.mark.parametrize(

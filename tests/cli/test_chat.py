@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from tests.cli.conftest import COMMAND
 
-from spectr.cli.terminal import Wrapped, read_message
+from spectr.cli.terminal import WrappedOutput, read_message
 
 Spectr = Callable[..., Any]
 
 
 @pytest.fixture
 def talk(spectr: Spectr, tiny: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """A conversation whose messages come from a pipe, with the small model."""
+    """Run a conversation with the small model, with messages from a pipe."""
 
     def run(messages: str | bytes, *flags: str) -> Any:
         data = messages if isinstance(messages, bytes) else messages.encode()
@@ -45,11 +45,11 @@ def test_a_conversation_in_a_pipe(talk: Callable[..., Any]) -> None:
     assert "drafter none or lookup, rule race (lossless). /help lists the commands" in banner
     assert first.endswith(", 0 prompt tokens were still in the cache")
     assert not second.endswith(", 0 prompt tokens were still in the cache")
-    assert "> " not in ran.out  # no prompt where nobody types
+    assert "> " not in ran.out  # no prompt without a terminal
 
 
 def test_commands(talk: Callable[..., Any], tmp_path: Path) -> None:
-    """What begins with a slash is never sent to the model, whether it is a command or not."""
+    """Text that begins with a slash is never sent to the model, whether it is a command or not."""
     file = tmp_path / "talk.json"
     ran = talk(
         "/help\n/stats\n/nosuch thing\n/rset\nHello.\n/stats\n/system Be kind.\n/system\n /etc/hosts?\n"
@@ -58,10 +58,10 @@ def test_commands(talk: Callable[..., Any], tmp_path: Path) -> None:
     assert ran.code == 0
     for sentence in (
         "/retry         answer the last message again",
-        "last answer: nothing has been answered yet",
+        "last answer: there is no answer yet",
         "spectr: there is no command /nosuch; Known: /help",
         "spectr: there is no command /rset; did you mean /reset",
-        "in all 1 answers, ",
+        "in total 1 answers, ",
         "system prompt: Be kind.",
         "the seed is 7",
         "spectr: /seed takes a whole number, or random, got 'x'",
@@ -85,7 +85,7 @@ def test_a_seed_gives_the_same_answer_again(talk: Callable[..., Any]) -> None:
 def test_retry_and_reset_change_the_history(talk: Callable[..., Any], tmp_path: Path) -> None:
     one, two = tmp_path / "one.json", tmp_path / "two.txt"
     ran = talk(f"/retry\nHello.\nMore.\n/retry\n/save {one}\n/reset\nAfresh.\n/save {two}\n", "--system", "Brief.")
-    assert "spectr: there is no answer yet that could be given again" in ran.err
+    assert "spectr: there is no answer yet that could be repeated" in ran.err
     assert [role for role, _ in saved(one)] == ["system", "user", "assistant", "user", "assistant"]
     assert [text for role, text in saved(one) if role == "user"] == ["Hello.", "More."]
     written = two.read_text()
@@ -112,12 +112,12 @@ def test_what_cannot_be_saved_or_answered_leaves_the_conversation(talk: Callable
     long = "quick brown " * 400
     ran = talk(f"one\n{long}\n/save {tmp_path}/no/where.txt\n/save\n/save {tmp_path}\ntwo\n/save {tmp_path}/it.json\n")
     assert ran.code == 0
-    for sentence in ("512 positions", "there is no folder", "/save needs the name of a file", "it is a folder"):
+    for sentence in ("512 positions", "there is no folder", "/save requires the name of a file", "it is a folder"):
         assert sentence in ran.err
     assert [text for role, text in saved(tmp_path / "it.json") if role == "user"] == ["one", "two"]
 
 
-def test_what_is_refused(spectr: Spectr, talk: Callable[..., Any], plain: Path) -> None:
+def test_bad_arguments_are_refused(spectr: Spectr, talk: Callable[..., Any], plain: Path) -> None:
     ran = spectr("chat", "--model", str(plain))
     assert ran.code == 2
     assert "needs a model with a chat template" in ran.err
@@ -129,7 +129,7 @@ def test_what_is_refused(spectr: Spectr, talk: Callable[..., Any], plain: Path) 
 
 
 class Terminal:
-    """A command in a terminal of its own, as somebody would sit before it."""
+    """A command in a pseudo-terminal."""
 
     def __init__(self, *arguments: str) -> None:
         spawn = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
@@ -144,14 +144,14 @@ class Terminal:
         self.process.stdin.flush()
 
     def expect(self, text: str) -> str:
-        """Wait for a text; what was shown up to its end, which is forgotten."""
+        """Wait for a text, and return and consume everything shown up to its end."""
         while text not in self.seen:
             self._read()
         before, _, self.seen = self.seen.partition(text)
         return before
 
     def expect_some(self, signs: int) -> None:
-        """Wait until so much was shown, whatever it is."""
+        """Wait until this many characters were shown."""
         while len(self.seen) < signs:
             self._read()
 
@@ -170,7 +170,7 @@ class Terminal:
         time.sleep(0.5)
 
     def end(self) -> int:
-        """The exit code."""
+        """Wait for the process and return its exit code."""
         return self.process.wait(timeout=60)
 
     def __enter__(self) -> "Terminal":
@@ -201,7 +201,7 @@ def test_a_conversation_in_a_terminal(endless: str) -> None:
         screen.expect("> ")
         screen.type_seen("/stats")
         screen.type("\n")
-        screen.expect("in all 1 answers")  # what was typed ahead was not sent either
+        screen.expect("in total 1 answers")  # what was typed ahead was not sent either
         screen.expect("> ")
         screen.type_seen("one")
         screen.type("\x03")
@@ -216,9 +216,9 @@ WORDS = st.text(st.characters(codec="utf-8", categories=("L", "P", "N")), min_si
 
 @given(st.lists(WORDS, max_size=30), st.integers(1, 5))
 def test_answers_wrap_between_words(words: list[str], size: int) -> None:
-    """Whatever the pieces: every word is whole, every line fits, and nothing else changes."""
+    """For any pieces every word is whole, every line fits, and nothing else changes."""
     text, shown = " ".join(words), io.StringIO()
-    screen = Wrapped()
+    screen = WrappedOutput()
     screen.width = 24
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdout", shown)
@@ -233,7 +233,7 @@ def test_answers_wrap_between_words(words: list[str], size: int) -> None:
 
 
 def test_wrapping_keeps_what_was_laid_out(capsys: pytest.CaptureFixture[str]) -> None:
-    screen = Wrapped()
+    screen = WrappedOutput()
     screen.width = 12
     screen.feed("a list:\n  - one\n  - two three four\n\n漢字漢字漢字漢字\n" + "x" * 20)
     screen.finish()
@@ -241,7 +241,7 @@ def test_wrapping_keeps_what_was_laid_out(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_pipe_is_not_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
-    screen = Wrapped()
+    screen = WrappedOutput()
     assert screen.width is None
     screen.feed("word " * 100)
     screen.finish()

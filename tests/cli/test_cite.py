@@ -17,7 +17,7 @@ NEEDED = {"inproceedings": {"title", "author", "booktitle", "year"}, "article": 
 
 
 def braced(text: str, start: int) -> int:
-    """Index after the brace that closes the one at `start`."""
+    """Return the index after the brace that closes the one at `start`."""
     depth = 0
     for at in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[at], 0)
@@ -91,19 +91,19 @@ def test_as_json(spectr: Spectr) -> None:
 def test_a_paper_that_is_not_known_here_is_said_and_not_made_up(
     spectr: Spectr, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rule of another package may cite what it likes, or nothing."""
+    """A rule of another package may cite unknown papers, or none."""
     for papers, cited in ((("own2026", "yin2024"), ["yin2024"]), ((), [])):
         foreign = SimpleNamespace(card=Card("foreign", "a rule of another package", ("iid",), papers))
         monkeypatch.setattr("spectr.verify.rule", lambda _, foreign=foreign: foreign)
         ran = spectr("cite", "foreign")
         assert (ran.code, list(parse(ran.out.strip()))) == (0, cited)
-        assert ran.err == ("no BibTeX is known here for own2026\n" if papers else "")
+        assert ran.err == ("there is no BibTeX entry for own2026\n" if papers else "")
         assert [paper["key"] for paper in json.loads(spectr("cite", "foreign", "--json").out)["papers"]] == cited
 
 
 def test_every_entry_of_the_file_is_read() -> None:
-    """A reader that skipped what it does not understand would lose papers silently."""
-    text = (files("spectr") / "papers.bib").read_text("utf-8")
+    """A reader that skipped entries would lose papers silently."""
+    text = (files("spectr.data") / "papers.bib").read_text("utf-8")
     assert list(PAPERS) == re.findall(r"^@\w+\{(.+),$", text, re.MULTILINE)
     assert list(parse(bibtex())) == list(PAPERS)
     assert all(re.search(r"(19|20)\d\d$|^spectr", paper.short) for paper in PAPERS.values()), PAPERS

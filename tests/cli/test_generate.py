@@ -1,4 +1,4 @@
-"""`spectr generate`: a text that streams, what is said about it, and what is refused. Mostly with a small model."""
+"""`spectr generate`: streamed text, the summary, and errors; mostly with a small model."""
 
 import io
 import json
@@ -47,7 +47,7 @@ def test_a_seed_is_random_and_reported(spectr: Spectr, tiny: str) -> None:
 
 
 def test_flags_that_are_not_given_are_the_models_own(spectr: Spectr, tiny: str) -> None:
-    """No flag has a default of its own that would override a model's files or the API."""
+    """No flag has a default that would override a model's files or the API."""
     import spectr as package
 
     meant = package.load(tiny).generate(ASK[1], 12, seed=5, raw=True)
@@ -57,7 +57,7 @@ def test_flags_that_are_not_given_are_the_models_own(spectr: Spectr, tiny: str) 
 
 
 def test_it_streams_and_an_interrupt_keeps_what_came(endless: str) -> None:
-    """The first text is there long before the last; Ctrl-C then ends it with a summary and exit code 130."""
+    """The first text is shown long before the last; Ctrl-C ends it with a summary and exit code 130."""
     arguments = [*COMMAND, "generate", "one two", "--model", endless, "--max-new-tokens", "30000"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     listening = ["env", "--default-signal=INT", *arguments]  # a shell in the background has them ignored
@@ -79,7 +79,7 @@ def test_it_streams_and_an_interrupt_keeps_what_came(endless: str) -> None:
 
 
 def test_an_interrupted_text_as_json(spectr: Spectr, endless: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text so far is a result that can be read; the interrupt comes after some twenty tokens."""
+    """The text so far is valid JSON; the interrupt comes after some twenty tokens."""
     following = TextHandle.__next__
 
     def interrupted(pieces: TextHandle) -> str:
@@ -125,7 +125,7 @@ def test_a_prompt_from_standard_input(spectr: Spectr, tiny: str, monkeypatch: py
     ],
 )
 def test_bytes_that_are_no_text_are_refused(arguments: list[str], given: bytes, what: str) -> None:
-    """In one sentence, and before a model is looked for."""
+    """The error is one sentence, and is raised before a model is loaded."""
     command = [*COMMAND, "generate", *arguments, "--model", "nowhere"]
     done = subprocess.run(command, input=given, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (2, b"")
@@ -134,7 +134,7 @@ def test_bytes_that_are_no_text_are_refused(arguments: list[str], given: bytes, 
 
 
 def test_trace_colours_tokens(spectr: Spectr, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a terminal: the text in colours on stdout, what they mean on stderr."""
+    """In a terminal the coloured text goes to stdout and the legend to stderr."""
     arguments = (*ASK, "--model", tiny, "--drafter", "ngram", "--seed", "2")
     plain = spectr(*arguments)
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -153,7 +153,7 @@ def test_trace_without_a_terminal_is_the_text_alone(spectr: Spectr, tiny: str) -
 
 
 def test_trace_ends_where_the_text_ends(spectr: Spectr, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stop string is not shown in colours either."""
+    """A stop string is not shown with colours either."""
     text = spectr(*ASK, "--model", tiny, "--seed", "2").out.rstrip("\n")
     stop = text[len(text) // 2 :][:2]
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -178,7 +178,8 @@ def test_logprobs_without_json_are_a_table(spectr: Spectr, tiny: str) -> None:
 
 
 def test_a_negative_gap_is_explained(spectr: Spectr, tiny: str) -> None:
-    """More may be accepted than the best coupling of independent drafts accepts on average; seeds that show both."""
+    """More may be accepted than the best coupling of independent drafts accepts on average; these seeds show both
+    cases."""
     arguments = (*ASK, "--model", tiny, "--drafter", "early_exit", "--drafts", "2", "--length", "1", "--gap", "--seed")
     gaps = [json.loads(spectr(*arguments, seed, "--json").out)["stats"]["optimality_gap"] for seed in ("0", "1")]
     assert gaps[0] > 0.05 > -0.05 > gaps[1]
@@ -197,7 +198,7 @@ def test_a_negative_gap_is_explained(spectr: Spectr, tiny: str) -> None:
         (("pull", "smollm"), "did you mean smollm2-135m"),
     ],
 )
-def test_what_is_refused(spectr: Spectr, arguments: tuple[str, ...], sentence: str) -> None:
+def test_bad_arguments_are_refused(spectr: Spectr, arguments: tuple[str, ...], sentence: str) -> None:
     ran = spectr(*arguments)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("spectr: ")

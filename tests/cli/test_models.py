@@ -41,7 +41,7 @@ def test_doctor(spectr: Spectr) -> None:
 
 
 def test_doctor_says_what_is_chosen_and_why(spectr: Spectr, tiny: str) -> None:
-    """The same dtype and drafter that loading chooses."""
+    """The reported dtype and drafter are those that loading chooses."""
     import spectr as package
 
     found = json.loads(spectr("doctor", "--model", tiny, "--json").out)["model"]
@@ -54,7 +54,7 @@ def test_doctor_says_what_is_chosen_and_why(spectr: Spectr, tiny: str) -> None:
 
 
 def hub_with(folder: str, cache: Path, name: str) -> dict[str, str]:
-    """The environment of a machine whose hub cache holds this model, and that is offline."""
+    """Return the environment of an offline machine whose hub cache contains this model."""
     home = cache / f"models--{name.replace('/', '--')}"
     (home / "refs").mkdir(parents=True)
     (home / "refs" / "main").write_text("0" * 40)
@@ -104,7 +104,7 @@ def test_doctor_refuses_a_drafter_that_is_no_head(spectr: Spectr, deep: tuple[st
     ran = spectr("doctor", "--model", tiny, "--drafter", tiny)
     assert (ran.code, ran.out) == (2, "")
     assert "doctor examines published heads" in ran.err
-    assert "name it: --model NAME" in spectr("doctor", "--drafter", head).err
+    assert "add --model NAME" in spectr("doctor", "--drafter", head).err
     ran = spectr("doctor", "--model", tiny, "--drafter", head)  # of two layers
     assert ran.code == 2
     assert "[6] are not among 1 … 2 of a target with 2 layers" in ran.err

@@ -24,7 +24,7 @@ RULES_PAGE = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
 
 
 def shown(page: str) -> Iterator[tuple[str, str]]:
-    """Commands of spectr in the console blocks of a page, and the output shown for them."""
+    """Yield the commands of spectr in the console blocks of a page, and the output shown for them."""
     for block in BLOCK.findall(page):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, _, output = part.partition("\n")
@@ -51,7 +51,7 @@ def test_an_example_prints_what_is_shown(spectr: Spectr, command: str, output: s
 
 
 def test_every_rule_is_explained_where_it_belongs() -> None:
-    """Rules of this package, that is: another one explains its own."""
+    """Only rules of this package; others explain their own."""
     own = [name for name in RULES if type(rule(name)).__module__.startswith("spectr.")]
     lossless, lossy = RULES_PAGE.split("\n## Lossy\n")
     names = {text: re.findall(r"^### (\w+)$", text, re.MULTILINE) for text in (lossless, lossy)}
@@ -60,7 +60,7 @@ def test_every_rule_is_explained_where_it_belongs() -> None:
 
 
 def test_the_walk_throughs_run() -> None:
-    """README and docs are run as they are collected; this page is not."""
+    """README and docs are collected as doctests; this page is not."""
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     ran = doctest.testfile(str(ROOT / "CONTRIBUTING.md"), module_relative=False, optionflags=flags, encoding="utf-8")
     assert ran.failed == 0
@@ -83,7 +83,7 @@ NOTED = [page for page in PAGES if "[^" in page.read_text(encoding="utf-8")]
 
 @pytest.mark.parametrize("path", NOTED, ids=lambda path: path.stem)
 def test_every_note_has_its_test(path: Path) -> None:
-    """Each claim's note is defined once, names a test, and no note is left over."""
+    """Each footnote is defined once and names a test, and none is unused."""
     page = path.read_text(encoding="utf-8")
     defined = re.findall(r"^\[\^([\w-]+)\]: `tests/", page, re.MULTILINE)
     assert defined
@@ -114,7 +114,7 @@ def test_the_tree_has_every_folder_and_module() -> None:
 
 
 def test_the_tour_names_what_is_there() -> None:
-    """Every file of the tour is there, and defines the names that its line tells a reader to look at."""
+    """Every file of the tour exists and defines the names that its line mentions."""
     tour = ARCHITECTURE.split("## Read the code in ten minutes")[1].split("\n## ")[0]
     stops = [re.findall(r"`([^`]+)`", line) for line in re.findall(r"^\d+\. .*", tour, re.MULTILINE)]
     assert 10 <= len(stops) <= 14

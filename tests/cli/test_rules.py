@@ -68,7 +68,7 @@ def test_a_rule_is_explained_and_its_example_runs(spectr: Spectr, tiny: str, nam
         not card.lossless,
     )
     assert ("one chain of drafts" in told) == (not card.tree)
-    assert ("must give its probabilities" in told) == card.needs_laws
+    assert ("must return its probabilities" in told) == card.needs_laws
     assert all(f"{siblings}: " in told for siblings in card.siblings)
     command = shlex.split(told.partition(" example ")[2])
     assert command[:2] == ["spectr", "generate"]
@@ -135,10 +135,10 @@ def test_compare_draws(spectr: Spectr, tmp_path: Path) -> None:
     assert figure.read_bytes().startswith(b"\x89PNG\r\n")
 
 
-def test_the_race_that_was_left_out_is_talked_about(spectr: Spectr) -> None:
+def test_a_race_that_is_not_computed_is_reported(spectr: Spectr) -> None:
     ran = spectr("rules", "compare", "--family", "zipf", "--size", "2049", "--temperatures", "1", "--k", "2")
     assert ran.code == 0
-    assert "the race is left out" in ran.err
+    assert "the race is not computed" in ran.err
     (line,) = [line for line in ran.out.splitlines() if line.startswith("race ")]
     assert line.split() == ["race", "race", "–"]
     assert "race" not in ran.out.splitlines()[-1]
@@ -152,7 +152,7 @@ def test_the_race_that_was_left_out_is_talked_about(spectr: Spectr) -> None:
         (("--k", ""), "--k takes integers of at least 1"),
         (("--temperatures", "-1"), "--temperatures takes numbers of at least 0"),
         (("--temperatures", "nan"), "--temperatures takes numbers of at least 0"),
-        (("--size", "0"), "zipf needs a size of at least 1"),
+        (("--size", "0"), "zipf takes a size of at least 1"),
         (("--target-law", "a.json"), "--target-law and --draft-law belong together"),
         (("--draft-law", "a.json"), "--target-law and --draft-law belong together"),
         (("--target-law", "nowhere.json", "--draft-law", "b.json"), "cannot read nowhere.json"),
@@ -203,7 +203,7 @@ def test_the_reading_names_what_is_highest() -> None:
     assert str(comparison_reading(compare(bernoulli(), (2,)))).endswith("highest: race, 1.0000.")
     assert str(comparison_reading(compare(uniform(), (2,)))).endswith("highest: iid optimum, 0.6400.")
     apart = comparison_reading(compare(uniform(2, 2, offset=2), (1,)))
-    assert str(apart) == "The draft law shares no token with the target's; highest: iid optimum, 0.0000."
+    assert str(apart) == "The drafter's distribution shares no token with the target's; highest: iid optimum, 0.0000."
 
 
 def test_flags_with_several_numbers() -> None:

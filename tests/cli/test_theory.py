@@ -32,7 +32,7 @@ def test_a_prediction_as_json(spectr: Spectr) -> None:
     assert more == {**found, "operations": pytest.approx(2.1714466)}
 
 
-def test_not_to_speculate_is_an_answer(spectr: Spectr) -> None:
+def test_the_answer_may_be_not_to_speculate(spectr: Spectr) -> None:
     ran = spectr("theory", "predict", "--alpha", "0.1", "--cost", "0.2")
     assert ran.out == "do not speculate: acceptance 0.1 does not pay for drafts that cost 0.2 of a target call\n"
     found = json.loads(spectr("theory", "predict", "--alpha", "0.1", "--cost", "0.2", "--json").out)
@@ -43,7 +43,7 @@ def test_acceptance_by_depth_and_the_longest_draft(spectr: Spectr) -> None:
     found = json.loads(spectr("theory", "predict", "--by-depth", "0.8,0.8,0.1", "--cost", "0.1", "--json").out)
     assert (found["gamma"], found["expected_tokens"]) == (2, pytest.approx(2.44))
     assert (
-        "(gamma = 7, the longest looked at)"
+        "(gamma = 7, the longest considered)"
         in spectr("theory", "predict", "--alpha", "1", "--cost", "0.1", "--longest", "7").out
     )
 
@@ -76,7 +76,7 @@ def test_figures_have_moved(spectr: Spectr, flags: tuple[str, ...]) -> None:
 
 
 def test_measure(spectr: Spectr, target: str, tmp_path: Path) -> None:
-    """A small model with the n-gram law: two prompts, a few tokens, no pruned trees."""
+    """A small model with the n-gram drafter: two prompts, a few tokens, no pruned trees."""
     prompts, out = tmp_path / "prompts.json", tmp_path / "found.json"
     entries = [{"kind": "song", "text": "la la la la la"}, {"kind": "count", "text": "one two one two one two"}]
     prompts.write_text(json.dumps({"prompts": entries}))

@@ -1,4 +1,4 @@
-"""`spectr tune` and what takes its profile: a small model, once through everything; figures are not judged."""
+"""`spectr tune` and the uses of its profile, with a small model; timings are not checked."""
 
 import json
 from collections.abc import Callable
@@ -67,7 +67,7 @@ def test_a_profile_and_what_takes_it(spectr: Spectr, folder: str, prompts: str, 
 def test_an_interrupted_run_goes_on(
     spectr: Spectr, folder: str, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C in the second round: what was measured is there, and the same command measures the rest and no more."""
+    """After Ctrl-C in the second round the measurements are kept, and the same command measures only the rest."""
     profile, measured = tmp_path / "profile.json", list[int]()
     command = ("tune", folder, "--drafter", "lookup", "--prompts", prompts, "--tokens", "8", "--out", str(profile))
     generate = Workload.generate
@@ -84,7 +84,7 @@ def test_an_interrupted_run_goes_on(
     ran = spectr(*command)
     assert ran.code == 130
     assert "interrupted: 4 measurements made, at most 11 left" in ran.err
-    assert "the same command goes on with it" in ran.err
+    assert "run the same command again to continue" in ran.err
     assert "too little was measured to choose another plan" in ran.out
     kept = json.loads(profile.read_text())["run"]
     assert (len(kept["measurements"]), kept["finished"]) == (4, False)
@@ -107,13 +107,16 @@ def test_an_interrupted_run_goes_on(
     [
         ((2.0, 1.0), "1 row at a time: lookup: 2.00 times plain decoding (2.00 to 2.00)"),
         ((0.9, 0.8), "1 row at a time: drafting does not pay here; plain decoding is chosen"),
-        ((1.5, 0.8), "no plan is surely faster, so plain decoding is chosen; the best was lookup: 1.50 times plain"),
+        (
+            (1.5, 0.8),
+            "no plan is significantly faster, so plain decoding is chosen; the best was lookup: 1.50 times plain",
+        ),
     ],
 )
 def test_what_the_figures_say(
     spectr: Spectr, folder: str, prompts: str, tmp_path: Path, ratios: tuple[float, float], sentence: str
 ) -> None:
-    """Planted: the measurements in the file. In the third case lookup is half as fast in two of six rounds."""
+    """The measurements in the file are given. In the third case lookup is half as fast in two of six rounds."""
     out = tmp_path / "profile.json"
     command = ("tune", folder, "--drafter", "lookup", "--prompts", prompts, "--tokens", "8", "--out", str(out))
     assert spectr(*command).code == 0
@@ -157,7 +160,7 @@ def test_several_rows_as_json(spectr: Spectr, folder: str, prompts: str) -> None
         (("--out", "nowhere/profile.json"), "there is no folder nowhere"),
     ],
 )
-def test_what_is_refused(spectr: Spectr, folder: str, arguments: tuple[str, ...], sentence: str) -> None:
+def test_bad_arguments_are_refused(spectr: Spectr, folder: str, arguments: tuple[str, ...], sentence: str) -> None:
     ran = spectr("tune", folder, *arguments)
     assert (ran.code, ran.out) == (2, "")
     assert sentence in ran.err

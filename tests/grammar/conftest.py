@@ -1,4 +1,4 @@
-"""A vocabulary of bytes and a few longer tokens, texts drawn from a grammar, and rules read by plain Python."""
+"""A vocabulary of bytes and a few longer tokens, random texts of a grammar, and a plain Python matcher of rules."""
 
 import random
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from spectr.grammar import CompiledGrammar, GrammarCompiler
-from spectr.grammar.ebnf import Chars, Choice, Expression, Literal, Ref, Repeat, Sequence
+from spectr.grammar.expressions import Chars, Choice, Expression, Literal, Ref, Repeat, Sequence
 from spectr.grammar.masks import allowed
 from spectr.grammar.vocabulary import Vocabulary
 
@@ -37,7 +37,7 @@ def compiler() -> GrammarCompiler:
 
 
 def ends(body: Expression, rules: Mapping[str, Expression], text: str, at: int) -> set[int]:
-    """Where matches of an expression that begin at a place of a text may end: the definition, plain and slow."""
+    """Return where matches of an expression that begin at a position of a text may end, by definition."""
     match body:
         case Literal(literal):
             return {at + len(literal)} if text.startswith(literal, at) else set()
@@ -67,7 +67,7 @@ def matches(body: Expression, text: str, rules: Mapping[str, Expression] | None 
 
 
 def admits(compiled: CompiledGrammar, text: str | bytes) -> bool:
-    """Whether a grammar admits a text, byte by byte, and that it ends there."""
+    """Return whether a grammar admits a text, byte by byte, with its end."""
     walk = compiled.walk()
     for byte in text if isinstance(text, bytes) else text.encode():
         if not allowed(walk.masks([()]), BYTES.size)[0, byte]:
@@ -78,14 +78,14 @@ def admits(compiled: CompiledGrammar, text: str | bytes) -> bool:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A text that was drawn from a grammar, and whether it came to an end."""
+    """A text drawn from a grammar, and whether it is complete."""
 
     text: bytes
     ended: bool
 
 
 def draw(compiled: CompiledGrammar, seed: int, most: int = 250) -> Drawn:
-    """A random text: any allowed token, those that close something the likelier the longer it is."""
+    """Draw a random text of allowed tokens; closing tokens become likelier as the text grows."""
     chance, walk, text = random.Random(seed), compiled.walk(), b""
     for count in range(most):
         open_ = allowed(walk.masks([()]), BYTES.size)[0].nonzero()[:, 0].tolist()

@@ -1,4 +1,4 @@
-"""Compiling: limits, the cache, errors, threads, and what happens to grammars that would take for ever."""
+"""Compiling grammars: limits, the cache, errors, threads, and grammars that would take forever."""
 
 import gc
 import threading
@@ -12,15 +12,15 @@ from tests.grammar.conftest import BYTES
 
 from spectr.errors import ArgumentError, MissingExtraError
 from spectr.grammar import Grammar, GrammarCompiler, GrammarLimits
-from spectr.grammar.compiler import _needs_trial
+from spectr.grammar.compiler import needs_trial
 from spectr.grammar.vocabulary import xgrammar
 
-WIDE = "(?:[^x]|yy)?"  # a row of these takes the cube of their number
+WIDE = "(?:[^x]|yy)?"  # a sequence of these takes cubic time
 
 
 @pytest.fixture(scope="module")
 def tried() -> GrammarCompiler:
-    """One whose process has started."""
+    """Return a compiler whose trial process has started."""
     return GrammarCompiler(BYTES, GrammarLimits(seconds=2))
 
 
@@ -31,7 +31,7 @@ def test_the_same_grammar_is_compiled_once(compiler: GrammarCompiler) -> None:
     assert first.size > 0
 
 
-def test_what_was_used_longest_ago_is_forgotten() -> None:
+def test_least_recently_used_grammars_are_evicted() -> None:
     compiler = GrammarCompiler(BYTES, GrammarLimits(kept=2))
     grammars = [Grammar.choice([text]) for text in "abc"]
     first, second, _ = (compiler.compile(grammar) for grammar in grammars)
@@ -81,7 +81,7 @@ BAD = {
 
 @pytest.mark.parametrize("text", BAD)
 def test_bad_grammars_are_refused(text: str, compiler: GrammarCompiler) -> None:
-    """With the same words each time: no time of day, no file."""
+    """The message is the same each time, without time stamps and file names."""
     said = []
     for _ in range(2):
         with pytest.raises(ArgumentError, match=BAD[text]) as caught:
@@ -92,20 +92,20 @@ def test_bad_grammars_are_refused(text: str, compiler: GrammarCompiler) -> None:
 
 
 def test_bad_grammars_are_refused_in_the_other_process(tried: GrammarCompiler) -> None:
-    """With the same words as here."""
+    """The message is the same as in this process."""
     long = "".join(f'r{number} ::= "a"?\n' for number in range(200))
     bad = Grammar.ebnf(long + "root ::= foo")
-    assert _needs_trial(bad)
+    assert needs_trial(bad)
     with pytest.raises(ArgumentError, match='Rule "foo" is not defined'):
         tried.compile(bad)
     compiled = tried.compile(Grammar.ebnf(long + "root ::= r3 r7"))
     assert compiled.grammar.root == "root"
 
 
-def test_one_that_takes_too_long_is_given_up(tried: GrammarCompiler) -> None:
-    """Those after it are compiled; nobody waits for it twice, and this process has not spent the time."""
+def test_slow_grammars_are_refused(tried: GrammarCompiler) -> None:
+    """Later grammars are compiled, the slow one is not tried twice, and this process does not spend the time."""
     endless = Grammar.regex(WIDE * 400)
-    assert _needs_trial(endless)
+    assert needs_trial(endless)
     before = time.process_time()
     with pytest.raises(ArgumentError, match=r"must compile within 2 seconds and 1024 MiB.*it took too long"):
         tried.compile(endless)
@@ -117,7 +117,7 @@ def test_one_that_takes_too_long_is_given_up(tried: GrammarCompiler) -> None:
     assert tried.compile(Grammar.regex(WIDE * 13)).size > 0
 
 
-def test_one_that_takes_too_much_memory_is_given_up() -> None:
+def test_grammars_that_need_too_much_memory_are_refused() -> None:
     compiler = GrammarCompiler(BYTES, GrammarLimits(seconds=60, memory=1 << 22))
     large = Grammar.ebnf("root ::= " + " | ".join(f'"{number:04}" [^x]{{0,90}}' for number in range(8_000)))
     with pytest.raises(ArgumentError, match=r"4 MiB, and this one does not \(it (crashed|ran out of memory)\)"):
@@ -147,21 +147,21 @@ def test_the_process_ends_with_its_compiler() -> None:
 
 
 def test_usual_grammars_are_compiled_at_once() -> None:
-    """Without a process of their own."""
+    """They need no trial process."""
     usual = [
         Grammar.json(), Grammar.choice(["a", "b"]), Grammar.regex(r"\d{3}-\d{4}"), Grammar.ebnf('root ::= "a"+'),
         Grammar.json_schema({"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(60)}}),
     ]  # fmt: skip
-    assert not any(map(_needs_trial, usual))
+    assert not any(map(needs_trial, usual))
     others = [
         Grammar.regex("a{1000}"), Grammar.regex(WIDE * 20), Grammar.ebnf("root ::= " + '"a" ' * 600),
         Grammar.json_schema({"type": "string", "pattern": WIDE * 20}),
         Grammar.json_schema({"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(600)}}),
     ]  # fmt: skip
-    assert all(map(_needs_trial, others))
+    assert all(map(needs_trial, others))
 
 
-def test_what_is_no_grammar(compiler: GrammarCompiler) -> None:
+def test_objects_that_are_no_grammar_are_refused(compiler: GrammarCompiler) -> None:
     with pytest.raises(ArgumentError, match=r"must be a Grammar, such as Grammar.json_schema\(…\)"):
         compiler.compile({"type": "object"})  # type: ignore[arg-type]
     for bad in ([], "ab", [1], None):

@@ -1,4 +1,4 @@
-"""Numbers between bounds: every one that can be written with a few digits, and no other."""
+"""Grammars of numbers between bounds admit every such number with a few digits, and no other."""
 
 from decimal import Decimal
 from itertools import product
@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 from tests.grammar.conftest import matches
 
-from spectr.grammar.ebnf import cleaned
+from spectr.grammar.ebnf import prune_rules
 from spectr.grammar.numbers import Bounds, integers, multiples, numbers
 
 ENDS = [
@@ -66,7 +66,7 @@ def test_what_is_no_number_between_bounds(text: str) -> None:
 
 @pytest.mark.parametrize("bound", ["1e12", "123456789012.5", "3e14", "1e15", "1e18"])
 def test_no_number_is_rounded_to_an_excluded_bound(bound: str) -> None:
-    """A reader that knows 53 bits reads 999999999999.999999999 as 1e12."""
+    """A parser with 53-bit floats reads 999999999999.999999999 as 1e12."""
     edge = Decimal(bound)
     for places in range(1, 12):
         for body, number in (
@@ -79,9 +79,9 @@ def test_no_number_is_rounded_to_an_excluded_bound(bound: str) -> None:
 
 def test_bounds_that_admit_nothing() -> None:
     for bounds in (Bounds(Decimal(3), Decimal(2)), Bounds(Decimal(3), Decimal(3), above=True)):
-        assert cleaned({"root": integers(bounds)}, "root") is None
-        assert cleaned({"root": numbers(bounds)}, "root") is None
-    assert cleaned({"root": integers(Bounds(Decimal("0.1"), Decimal("0.9")))}, "root") is None
+        assert prune_rules({"root": integers(bounds)}, "root") is None
+        assert prune_rules({"root": numbers(bounds)}, "root") is None
+    assert prune_rules({"root": integers(Bounds(Decimal("0.1"), Decimal("0.9")))}, "root") is None
 
 
 @pytest.mark.parametrize("factor", [1, 2, 7, 12, 30])

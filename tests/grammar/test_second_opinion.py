@@ -1,7 +1,7 @@
-"""Masks of another implementation, llguidance: the same tokens after the same texts.
+"""The masks agree with those of another implementation, llguidance, after the same texts.
 
-Where a text is forced, llguidance lets the tokens through that its tokenizer would split it into, and no others, though
-it takes them: so it is asked about each of those that its mask lacks.
+For forced text, llguidance's mask has only the tokens into which its tokenizer would split it, although it accepts
+others: so each token that its mask lacks is tried individually.
 """
 
 import random
@@ -20,7 +20,7 @@ from spectr.grammar.masks import allowed
 
 
 class _Bytes:
-    """The tests' vocabulary as llguidance wants it."""
+    """The test vocabulary in llguidance's form."""
 
     eos_token_id, bos_token_id, special_token_ids = STOP, None, [STOP, STOP + 1]
     tokens = [piece or b"<%d>" % token for token, piece in enumerate(BYTES.pieces)]  # noqa: RUF012
@@ -33,7 +33,7 @@ TOKENIZER = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()), n_voca
 
 
 class Other:
-    """A text in llguidance's hands."""
+    """The state of a text in llguidance."""
 
     def __init__(self, grammar: str) -> None:
         self.matcher: Any = llguidance.LLMatcher(TOKENIZER, grammar, log_level=0)
@@ -52,7 +52,7 @@ class Other:
 
 
 def compare(compiled: CompiledGrammar, grammar: str, seed: int, length: int = 25) -> int:
-    """Walk both along one random text, and compare the masks after each token; how many tokens it were."""
+    """Walk both along one random text, compare the masks after each token, and return the number of tokens."""
     chance, ours, theirs = random.Random(seed), compiled.walk(), Other(grammar)
     for count in range(length):
         found, want = allowed(ours.masks([()]), BYTES.size)[0], theirs.mask()
@@ -111,7 +111,7 @@ SCHEMAS: list[Any] = [
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=repr)
 def test_schemas(schema: Any, compiler: GrammarCompiler) -> None:
-    """Those of which both have the same idea: without open strings, whose escapes differ."""
+    """Only schemas that both interpret alike: without arbitrary strings, whose escapes differ."""
     style: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     other = llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=style)
     compiled = compiler.compile(Grammar.json_schema(schema, layout="line"))

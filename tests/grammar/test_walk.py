@@ -1,4 +1,4 @@
-"""Masks of trees: token by token those of a text, whatever the tree looks like; and text that is forced."""
+"""Masks of trees equal those of single texts for any tree; and forced text is drafted."""
 
 import random
 import time
@@ -26,7 +26,7 @@ def mask(compiled: CompiledGrammar, text: Sequence[int]) -> torch.Tensor:
 
 
 def texts(compiled: CompiledGrammar, count: int) -> list[list[int]]:
-    """Random texts that a grammar admits so far."""
+    """Return random prefixes that a grammar admits."""
     chance, found = random.Random(3), list[list[int]]()
     while len(found) < count:
         text = list[int]()
@@ -55,7 +55,8 @@ def test_a_mask_has_the_tokens_that_may_follow(grammar: Grammar, compiler: Gramm
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=repr)
 def test_masks_of_a_tree_are_those_of_its_texts(grammar: Grammar, compiler: GrammarCompiler) -> None:
-    """Nodes in any order, twice, below tokens that are not allowed or end the text; the walk is where it was before."""
+    """Nodes may be in any order, repeated, or below tokens that are not allowed or end the text; the walk is
+    unchanged."""
     compiled, chance = compiler.compile(grammar), random.Random(5)
     for text in texts(compiled, 8):
         paths = [[chance.choice([*range(256), STOP]) for _ in range(chance.randint(0, 3))] for _ in range(12)]
@@ -77,8 +78,8 @@ def test_masks_of_a_tree_are_those_of_its_texts(grammar: Grammar, compiler: Gram
         assert torch.equal(walk.masks([()])[0], compiled.walk(text).masks([()])[0])
 
 
-def test_no_half_of_a_character(compiler: GrammarCompiler) -> None:
-    """xgrammar admits surrogates, of which UTF-8 has none, where a grammar excludes some characters."""
+def test_no_surrogates_are_admitted(compiler: GrammarCompiler) -> None:
+    """xgrammar admits surrogates, which UTF-8 does not have, where a grammar excludes some characters."""
     compiled = compiler.compile(Grammar.ebnf("root ::= [^a]+"))
     assert mask(compiled, []).nonzero()[:, 0].tolist().count(0xED) == 1
     after = mask(compiled, [0xED])
@@ -87,7 +88,7 @@ def test_no_half_of_a_character(compiler: GrammarCompiler) -> None:
     assert torch.equal(inside[0], after)
     assert torch.equal(inside[1], after)
     pieces = Vocabulary((b"\xed\xa0\x80", b"\xed\x9f\xbf", b"x", b""), frozenset({3}))
-    assert pieces.pieces[0]  # what `of` leaves out is not left out here
+    assert pieces.pieces[0]  # `Vocabulary.of` would drop these tokens
 
 
 def test_packed_masks_and_logits() -> None:
@@ -106,7 +107,7 @@ def test_packed_masks_and_logits() -> None:
 
 def test_texts_that_leave_their_grammar(compiler: GrammarCompiler) -> None:
     compiled = compiler.compile(Grammar.choice(["ab"]))
-    with pytest.raises(ArgumentError, match="token 99 at place 1 of"):
+    with pytest.raises(ArgumentError, match="token 99 at index 1 of"):
         compiled.walk([97, 99])
     with pytest.raises(ArgumentError, match="does not"):
         compiled.walk([97, STOP])
@@ -117,7 +118,7 @@ def test_texts_that_leave_their_grammar(compiler: GrammarCompiler) -> None:
 
 
 def test_a_grammar_that_gets_slower_with_each_token(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text of which every part can be read in very many ways ends with an error, and no mask takes for ever."""
+    """A highly ambiguous text ends with an error, and no mask takes forever."""
     monkeypatch.setattr("spectr.grammar.walk._PATIENCE", 0.05)
     walk = compiler.compile(Grammar.ebnf('root ::= s\ns ::= s s | "a" | ""')).walk()
     start = time.perf_counter()
@@ -127,7 +128,7 @@ def test_a_grammar_that_gets_slower_with_each_token(compiler: GrammarCompiler, m
         if walk.error is not None:
             break
         walk.commit([97])
-    assert str(walk.error).startswith("a grammar must say within 0.05 seconds what may follow")
+    assert str(walk.error).startswith("a grammar must determine the next tokens within 0.05 seconds")
     assert not walk.masks([()]).any()
     assert walk.forced(8) == []
     assert time.perf_counter() - start < 60
@@ -137,7 +138,7 @@ def test_a_grammar_that_gets_slower_with_each_token(compiler: GrammarCompiler, m
 
 
 def _encode(text: str) -> list[int]:
-    """The longest tokens first."""
+    """Encode greedily by the longest tokens."""
     left, found = text.encode(), list[int]()
     while left:
         found.append(
@@ -156,7 +157,7 @@ SCHEMA = {
 
 
 def forced(grammar: Grammar, text: str, most: int = 40) -> tuple[str, bool]:
-    """The text that is drafted, and whether it ends there."""
+    """Return the drafted text, and whether it ends there."""
     compiled = GrammarCompiler(SPELLING).compile(grammar)
     tokens = compiled.walk(_encode(text)).forced(most)
     return b"".join(SPELLING.pieces[token] for token in tokens).decode(), STOP in tokens
@@ -175,8 +176,8 @@ def test_text_that_is_forced(layout: str, text: str, want: str) -> None:
     assert forced(Grammar.json_schema(SCHEMA, layout=layout), text) == (want, False)  # type: ignore[arg-type]
 
 
-def test_spaces_as_before() -> None:
-    """Where nothing but spaces is open, they are as they were after the same sign."""
+def test_optional_spaces_are_drafted_as_before() -> None:
+    """If only spaces are undetermined, they are drafted as they were after the same character before."""
     grammar = Grammar.json_schema({"type": "array", "items": {"const": "abcd"}, "minItems": 9, "maxItems": 9})
     assert forced(grammar, '["abcd",')[0].startswith(' "abcd"')
     assert forced(grammar, '["abcd","abcd",')[0].startswith('"abcd","abcd"')
@@ -192,13 +193,13 @@ def test_an_end_that_is_forced() -> None:
 
 
 def test_characters_that_begin_alike() -> None:
-    """Their first byte alone is forced, and no text."""
+    """Only their first byte is forced, which is not text."""
     assert forced(Grammar.choice(["né", "nè"]), "") == ("n", False)
     assert forced(Grammar.choice(["é", "è"]), "") == ("", False)
 
 
 def test_spellings_are_learnt() -> None:
-    """As the model splits a text, so it is drafted the next time: in another text, too."""
+    """A text is drafted in the tokens that the model used the last time, also in another text."""
     compiled = GrammarCompiler(SPELLING).compile(Grammar.json_schema(SCHEMA, layout="line"))
     walk = compiled.walk()
     quote, name = ord('"'), [ord(sign) for sign in "name"]
@@ -210,7 +211,7 @@ def test_spellings_are_learnt() -> None:
     walk.commit([*name[2:], quote, ord(":")])
     again = compiled.walk()
     assert again.forced(9)[:6] == [ord("{"), quote, *name]
-    for _ in range(3):  # the other way has to be seen more often than the first
+    for _ in range(3):  # the second split must be seen more often than the first
         other = compiled.walk()
         other.forced(9)
         other.commit([SPELLING.pieces.index(b'{"')])

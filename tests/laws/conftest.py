@@ -1,4 +1,4 @@
-"""A few lines that generate text with a rule on toy models: the whole engine, as far as these tests need one."""
+"""Generates text with a rule on toy models, as a minimal engine for these tests."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ Generate = Callable[..., list[tuple[int, ...]]]
 def one_step(
     rule: Rule, models: tuple[LanguageModel, LanguageModel], growth: Growth, texts: list[tuple[int, ...]], seeds: Tensor
 ) -> list[tuple[int, ...]]:
-    """Each text with what one step adds to it."""
+    """Append to each text the tokens of one step."""
     target, draft = models
     parents = growth.shape.parents
 

@@ -1,4 +1,4 @@
-"""Every registered coupling: the output law is the target's, summed over all drafts, and acceptance is as stated."""
+"""Every registered coupling has the target's law as its output, summed over all drafts, and the stated acceptance."""
 
 import itertools
 
@@ -11,7 +11,7 @@ from spectr.audit.toys import CORNERS, toy_pair
 from spectr.transport import COUPLINGS
 
 VOCABULARY = 4
-OPTIONS = {"optimal_binned": {"bins": 64}}  # fewer classes of tokens, with which it is as exact
+OPTIONS = {"optimal_binned": {"bins": 64}}  # fewer classes of tokens; the coupling is exact with any number
 SAMPLED = [name for name in COUPLINGS if "iid" in spectr.coupling(name).siblings]
 HYBRID = [name for name in COUPLINGS if "hybrid" in spectr.coupling(name).siblings]
 
@@ -22,14 +22,14 @@ def laws(corner: str, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def every_draft(law: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """All k-tuples that iid draws can give, and their probabilities."""
+    """Return all k-tuples of iid draws and their probabilities."""
     tuples = torch.tensor(list(itertools.product(range(len(law)), repeat=k)))
     chance = law[tuples].prod(-1)
     return tuples[chance > 0], chance[chance > 0]
 
 
 def every_order(law: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """All ordered draws without replacement, and their probabilities."""
+    """Return all ordered draws without replacement and their probabilities."""
     found = []
     for tokens in itertools.permutations(range(len(law)), k):
         left, chance = 1.0, 1.0
@@ -99,7 +99,7 @@ def test_drafts_without_replacement(k: int) -> None:
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_number_of_drafts_may_differ_by_row(name: str) -> None:
-    """A batch with 1, 2 and 3 live drafts gives what each row gives alone."""
+    """A batch with 1, 2 and 3 live drafts gives the same as each row alone."""
     coupling = spectr.coupling(name)
     pairs = [laws("plain", seed) for seed in range(3)]
     target, draft = (torch.stack(side) for side in zip(*pairs, strict=True))
@@ -111,7 +111,7 @@ def test_number_of_drafts_may_differ_by_row(name: str) -> None:
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_draw_follows_the_law(name: str) -> None:
-    """A draw with a fine grid of coins gives the law back, to the width of the grid."""
+    """Draws with a fine grid of coins reproduce the law, up to the width of the grid."""
     coupling = spectr.coupling(name, **OPTIONS.get(name, {}))
     target, draft = laws("plain", 1)
     tokens = torch.tensor([0, 3, 1])

@@ -1,4 +1,4 @@
-"""float32 at a vocabulary of 152,064, the draw included: the law that really comes out, against the target's.
+"""In float32 at a vocabulary of 152,064 the actual output law, draws included, is close to the target's.
 
 Tuples cannot be enumerated here, but every coupling has a structure that sums them in closed form. The tables and
 tests are the ones the coupling computes in float32; only their summation over drafts is done in float64. What a draw
@@ -26,7 +26,7 @@ ALL = torch.arange(SIZE)
 
 @pytest.fixture(scope="module", params=[0.3, 1.0])
 def laws(request: pytest.FixtureRequest) -> tuple[Tensor, Tensor]:
-    """Zipf-like target and draft laws as a softmax gives them, at two distances."""
+    """Return Zipf-like target and draft laws as a softmax computes them, at two distances."""
     generator = torch.Generator().manual_seed(5)
     logits = -1.2 * torch.arange(1, SIZE + 1).log() + 0.6 * torch.randn(SIZE, generator=generator)
     draft = 0.9 * logits + request.param * torch.randn(SIZE, generator=generator)
@@ -38,7 +38,7 @@ def bias(law: Tensor, target: Tensor) -> float:
 
 
 def after_the_test(selected: Tensor, r: Tensor, target: Tensor) -> Tensor:
-    """Law after the one-draft test on a selected token whose true law is `selected` and whose computed law is `r`."""
+    """Return the law after the one-draft test of a selected token with true law `selected` and computed law `r`."""
     taken = selected * one_draft_test(target, r)
     left = residual(target, r).double()
     return taken + (1 - taken.sum()) * left / left.sum()
@@ -78,8 +78,9 @@ def test_maximal(laws: tuple[Tensor, Tensor]) -> None:
 
 
 def selected_by_levels(target: Tensor, draft: Tensor, k: int, slots: int) -> tuple[Tensor, Tensor]:
-    """The law of the token that the level swaps really select, and the law the coupling takes it for; `slots` is the
-    capacity, which sets the range of the classes."""
+    """Return the actual law of the token that the level swaps select, and the law that the coupling computes.
+
+    `slots` is the capacity, which sets the range of the classes."""
     coupling = Optimal()
     bins = Bins(coupling.bins, slots)
     levels, r, _ = coupling._tables(target, draft, torch.tensor(k), bins)
@@ -104,7 +105,7 @@ def test_optimal(laws: tuple[Tensor, Tensor], k: int) -> None:
 
 @pytest.mark.parametrize("size", [3, 100, 49_152, SIZE])
 def test_acceptance_is_the_optimum(size: int) -> None:
-    """What float32 leaves of the sums must not cost acceptance: K-SEQ's too is within its own distance."""
+    """Rounding of float32 sums must not cost acceptance, neither of the optimum nor of K-SEQ."""
     generator = torch.Generator().manual_seed(size)
     logits = -1.2 * torch.arange(1, size + 1).log() + 0.6 * torch.randn(6, size, generator=generator)
     target, draft = law_of(logits), law_of(0.9 * logits + 0.7 * torch.randn(6, size, generator=generator))
@@ -121,7 +122,7 @@ def test_acceptance_is_the_optimum(size: int) -> None:
 
 
 def test_kseq_never_gives_out_more_than_the_target_owes(laws: tuple[Tensor, Tensor]) -> None:
-    """visits · φ ≤ target at every token, so that the residual's clamp removes nothing."""
+    """visits · φ ≤ target at every token, so that clamping the residual removes nothing."""
     target, draft = laws
     for k in (2, 8, 16):
         rho, phi = KSeq()._plan(target, draft, torch.ones(k, dtype=torch.bool))
@@ -131,7 +132,7 @@ def test_kseq_never_gives_out_more_than_the_target_owes(laws: tuple[Tensor, Tens
 
 @pytest.mark.parametrize("k", [2, 8])
 def test_hybrid(laws: tuple[Tensor, Tensor], k: int) -> None:
-    """Fixed tokens collect what the residual has on them; the rest is the optimal coupling off them."""
+    """Fixed tokens receive the residual's mass on them; the rest is the optimal coupling outside them."""
     target, draft = laws
     fixed = draft.topk(3).indices
     off = draft.clone()
@@ -161,7 +162,7 @@ def test_recursive(laws: tuple[Tensor, Tensor], k: int) -> None:
 
 
 def test_float32_sums_would_fail() -> None:
-    """The test of the test: a float32 running sum at this size is off by far more than the bound."""
+    """A check of these tests: a float32 running sum at this size is off by far more than the bound."""
     weights = torch.rand(SIZE, generator=torch.Generator().manual_seed(1)) ** 8
     ends = weights.cumsum(0).double() / weights.cumsum(0)[-1].double()
     exact = weights.double().cumsum(0) / weights.double().sum()

@@ -1,5 +1,5 @@
-"""The exact law of texts under a grammar, by full enumeration with the engine's own masks: for every lossless rule it
-is the target's law given the grammar, which plain Python reads off a list of words."""
+"""The exact law of texts with a grammar, by full enumeration with the engine's own masks: for every lossless rule it is
+the target's law conditioned on the grammar, which plain Python computes from a list of words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ SEEN = 1e-3
 
 
 def allowed(text: Sequence[int]) -> list[int]:
-    """The tokens that may follow, by comparing strings."""
+    """Return the tokens that may follow, by comparing strings."""
     said = b"".join(PIECES[token] for token in text[len(PROMPT) :])
     going_on = [t for t, piece in enumerate(PIECES) if piece and any(word.startswith(said + piece) for word in WORDS)]
     return [*going_on, *([STOP] if said in WORDS else [])]
@@ -53,7 +53,7 @@ def compiled() -> CompiledGrammar:
 
 @cache
 def masks_after(text: tuple[int, ...]) -> Tensor:
-    """(P, W): the engine's masks after a text and each of the paths."""
+    """Return the engine's masks (P, W) after a text and each of the paths."""
     padded = torch.tensor([[*path, *[-1] * (2 - len(path))] for path in PATHS])
     grammars = RowGrammars([compiled().walk(text)], len(PIECES), padded.device, masks_all_drafts=True)
     return grammars.send(padded[None]).walk()[0]
@@ -61,12 +61,12 @@ def masks_after(text: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True)
 class Bound(Shaping):
-    """A policy, and before it a grammar, as the engine has it."""
+    """A grammar followed by a policy, in the engine's order."""
 
     fault: str = ""
 
     def logits(self, laws: Tensor, history: History | None, paths: Tensor, *, drafting: bool) -> Tensor:
-        """Masked along each node's own path, then shaped."""
+        """Mask the logits along each node's own path, then apply the policy."""
         assert history is not None
         looked = paths[..., :-1] if self.fault == "the mask of the parent" and not drafting else paths
         place = torch.zeros_like(paths[..., 0]) if paths.shape[-1] else torch.zeros(laws.shape[:2], dtype=torch.int64)
@@ -83,8 +83,8 @@ class Bound(Shaping):
 
 
 def distance(name: str, siblings: Siblings, widths: tuple[int, ...], policy: Policy, fault: str = "") -> float:
-    """Total variation between the law of two steps and the target's, given the grammar; of one if a fault is planted,
-    which may leave the grammar."""
+    """Return the total variation between the law of two steps and the target's, conditioned on the grammar; of one step
+    if a fault is planted, which may leave the grammar."""
     bound = Bound(policy, PROMPT, frozenset({STOP}), limit=6, fault=fault)
     target, draft = RandomModel(31, len(PIECES)), RandomModel(32, len(PIECES))
     growth = Growth(Shape.branching(widths), siblings)
@@ -116,7 +116,7 @@ def test_other_policies(name: str, policy: Policy) -> None:
 @pytest.mark.parametrize("fault", ["drafts alone", "the mask of the parent"])
 @pytest.mark.parametrize("name", ["race", "optimal"])
 def test_planted_faults_are_seen(name: str, fault: str) -> None:
-    """By the law, or since a text leaves the grammar, after which the reference has none."""
+    """Faults change the law, or produce a text outside the grammar, for which the reference has no law."""
     policy = Policy(0.8, presence_penalty=0.4)
     if fault == "drafts alone":
         with pytest.raises(ArgumentError, match="leaves none after"):

@@ -1,4 +1,4 @@
-"""Tests of the tests: faults that people have shipped, planted on purpose, are seen by the same harness."""
+"""Planted faults, which have occurred in released software, are detected by the same harness."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ SEEN = 1e-3
 
 
 def dropped_copies(draft: Draft) -> Draft:
-    """Copies among iid siblings are removed before the rule sees them."""
+    """Remove copies among iid siblings before the rule sees them."""
     same = (draft.tokens[:, :, None] == draft.tokens[:, None, :]) & (
         draft.parents[:, :, None] == draft.parents[:, None, :]
     )
@@ -30,13 +30,13 @@ def dropped_copies(draft: Draft) -> Draft:
 
 
 def flattened_law(draft: Draft) -> Draft:
-    """The law in the test is not the law that was sampled (another temperature)."""
+    """Report a law that is not the one that was sampled (another temperature)."""
     assert draft.laws is not None
     return replace(draft, laws=(draft.laws.log() * 0.6).softmax(-1))
 
 
 def dropped_child(draft: Draft) -> Draft:
-    """Of three drawn children the least likely is dropped."""
+    """Drop the least likely of three drawn children."""
     assert draft.laws is not None
     chance = draft.laws[:, 0].gather(-1, draft.tokens[:, 1:4])
     alive = draft.alive.clone()
@@ -45,7 +45,7 @@ def dropped_child(draft: Draft) -> Draft:
 
 
 class CoinsByPosition(ExactCoins):
-    """Coins keyed by the absolute position of the token they judge: later steps meet conditioned coins."""
+    """Coins keyed by the absolute position of the tested token, so that later steps reuse conditioned coins."""
 
     def key(self, node: Tensor, purpose: int) -> tuple[Tensor, Tensor]:
         return self.committed + node, torch.full_like(node, purpose)
@@ -59,7 +59,7 @@ def deviation(rule: spectr.Rule, widths: tuple[int, ...], fault: Fault, *, steps
 
 def test_rho_below_the_smallest_valid_one() -> None:
     assert deviation(Walk(KSeq(rho=1.0)), (2,), Fault()) > SEEN
-    assert deviation(Walk(KSeq(rho=2.0)), (2,), Fault()) < 1e-12  # above it any is exact
+    assert deviation(Walk(KSeq(rho=2.0)), (2,), Fault()) < 1e-12  # any larger one is exact
     assert deviation(Walk(KSeq(rho=5.0)), (2,), Fault()) < 1e-12
 
 
@@ -96,7 +96,7 @@ def test_rules_that_see_no_draft_law_survive_all_of_these(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["block", "path_block", "traversal"])
 def test_coins_keyed_by_position(name: str) -> None:
-    """One step does not see it; later steps do."""
+    """One step does not show it; later steps do."""
     fault = Fault(coins=CoinsByPosition)
     assert deviation(spectr.rule(name), (1, 1), fault, size=2) < 1e-12
     assert deviation(spectr.rule(name), (1, 1), fault, steps=2, size=2) > SEEN
@@ -104,7 +104,8 @@ def test_coins_keyed_by_position(name: str) -> None:
 
 
 def test_pooling_copies_whose_fixed_sets_differ() -> None:
-    """Copies of one prefix must agree on how many children are fixed; a count that looks at the node does not."""
+    """Copies of one prefix must agree on the number of fixed children; a number that depends on the node is
+    detected."""
     calls = [0]
 
     def changing(law: Tensor, _: int) -> Tensor:

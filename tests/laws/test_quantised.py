@@ -1,7 +1,8 @@
-"""Packed weights on a CPU: what is sampled is the distribution of the model that the file holds.
+"""With packed weights on a CPU, samples have the distribution of the model in the file.
 
-The distribution comes from transformers, in float64, with the file's weights unpacked: another implementation of every
-layer. Under the race the text is that of plain decoding to the bit, since a tree has the bits of plain decoding.
+The distribution is computed by transformers in float64 with the unpacked weights, an independent implementation of
+every layer. With the race the text equals plain decoding, since the logits of a tree are bitwise those of plain
+decoding.
 """
 
 from pathlib import Path
@@ -36,7 +37,8 @@ def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def law(file: Path) -> Tensor:
-    """(V, V): the chance of every first and second token; a text that ends at once has the first token again."""
+    """Return the probability (V, V) of every first and second token; a text that ends at once repeats its first
+    token."""
     net = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float64).eval()
 
     def after(texts: list[list[int]]) -> Tensor:
@@ -50,7 +52,7 @@ def law(file: Path) -> Tensor:
 
 
 def _counts(lm: Any, size: int) -> Tensor:
-    """How often each pair of tokens came."""
+    """Count how often each pair of tokens was generated."""
     found = torch.zeros(size, size)
     for text in lm.generate([PROMPT] * SAMPLES, 2, seeds=range(SAMPLES), temperature=TEMPERATURE):
         first, *rest = text.tokens

@@ -1,4 +1,4 @@
-"""The race: the text is a function of the seed alone, whatever drafts; and its law is the target's."""
+"""With the race the text is a function of the seed alone, with any drafter, and has the target's law."""
 
 import itertools
 from collections.abc import Callable
@@ -21,7 +21,7 @@ SEEDS = [0, 1, 2, -5, 2**40]
 
 
 def plain(target: RandomModel, seed: int, length: int) -> tuple[int, ...]:
-    """Plain decoding: the argmin of E / target, and no drafter in sight."""
+    """Decode plainly, by the argmin of E / target without a drafter."""
     text: tuple[int, ...] = ()
     while len(text) < length:
         noise = gumbel(torch.tensor([seed]), torch.tensor([[len(text)]]), target.vocabulary)[0, 0]
@@ -55,7 +55,7 @@ def test_same_seed_same_text(
 
 
 def test_pruning_and_dropping_change_nothing(generate: Generate) -> None:
-    """A census that looks at anything, even at a global counter, cannot touch the text."""
+    """Numbers of children that depend on anything, even on a global counter, cannot change the text."""
     calls = itertools.count()
 
     def moody(law: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def test_pruning_and_dropping_change_nothing(generate: Generate) -> None:
 
 
 def test_law_of_three_tokens() -> None:
-    """Chi-square of 60,000 texts against the target; false alarms once in 10^7."""
+    """A chi-square test of 60,000 texts against the target, with a false-alarm rate of 10^-7."""
     target, _ = toy_pair("plain", 3, 6)
     seeds = torch.arange(60_000)
     codes = torch.zeros_like(seeds)
@@ -95,7 +95,7 @@ def test_law_of_three_tokens() -> None:
 
 
 def test_acceptance_of_one_child_is_the_closed_form() -> None:
-    """Winner by target = winner by draft, on 50,000 shared noises; within 6 standard errors."""
+    """The frequency of equal winners over 50,000 draws of shared noise is within 6 standard errors."""
     target, draft = (model(()) for model in toy_pair("plain", 8, 9))
     seeds = torch.arange(50_000)
     coins = SeededCoins(seeds, torch.zeros_like(seeds))

@@ -1,7 +1,7 @@
-"""The exact law of texts that are drafted from a reference, by full enumeration through the drafting itself.
+"""The exact law of texts that are drafted from a reference, by full enumeration through the drafting code.
 
-Lookup and references draft fixed sets, so the rule's decisions are all that is random. Where a text stands in its
-reference depends on what came before: several steps are enumerated, each text with a drafting of its own.
+Lookup and references draft fixed sets, so only the rule's decisions are random. The position in the reference depends
+on the text before, so several steps are enumerated, each text with its own drafting.
 """
 
 import copy
@@ -34,7 +34,7 @@ def propose(drafting: ReferringDrafting, text: tuple[int, ...], size: int) -> Dr
 
 
 def logits_of(target: LanguageModel, draft: Draft, text: tuple[int, ...]) -> torch.Tensor:
-    """At every node, after the generated text and its own path."""
+    """Return the logits at every node, after the generated text and the node's path."""
     texts = [text]
     for token, parent in zip(draft.tokens[0, 1:].tolist(), draft.parents[0, 1:].tolist(), strict=True):
         texts.append((*texts[parent], token))
@@ -44,7 +44,7 @@ def logits_of(target: LanguageModel, draft: Draft, text: tuple[int, ...]) -> tor
 def outcomes(
     rule: Rule, logits: torch.Tensor, draft: Draft, length: int, known: KnownCoins
 ) -> Iterator[tuple[tuple[int, ...], float, KnownCoins]]:
-    """What one step may add, each with its probability and the coins that led there."""
+    """Return the possible tokens of one step, with their probabilities and the coins that lead there."""
     work = [(known, 1.0)]
     while work:
         used, chance = work.pop()
@@ -59,7 +59,7 @@ def outcomes(
 
 
 def law_of_texts(rule: Rule, target: LanguageModel, drafting: ReferringDrafting, size: int, steps: int) -> StepLaw:
-    """The law of what `steps` steps generate after the prompt."""
+    """Return the law of the texts that `steps` steps generate after the prompt."""
     states = [((), 1.0, KnownCoins.none(1), drafting)]
     for _ in range(steps):
         found: list[tuple[tuple[int, ...], float, KnownCoins, ReferringDrafting]] = []
@@ -101,12 +101,12 @@ def test_the_law_is_the_targets(
     assert sum(law.values()) == pytest.approx(1, abs=1e-12)
     assert law.deviation(target) < ROUNDING
     if corner in ("plain", "temperature", "top_k"):
-        assert law.expected_tokens > 1.02 * steps  # something of it was accepted
+        assert law.expected_tokens > 1.02 * steps  # some drafts were accepted
 
 
 @pytest.mark.parametrize("name", ["race", "match"])
 def test_a_reference_that_is_trusted_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: a node that has children goes on to the first of them, whatever was drawn."""
+    """A planted fault, by which every node continues to its first child, is detected."""
     target, _ = toy_pair("plain", 3, 4)
 
     def trusting(tree, draft, nodes, token):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001

@@ -1,6 +1,6 @@
-"""Every registered rule × the sibling laws it declares × the corners of laws: exact output laws, one step and three.
+"""Exact output laws of every registered rule × its kinds of siblings × corner cases of laws, over one step and three.
 
-The quick tests enumerate a part of what `spectr audit --exact` enumerates; the slow one all of it.
+The quick tests enumerate a part of `spectr audit --exact`, the slow one all of it.
 """
 
 from dataclasses import replace
@@ -52,7 +52,7 @@ def test_one_step(name: str, siblings: Siblings) -> None:
     trees = TREES if MADE[name].card.tree else CHAINS
     if siblings not in ("iid", "without_replacement"):
         trees = trees[:3]
-    elif siblings == "without_replacement" and MADE[name].card.tree:  # with fewer tokens the last draw is no choice
+    elif siblings == "without_replacement" and MADE[name].card.tree:  # with fewer tokens the last draw is determined
         trees = [*trees, Enumeration((4,), 5, ("plain",))]
     for tree in trees:
         for pair, (bias, first_token) in tree.biases(MADE[name], siblings).items():
@@ -62,7 +62,7 @@ def test_one_step(name: str, siblings: Siblings) -> None:
 
 @pytest.mark.parametrize("name", ["race", "path_block", "optimal", "kseq", "recursive_wor", "block", "traversal"])
 def test_three_steps(name: str) -> None:
-    """Coins that come again would show here and not in one step."""
+    """Reused coins would show here but not in one step."""
     siblings = "without_replacement" if name == "recursive_wor" else "iid"
     widths = (2, 1) if MADE[name].card.tree else (1, 1)
     ((bias, _),) = Enumeration(widths, 2, ("plain",), steps=3).biases(MADE[name], siblings).values()
@@ -86,7 +86,7 @@ def test_pairs_that_are_enumerated_together_are_those_enumerated_alone() -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("case", exact_cases(), ids=lambda case: case.name)
 def test_the_whole_exact_audit(case: object) -> None:
-    """All trees, all corners: as deep as four tokens and as wide as eight, in vocabularies of up to 9,000."""
+    """All trees and corner cases: up to four tokens deep and eight wide, with vocabularies of up to 9,000."""
     (found,) = case.run(Level())  # type: ignore[attr-defined]
     assert found.as_claimed, found.measured
 
@@ -102,13 +102,13 @@ def test_the_exact_audit_is_deep_and_wide() -> None:
 
 
 def flat_laws_branch(law: Tensor) -> Tensor:
-    """A census from the draft law alone: two children where the law is flat, one where it is peaked."""
+    """Return two children where the draft law is flat, one where it is peaked."""
     return torch.where(law.amax(-1) < 0.6, 2, 1)
 
 
 @pytest.mark.parametrize(("name", "siblings"), ON_TREES)
 def test_shapes_that_depend_on_drawn_tokens(name: str, siblings: Siblings) -> None:
-    """Which laws are met depends on what was drawn, so the shape is random; it is fixed before each draw."""
+    """The laws depend on the drawn tokens, so the shape is random; it is fixed before each draw."""
     pairs = [(RandomModel(seed, 2), RandomModel(seed + 50, 2)) for seed in (11, 12)]
     growth = Growth(Shape.branching((2, 2)), siblings, child_counts=flat_laws_branch, fixed=one_fixed)
     for (target, _), law in zip(pairs, enumerate_pairs(MADE[name], pairs, growth), strict=True):
@@ -117,7 +117,7 @@ def test_shapes_that_depend_on_drawn_tokens(name: str, siblings: Siblings) -> No
 
 @pytest.mark.parametrize("name", ["optimal", "hybrid", "kseq"])
 def test_pooled_copies_with_fixed_children(name: str) -> None:
-    """Two sampled siblings carry one token, and both have the same fixed child: one of them collects the hit."""
+    """Two sampled siblings with the same token have the same fixed child, which counts once."""
     target, draft = toy_pair("plain", 3, 1)
     law = enumerate_steps(MADE[name], (target, draft), Growth(Shape.branching((3, 2)), "hybrid", fixed=one_fixed))
     assert law.deviation(target) < 1e-12
@@ -129,7 +129,7 @@ def peaked_below_the_root(text: tuple[int, ...]) -> Tensor:
 
 @pytest.mark.parametrize("name", ["optimal", "kseq", "path_block"])
 def test_copies_agree_on_what_is_fixed_in_uneven_shapes(name: str) -> None:
-    """Node 1 has three children and node 2 one; when both carry one token their children are pooled."""
+    """Node 1 has three children and node 2 one; if both have the same token, their children are treated as one set."""
     growth = Growth(Shape((0, 0, 0, 1, 1, 1, 2)), "hybrid")
     target = RandomModel(3, 3)
     assert enumerate_steps(MADE[name], (target, peaked_below_the_root), growth).deviation(target) < 1e-12
@@ -137,7 +137,7 @@ def test_copies_agree_on_what_is_fixed_in_uneven_shapes(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["block", "path_block", "optimal"])
 def test_laws_at_leaves_are_not_read(name: str) -> None:
-    """A drafter may leave anything there."""
+    """A drafter may leave arbitrary values there."""
     target, draft = toy_pair("plain", 2, 5)
 
     def filled(tree: Draft) -> Draft:
@@ -152,7 +152,7 @@ def test_laws_at_leaves_are_not_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", LOSSY)
 def test_lossy_rules_keep_their_bound(name: str) -> None:
-    """The first token is off by no more than the rule states."""
+    """The first token is off by at most the stated bias."""
     for tree in (Enumeration((2,), 3), Enumeration((2, 1), 3)):
         for _, first_token in tree.biases(MADE[name], "iid").values():
             assert first_token <= MADE[name].bias_bound + 1e-12
@@ -170,8 +170,8 @@ def test_lossy_rules_without_slack_are_lossless() -> None:
         assert spectr.exact_step_law(rule, target, draft, (2, 1)).deviation(target) < 1e-12
 
 
-def test_pareto_is_on_the_front() -> None:
-    """Rejections fall by exactly the bias spent: P(reject) = TV − bias, for one draft and for two."""
+def test_pareto_is_on_the_bias_rejection_frontier() -> None:
+    """Rejections fall by exactly the bias: P(reject) = TV − bias, for one draft and for two."""
     target_lm, draft_lm = toy_pair("plain", 4, 3)
     target, draft = target_lm(()), draft_lm(())
     for k, name in ((1, "maximal"), (2, "optimal")):
@@ -210,7 +210,7 @@ def test_path_block_on_a_chain_is_block_and_traversal_too() -> None:
 
 
 def test_known_example_of_block_verification() -> None:
-    """target (1/3, 2/3), draft (2/3, 1/3), two tokens: 10/9 token by token, 11/9 as a block."""
+    """With target (1/3, 2/3) and draft (2/3, 1/3), two tokens: 10/9 token by token, 11/9 as a block."""
 
     def target(_: tuple[int, ...]) -> Tensor:
         return torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)

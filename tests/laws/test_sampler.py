@@ -1,4 +1,4 @@
-"""The sampler itself: seeded coins give the law that was enumerated, for every rule. And both ways down agree."""
+"""Seeded coins sample the enumerated law for every rule, and lazy and eager descents agree."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ NAMES = [name for name in RULES if name not in ("spectr", "walk")]  # other name
 
 
 def drafts(name: str, rows: int, widths: tuple[int, ...]) -> tuple[Tensor, Draft, SeededCoins, Growth]:
-    """Logits, drafts and coins for many rows of one context-free toy pair."""
+    """Return logits, drafts and coins for many rows of one context-free toy pair."""
     rule = spectr.rule(name)
     siblings = "iid" if name in ("race", "match") else rule.card.siblings[0]
     growth = Growth(Shape.branching(widths), siblings)
@@ -30,7 +30,7 @@ def drafts(name: str, rows: int, widths: tuple[int, ...]) -> tuple[Tensor, Draft
 
 @pytest.mark.parametrize("name", NAMES)
 def test_seeded_coins_give_the_enumerated_law(name: str) -> None:
-    """Chi-square over emitted texts, false alarms once in 10^8 a rule."""
+    """A chi-square test over emitted texts, with a false-alarm rate of 10^-8 per rule."""
     widths = (2, 2) if spectr.rule(name).card.tree else (1, 1, 1)
     logits, tree, coins, growth = drafts(name, ROWS, widths)
     verdict = spectr.rule(name)(logits, tree, coins)
@@ -51,7 +51,7 @@ def test_seeded_coins_give_the_enumerated_law(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_both_ways_down_agree(name: str) -> None:
+def test_lazy_and_eager_verdicts_agree(name: str) -> None:
     widths = (3, 2, 1) if spectr.rule(name).card.tree else (1, 1, 1)
     logits, tree, coins, _ = drafts(name, 3_000, widths)
     lazy, eager = (spectr.rule(name)(logits, tree, coins, lazily=way) for way in (True, False))
@@ -60,8 +60,8 @@ def test_both_ways_down_agree(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["race", "match", "speculative", "path_block", "block"])
-def test_both_ways_reach_the_end_of_a_long_chain(name: str) -> None:
-    """A drafter that is the target: everything is kept, nine deep."""
+def test_lazy_and_eager_descents_reach_the_end_of_a_long_chain(name: str) -> None:
+    """If the drafter is the target, everything is kept, nine tokens deep."""
     shape, rows = Shape.branching((1,) * 9), 50
     law = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     seeds = torch.arange(rows)

@@ -206,7 +206,7 @@ def test_tokens_that_do_not_spell_texts() -> None:
     core.pre_tokenizer, core.normalizer = pre_tokenizers.BertPreTokenizer(), normalizers.Lowercase()
     words = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", unk_token="[UNK]")
     odd = spectr.load(_llama(3, 64).eval(), "none", tokenizer=words)
-    with pytest.raises(ArgumentError, match="whose tokens spell texts"):
+    with pytest.raises(ArgumentError, match="whose tokens spell the text"):
         odd.generate([5, 6], 4, grammar=Grammar.json())
 
 

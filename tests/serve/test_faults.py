@@ -227,7 +227,9 @@ def test_killed_and_started_again(folder: Path) -> None:
     [
         (["--host", "0.0.0.0"], "no API key was given"),
         pytest.param(["--model", "no-such-model"], "no-such-model", marks=pytest.mark.slow),
-        pytest.param(["--api-key-file", "/nonexistent"], "must be a file of keys", marks=pytest.mark.slow),
+        pytest.param(
+            ["--api-key-file", "/nonexistent"], "must be a file with one key per line", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_server_that_cannot_start(flags: list[str], words: str) -> None:

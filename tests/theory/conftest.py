@@ -37,7 +37,7 @@ def _save(net: LlamaForCausalLM, folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A target, and the same with noise on its weights."""
+    """Return folders of a target, and of the same with noise on its weights."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=280, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,

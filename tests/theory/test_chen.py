@@ -1,4 +1,4 @@
-"""The time of a text: moments by recursion against every way its calls can go, and against the renewal theorem."""
+"""The time of a text: moments by recursion against all sequences of calls, and against the renewal theorem."""
 
 import math
 from collections import defaultdict
@@ -10,7 +10,7 @@ from spectr.theory import call_moments, expected_tokens, text_time, token_law, t
 
 
 def law_of_calls(acceptance: list[float], tokens: int) -> dict[int, float]:
-    """The law of the number of calls, call by call."""
+    """Return the law of the number of calls, call by call."""
     going, done, calls = {0: 1.0}, defaultdict[int, float](float), 0
     while going:
         calls += 1
@@ -46,7 +46,7 @@ def test_nothing_varies_without_doubt() -> None:
 
 @pytest.mark.parametrize("gamma", [1, 4, 12])
 def test_a_long_text_follows_the_renewal_theorem(gamma: int) -> None:
-    """Differences of moments between two long texts are the rates, up to what dies geometrically."""
+    """Differences of moments between two long texts are the rates, up to a geometrically small error."""
     short, long = (text_time([0.8] * gamma, 0.05, tokens) for tokens in (2000, 3000))
     assert (long.mean - short.mean) / 1000 == pytest.approx(short.rate, rel=1e-10)
     assert (long.deviation**2 - short.deviation**2) / 1000 == pytest.approx(short.spread, rel=1e-8)
@@ -63,7 +63,7 @@ def test_longer_drafts_mean_fewer_calls_and_more_spread() -> None:
     assert late == sorted(late)
 
 
-def test_what_is_refused() -> None:
+def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ArgumentError, match="tokens must be at least 1"):
         text_time([0.5], 0.1, 0)
     with pytest.raises(ArgumentError, match="alpha must be a probability"):

@@ -1,4 +1,4 @@
-"""Every function of the theory says whose theorem it is, by a key that `spectr cite` knows."""
+"""Every function of the theory names its paper by a key that `spectr cite` knows."""
 
 import importlib
 import inspect

@@ -24,7 +24,7 @@ def test_every_coupling(family: Family, name: str) -> None:
 
 
 def test_every_lossless_coupling_of_iid_drafts_is_there() -> None:
-    """Variants of one coupling count once; hybrids fix drafts."""
+    """Variants of one coupling count once; hybrid couplings are excluded because they fix drafts."""
     plain = {name for name in COUPLINGS if "iid" in coupling(name).siblings and coupling(name).lossless}
     assert plain - {"optimal_sorted", "optimal_binned"} == set(CURVES)
 

@@ -1,4 +1,4 @@
-"""Families are laws, and files that are none are refused with one sentence that names the file."""
+"""Families are valid laws, and files without a law are refused with an error that names the file."""
 
 import json
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_zipf_is_a_function_of_its_seed_alone() -> None:
 
 
 def test_zipf_follows_its_formula() -> None:
-    """At temperature 1 log draft is 0.9·log target up to a constant where there is no noise."""
+    """At temperature 1 and without noise, log draft is 0.9·log target up to a constant."""
     family = zipf(40, noise=0.0)
     offset = family.draft.log() - 0.9 * family.target.log()
     assert float(offset.std()) < 1e-12

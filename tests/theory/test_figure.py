@@ -1,4 +1,4 @@
-"""The figure: every curve of every family is in it, no label sits on another, and it lands in the file asked for."""
+"""The figure has every curve of every family and no overlapping labels, and is written to the requested file."""
 
 import builtins
 import itertools

@@ -1,5 +1,5 @@
-"""Tokens per call and what they cost: closed forms against the enumerated law of a step, and the best length against
-every length."""
+"""Tokens per call and their cost: closed forms against the enumerated law of a step, and the best length against all
+lengths."""
 
 import itertools
 import math
@@ -28,7 +28,7 @@ ALPHAS = [0.0, 1e-9, 0.05, 0.3, 0.5, 0.8, 0.95, 1 - 1e-9, 1.0]
 
 
 def coin_flips(acceptance: list[float]) -> dict[int, float]:
-    """Every sequence of accepted and rejected, and how many tokens come of it: those before the first miss, and one."""
+    """Yield every sequence of acceptances and its number of tokens: those before the first rejection, plus one."""
     found = dict.fromkeys(range(1, len(acceptance) + 2), 0.0)
     for flips in itertools.product((True, False), repeat=len(acceptance)):
         chance = math.prod(a if flip else 1 - a for a, flip in zip(acceptance, flips, strict=True))
@@ -55,7 +55,7 @@ def test_the_capped_geometric(alpha: float, gamma: int) -> None:
 
 @pytest.mark.parametrize("gamma", [1, 2, 4])
 def test_a_real_step_of_a_context_free_pair(gamma: int) -> None:
-    """All drafts and coins of the rule that generates, enumerated."""
+    """Enumerates all drafts and coins of the actual rule."""
     family = bernoulli(0.3, 0.6)
     law = spectr.exact_step_law("speculative", lambda _: family.target, lambda _: family.draft, (1,) * gamma)
     alpha = float(overlap(family.target, family.draft))
@@ -65,7 +65,7 @@ def test_a_real_step_of_a_context_free_pair(gamma: int) -> None:
 @pytest.mark.parametrize(("rule", "tree"), [("speculative", (1, 1, 1)), ("kseq", (2, 1)), ("optimal", (2, 2))])
 @pytest.mark.parametrize("seed", range(3))
 def test_acceptance_by_depth_of_any_rule(rule: str, tree: tuple[int, ...], seed: int) -> None:
-    """Correlated depths, several drafts: tokens per call are 1 + Σ Π a_j all the same."""
+    """With correlated depths and several drafts tokens per call are still 1 + Σ Π a_j."""
     law = spectr.exact_step_law(rule, *toy_pair("plain", 3, seed), tree)
     kept = [sum(p for text, p in law.items() if len(text) > depth) for depth in range(len(tree) + 1)]
     acceptance = [below / above for above, below in itertools.pairwise(kept)]
@@ -91,7 +91,7 @@ def test_the_best_length_is_the_best_of_all(alpha: float, cost: float) -> None:
 
 
 def test_the_table_of_best_lengths() -> None:
-    """γ and factor for the acceptances and costs that the paper plots."""
+    """γ and speed-up for the acceptances and costs that the paper plots."""
     table = {(0.5, 0.02): (4, 1.79), (0.8, 0.05): (8, 3.09), (0.9, 0.1): (10, 3.43), (0.95, 0.2): (10, 2.87)}
     for (alpha, cost), (gamma, factor) in table.items():
         found = predict(alpha, cost)
@@ -113,7 +113,7 @@ def test_the_best_length_by_depth(acceptance: list[float], cost: float) -> None:
     assert found.expected_tokens == pytest.approx(expected_tokens_by_depth(acceptance[: found.gamma]), rel=1e-12)
 
 
-def test_what_is_refused() -> None:
+def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ArgumentError, match=r"alpha must be a probability in \[0, 1\], got 1\.5"):
         predict(1.5, 0.1)
     with pytest.raises(ArgumentError, match="cost must be a finite number of at least 0"):

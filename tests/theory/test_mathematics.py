@@ -1,4 +1,4 @@
-"""What docs/mathematics.md claims and no other test checks: the clip, the level swaps, hybrids, blocks, bounds."""
+"""Claims of docs/mathematics.md that no other test checks: the clip, the level swaps, hybrids, blocks, bounds."""
 
 import itertools
 
@@ -25,7 +25,7 @@ Pair = tuple[Tensor, Tensor]
 
 @st.composite
 def law_pairs(draw: st.DrawFn, most: int = 5) -> Pair:
-    """Target and draft law over 2 … `most` tokens, zeros and ties included."""
+    """Draw target and draft laws over 2 … `most` tokens, with zeros and ties."""
     size = draw(st.integers(2, most))
     entry = st.one_of(st.just(0.0), st.integers(1, 4).map(float), st.floats(-6, 0).map(lambda e: 10.0**e))
     weights = st.lists(entry, min_size=size, max_size=size).filter(lambda w: sum(w) > 1e-2)
@@ -38,13 +38,13 @@ def subsets(size: int) -> list[list[int]]:
 
 
 def every_tuple(draft: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """All drafts that can be drawn, and how likely each is."""
+    """Return all possible drafts and their probabilities."""
     tuples = torch.cartesian_prod(*[draft.nonzero().flatten()] * k).view(-1, k)
     return tuples, draft[tuples].prod(-1)
 
 
 def selected(made: SelectingCoupling, target: Tensor, draft: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The law of the selected token, summed over all drafts; and the law that the coupling states."""
+    """Return the law of the selected token, summed over all drafts, and the law that the coupling states."""
     tokens, chance = every_tuple(draft, k)
     laws = (law.expand(len(tokens), -1) for law in (target, draft))
     chosen = made.select(*laws, Drafted(tokens, torch.ones_like(tokens, dtype=torch.bool)))
@@ -65,7 +65,7 @@ def test_a_selection_has_the_stated_law_and_leaves_no_set_less_than_it_must(pair
 @settings(max_examples=100)
 @given(law_pairs(most=7), st.integers(1, 6))
 def test_the_optimal_selected_law_is_a_clip(pair: Pair, k: int) -> None:
-    """r = clip(target, c_lo·draft, c_hi·draft); what it cuts off above and fills up below is the loss, both times."""
+    """r = clip(target, c_lo·draft, c_hi·draft); the mass cut off above and the mass added below both equal the loss."""
     target, draft = pair
     live = draft > 0
     classes, member = sorted_classes(target, draft)
@@ -125,7 +125,7 @@ def test_kseq_falls_in_rho_and_every_rho_from_the_root_on_is_lossless(pair: Pair
 @settings(max_examples=60)
 @given(law_pairs(), st.integers(1, 3), st.integers(1, 2))
 def test_hybrid_drafts_are_coupled_optimally(pair: Pair, k: int, pinned: int) -> None:
-    """The linear program over the sets that fixed and sampled drafts make together."""
+    """Solves the linear program over the sets of fixed and sampled drafts together."""
     target, draft = pair
     fixed = draft.topk(pinned).indices
     off = without(draft, fixed, torch.ones_like(fixed, dtype=torch.bool))
@@ -139,7 +139,7 @@ def test_hybrid_drafts_are_coupled_optimally(pair: Pair, k: int, pinned: int) ->
 
 
 def paths(model: RandomModel, length: int) -> dict[tuple[int, ...], float]:
-    """Every text of that length, and its probability."""
+    """Return every text of this length and its probability."""
     found = {(): 1.0}
     for _ in range(length):
         found = {(*text, x): chance * float(p) for text, chance in found.items() for x, p in enumerate(model(text))}
@@ -147,7 +147,7 @@ def paths(model: RandomModel, length: int) -> dict[tuple[int, ...], float]:
 
 
 def kept_chance(target: RandomModel, draft: RandomModel, text: tuple[int, ...]) -> float:
-    """w: the chance that block verification keeps at least this path."""
+    """Return w, the probability that block verification keeps at least this path."""
     kept = 1.0
     for at, token in enumerate(text):
         kept = min(1.0, kept * float(target(text[:at])[token]) / float(draft(text[:at])[token]))
@@ -163,8 +163,8 @@ def test_block_keeps_a_prefix_with_its_chance(seed: int) -> None:
 
 
 def best_one_path_verifier(target: RandomModel, draft: RandomModel, size: int, length: int) -> float:
-    """The linear program over every way to keep n tokens of a drafted path and emit one more, if the text that comes
-    out, completed by the target, has the target's law."""
+    """Solve the linear program over all ways to keep n tokens of a drafted path and emit one more, such that the
+    output, completed by the target, has the target's law."""
     drafts, texts = list(paths(draft, length).items()), list(paths(target, length + 1).items())
     ways = [(x, n, z) for x in range(len(drafts)) for n in range(length + 1) for z in range(size)]
     equal = np.zeros((len(drafts) + len(texts), len(ways)))
@@ -206,7 +206,7 @@ def test_the_race_with_all_tokens_as_children_never_misses_a_drafted_one(pair: P
 
 @settings(max_examples=200)
 @given(law_pairs(most=6), st.lists(st.floats(0, 1), min_size=6, max_size=6), st.integers(0, 2**31))
-def test_no_test_of_one_draft_lies_below_the_front(pair: Pair, accept: list[float], seed: int) -> None:
+def test_no_test_of_one_draft_lies_below_the_frontier(pair: Pair, accept: list[float], seed: int) -> None:
     """Any acceptance and any law after a rejection: bias ≥ TV − P(reject)."""
     target, draft = pair
     taken = draft * torch.tensor(accept[: len(draft)], dtype=torch.float64)

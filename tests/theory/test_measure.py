@@ -1,4 +1,4 @@
-"""Theory on generated text, with a small real model: what is seen is what was generated, and the numbers are right."""
+"""Theory on generated text with a small real model: the observations are those of generation, and figures are right."""
 
 import json
 import math
@@ -20,9 +20,9 @@ from spectr.errors import ArgumentError
 from spectr.lm import load
 from spectr.pairing import pair
 from spectr.policy import Policy
-from spectr.theory.measure import MOST_DRAFTS, Study, _Bench, _nothing, _ranks, measure
-from spectr.theory.report import Counts, Eased, Findings, _observed, _predicted
-from spectr.theory.watch import Nodes, Seen, _Texts, watch
+from spectr.theory.measure import MOST_DRAFTS, LoadedPair, Study, measure, record_nothing, record_ranks
+from spectr.theory.report import Counts, Findings, OverAccepting, observed_tokens, predicted_tokens
+from spectr.theory.watch import Nodes, VisitedNodes, _Texts, watch
 from spectr.transport.laws import overlap, total_variation
 from spectr.verify import rule
 
@@ -55,7 +55,7 @@ def found(study: Study) -> dict[str, Any]:
 
 @pytest.mark.parametrize("rows", [1, 2, 4])
 def test_what_is_seen_is_what_was_generated(folders: Folders, rows: int) -> None:
-    """Laws against the model's own forward pass on the finished texts; every token of a text is seen once."""
+    """Laws equal the model's own forward pass on the finished texts, and every token of a text is observed once."""
     lm = load(str(folders[0]), "none", device="cpu")
     drafter = pair(str(folders[1]), lm.opened, rule("speculative").card, DraftOptions(drafts=1, length=LENGTH))
     engine = Engine(lm.opened.target, drafter, rule("speculative"), lm.opened.stops)
@@ -64,14 +64,14 @@ def test_what_is_seen_is_what_was_generated(folders: Folders, rows: int) -> None
         Request(lm.encode(text), seed, length, Policy(0.8)) for seed, (text, length) in enumerate(lengths.items())
     ]
     texts = [result.tokens for result in engine.generate(requests)]
-    seen: list[Seen] = []
+    seen: list[VisitedNodes] = []
 
-    def look(one: Seen) -> dict[str, torch.Tensor]:
+    def recorder(one: VisitedNodes) -> dict[str, torch.Tensor]:
         seen.append(one)
         logs = one.target.gather(-1, one.token[:, None]).squeeze(-1).log()
         return {"token": one.token, "log": logs, "gap": total_variation(one.target, one.draft)}
 
-    nodes = watch(engine.with_parts(rows=rows), requests, look)
+    nodes = watch(engine.with_parts(rows=rows), requests, recorder)
     for number, (request, text) in enumerate(zip(requests, texts, strict=True)):
         mine = nodes["text"] == number
         tokens = nodes["token"][mine].astype(int).tolist()
@@ -89,7 +89,7 @@ def test_what_is_seen_is_what_was_generated(folders: Folders, rows: int) -> None
 
 
 def test_nothing_after_the_end_of_a_text_is_seen(folders: Folders) -> None:
-    """Tokens that end a text are made common; none is followed by another."""
+    """Tokens that end a text are made common; no token after them is observed."""
     lm = load(str(folders[0]), "none", device="cpu")
     drafter = pair(str(folders[1]), lm.opened, rule("speculative").card, DraftOptions(drafts=1, length=LENGTH))
     stops = frozenset(range(0, 280, 3))
@@ -103,7 +103,8 @@ def test_nothing_after_the_end_of_a_text_is_seen(folders: Folders) -> None:
 
 
 def test_total_variation_and_rejections(found: dict[str, Any]) -> None:
-    """Counted rejections are a sum of coins with the chances stated: five deviations off is a false alarm of 1e-6."""
+    """Counted rejections are a sum of coins with the stated probabilities; five deviations are a false-alarm rate of
+    1e-6."""
     assert list(found["domains"]) == ["sea", "land", "all"]
     for domain in found["domains"].values():
         one = domain["one_draft"]
@@ -137,7 +138,7 @@ def test_acceptance_against_k(found: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("way", ["one_draft", "race"])
 def test_tokens_per_call_are_as_predicted(found: dict[str, Any], way: str) -> None:
-    """On other texts; five standard errors of both."""
+    """Predictions hold on other texts, within five combined standard errors."""
     told = found["domains"]["all"][way]["tokens_per_call"]
     assert abs(told["deviation"]) < 5
     assert told["predicted"]["value"] > 1.2
@@ -186,11 +187,11 @@ def test_predictions_have_no_bias(folders: Folders) -> None:
             str(folders[0]), str(folders[1]), PROMPTS * 15, length=LENGTH, tokens=10, nodes=(), epsilons=(), contexts=1,
             seed=10_000 * seed, device="cpu",
         )  # fmt: skip
-        bench = _Bench.ready(asked, silent)
-        laws = bench.watched(rule("race"), "race", 0, _ranks)
-        counts = bench.watched(rule("race"), "race", 1, _nothing)
-        predicted = _predicted(laws)
-        off.append(_observed(counts).off(predicted.value, predicted.error))
+        bench = LoadedPair.ready(asked, silent)
+        laws = bench.watched(rule("race"), "race", 0, record_ranks)
+        counts = bench.watched(rule("race"), "race", 1, record_nothing)
+        predicted = predicted_tokens(laws)
+        off.append(observed_tokens(counts).off(predicted.value, predicted.error))
     assert abs(float(np.mean(off))) < 2
 
 
@@ -297,8 +298,8 @@ def test_a_text_that_has_ended_is_not_looked_at() -> None:
     assert texts.are_going(coins, torch.tensor([4, 2, 2, 5])).tolist() == [False, True, False, True]
 
 
-def test_columns_of_eased_tests() -> None:
-    eased = Eased(0.1, "opt", nodes_of([0, 1], judged=[1, 1], kept=[1, 0], depth=[0, 0], rejected=[0.2, 0.4],
+def test_columns_of_over_acceptance() -> None:
+    eased = OverAccepting(0.1, "opt", nodes_of([0, 1], judged=[1, 1], kept=[1, 0], depth=[0, 0], rejected=[0.2, 0.4],
                                        bias=[0.1, 0.1], score=[-1, -3])).to_json()  # fmt: skip
     assert eased["rejected"]["value"] == 0.5
     assert eased["expected"]["value"] == pytest.approx(0.3)
@@ -317,4 +318,4 @@ def test_overlap_is_what_is_judged_by(folders: Folders) -> None:
     nodes = watch(engine, requests, lambda one: {"accept": overlap(one.target, one.draft)})
     assert int(nodes["depth"].max()) <= 5
     with pytest.raises(ArgumentError, match="must have different seeds, got 1 for 2 requests"):
-        watch(engine, requests * 2, _nothing)
+        watch(engine, requests * 2, record_nothing)

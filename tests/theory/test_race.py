@@ -73,7 +73,7 @@ def test_one_child_of_a_large_vocabulary_and_of_batches() -> None:
 
 
 def trees(nodes: int, ranks: int) -> set[frozenset[tuple[int, ...]]]:
-    """Every tree of words of ranks with so many nodes below the root."""
+    """Yield every tree of words of ranks with this number of nodes below the root."""
     grown: set[frozenset[tuple[int, ...]]] = {frozenset()}
     for _ in range(nodes):
         grown = {
@@ -100,7 +100,7 @@ LAWS = [
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4])
 def test_no_tree_passes_the_bounds_and_the_best_is_what_it_is_said_to_be(law: list[float], nodes: int) -> None:
-    """Over every tree that can be drawn."""
+    """Checks every tree."""
     ranks = torch.tensor(law, dtype=torch.float64)
     found = [tokens_of(tree, law) for tree in trees(nodes, len(law))]
     assert best_static_tokens(ranks, nodes) == pytest.approx(max(found), abs=1e-10)
@@ -109,7 +109,7 @@ def test_no_tree_passes_the_bounds_and_the_best_is_what_it_is_said_to_be(law: li
 
 
 def ends(tree: frozenset[tuple[int, ...]], law: list[float]) -> dict[tuple[int, ...], float]:
-    """Where a verdict on the tree ends, with its chance."""
+    """Return where a verdict on the tree ends, with the probability."""
     inside = {(), *tree}
     miss = {w: 1 - sum(p for r, p in enumerate(law) if (*w, r) in tree) for w in inside}
     return {w: math.prod(law[r] for r in w) * miss[w] for w in inside}
@@ -117,7 +117,7 @@ def ends(tree: frozenset[tuple[int, ...]], law: list[float]) -> dict[tuple[int, 
 
 @pytest.mark.parametrize("law", LAWS)
 def test_a_verdict_tells_what_its_nodes_tell(law: list[float]) -> None:
-    """The two steps of the proof, on every tree of three nodes: entropy by the chain rule, and κ at each node."""
+    """Checks the two steps of the proof on every tree of three nodes: entropy by the chain rule, and κ at each node."""
     worth = worth_of_a_nat(torch.tensor(law, dtype=torch.float64))
     for tree in trees(3, len(law)):
         told = -sum(p * math.log(p) for p in ends(tree, law).values() if p > 1e-300)
@@ -138,7 +138,7 @@ def test_a_verdict_tells_what_its_nodes_tell(law: list[float]) -> None:
 @settings(max_examples=150)
 @given(st.lists(st.floats(1e-3, 1), min_size=1, max_size=6), st.floats(0.0, 0.5))
 def test_no_set_of_ranks_is_worth_more_than_the_likeliest(weights: list[float], lost: float) -> None:
-    """κ looks at the c likeliest ranks alone; here at every set."""
+    """κ considers only the c likeliest ranks; this test considers every set."""
     law = [w / sum(weights) * (1 - lost) for w in weights]
     worth = worth_of_a_nat(torch.tensor(law, dtype=torch.float64))
     for count in range(1, len(law) + 1):
@@ -150,7 +150,7 @@ def test_no_set_of_ranks_is_worth_more_than_the_likeliest(weights: list[float], 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 def test_ranks_that_remember(nodes: int) -> None:
-    """The rank after one rank has another law than after another: the bound holds with the largest κ among them."""
+    """If the law of a rank depends on the previous rank, the bound holds with the largest κ."""
     laws = {None: [0.5, 0.3, 0.2], 0: [0.8, 0.1, 0.1], 1: [0.3, 0.4, 0.2], 2: [0.34, 0.33, 0.33]}
     bound = max(rank_bound(torch.tensor(law, dtype=torch.float64), nodes) for law in laws.values())
 
@@ -162,7 +162,7 @@ def test_ranks_that_remember(nodes: int) -> None:
 
 
 def test_a_stopped_word_holds_its_entropy() -> None:
-    """H(word) = E[tokens]·H(rank), which the bound by entropy rests on."""
+    """H(word) = E[tokens]·H(rank), on which the entropy bound is based."""
     law, tree = [0.5, 0.3, 0.2], frozenset({(0,), (1,), (0, 0), (0, 1), (0, 0, 0)})
     words = {(*w, r): p / (1 - sum(law[x] for x in range(3) if (*w, x) in tree)) * law[r]
              for w, p in ends(tree, law).items() for r in range(3) if (*w, r) not in tree}  # fmt: skip

@@ -1,5 +1,4 @@
-"""Expected rejections against every text, every draft and every coin of short chains; and what more drafts are
-worth."""
+"""Expected rejections against every text, draft and coin of short chains; and the value of more drafts."""
 
 import itertools
 from collections import defaultdict
@@ -35,7 +34,7 @@ Law = Callable[[tuple[int, ...]], Tensor]
 
 
 def after(laws: Tensor) -> Law:
-    """A chain's laws as a model of texts."""
+    """Return a chain's laws as a function of texts."""
     size = laws.shape[-1]
     return lambda text: laws[text[-1] if text else size]
 
@@ -45,7 +44,7 @@ def models(pair: ChainPair) -> tuple[Law, Law]:
 
 
 def settled(target: Tensor, draft: Tensor, drafts: int, name: str) -> Iterator[tuple[int, float, bool]]:
-    """Every (token, chance, rejected) of a coupling of iid drafts, summed over all draft tuples."""
+    """Yield every (token, probability, rejected) of a coupling of iid drafts, summed over all draft tuples."""
     made = coupling(name)
     for tokens in itertools.product(range(len(draft)), repeat=drafts):
         chance = float(draft[list(tokens)].prod())
@@ -89,7 +88,7 @@ def probability(model: Law, text: tuple[int, ...]) -> float:
 
 
 def with_zeros(seed: int, size: int = 3) -> ChainPair:
-    """Laws with holes: after some contexts the drafter cannot draw what the target may want, and the other way."""
+    """Return laws with zeros: in some contexts the drafter cannot draw tokens of the target, and vice versa."""
     rng = np.random.default_rng(seed)
     laws = rng.dirichlet(np.ones(size), (2, size + 1)) * (rng.random((2, size + 1, size)) < 0.7)
     laws[laws.sum(-1) == 0] = np.eye(size)[0]
@@ -104,7 +103,7 @@ NAMES = [pair.name for pair in PAIRS]
 
 @pytest.mark.parametrize("pair", PAIRS, ids=NAMES)
 def test_expected_rejections_of_one_draft(pair: ChainPair) -> None:
-    """And the texts have the target's law."""
+    """The texts also have the target's law."""
     texts = rounds(*models(pair), length=4)
     assert sum(float(mass[1]) for mass in texts.values()) == pytest.approx(expected_rejections(pair, 4), abs=1e-10)
     for text, mass in texts.items():
@@ -123,7 +122,7 @@ def least_rejection(target: Tensor, draft: Tensor) -> float:
 
 @pytest.mark.parametrize("pair", PAIRS, ids=NAMES)
 def test_no_lossless_rule_rejects_less(pair: ChainPair) -> None:
-    """Position by position: the prefix has the target's law under every lossless rule."""
+    """Holds position by position, because the prefix has the target's law with every lossless rule."""
     floor = [least_rejection(p, q) for p, q in zip(pair.target, pair.draft, strict=True)]
     assert floor == pytest.approx(pair.gap.tolist(), abs=1e-10)
     assert float(rejections_by_position(pair, 3)[0]) == pytest.approx(floor[-1], abs=1e-10)
@@ -155,7 +154,7 @@ def test_more_drafts_never_hurt_and_the_optimum_is_never_worse(pair: ChainPair) 
 @pytest.mark.parametrize("pair", PAIRS, ids=NAMES)
 @pytest.mark.parametrize("root", ["recursive", "optimal"])
 def test_endlessly_many_drafts(pair: ChainPair, root: str) -> None:
-    """Draft laws without tiny masses, so that a thousand drafts are as good as endlessly many."""
+    """Draft laws have no tiny masses, so that a thousand drafts are close to the limit."""
     draft = torch.where(pair.draft > 0, pair.draft + 0.1, 0.0)
     even = ChainPair(pair.name, pair.target, draft / draft.sum(-1, keepdim=True))
     assert batch_rejections(even, 6, 1000, root) == pytest.approx(limit_rejections(even, 6), abs=1e-10)
@@ -184,7 +183,7 @@ def test_equal_laws_reject_nothing() -> None:
     assert drafts_worth(same, 20, 0.1) == 1
 
 
-def test_what_is_refused() -> None:
+def test_bad_arguments_are_refused() -> None:
     law = torch.full((3, 3), 1 / 3, dtype=torch.float64)
     with pytest.raises(LawError, match=r"has laws \(V \+ 1, V\)"):
         ChainPair("square", law, law)

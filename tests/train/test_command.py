@@ -1,4 +1,4 @@
-"""`spectr train`: from a target to a drafter that `spectr.load` takes; killed in between, and refused elsewhere."""
+"""`spectr train`: trains a drafter that `spectr.load` accepts; runs are continued, and other targets refused."""
 
 import json
 import shlex
@@ -48,7 +48,7 @@ def test_the_folder_is_a_drafter(folder: Path, made: Path) -> None:
     assert [out.tokens for out in texts[0]] == [out.tokens for out in texts[1]]
     assert sum(out.stats.accepted for out in texts[1]) > 0
     card = (made / "drafter_card.md").read_text()
-    assert "never which text comes" in card
+    assert "never the distribution of the text" in card
     assert json.loads((made / "drafter.json").read_text())["kind"] == "feature"
     chains = spectr.load(str(folder), made, "optimal", drafts=2, length=3)
     assert len(chains.generate(ASK, 10).tokens) == 10
@@ -73,7 +73,7 @@ def test_a_finished_run_is_not_run_again(folder: Path, made: Path) -> None:
     said: list[str] = []
     again = distil(settings(folder, made), said.append)
     assert (made / "samples.safetensors").stat().st_mtime_ns == before
-    assert any(sentence.startswith("going on at step") for sentence in said)
+    assert any(sentence.startswith("continuing at step") for sentence in said)
     assert again.training["curve"]
 
 
@@ -134,7 +134,7 @@ FEW = ("--texts", "60", "--tokens", "16", "--rows", "60", "--layers", "1", "--de
 
 
 def command(folder: Path, out: Path, *flags: str) -> int:
-    """`spectr train` on the small target; its exit code."""
+    """Run `spectr train` on the small target and return its exit code."""
     with pytest.raises(SystemExit) as ended:
         main(["train", "--target", str(folder), "--out", str(out), *FEW, *flags])
     assert isinstance(ended.value.code, int)
@@ -186,7 +186,7 @@ def test_an_interrupt_says_what_is_kept_and_how_to_go_on(
     assert command(folder, tmp_path, "--minutes", "0.02") == 130
     said = capsys.readouterr().err
     assert f"interrupted; kept in {tmp_path}: {kept}\n" in said
-    again = shlex.split(said.splitlines()[-1].partition("goes on from there: ")[2])
+    again = shlex.split(said.splitlines()[-1].partition("run the same command again: ")[2])
     assert again == ["spectr", "train", "--target", str(folder), "--out", str(tmp_path), *FEW, "--minutes", "0.02"]
     monkeypatch.undo()
     with pytest.raises(SystemExit) as ended:
@@ -216,7 +216,7 @@ def test_an_impossible_folder_is_refused_before_the_work(
 
 
 def test_a_drafter_is_trained_further(folder: Path, made: Path, tmp_path: Path) -> None:
-    """It begins where the other ended, and keeps its kind and layers whatever is said."""
+    """Training starts from the other drafter, and keeps its kind and layers."""
     few = Course(60.0, steps=2, depths=2, budget=1024, warm_up=1)
     how = replace(settings(folder, tmp_path, begin_with=made, kind="blockwise"), course=few)
     about = distil(how, lambda _: None)
@@ -246,7 +246,7 @@ def test_a_head_in_the_format_of_others(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "target").mkdir()
     target, out = _save(LlamaForCausalLM(config), tmp_path / "target", tokenizer()), tmp_path / "head"
     assert command(target, out, "--format", "eagle3", "--kind", "blockwise") == 2
-    assert "is a kind of its own" in capsys.readouterr().err
+    assert "trains a new head of its own kind" in capsys.readouterr().err
     assert command(target, out, "--format", "eagle3", "--vocabulary", "200", "--minutes", "0.05") == 0
     written = json.loads((out / "config.json").read_text())
     assert written["draft_vocab_size"] == 200
@@ -259,7 +259,7 @@ def test_a_head_in_the_format_of_others(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.slow
 def test_an_eagle3_head_learns(tmp_path: Path) -> None:
-    """On a target whose next token hangs on the one before it, acceptance rises above that of a fresh head."""
+    """On a target whose next token depends on the previous one, acceptance rises above that of an untrained head."""
     torch.manual_seed(0)
     net = LlamaForCausalLM(
         LlamaConfig(

@@ -1,4 +1,4 @@
-"""Training: the objective against autograd, the features against drafting, and a head that learns and comes back."""
+"""Training: the objective against autograd, the features against drafting, and a head that learns and is restored."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from spectr.models.target import Target
 from spectr.policy import History
 from spectr.train.corpus import Corpus
 from spectr.train.loop import Course, Trainer
-from spectr.train.objective import OBJECTIVES, _plain, acceptance_loss
+from spectr.train.objective import OBJECTIVES, acceptance_loss, overlap_gradient
 from spectr.train.samples import Sampling, Text, sample
 from spectr.types import Opening, Scene
 
@@ -49,7 +49,7 @@ def test_gradient_of_the_overlap() -> None:
     q, p = (logits / 0.7).softmax(-1), (target / 0.7).softmax(-1)
     loss = ((1 - torch.minimum(p, q).sum(-1) - 0.1 * (p * q.log()).sum(-1)) * weight).sum()
     loss.backward()
-    overlap, _, grad = _plain(draft, target, weight, 1 / 0.7)
+    overlap, _, grad = overlap_gradient(draft, target, weight, 1 / 0.7)
     assert torch.allclose(grad.double(), logits.grad, atol=1e-6)
     assert torch.allclose(overlap.double(), torch.minimum(p, q).sum(-1), atol=1e-6)
     again = draft.clone().requires_grad_()
@@ -59,14 +59,14 @@ def test_gradient_of_the_overlap() -> None:
     assert torch.allclose(again.grad, logits.grad, atol=1e-6)
 
 
-def test_the_kernel_says_the_same() -> None:
+def test_the_kernel_equals_the_plain_objective() -> None:
     pytest.importorskip("triton")
     from spectr.kernels.acceptance import fused_acceptance
 
     generator = torch.Generator().manual_seed(0)
     draft, target = (2 * torch.randn(3, 5000, generator=generator) for _ in range(2))
     weight = torch.rand(3, generator=generator)
-    overlap, cross, grad = _plain(draft, target, weight, 1.5)
+    overlap, cross, grad = overlap_gradient(draft, target, weight, 1.5)
     written = draft.clone()
     found = fused_acceptance(written, target, weight, 1.5, 0.1)
     assert torch.allclose(found[0], overlap, atol=1e-5)
@@ -75,7 +75,7 @@ def test_the_kernel_says_the_same() -> None:
 
 
 def test_features_of_a_corpus_are_those_of_drafting(net: PreTrainedModel) -> None:
-    """Causal, ragged, and the same numbers: a feature that saw the future would train a head for another model."""
+    """Features of texts of different lengths are causal and equal to those of drafting."""
     target, corpus = Target(net), Corpus(texts(), torch.device("cpu"), (0,))
     corpus.describe(target, 40)
     assert corpus.features is not None
@@ -91,7 +91,7 @@ def test_features_of_a_corpus_are_those_of_drafting(net: PreTrainedModel) -> Non
 
 
 def test_what_is_trained_is_what_is_drafted(net: PreTrainedModel) -> None:
-    """The features of three depths in training equal those met while a chain is drafted, after steps of all lengths."""
+    """The features of three depths in training equal those of drafting a chain, after steps of all lengths."""
     target, head = Target(net), head_of(net, 2)
     with torch.no_grad():
         for weights in head.parameters():
@@ -125,7 +125,7 @@ def test_what_is_trained_is_what_is_drafted(net: PreTrainedModel) -> None:
 
 
 class Forced:
-    """Coins that draw the text itself."""
+    """Coins that draw the tokens of the text."""
 
     def __init__(self, tokens: list[int], at: int) -> None:
         self.tokens, self.at = tokens, at
@@ -135,7 +135,7 @@ class Forced:
 
 
 def test_samples_have_the_law_of_the_target(net: PreTrainedModel) -> None:
-    """First tokens of 4,000 answers; six standard deviations on every token, a false alarm once in 10^7."""
+    """First tokens of 4,000 answers, within six standard deviations for every token: a false-alarm rate of 10^-7."""
     target, count = Target(net), 4000
     found = list(sample(target, [[5, 6, 7]] * count, Sampling((0.8,), 2, 1000, frozenset({2}))))
     with torch.no_grad():
@@ -147,7 +147,7 @@ def test_samples_have_the_law_of_the_target(net: PreTrainedModel) -> None:
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_head_learns(net: PreTrainedModel, objective: str, tmp_path: object) -> None:
-    """Acceptance on held-out texts rises, and a checkpoint goes on where it was made."""
+    """Acceptance on held-out texts rises, and training continues from a checkpoint."""
     from pathlib import Path
 
     target = Target(net)

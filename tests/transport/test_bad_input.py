@@ -1,4 +1,4 @@
-"""Bad laws, counts and ids: one clear error that names the argument, and never a silent renormalisation."""
+"""Bad laws, counts and ids raise one clear error that names the argument; nothing is silently renormalised."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The static tree worth drawing, against all trees there are."""
+"""The best static tree, compared with all trees."""
 
 import itertools
 
@@ -12,7 +12,7 @@ CHANCES = [[0.55, 0.2, 0.1], [0.7, 0.1], [0.4, 0.3, 0.2]]
 
 
 def worth(parents: tuple[int, ...]) -> float:
-    """Expected tokens of any shape, by its definition."""
+    """Return the expected tokens of any shape, by definition."""
     shape, values = Shape(parents), [1.0]
     seen: dict[int, int] = {}
     for node in range(1, len(parents)):
@@ -32,7 +32,7 @@ def test_no_tree_is_better(nodes: int) -> None:
     assert worth(found.shape.parents) == pytest.approx(best)
 
 
-def test_hopeless_nodes_are_not_drawn() -> None:
+def test_impossible_nodes_are_not_drawn() -> None:
     assert best_shape([[0.5, 0.0]], 50).values[1:3] == (0.5, 0.25)
     assert len(best_shape([[0.5], [0.0]], 50).values) == 2
 

@@ -1,4 +1,4 @@
-"""Growing trees: every sibling law draws what it says, and only what its law allows."""
+"""Drawn trees have the declared kind of siblings, and only tokens that the draft law allows."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ LAW = torch.tensor([0.5, 0.0, 0.3, 0.15, 0.05])
 
 
 def grown(growth: Growth, law: Tensor = LAW) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, alive and fixed flags of the root's children."""
+    """Return tokens, alive and fixed flags of the root's children."""
     seeds = torch.arange(ROWS)
     coins = SeededCoins(seeds, torch.zeros_like(seeds))
     draft = grow(torch.zeros_like(seeds), lambda _, n: law.expand(ROWS, len(n), -1), growth, coins)
@@ -31,7 +31,7 @@ def test_iid() -> None:
 
 def test_without_replacement() -> None:
     tokens, alive, _ = grown(Growth(Shape.branching((5,)), "without_replacement"))
-    assert alive.sum(-1).unique().tolist() == [4]  # no more than the law can feed
+    assert alive.sum(-1).unique().tolist() == [4]  # at most as many as the law has tokens
     assert all(len(set(row[:4])) == 4 for row in tokens.tolist())
     assert 1 not in tokens[alive]
 
@@ -63,10 +63,10 @@ def test_race_children_are_distinct_and_best_first() -> None:
     assert bool(alive.all())
     assert all(len(set(row)) == 3 for row in tokens.tolist())
     share = (tokens[:, 0] == 0).double().mean()
-    assert abs(float(share) - 0.5) < 6 * (0.25 / ROWS) ** 0.5  # the first is a draw of the law
+    assert abs(float(share) - 0.5) < 6 * (0.25 / ROWS) ** 0.5  # the first is a draw from the law
 
 
-def test_census_is_kept() -> None:
+def test_child_counts_are_respected() -> None:
     growth = Growth(Shape.branching((3, 2)), child_counts=lambda law: torch.full(law.shape[:-1], 2))
     tokens, alive, _ = grown(growth)
     assert alive.unique(dim=0).tolist() == [[True, True, False]]

@@ -1,4 +1,4 @@
-"""Topology against the obvious: parents followed one by one, prefixes compared as tuples."""
+"""The topology equals a plain implementation: parents followed one by one, prefixes compared as tuples."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from spectr.trees import as_shape, topology
 
 @st.composite
 def drafts(draw: st.DrawFn) -> Draft:
-    """Random trees with few tokens, so that copies are common, and some dead subtrees."""
+    """Return random trees with few tokens, so that copies are common, and some dead subtrees."""
     nodes = draw(st.integers(2, 14))
     parents = [0] + [draw(st.integers(0, n - 1)) for n in range(1, nodes)]
     tokens = [draw(st.integers(0, 2)) for _ in range(nodes)]

@@ -39,7 +39,7 @@ def llama(seed: int) -> PreTrainedModel:
 
 
 def nearby(net: PreTrainedModel, copy: PreTrainedModel, noise: float = 0.02) -> PreTrainedModel:
-    """The same weights with a little noise: a drafter worth having."""
+    """Return the same weights with a little noise, as a useful drafter."""
     copy.load_state_dict(net.state_dict())
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -50,7 +50,7 @@ def nearby(net: PreTrainedModel, copy: PreTrainedModel, noise: float = 0.02) -> 
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A target and a drafter near it."""
+    """Return the folders of a target and of a drafter close to it."""
     target, drafter = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("near")
     net, words = llama(3), tokenizer()
     for model, folder in ((net, target), (nearby(net, llama(3)), drafter)):
@@ -61,5 +61,5 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def lm(folders: tuple[Path, Path]) -> LM:
-    """The target in float64, where a text does not depend on the shape of a batch."""
+    """Load the target in float64, in which a text does not depend on the shape of a batch."""
     return spectr.load(folders[0], "none", dtype="float64")

@@ -1,4 +1,4 @@
-"""Signs that speculation does not do well: each limit from both sides, and a real run."""
+"""Warning signs of bad speculation: each limit from both sides, and a real run."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Successive halving as a function of measurements: rates are planted, nothing is timed."""
+"""Successive halving as a function of given measurements; nothing is timed."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ RATES = (100.0, 80.0, 95.0, 130.0, 120.0, 60.0, 110.0, 99.0)
 def run(
     rates: Sequence[float], noise: float = 0.0, drift: Callable[[int], float] = lambda _: 1.0, rows: int = 1
 ) -> list[Measurement]:
-    """Every round that halving asks for, on a machine with these rates."""
+    """Run every round of the halving on a machine with these rates."""
     draws, found = random.Random(5), list[Measurement]()
     while (turn := next_round(found, len(rates))) is not None:
         number, plans = turn
@@ -41,7 +41,7 @@ def test_every_round_begins_with_another_plan() -> None:
 
 
 def test_a_machine_that_slows_down_slows_down_all() -> None:
-    """Ratios are taken within a round, so half of the speed from the fourth round on changes nothing."""
+    """Ratios are taken within a round, so halving the speed from the fourth round on changes nothing."""
     found = run(RATES, drift=lambda number: 1.0 if number < 3 else 0.5)
     winner = next(one for one in results(found) if one.plan == 3)
     assert winner.ratio == pytest.approx(1.3)
@@ -61,7 +61,7 @@ def test_too_few_rounds_choose_plain_decoding() -> None:
 
 
 def test_a_run_goes_on_from_its_measurements() -> None:
-    """Cut at any place, in the middle of a round too, the rest is what would have followed."""
+    """Interrupted at any point, also within a round, the run continues with the same measurements."""
     whole = run(RATES, noise=0.05)
     for cut in range(1, len(whole)):
         turn = next_round(whole[:cut], len(RATES))
@@ -72,7 +72,7 @@ def test_a_run_goes_on_from_its_measurements() -> None:
 
 
 def test_later_rounds_bring_no_plan_back() -> None:
-    """A plan that shines in three rounds and fails afterwards does not make room for those that were dropped."""
+    """A plan that is fast in three rounds and slow afterwards does not bring dropped plans back."""
     found = list[Measurement]()
     while (turn := next_round(found, 5)) is not None:
         for plan in turn[1]:
@@ -111,7 +111,7 @@ def test_each_number_of_rows_has_its_own_plan_under_the_race() -> None:
 
 
 def test_another_rule_has_one_plan_for_all_rows() -> None:
-    """Its text would depend on the batch otherwise; it is only chosen where it gains more in sum."""
+    """Otherwise its text would depend on the batch; it is chosen only if its total gain is larger."""
     plans = (DecodingPlan(), DecodingPlan("random"), DecodingPlan("random", "optimal", 2, 2))
     one, many = results(run((100.0, 110.0, 150.0))), results(run((100.0, 105.0, 90.0), rows=8))
     assert choose({1: one, 8: many}, plans) == {1: 2, 8: 2}

@@ -1,4 +1,4 @@
-"""What the doctor says of a published head: its acceptance is that of whole texts, and the right hidden states win."""
+"""The check of a published head: its acceptance equals that of whole texts, and the right hidden states win."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ from spectr.tune.head_check import HeadCheck, Tried, check_head
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of ten layers, whose laws hang on what its layers compute."""
+    """Return a model of ten layers, whose distributions depend on all of them."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=10, num_attention_heads=4,
@@ -45,7 +45,8 @@ def test_every_format_is_examined(target: Path, tmp_path: Path, kind: str) -> No
 
 
 def test_acceptance_is_that_of_the_whole_text(target: Path, tmp_path: Path) -> None:
-    """Drafted step by step, and as in training, all positions at once; with both sets of hidden states."""
+    """Drafting step by step gives the same as training's computation of all positions, with both sets of hidden
+    states."""
     lm = spectr.load(str(target), "none", weights="float32")
     net, taken = lm.opened.target.model, lm.opened.target
     folder = random_head(net, "eagle3", tmp_path)

@@ -1,4 +1,4 @@
-"""`load(…, plan=…)`: the text never changes under the race; profiles are used as they say, and refused elsewhere."""
+"""`load(…, plan=…)`: with the race the text never changes; profiles are applied, and refused for other models."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ ASK = ["the quick brown fox", "tides rise", "the quick brown fox jumps over the"
 
 
 def profile(lm: LM, *plans: DecodingPlan, choices: dict[int, int] | None = None, **changes: Any) -> Profile:
-    """A profile with plain decoding and `plans`; by default the last is chosen for one row."""
+    """Return a profile with plain decoding and `plans`; by default the last is chosen for one row."""
     every = (DecodingPlan(), *plans)
     rates = tuple(10.0 + place for place in range(len(every)))
     chosen = tuple(Choice(rows, plan, rates) for rows, plan in (choices or {1: len(plans)}).items())
@@ -36,7 +36,7 @@ def texts(lm: LM, **settings: Any) -> list[list[int]]:
 
 
 def open_lm(folder: Path, *arguments: Any, **options: Any) -> LM:
-    """In float64, where a text does not depend on the shape of a batch."""
+    """Load in float64, in which a text does not depend on the shape of a batch."""
     return spectr.load(folder, *arguments, dtype="float64", **options)
 
 
@@ -58,7 +58,7 @@ def test_auto_with_a_model_and_in_a_stream(lm: LM, folders: tuple[Path, Path]) -
 
 @pytest.mark.parametrize("rule", ["optimal", "block", "path_block", "recursive_wor"])
 def test_auto_keeps_to_one_plan_under_other_rules(lm: LM, folders: tuple[Path, Path], rule: str) -> None:
-    """The drafter is the one that would be there without plan='auto', so the distribution is untouched."""
+    """The drafter is the same as without plan='auto', so the distribution is unchanged."""
     usual = open_lm(folders[0], "early_exit", rule)
     with pytest.warns(UserWarning, match=f"with rule {rule} the default plan of the drafter is used"):
         auto = open_lm(folders[0], "early_exit", rule, plan="auto")
@@ -123,7 +123,7 @@ def test_auto_starts_from_a_profile(lm: LM, folders: tuple[Path, Path], tmp_path
     assert texts(auto) == texts(lm)
 
 
-def test_what_is_refused(lm: LM, folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_bad_arguments_are_refused(lm: LM, folders: tuple[Path, Path], tmp_path: Path) -> None:
     target, path = folders[0], tmp_path / "p.json"
     written(path, profile(lm, DecodingPlan("lookup")))
     with pytest.raises(ArgumentError, match="plan decides drafts, length, nodes, tree; got nodes besides"):

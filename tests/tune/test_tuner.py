@@ -1,4 +1,4 @@
-"""The tuner on a small model: which plans are measured, and on what; figures are not judged."""
+"""The tuner on a small model: which plans are measured, and on which texts; timings are not checked."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ WORK = Workload(("the quick brown fox", "tides rise"), 8)
 
 
 def ignore(*_: object) -> None:
-    """Say nothing."""
+    """Ignore a message."""
 
 
 def test_plans_of_each_kind(lm: LM) -> None:
@@ -58,8 +58,8 @@ def test_drafts_are_no_longer_than_heads_reach(lm: LM) -> None:
     assert {plan.length for plan in found} == {1, 2}
 
 
-def test_what_is_refused(lm: LM) -> None:
-    with pytest.raises(ArgumentError, match="rules must be lossless, 'lenience' is not"):
+def test_bad_arguments_are_refused(lm: LM) -> None:
+    with pytest.raises(ArgumentError, match="rules must be lossless, and 'lenience' is not"):
         plans_for(lm, ["lookup"], ["race", "lenience"], ignore)
     with pytest.raises(ArgumentError, match="plain decoding is always measured"):
         plans_for(lm, ["none"], ["race"], ignore)
@@ -75,7 +75,7 @@ def test_steps_are_captured_as_those_of_the_model_that_was_loaded(lm: LM) -> Non
 
 
 def test_a_prompt_that_comes_again_is_read_again(lm: LM) -> None:
-    """Or the plan that is measured second would be the faster one."""
+    """Otherwise the plan that is measured second would be faster."""
     prompt = "a prompt of more than eight tokens"
     made = with_drafter(lm, drafter("none"))
     assert [made.generate(prompt, 4, seed).reused for seed in range(2)] == [0, 0]
@@ -86,7 +86,7 @@ def test_a_prompt_that_comes_again_is_read_again(lm: LM) -> None:
 
 
 def test_all_plans_write_the_same_texts(lm: LM) -> None:
-    """The same prompts and seeds in a round, others in the next."""
+    """All plans have the same prompts and seeds in a round, and others in the next."""
     said = []
 
     class Recording(LM):
@@ -104,8 +104,8 @@ def test_all_plans_write_the_same_texts(lm: LM) -> None:
     assert not set(said[2][1]) & set(said[0][1])
 
 
-def test_time_that_is_over(lm: LM, tmp_path: Path) -> None:
-    """One round is measured in any case, and the profile is there; later the rest."""
+def test_a_time_limit_keeps_at_least_one_round(lm: LM, tmp_path: Path) -> None:
+    """One round is always measured and gives a profile; a later run measures the rest."""
     path, ticks = tmp_path / "profile.json", list[int]()
     first = Tuner(lm, LOOKUP, WORK, (1, 2), path)
     assert first.missing == 2 * 2 * ROUNDS
@@ -122,7 +122,7 @@ def test_time_that_is_over(lm: LM, tmp_path: Path) -> None:
 
 
 def test_a_plan_that_cannot_run_is_left_out(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: there is no memory for the second plan."""
+    """The second plan is made to run out of memory."""
     said, made = list[str](), tuner.with_drafter
 
     def short_of_memory(lm: LM, drafter: object, rule: str = "race") -> LM:

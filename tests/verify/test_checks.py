@@ -1,4 +1,4 @@
-"""A rule refuses what it does not hold for, with a sentence."""
+"""A rule refuses drafts it is not valid for, with a clear error."""
 
 from dataclasses import replace
 
@@ -29,20 +29,20 @@ def draft(siblings: Siblings = "iid", widths: tuple[int, ...] = (2, 1)) -> tuple
         ("path_block", "race"),
     ],
 )
-def test_wrong_sibling_law(name: str, siblings: Siblings) -> None:
+def test_siblings_that_a_rule_does_not_support_are_refused(name: str, siblings: Siblings) -> None:
     with pytest.raises(MismatchError, match=f"{name}.*{siblings}"):
         spectr.rule(name)(*draft(siblings))
 
 
-def test_a_tree_for_a_chain_rule() -> None:
+def test_a_chain_rule_refuses_trees() -> None:
     with pytest.raises(MismatchError, match=r"one chain.*2 nodes wide"):
         spectr.rule("block")(*draft())
 
 
-def test_missing_draft_laws() -> None:
+def test_missing_draft_laws_are_refused() -> None:
     logits, tree, coins = draft()
     bare = replace(tree, laws=None)
-    with pytest.raises(MismatchError, match="law each child was drawn from"):
+    with pytest.raises(MismatchError, match="distributions the children were drawn from"):
         spectr.rule("kseq")(logits, bare, coins)
     for name in ("race", "match"):  # these need none
         assert int(spectr.rule(name)(logits, bare, coins).length) >= 0
@@ -63,7 +63,7 @@ def test_models_of_different_vocabularies() -> None:
 
 
 def test_verdict_of_a_dead_tree_is_plain_decoding() -> None:
-    """A draft without a living child: nothing is kept, and the bonus is drawn from the target."""
+    """If the root has no alive child, nothing is kept and the bonus is drawn from the target."""
     _, tree, coins = draft()
     alive = tree.alive.clone()
     alive[:, 1:] = False

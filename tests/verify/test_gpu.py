@@ -1,4 +1,4 @@
-"""On a GPU: captured, eager and CPU verdicts are one, and nothing waits for the host."""
+"""On a GPU captured, eager and CPU verdicts are equal, and nothing waits for the host."""
 
 from dataclasses import fields
 
@@ -8,7 +8,7 @@ from tests.gpu import no_host_sync
 
 import spectr
 from spectr import Draft
-from spectr.bench.rules import _captured, workload
+from spectr.bench.rules import capture_call, workload
 from spectr.types import Verdict
 from spectr.verify import RULES
 
@@ -27,7 +27,7 @@ def on_cpu(draft: Draft) -> Draft:
 
 @pytest.mark.parametrize("children", [1, 8])
 @pytest.mark.parametrize("name", NAMES)
-def test_one_verdict_everywhere(name: str, children: int) -> None:
+def test_captured_eager_and_cpu_verdicts_are_equal(name: str, children: int) -> None:
     rule = spectr.rule(name)
     if children > 1 and not rule.card.tree:
         pytest.skip("chains only")
@@ -38,6 +38,6 @@ def test_one_verdict_everywhere(name: str, children: int) -> None:
     coins = spectr.SeededCoins(work.coins.seed.cpu(), work.coins.committed.cpu())
     assert same(eager, rule(work.logits.cpu(), on_cpu(work.draft), coins), ("path", "length"))
     kept: list[Verdict] = []
-    _captured(lambda: kept.append(rule(work.logits, work.draft, work.coins)))()
+    capture_call(lambda: kept.append(rule(work.logits, work.draft, work.coins)))()
     torch.cuda.synchronize()
     assert same(eager, kept[-1])

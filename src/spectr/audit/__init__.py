@@ -1,10 +1,11 @@
-"""Is the output law the target's? By enumeration, by statistics, by comparison; of spectr and of others.
+"""Checks that the output has the target's distribution, by enumeration, statistics and comparison; of spectr and
+others.
 
-report = audit_exact("kseq")                              # every draft and every coin of a rule
-report = audit_model(lm, Scope([lm.encode("Why?")]))      # this package on a real model
-report = audit_function(sample, target, prompt=[1, 2])    # anybody's (prompt, seed) → tokens
+report = audit_exact("kseq")                              # enumerates every draft and every coin of a rule
+report = audit_model(lm, Scope([lm.encode("Why?")]))      # audits this package on a real model
+report = audit_function(sample, target, prompt=[1, 2])    # audits any function (prompt, seed) → tokens
 report.holds, report.summary, report.findings
-witness = Witness(share=0.01)                             # of a running engine: engine.with_parts(witness=witness)
+witness = Witness(share=0.01)                             # checks a running engine: engine.with_parts(witness=witness)
 """
 
 from spectr.audit.endpoint import Endpoint

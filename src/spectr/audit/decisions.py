@@ -1,10 +1,10 @@
-"""Every way a random program can go, with its exact probability. Depends on decisions alone: no trees, no rules.
+"""Enumerates every execution of a random program with its exact probability. It depends on decisions only, not on
+rules.
 
 A coin is an interval. A decision confines it to the part that stands for the choice, and a coin that is used again
-under the same key is still confined. So a way through the program is the set of the intervals of its coins: to follow
-a branch, the program is run again with the coins that lead to it. The code that is enumerated is the code that
-generates, and a program that reuses a coin, within a step or across steps, is enumerated with exactly the dependence
-it has.
+under the same key is still confined. An execution is therefore a set of intervals, one per coin; to follow a branch,
+the program is run again with the coins that lead to it. The enumerated code is the code that generates text, and a
+program that reuses a coin, within a step or across steps, is enumerated with exactly the resulting dependence.
 """
 
 from collections.abc import Sequence
@@ -26,20 +26,20 @@ _NEGLIGIBLE = 1e-14  # a part of a coin this small is rounding
 class KnownCoins:
     """The coins that each row has used, and the intervals they are confined to."""
 
-    time: Tensor  # (R, H) int64: a key cannot come again once that much text is committed; -1: no coin
+    time: Tensor  # (R, H) int64: the key is not used again once this many tokens are committed; -1: no coin
     slot: Tensor  # (R, H) int64
     low: Tensor  # (R, H) float64
     high: Tensor  # (R, H) float64
 
     @classmethod
     def none(cls, rows: int) -> "KnownCoins":
-        """No coin was used yet."""
+        """Return a table without coins."""
         none = torch.zeros(rows, 0, dtype=torch.int64)
         return cls(none, none, none.double(), none.double())
 
     @classmethod
     def joined(cls, parts: Sequence["KnownCoins"]) -> "KnownCoins":
-        """The coins of several batches, one below the other."""
+        """Concatenate the coins of several batches."""
         width = max(part.time.shape[1] for part in parts)
         times = [pad(part.time, (0, width - part.time.shape[1]), value=-1) for part in parts]
         rest = (
@@ -52,20 +52,20 @@ class KnownCoins:
         return self.slot, self.low, self.high
 
     def rows(self, index: Tensor) -> "KnownCoins":
-        """The coins of some rows."""
+        """Return the coins of some rows."""
         return KnownCoins(self.time[index], self.slot[index], self.low[index], self.high[index])
 
     def _known(self, time: Tensor, slot: Tensor) -> Tensor:
         return (self.time == time[:, None]) & (self.slot == slot[:, None])
 
     def interval(self, time: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
-        """What the coin (time, slot) (R,) of each row is confined to; [0, 1) if it was never used."""
+        """Return the interval of the coin (time, slot) (R,) of each row; [0, 1) if it was never used."""
         known = self._known(time, slot)
         low = torch.where(known, self.low, 0.0).sum(1)
         return low, torch.where(known.any(1), torch.where(known, self.high, 0.0).sum(1), 1.0)
 
     def confine(self, time: Tensor, slot: Tensor, low: Tensor, high: Tensor) -> "KnownCoins":
-        """With the coin (time, slot) (R,) of each row confined to [low, high)."""
+        """Confine the coin (time, slot) (R,) of each row to [low, high)."""
         known = self._known(time, slot)
         kept = KnownCoins(
             self.time,
@@ -73,15 +73,15 @@ class KnownCoins:
             torch.where(known, low[:, None], self.low),
             torch.where(known, high[:, None], self.high),
         )
-        fresh = ~known.any(1)
-        if not bool(fresh.any()):
+        is_new = ~known.any(1)
+        if not bool(is_new.any()):
             return kept
-        columns = (torch.where(fresh, time, -1), slot, low, high)
+        columns = (torch.where(is_new, time, -1), slot, low, high)
         old = (kept.time, *kept._rest())
         return KnownCoins(*(torch.cat([a, b[:, None]], 1) for a, b in zip(old, columns, strict=True)))
 
     def forget_before(self, committed: Tensor) -> "KnownCoins":
-        """Without the coins that cannot come again; the table shrinks to what some row still needs."""
+        """Remove the coins that cannot be used again; the table shrinks to the columns that some row needs."""
         needed = self.time >= committed[:, None]
         columns = needed.any(0)
         time = torch.where(needed, self.time, -1)[:, columns]
@@ -89,8 +89,10 @@ class KnownCoins:
 
 
 class ExactCoins:
-    """Coins for rows that have committed so much text and used the coins in `known`. Where several choices are possible
-    the first is taken, and the others are noted: `branches` holds (row, coins that lead there, probability)."""
+    """Coins for rows that have `committed` (R,) tokens and used the coins in `known`.
+
+    If several choices are possible, the first is taken and the others are recorded in `branches` as (rows, coins that
+    lead there, probability)."""
 
     def __init__(self, committed: Tensor, known: KnownCoins) -> None:
         self.committed = committed
@@ -99,40 +101,40 @@ class ExactCoins:
         self.branches: list[tuple[Tensor, KnownCoins, Tensor]] = []
 
     def key(self, node: Tensor, purpose: int) -> tuple[Tensor, Tensor]:
-        """(time, slot) of the coin that decides `purpose` at `node` (R,), as the coins of generation are keyed."""
+        """Return (time, slot) of the coin that decides `purpose` at `node` (R,), keyed as in generation."""
         return self.committed, node * 16 + purpose
 
     def flip(self, chance: Tensor, node: Tensor, purpose: int) -> Tensor:
-        """True with `chance`: the coin falls in its first part."""
+        """Return True with probability `chance`."""
         return self.pick(torch.stack([chance, 1 - chance], -1), node, purpose) == 0
 
     def pick(self, weights: Tensor, node: Tensor, purpose: int) -> Tensor:
-        """One decision after the other for nodes (R, M) and weights (R, M, V)."""
+        """Decide one after the other for nodes (R, M) with weights (R, M, V)."""
         columns = [self._decide(weights[:, m], *self.key(node[:, m], purpose)) for m in range(node.shape[1])]
         return torch.stack(columns, -1)
 
     def race(self, logits: Tensor, depth: Tensor) -> Tensor:
-        """The winner has the law of the logits, and belongs to its absolute position."""
+        """Draw the winner from the softmax of the logits; its coin is keyed by the absolute position."""
         law, slot = logits.double().softmax(-1), torch.full_like(self.committed, -1)
         columns = [self._decide(law[:, m], self.committed + depth[:, m], slot) for m in range(depth.shape[1])]
         return torch.stack(columns, -1)
 
     def top_racers(self, logits: Tensor, depth: Tensor, count: int) -> Tensor:
-        """As `noisy_logits`."""
+        """Raise, as `noisy_logits` does."""
         return self.noisy_logits(logits, depth)
 
     def noisy_logits(self, logits: Tensor, depth: Tensor) -> Tensor:
-        """Not enumerable: the order of a race has no finite law in this form."""
+        """Raise: the order of a race has no finite distribution to enumerate."""
         raise MismatchError(
-            "siblings 'race' cannot be enumerated; the race holds for any tree, so enumerate with iid ones"
+            "siblings 'race' cannot be enumerated; the race is valid for any tree, so enumerate it with iid siblings"
         )
 
     def noisy_approx(self, logits: Tensor, depth: Tensor) -> Tensor:
-        """As `noisy_logits`."""
+        """Raise, as `noisy_logits` does."""
         return self.noisy_logits(logits, depth)
 
     def likeliest(self, logits: Tensor, depth: Tensor | None, score_scale: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Without noise as generation does."""
+        """Return the likeliest tokens, which is possible only without noise."""
         return likeliest(
             (logits if depth is None else self.noisy_logits(logits, depth)) * score_scale[:, None, None], count
         )
@@ -153,7 +155,7 @@ class ExactCoins:
         return choice
 
     def _parts(self, weights: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """Which part of the interval [low, high) stands for each choice, by inverse CDF; (R, V) each."""
+        """Return the part of the interval [low, high) that stands for each choice, by inverse CDF; (R, V) each."""
         total = weights.double().sum(-1, keepdim=True)
         law = torch.where(total > 0, weights.double() / torch.where(total > 0, total, 1.0), 0.0)
         law[:, 0] = torch.where(total[:, 0] > 0, law[:, 0], 1.0)  # as `coins.draw`: no weight at all gives index 0

@@ -1,7 +1,7 @@
-"""Drafters of the worst kind, which a rule must survive.
+"""Adversarial drafters, under which a rule must stay lossless.
 
-Scripted ones draft fixed sets that depend on the text alone. Bent ones draw from a law as any model does, but the law
-is the target's own, its opposite, flat, or a single token.
+Scripted drafters draft fixed sets that depend on the text alone. Bent drafters draw from a distribution as a model
+does, but that distribution is the target's own, its opposite, uniform, or a single token.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,12 +23,12 @@ from spectr.verify import Card
 __all__ = ["Dead", "Scripted", "bent_drafters", "scripted_drafters"]
 
 Script = Callable[[list[int]], Sequence[Words]]
-"""The text so far → continuations to draft."""
+"""Maps the text so far to the continuations to draft."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scripted:
-    """A drafter that drafts what a script says."""
+    """A drafter that drafts the continuations of a script."""
 
     name: str
     script: Script
@@ -37,7 +37,7 @@ class Scripted:
     siblings: ClassVar[Siblings] = "fixed"
 
     def open(self, opening: Opening) -> Drafting:
-        """Nothing to prepare."""
+        """Return a stateless drafting."""
         return Stateless(self._propose)
 
     def _propose(self, scene: Scene) -> Draft:
@@ -46,7 +46,7 @@ class Scripted:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """A drafter whose trees are dead but for the root, with arbitrary tokens in them."""
+    """A drafter whose trees have arbitrary tokens and no alive node except the root."""
 
     name: str = "all dead"
     nodes: int = 6
@@ -54,7 +54,7 @@ class Dead:
     siblings: ClassVar[Siblings] = "fixed"
 
     def open(self, opening: Opening) -> Drafting:
-        """Nothing to prepare."""
+        """Return a stateless drafting."""
         return Stateless(self._propose)
 
     def _propose(self, scene: Scene) -> Draft:
@@ -66,7 +66,7 @@ class Dead:
 
 
 def _adversary(vocabulary: int) -> Script:
-    """A script that drafts random tokens in trees of random shape, different after every text."""
+    """Return a script that drafts random tokens in trees of random shape, which depend on the text."""
 
     def script(text: list[int]) -> list[Words]:
         draw = np.random.default_rng([len(text), *text])
@@ -77,7 +77,7 @@ def _adversary(vocabulary: int) -> Script:
 
 
 def scripted_drafters(vocabulary: int, stops: frozenset[int]) -> Iterator[Scripted | Dead]:
-    """Drafters of fixed sets, for the race and match."""
+    """Return drafters of fixed sets, for the rules race and match."""
     special = tuple(sorted(stops)) or (0,)
     yield Scripted("adversarial texts", _adversary(vocabulary))
     yield Scripted("every token", lambda _: [(token,) for token in range(min(vocabulary, 64))], 65)
@@ -94,7 +94,7 @@ def _same(logits: Tensor, _: Sequence[Words]) -> Tensor:
 
 
 def _opposite(logits: Tensor, _: Sequence[Words]) -> Tensor:
-    """The likeliest token last."""
+    """Reverse the order of the tokens by likelihood."""
     return -logits
 
 
@@ -103,7 +103,7 @@ def _flat(logits: Tensor, _: Sequence[Words]) -> Tensor:
 
 
 def _pointed_at(token: int) -> Callable[[Tensor, Sequence[Words]], Tensor]:
-    """All mass on one token: siblings are copies."""
+    """Put all mass on one token, so that siblings are copies."""
 
     def bend(logits: Tensor, _: Sequence[Words]) -> Tensor:
         only = torch.full_like(logits, -torch.inf)
@@ -114,7 +114,7 @@ def _pointed_at(token: int) -> Callable[[Tensor, Sequence[Words]], Tensor]:
 
 
 def bent_drafters(setup: Setup, card: Card) -> dict[str, Drafter]:
-    """Drafters with laws, drawn as the rule with `card` wants them."""
+    """Return drafters with draft laws, whose siblings are drawn as `card` requires."""
     bends = {
         "always the target's law": _same,
         "the opposite law": _opposite,

@@ -1,8 +1,9 @@
-"""An OpenAI-compatible endpoint under audit: does it sample from the law that its own log-probabilities state?
+"""Audits an OpenAI-compatible endpoint: whether it samples from the distribution that its own log-probabilities state.
 
-Tokens are strings here, as the endpoint spells them. What it does not list among its likeliest is one token together,
-the rest, after which no law is known: a text ends there. Cells are fixed by a survey whose samples are not counted, and
-the laws of a text's beginning are those that the endpoint states with it; that it always states the same is a finding.
+Tokens are strings, as the endpoint spells them. All tokens that it does not list among its likeliest count as one
+token, the rest, after which no distribution is known, so a text ends there. The cells of the tests are fixed by a
+survey whose samples are not counted. The distributions after a prefix are those that the endpoint states with it;
+whether it always states the same ones is a finding of its own.
 """
 
 import math
@@ -20,36 +21,36 @@ from spectr.audit.texts import TESTS, Text, TextLaw
 from spectr.endpoint import EndpointClient, turns_of
 from spectr.errors import ArgumentError, LawError
 
-__all__ = ["Endpoint", "Stated", "endpoint_case"]
+__all__ = ["Endpoint", "StatedText", "endpoint_case"]
 
 REST = 0
-"""The token that stands for all that an endpoint does not list."""
+"""The token that stands for all tokens that an endpoint does not list."""
 
-_SURVEY = 256  # texts that only tell which laws there are
-_WANDERING = 0.01  # total variation between two statements of one law that is taken for arithmetic
+_SURVEY = 256  # texts that are used only to find the distributions
+_WANDERING = 0.01  # total variation between two statements of one distribution that rounding explains
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to ask, and how."""
+    """The address of an endpoint, and how to call it."""
 
     url: str  # …/v1, …/v1/completions or …/v1/chat/completions
     model: str
     prompt: str
-    choices: int = 64  # texts of one call
-    top: int = 20  # likeliest tokens listed
-    end: str | None = None  # how it spells the token that ends a text
+    choices: int = 64  # texts per call
+    top: int = 20  # likeliest tokens that it lists
+    end: str | None = None  # the spelling of the token that ends a text
     timeout: float = 120.0
     headers: Mapping[str, str] = field(default_factory=dict)
-    more: Mapping[str, Any] = field(default_factory=dict)  # of the request
+    more: Mapping[str, Any] = field(default_factory=dict)  # additional fields of the request
 
     client: EndpointClient = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "client", EndpointClient(self.url, self.headers, self.timeout))
 
-    def ask(self, count: int, length: int, seed: int) -> list["Stated"]:
-        """Up to `count` texts of one call."""
+    def ask(self, count: int, length: int, seed: int) -> list["StatedText"]:
+        """Request up to `count` texts in one call."""
         body = {
             "model": self.model, "max_tokens": length, "temperature": 1.0, "top_p": 1.0, "n": count, "seed": seed,
             **self._form(), **self.more,
@@ -67,32 +68,32 @@ class Endpoint:
         return texts
 
     def _form(self) -> dict[str, Any]:
-        """What differs between the two kinds of endpoint."""
+        """Return the fields that differ between completions and chat completions."""
         if self.client.is_chat:
             return {"messages": turns_of(self.prompt), "logprobs": True, "top_logprobs": self.top}
         return {"prompt": self.prompt, "logprobs": self.top}
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
-    """One text, and the law that was stated at each of its tokens."""
+class StatedText:
+    """One text, and the distribution that was stated at each of its tokens."""
 
     tokens: list[str]
-    laws: list[dict[str, float]]  # the likeliest tokens' probabilities
+    laws: list[dict[str, float]]  # the probabilities of the likeliest tokens
 
 
-def _stated(logprobs: Mapping[str, Any]) -> Stated:
-    """From either form of log-probabilities."""
+def _stated(logprobs: Mapping[str, Any]) -> StatedText:
+    """Parse either form of log-probabilities."""
     if logprobs.get("content") is not None:
         places = logprobs["content"]
         laws = [{each["token"]: math.exp(each["logprob"]) for each in place["top_logprobs"]} for place in places]
-        return Stated([place["token"] for place in places], laws)
+        return StatedText([place["token"] for place in places], laws)
     laws = [{token: math.exp(value) for token, value in place.items()} for place in logprobs["top_logprobs"]]
-    return Stated(list(logprobs["tokens"]), laws)
+    return StatedText(list(logprobs["tokens"]), laws)
 
 
 class _Survey:
-    """What an endpoint has stated so far: words, laws after texts, and how far its statements wandered."""
+    """What an endpoint has stated so far: token strings, distributions after texts, and their largest variation."""
 
     def __init__(self, top: int, end: str | None) -> None:
         self.words: dict[str, int] = {} if end is None else {end: 1}
@@ -100,8 +101,8 @@ class _Survey:
         self.laws: dict[Text, dict[int, float]] = {}
         self.wandered, self.top, self.end = 0.0, top, end
 
-    def read(self, stated: Stated, length: int) -> Text:
-        """The text in numbers, as far as it is known; its laws are noted."""
+    def read(self, stated: StatedText, length: int) -> Text:
+        """Return the text as token numbers, as far as it is known, and record its distributions."""
         text: Text = ()
         for token, listed in zip(stated.tokens, stated.laws, strict=True):
             self._note(text, self._law(listed))
@@ -115,22 +116,24 @@ class _Survey:
         return number if number in self.laws[text] else REST
 
     def _ended(self, text: Text) -> Text:
-        """A text that was cut short, with the end that is not shown; where no law was stated yet, without it."""
+        """Append the end token, which is not shown, to a short text, if a distribution is known there."""
         if self.end is None:
             raise ArgumentError(
-                f"a text of the endpoint ended after {len(text)} tokens, and endings are not shown; say how it spells "
-                "the token that ends a text, as in --end '</s>', or ask it not to end: --body '{\"ignore_eos\": true}'"
+                f"a text of the endpoint ended after {len(text)} tokens, and endings are not shown; give the spelling "
+                "of the token that ends a text, as in --end '</s>', or disable endings: --body '{\"ignore_eos\": true}'"
             )
         return (*text, self._number(self.end, text)) if text in self.laws else text
 
     def _law(self, listed: Mapping[str, float]) -> dict[int, float]:
-        """The listed tokens, and the rest. A server may list the sampled token besides its likeliest: it is left out,
-        or the list would depend on what was sampled."""
+        """Return the probabilities of the listed tokens and of the rest.
+
+        A server may list the sampled token in addition to its likeliest. It is left out, because otherwise the list
+        would depend on the sample."""
         best = sorted(listed.items(), key=lambda pair: (-pair[1], pair[0]))[: self.top]
         law = {self.words.setdefault(token, len(self.words) + 1): chance for token, chance in best}
         total = sum(law.values())
         if total > 1 + 1e-3:
-            raise LawError(f"an endpoint's top_logprobs must be of one law, and their probabilities sum to {total:.4f}")
+            raise LawError(f"an endpoint's top_logprobs must be of one distribution, and their sum is {total:.4f}")
         return {**law, REST: max(0.0, 1 - total)}
 
     def _note(self, text: Text, law: dict[int, float]) -> None:
@@ -142,7 +145,7 @@ class _Survey:
         self.wandered = max(self.wandered, distance)
 
     def after(self, texts: Sequence[Text]) -> Tensor:
-        """Laws (n, words); after a text that was never met all is zero, so that it is no cell of any test."""
+        """Return laws (n, words); they are zero after unknown texts, so that these are no cells of any test."""
         found = torch.zeros(len(texts), len(self.words) + 1, dtype=torch.float64)
         for row, text in enumerate(texts):
             for token, chance in self.laws.get(text, {}).items():
@@ -152,14 +155,14 @@ class _Survey:
 
 @dataclass(slots=True)
 class _EndpointSampler:
-    """Texts of an endpoint, read with a survey."""
+    """Samples texts of an endpoint and reads them with a survey."""
 
     endpoint: Endpoint
     survey: _Survey
     calls: int = 0
 
     def __call__(self, seeds: Sequence[int], length: int) -> list[Text]:
-        """As many texts as seeds; a call has the seed of the first of its texts."""
+        """Return as many texts as seeds; a call has the seed of its first text."""
         return list(self._texts(seeds, length))
 
     def _texts(self, seeds: Sequence[int], length: int) -> Iterator[Text]:
@@ -175,7 +178,7 @@ class _EndpointSampler:
 def _run(endpoint: Endpoint, length: int, level: Level) -> Sequence[Finding]:
     survey = _Survey(endpoint.top, endpoint.end)
     sampler = _EndpointSampler(endpoint, survey)
-    counted = level.seed + level.draws  # the seeds before belong to texts that count
+    counted = level.seed + level.draws  # earlier seeds belong to texts that are counted
     sampler(range(counted, counted + _SURVEY), length)
     law = TextLaw(survey.after, length, survey.stops, closed=False)
     found = law_finding(Claimed(endpoint.client.address, sampler, law, section="endpoint"), level)
@@ -186,5 +189,5 @@ def _run(endpoint: Endpoint, length: int, level: Level) -> Sequence[Finding]:
 
 
 def endpoint_case(endpoint: Endpoint, length: int = 3) -> Case:
-    """First tokens and short texts of an endpoint."""
+    """Return the case that tests first tokens and short texts of an endpoint."""
     return Case("endpoint", endpoint.client.address, partial(_run, endpoint, length), tests=len(TESTS))

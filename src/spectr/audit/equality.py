@@ -1,9 +1,8 @@
-"""Comparisons that need no statistics: texts that must be equal token by token, and rows that must be equal.
+"""Comparisons without statistics: texts that must be equal token by token, and logits that must be equal.
 
 With the race a text is a function of the seed alone; greedy text is the plain model's with every rule; no text depends
-on the others of its batch. On a real model another tree sums in another order, so at a near-tie the last bit may
-decide: a difference counts as rounding where the scores of the two tokens differ by less than a thousandth, and is
-reported.
+on the others of its batch. On a real model another tree changes the order of summation, so that the last bit may decide
+a near-tie: a difference counts as rounding, and is reported, if the scores of the two tokens differ by less than 1e-3.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,30 +35,30 @@ __all__ = [
 ]  # fmt: skip
 
 _TIE = 1e-3  # difference of scores that rounding may reverse
-_ROWS = 1e-3  # total variation that another order of summation may make
+_ROWS = 1e-3  # total variation that another order of summation may cause
 
 
 @dataclass(slots=True)
 class Compared:
-    """How two sets of texts compare."""
+    """The differences between two sets of texts."""
 
     texts: int = 0
     tokens: int = 0
     partings: list[dict[str, Any]] = field(default_factory=list)
-    ties: int = 0  # of the partings, those that rounding explains
+    ties: int = 0  # the number of partings that rounding explains
 
     @property
     def holds(self) -> bool:
-        """Every difference is explained by rounding."""
+        """Whether rounding explains every difference."""
         return len(self.partings) == self.ties
 
     def measured(self, what: str) -> str:
-        """The result in words."""
-        said = f"{self.texts} texts, {self.tokens:,} tokens {what}"
+        """Return the result as a sentence."""
+        compared = f"{self.texts} texts, {self.tokens:,} tokens {what}"
         if not self.partings:
-            return f"{said}: all equal"
+            return f"{compared}: all equal"
         ties = f", {self.ties} at ties of rounding" if self.ties else ""
-        return f"{said}: {len(self.partings)} part{ties}"
+        return f"{compared}: {len(self.partings)} part{ties}"
 
 
 def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
@@ -71,14 +70,14 @@ def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The scores that decide at a position of a text: log-probabilities, with the race's noise where there is any."""
+    """The scores that decide a position of a text: log-probabilities, plus the race's noise if `noisy`."""
 
     model: TreeModel
     noisy: bool
     stops: frozenset[int] = frozenset()
 
     def gap(self, request: Request, text: Sequence[int], tokens: tuple[int, int]) -> float:
-        """By how much the scores of two tokens differ after prompt and text."""
+        """Return the difference of the scores of two tokens after prompt and text."""
         words = [*request.prompt, *text]
         session = self.model.open(1, len(words) + 1)
         self.model.read(session, [words[:-1]])
@@ -94,11 +93,14 @@ class Scores:
 
 
 def compare(
-    requests: Sequence[Request], meant: Sequence[Sequence[int]], found: Sequence[Sequence[int]], scores: Scores | None
+    requests: Sequence[Request],
+    expected: Sequence[Sequence[int]],
+    found: Sequence[Sequence[int]],
+    scores: Scores | None,
 ) -> Compared:
-    """Compare text by text; `scores` tells a tie from a fault where rounding can differ."""
-    result = Compared(len(requests), sum(map(len, meant)))
-    for row, (one, other) in enumerate(zip(meant, found, strict=True)):
+    """Compare text by text; `scores` distinguishes near-ties from faults if rounding can differ."""
+    result = Compared(len(requests), sum(map(len, expected)))
+    for row, (one, other) in enumerate(zip(expected, found, strict=True)):
         at = _first_difference(one, other)
         if at is None:
             continue
@@ -112,46 +114,47 @@ def compare(
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Texts that must be equal: those of an engine that runs all requests at once, and those that are expected."""
+    """Texts that must be equal: those of an engine that runs all requests at once, and the expected ones."""
 
     name: str
     what: str  # the comparison, in words
     requests: Sequence[Request]
-    meant: Callable[[], list[list[int]]]
-    engine: Callable[[], Engine]  # made when its turn comes
+    expected: Callable[[], list[list[int]]]
+    engine: Callable[[], Engine]  # called when the case is run
     scores: Scores | None = None
     claim: Claim = "lossless"
 
     def case(self) -> Case:
-        """The comparison as a case."""
+        """Return the comparison as a case."""
         return Case("equal", self.name, self._run)
 
     def _run(self, _: Level) -> Sequence[Finding]:
         found = texts_of(self.engine(), self.requests)
-        compared = compare(self.requests, self.meant(), found, self.scores)
+        compared = compare(self.requests, self.expected(), found, self.scores)
         return [Finding("equal", self.name, compared.holds, compared.measured(self.what), asdict(compared), self.claim)]
 
 
 def texts_of(engine: Engine, requests: Sequence[Request]) -> list[list[int]]:
-    """The texts of requests that run at once."""
+    """Return the texts of requests that run at once."""
     return [result.tokens for result in engine.generate(requests)]
 
 
 def one_by_one(engine: Engine, requests: Sequence[Request]) -> list[list[int]]:
-    """The texts of requests that each run alone."""
+    """Return the texts of requests that run one at a time."""
     return [texts_of(engine, [request])[0] for request in requests]
 
 
 class RealTexts:
-    """A real model's plain texts to a few prompts, computed once: every drafter and rule must give them."""
+    """The plain texts of a real model for a few prompts, computed once; every drafter must reproduce them."""
 
     def __init__(self, opened: "OpenedModel", prompts: Sequence[Sequence[int]], length: int, policy: Policy) -> None:
         self.opened = opened
         self.requests = [Request(prompt, seed, length, policy) for seed, prompt in enumerate(prompts)]
 
     def race_case(self, drafter: Any, *, captures: bool | None = None) -> Case:
-        """Texts of the race with a drafter in one batch, against each alone without one. Steps are captured by default
-        where they can be; with `captures=False` they are run one by one."""
+        """Compare the race's texts with a drafter in one batch with those of single requests without a drafter.
+
+        Steps are captured if possible; `captures=False` disables that."""
         name = f"race × {_called(drafter)}{', not captured' if captures is False else ''}"
         scores = Scores(self.opened.target, noisy=True)
         engine = partial(self._engine, drafter, rule("race"), captures=captures)
@@ -159,7 +162,7 @@ class RealTexts:
         return Pair(name, what, self.requests, lambda: self._plain, engine, scores).case()
 
     def greedy_case(self, drafter: Any, made: Rule) -> Case:
-        """Texts at temperature 0, against transformers' own greedy text."""
+        """Compare texts at temperature 0 with the greedy texts of transformers."""
         name = f"greedy {made.card.name} × {_called(drafter)}"
         requests = [replace(request, policy=Policy(0)) for request in self.requests]
         scores = Scores(self.opened.target, noisy=False)
@@ -189,50 +192,51 @@ def _called(drafter: Any) -> str:
 
 
 def greedy_case(setup: Setup, drafter: Any, made: Rule) -> Case:
-    """Texts at temperature 0, against the likeliest token after every text."""
-    still = setup.under(Policy(0))
-    requests = still.requests(12, range(4))
+    """Compare texts at temperature 0 with the likeliest token after every text."""
+    greedy = setup.under(Policy(0))
+    requests = greedy.requests(12, range(4))
     name = f"greedy {made.card.name} × {_called(drafter)}, replayed"
 
-    def meant() -> list[list[int]]:
+    def expected() -> list[list[int]]:
         rows, text = setup.model(), list(setup.prompt)
         while len(text) < len(setup.prompt) + 12 and (len(text) == len(setup.prompt) or text[-1] not in setup.stops):
             text.append(int(rows.logits_after([tuple(text)])[0].argmax()))
         return [text[len(setup.prompt) :] for _ in requests]
 
-    engine = partial(still.engine, drafter, made)
-    return Pair(name, "against the likeliest tokens", requests, meant, engine).case()
+    engine = partial(greedy.engine, drafter, made)
+    return Pair(name, "against the likeliest tokens", requests, expected, engine).case()
 
 
 def batch_case(setup: Setup, drafter: Any, made: Rule, claim: Claim = "lossless") -> Case:
-    """Texts of unequal lengths in one batch, against each alone. They are equal exactly, since rows are replayed."""
+    """Compare texts of different lengths in one batch with single ones. Rows are replayed, so they are exactly
+    equal."""
     requests = [Request(setup.prompt, 7 * seed - 90, 3 + seed % 11, setup.policy) for seed in range(24)]
     engine = partial(setup.engine, drafter, made)
     name = f"batch {made.card.name} × {_called(drafter)}"
 
-    def meant() -> list[list[int]]:
+    def expected() -> list[list[int]]:
         return one_by_one(engine(), requests)
 
-    return Pair(name, "in one batch and alone", requests, meant, engine, claim=claim).case()
+    return Pair(name, "in one batch and alone", requests, expected, engine, claim=claim).case()
 
 
 def seed_case(setup: Setup, drafter: Any, made: Rule) -> Case:
-    """Texts of the same seeds in another order; for the race, texts without a drafter."""
+    """Compare texts with those of the same seeds in another order; for the race, with texts without a drafter."""
     requests = setup.requests(10, range(64))
     engine = partial(setup.engine, drafter, made)
     alike = made.card.name == "race"
     name = f"seed {made.card.name} × {_called(drafter)}"
 
-    def meant() -> list[list[int]]:
+    def expected() -> list[list[int]]:
         other = setup.engine("none", made) if alike else engine()
         return texts_of(other, requests[::-1])[::-1]
 
     what = "with drafts and without" if alike else "in another order"
-    return Pair(name, what, requests, meant, engine).case()
+    return Pair(name, what, requests, expected, engine).case()
 
 
 def _forest(prompt: Sequence[int], vocabulary: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A random tree below a prompt's last token: tokens (N), ancestors (N, N), depth (N)."""
+    """Return a random tree below a prompt's last token: tokens (N), ancestors (N, N), depth (N)."""
     draw = np.random.default_rng(seed)
     parents = [0, *(int(draw.integers(0, node)) for node in range(1, 8))]
     seen = torch.eye(len(parents), dtype=torch.bool)
@@ -244,14 +248,14 @@ def _forest(prompt: Sequence[int], vocabulary: int, seed: int) -> tuple[Tensor, 
 
 
 def rows_finding(model: TreeModel, plain: RowsAfter, prompts: Sequence[Sequence[int]], claim: Claim) -> Finding:
-    """Random trees scored in one call, against every path scored alone."""
+    """Compare random trees scored in one call with every path scored alone."""
     worst, looked = 0.0, 0
     for seed, prompt in enumerate(prompts):
         tokens, seen, depth = _forest(prompt, model.vocabulary, seed)
         session = model.open(1, len(prompt) + len(tokens))
         model.read(session, [list(prompt[:-1])])
-        given = (x[None].to(model.device) for x in (tokens, seen, depth))
-        found = model.score(session, *given)[0].float().cpu()
+        inputs = (x[None].to(model.device) for x in (tokens, seen, depth))
+        found = model.score(session, *inputs)[0].float().cpu()
         paths = [tuple(prompt[:-1]) + tuple(tokens[row].tolist()) for row in seen]
         distance = total_variation(law_of(found.double()), law_of(plain(paths).double()))
         worst, looked = max(worst, float(distance.max())), looked + len(paths)

@@ -1,8 +1,8 @@
-"""The exact law of what a rule emits, by full enumeration on small autoregressive models.
+"""Computes the exact distribution of a rule's output by full enumeration on small autoregressive models.
 
-All drafts and all decisions are enumerated, through the code that generates text. The number of outcomes grows with
-V to the number of nodes, so models and trees must be small. Many pairs of models are enumerated together, since the
-cost lies in the number of tensor operations and hardly in their size.
+All drafts and all decisions are enumerated through the code that generates text. The number of outcomes grows as V to
+the number of nodes, so models and trees must be small. Many pairs of models are enumerated together, because the cost
+depends on the number of tensor operations much more than on their size.
 """
 
 import math
@@ -26,14 +26,16 @@ from spectr.verify import rule as named_rule
 __all__ = ["Fault", "Loop", "Models", "Shaping", "enumerate_pairs", "enumerate_steps", "exact_step_law"]
 
 Models = tuple[LanguageModel, LanguageModel]
-"""Target and draft."""
+"""Target and draft model."""
 
-_MOST_ROWS = 1 << 16  # rows enumerated at once; more are done in turns
-_MOST_BITS = 62  # of the number that a text is coded as
+_MOST_ROWS = 1 << 16  # rows enumerated at once; larger batches are split
+_MOST_BITS = 62  # bits of the integer that encodes a text
 
 
 class _LawTable:
-    """Texts as integers, and several models' laws after them. The empty text is 0, text + x is code · V + x + 1."""
+    """The laws of several models after texts, which are encoded as integers.
+
+    The empty text has code 0, and the text followed by token x has code · V + x + 1."""
 
     def __init__(self, models: Sequence[LanguageModel], name: str) -> None:
         self._models, self._name = models, name
@@ -44,7 +46,7 @@ class _LawTable:
         self.size = sizes.pop()
 
     def text(self, code: int) -> tuple[int, ...]:
-        """The tokens that a code stands for."""
+        """Return the tokens of the text with this code."""
         tokens: list[int] = []
         while code:
             code, token = divmod(code - 1, self.size)
@@ -52,7 +54,7 @@ class _LawTable:
         return tuple(reversed(tokens))
 
     def laws(self, models: Tensor, codes: Tensor) -> Tensor:
-        """Laws (R, M, V) after the texts with codes (R, M), by the models with numbers (R,)."""
+        """Return the laws (R, M, V) of the models with indices (R,) after the texts with codes (R, M)."""
         distinct, where = (codes * len(self._models) + models[:, None]).unique(return_inverse=True)
         table = []
         for key in distinct.tolist():
@@ -65,7 +67,8 @@ class _LawTable:
 
 @dataclass(slots=True)
 class _States:
-    """Where a generation may stand: the models, the text so far, its probability, and the coins that may come again."""
+    """Possible states of a generation: the models, the text so far, its probability, and coins that may be used
+    again."""
 
     model: Tensor  # (R,) int64
     code: Tensor  # (R,) int64
@@ -79,7 +82,7 @@ class _States:
         return _States(model, code, length, self.ended[index], self.weight[index], self.coins.rows(index))
 
     def merged(self) -> "_States":
-        """Rows of one text put together, where none of their coins can come again."""
+        """Merge the rows of equal texts, unless some coin may be used again."""
         if self.coins.time.shape[1]:
             return self
         count = int(self.model.max()) + 1
@@ -99,26 +102,28 @@ def _joined(parts: Sequence[_States]) -> _States:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A planted fault, to show that the enumeration sees it; the default is none."""
+    """A planted fault, to show that the enumeration detects it; the default is none."""
 
-    coins: type[ExactCoins] = ExactCoins  # how coins are keyed
-    change: Callable[[Draft], Draft] = lambda draft: draft  # what happens to a draft before the rule sees it
+    coins: type[ExactCoins] = ExactCoins  # determines how coins are keyed
+    change: Callable[[Draft], Draft] = lambda draft: draft  # applied to a draft before the rule sees it
 
 
 @dataclass(frozen=True, slots=True)
 class Shaping:
-    """A policy that shapes both laws at every node, as it does in the loop of generation. The models' raw logits are
-    the logarithms of their laws plus `shift`, which changes no law and makes some logits positive."""
+    """A policy that is applied to both laws at every node, as in generation.
+
+    The raw logits of the models are the logarithms of their laws plus `shift`, which changes no law and makes some
+    logits positive."""
 
     policy: Policy = field(default_factory=Policy)
     prompt: tuple[int, ...] = ()
     stops: frozenset[int] = frozenset()
-    limit: int | None = None  # the most tokens that are generated
+    limit: int | None = None  # maximum number of generated tokens
     shift: float = 1.5
-    computed: type[PolicyRows] = PolicyRows  # what computes the policy
+    computed: type[PolicyRows] = PolicyRows  # the implementation of the policy
 
     def history(self, texts: Sequence[tuple[int, ...]], vocabulary: int) -> History | None:
-        """What the policy knows of texts that were generated after the prompt."""
+        """Return the policy's history for texts that were generated after the prompt."""
         if not self.policy.remembers:
             return None
         limits = None if self.limit is None else [self.limit] * len(texts)
@@ -127,24 +132,24 @@ class Shaping:
         return history
 
     def logits(self, laws: Tensor, history: History | None, paths: Tensor, *, drafting: bool) -> Tensor:
-        """Policy logits (R, M, V) for laws (R, M, V) at nodes with the tokens `paths` (R, M, D) on their way."""
+        """Return policy logits (R, M, V) for laws (R, M, V) at nodes with paths of tokens `paths` (R, M, D)."""
         past = None if history is None else Past(history, paths, drafting=drafting)
         return self.computed.of([self.policy] * len(laws), laws.shape[-1])(laws.log() + self.shift, past)
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """How the loop around a rule is enumerated."""
+    """Settings of the enumerated loop around a rule."""
 
     steps: int = 1
     fault: Fault = field(default_factory=Fault)
-    shaping: Shaping | None = None  # None: the models' laws as they are
-    lazily: bool = True  # rules look at nodes one by one down the path, or at all at once
+    shaping: Shaping | None = None  # None: the models' laws without a policy
+    lazily: bool = True  # rules visit nodes one by one down the path, or all at once
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One step of generation on codes: draft, target laws, verdict."""
+    """One step of generation on encoded texts: draft, target laws, verdict."""
 
     rule: Rule
     target: _LawTable
@@ -157,7 +162,7 @@ class _Step:
         return self.loop.shaping
 
     def __call__(self, states: _States, coins: ExactCoins) -> _States:
-        """The states after the step, each by the choices that `coins` make."""
+        """Return the states after the step, for the choices that `coins` make."""
         codes = torch.zeros(len(states.code), len(self.growth.shape.parents), dtype=torch.int64)
         history = self._history(states)
 
@@ -190,16 +195,16 @@ class _Step:
         return codes
 
     def _paths(self, tokens: Tensor) -> Tensor:
-        """The tokens (R, N, D) below the root on the way to each node, padded with -1."""
+        """Return the tokens (R, N, D) from below the root to each node, padded with -1."""
         shape = self.growth.shape
         paths = tokens.new_full((*tokens.shape, shape.depth), -1)
         for node in range(1, len(shape.parents)):
-            way = shape.way(node)[1:]
-            paths[:, node, : len(way)] = tokens[:, way]
+            nodes = shape.way(node)[1:]
+            paths[:, node, : len(nodes)] = tokens[:, nodes]
         return paths
 
     def _emit(self, states: _States, draft: Draft, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
-        """The texts with the accepted path and the bonus token, up to the first stop token or the limit."""
+        """Append the accepted path and the bonus token, up to the first stop token or the limit."""
         stops = () if self.shaping is None else sorted(self.shaping.stops)
         limit = None if self.shaping is None else self.shaping.limit
         code, length, ended = states.code, states.length, states.ended
@@ -215,8 +220,8 @@ class _Step:
         return code, length, ended
 
 
-def _every_way(step: _Step, states: _States) -> _States:
-    """All ways one step can go from `states`."""
+def _all_outcomes(step: _Step, states: _States) -> _States:
+    """Return all outcomes of one step from `states`."""
     ended, work = [], [states]
     while work:
         batch = work.pop()
@@ -244,7 +249,7 @@ def _check_size(growth: Growth, steps: int, vocabulary: int, pairs: int) -> None
 
 
 def enumerate_pairs(rule: Rule, pairs: Sequence[Models], growth: Growth, loop: Loop | None = None) -> list[StepLaw]:
-    """The law of the emitted text for each of several pairs (target, draft) of one vocabulary."""
+    """Return the law of the emitted text for each of several pairs (target, draft) with one vocabulary."""
     loop, count = loop or Loop(), len(pairs)
     target = _LawTable([pair[0] for pair in pairs], "target_lm")
     draft = _LawTable([pair[1] for pair in pairs], "draft_lm")
@@ -261,7 +266,7 @@ def enumerate_pairs(rule: Rule, pairs: Sequence[Models], growth: Growth, loop: L
         ended.append(states.rows(states.ended))
         states = states.rows(~states.ended)
         if len(states.code):
-            states = _every_way(step, states).merged()
+            states = _all_outcomes(step, states).merged()
     return _step_laws(_joined([*ended, states]), target, count, loop.shaping)
 
 
@@ -278,7 +283,7 @@ def _step_laws(states: _States, target: _LawTable, pairs: int, shaping: Shaping 
 def enumerate_steps(
     rule: Rule, models: Models, growth: Growth, steps: int = 1, fault: Fault | None = None
 ) -> StepLaw:  # fmt: skip
-    """The law of the text after `steps` steps for models (target, draft) and a given way of growing trees."""
+    """Return the law of the text after `steps` steps, for models (target, draft) and trees drawn by `growth`."""
     return enumerate_pairs(rule, [models], growth, Loop(steps, fault or Fault()))[0]
 
 
@@ -289,10 +294,10 @@ def exact_step_law(
     tree: Growth | Shape | Sequence[int],
     steps: int = 1,
 ) -> StepLaw:
-    """Enumerate the output law of one or more steps of `rule`.
+    """Enumerate the output distribution of one or more steps of `rule`.
 
-    `tree`: the number of children at each depth, or a `Shape`, with siblings of the first kind the rule holds
-    for; or a `Growth`, which also says how children are drawn.
+    `tree` is the number of children at each depth or a `Shape`, with siblings of the first kind the rule is valid for;
+    or a `Growth`, which also determines how children are drawn.
 
     >>> target = lambda text: torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
     >>> draft = lambda text: torch.tensor([2 / 3, 1 / 3], dtype=torch.float64)
@@ -300,6 +305,6 @@ def exact_step_law(
     >>> round(law.expected_tokens - 1, 6), law.deviation(target) < 1e-12
     (1.222222, True)
     """
-    made = named_rule(rule) if isinstance(rule, str) else rule
-    growth = tree if isinstance(tree, Growth) else Growth(as_shape(tree), made.card.siblings[0])
-    return enumerate_steps(made, (target_lm, draft_lm), growth, steps)
+    chosen = named_rule(rule) if isinstance(rule, str) else rule
+    growth = tree if isinstance(tree, Growth) else Growth(as_shape(tree), chosen.card.siblings[0])
+    return enumerate_steps(chosen, (target_lm, draft_lm), growth, steps)

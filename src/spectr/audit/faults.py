@@ -1,4 +1,4 @@
-"""Faults in rules, drafts and coins that are planted on purpose and enumerated, so that their bias is exact."""
+"""Deliberate faults in rules, drafts and coins, enumerated so that their bias is exact."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from spectr.verify import Rule, rule
 from spectr.verify.block import Block
 from spectr.verify.descent import conclude, descend
 from spectr.verify.follow import child_in_slot, drafted_at, node_ids
-from spectr.verify.rule import Way, law_of, laws_in
+from spectr.verify.rule import Descent, law_of, laws_in
 from spectr.verify.walk import Walk
 
 __all__ = ["SECTION", "ExactFault", "argmax_with_soft_law", "exact_faults"]
@@ -34,7 +34,7 @@ SECTION = "planted"
 
 @dataclass(frozen=True, slots=True)
 class ExactFault:
-    """A fault, and the tree on which it shows."""
+    """A fault, and the tree on which it is detected."""
 
     name: str
     rule: Rule
@@ -46,7 +46,7 @@ class ExactFault:
     vocabulary: int = 3
 
     def run(self, _: Level) -> Sequence[Finding]:
-        """The bias that the fault makes."""
+        """Return a finding with the bias of the fault."""
         models = toy_pair("plain", self.vocabulary, 1)
         growth = Growth(Shape.branching(self.widths), self.siblings)
         if self.fixed is not None:
@@ -62,7 +62,7 @@ class ExactFault:
 
 
 def argmax_with_soft_law(draft: Draft) -> Draft:
-    """The likeliest token is drafted, and the whole law is reported as the one it was drawn from."""
+    """Draft the likeliest token, but report the whole distribution as the one it was drawn from."""
     assert draft.laws is not None
     tokens = draft.tokens.clone()
     tokens[:, 1] = draft.laws[:, 0].argmax(-1)
@@ -70,7 +70,7 @@ def argmax_with_soft_law(draft: Draft) -> Draft:
 
 
 def _without_copies(draft: Draft) -> Draft:
-    """Copies among iid siblings are removed before the rule sees them."""
+    """Remove copies among iid siblings before the rule sees them."""
     tokens, parents = draft.tokens, draft.parents
     same = (tokens[:, :, None] == tokens[:, None]) & (parents[:, :, None] == parents[:, None])
     copy = same.tril(-1).any(-1)
@@ -79,13 +79,13 @@ def _without_copies(draft: Draft) -> Draft:
 
 
 def _at_another_temperature(draft: Draft) -> Draft:
-    """The law in the test is not the law that was sampled."""
+    """Report a law that is not the one that was sampled from."""
     assert draft.laws is not None
     return replace(draft, laws=(draft.laws.log() * 0.6).softmax(-1))
 
 
 def _without_the_unlikeliest(draft: Draft) -> Draft:
-    """Of three drawn children the least likely is dropped."""
+    """Drop the least likely of three drawn children."""
     assert draft.laws is not None
     chance = draft.laws[:, 0].gather(-1, draft.tokens[:, 1:4])
     alive = draft.alive.clone()
@@ -94,14 +94,14 @@ def _without_the_unlikeliest(draft: Draft) -> Draft:
 
 
 class _CoinsByPosition(ExactCoins):
-    """Keyed by the position of the token they judge: later steps meet coins that earlier ones have confined."""
+    """Coins that are keyed by the position of the tested token, so that later steps reuse coins of earlier ones."""
 
     def key(self, node: Tensor, purpose: int) -> tuple[Tensor, Tensor]:
         return self.committed + node, torch.full_like(node, purpose)
 
 
 class _OneStream(ExactCoins):
-    """A child is drawn and judged with one and the same coin."""
+    """Coins with which a child is drawn and tested by the same coin."""
 
     def key(self, node: Tensor, purpose: int) -> tuple[Tensor, Tensor]:
         parent = node - 1 if purpose == Purpose.DRAFT else node  # on a chain
@@ -109,22 +109,22 @@ class _OneStream(ExactCoins):
 
 
 class _TargetAfterRejection(Maximal):
-    """After a rejection the token comes from the target itself and not from what the target still owes."""
+    """Draws from the target instead of the residual after a rejection."""
 
     def outcome(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Outcome:
         return Outcome(super().outcome(target, draft, drafted).ending, Rows.of(target))
 
 
 class _OtherCorrections(Walk):
-    """A walk that changes the weights of the token after the last accepted node: `change` maps (target's law, residual,
+    """A walk with wrong weights for the token after the last accepted node: `change` maps (target's law, residual,
     depth of the node) to other weights."""
 
     def __init__(self, coupling: str, change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
         super().__init__(coupling)
         self.change = change
 
-    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
-        tree, laws = way.tree, laws_in(draft)
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, descent: Descent) -> Verdict:
+        tree, laws = descent.tree, laws_in(draft)
 
         def decide(nodes: Tensor | None) -> tuple[Tensor, Rows]:
             children, drafted = drafted_at(tree, draft, nodes)
@@ -136,18 +136,18 @@ class _OtherCorrections(Walk):
             inner = drafted.live.any(-1, keepdim=True)
             return child_in_slot(tree, children, slot), Rows.of(torch.where(inner, wrong, outcome.residual.all()))
 
-        trail = descend(decide, tree, lazily=way.lazily)
+        trail = descend(decide, tree, lazily=descent.lazily)
         bonus = coins.pick(trail.at_end()[:, None], trail.end[:, None], Purpose.BONUS)
         return conclude(tree, trail.end, bonus.squeeze(1))
 
 
 def _target_when_deep(target: Tensor, residual: Tensor, depth: Tensor) -> Tensor:
-    """From depth 3 on the correction is drawn from the target's law."""
+    """Draw the correction from the target's law from depth 3 on."""
     return torch.where(depth >= 3, target, residual)
 
 
 def _sharpened_below_the_root(power: float) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """At inner nodes below the root the residual is raised to a power."""
+    """Raise the residual to a power at inner nodes below the root."""
 
     def change(_: Tensor, residual: Tensor, depth: Tensor) -> Tensor:
         law = residual / residual.sum(-1, keepdim=True)
@@ -157,14 +157,14 @@ def _sharpened_below_the_root(power: float) -> Callable[[Tensor, Tensor, Tensor]
 
 
 class _AtMostFour(KSeq):
-    """K-SEQ that finds ρ and the residual for at most four drafts, however many there are."""
+    """K-SEQ that computes ρ and the residual for at most four drafts, even if there are more."""
 
     def _rho(self, target: Tensor, draft: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return super()._rho(target, draft, k.clamp(max=4))
 
 
 class _Typical(Coupling):
-    """A draft is taken whenever the target finds it likely enough, as in typical acceptance."""
+    """Accepts a draft whenever its target probability is high enough, as in typical acceptance."""
 
     name: ClassVar[str] = "typical"
     papers: ClassVar[tuple[str, ...]] = ()
@@ -174,18 +174,18 @@ class _Typical(Coupling):
         return Outcome((likely & (likely.cumsum(-1) == 1)).double(), Rows.of(target))
 
     def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
-        raise NotImplementedError  # a walk does not ask for it
+        raise NotImplementedError  # a walk does not call it
 
 
 class _FirstFailure(Block):
-    """Block verification that keeps the run before the first failure and not the longest success."""
+    """Block verification that keeps the path before the first failure instead of the deepest success."""
 
-    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
-        return super().verdict(logits, draft, _Impatient(coins), way)
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, descent: Descent) -> Verdict:
+        return super().verdict(logits, draft, _Impatient(coins), descent)
 
 
 class _Impatient:
-    """Coins that all fail once one has failed."""
+    """Coins that all fail after the first failure."""
 
     def __init__(self, coins: Coins) -> None:
         self.coins = coins
@@ -198,12 +198,12 @@ class _Impatient:
 
 
 def _every_second(law: Tensor, _: int) -> Tensor:
-    """How many children are fixed depends on the node, so that copies of one prefix disagree."""
+    """Return a number of fixed children that depends on the node, so that copies of one prefix disagree."""
     return (torch.arange(law.shape[1]) % 2).expand(law.shape[:-1])
 
 
 def exact_faults() -> Iterator[ExactFault]:
-    """Faults that can be enumerated."""
+    """Return the faults that can be enumerated."""
     soft, copies = Fault(change=argmax_with_soft_law), Fault(change=_without_copies)
     warm, dropped = Fault(change=_at_another_temperature), Fault(change=_without_the_unlikeliest)
     yield ExactFault("argmax draft with its soft law, speculative", rule("speculative"), (1,), soft)

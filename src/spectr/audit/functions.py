@@ -1,4 +1,4 @@
-"""Samplers as plain functions, right ones and wrong ones, to try an audit of a user's function with."""
+"""Correct and faulty samplers as plain functions, for testing the audit of a user's function."""
 
 import random
 from bisect import bisect_right
@@ -18,7 +18,7 @@ Change = Callable[[Tensor, Text], Tensor]
 
 
 def _function(law: TextLaw, change: Change) -> Function:
-    """A function that draws token by token by inverse CDF, from laws that `change` may alter."""
+    """Return a function that draws token by token by inverse CDF, from laws that `change` may alter."""
     known: dict[Text, list[float]] = {}
 
     def sample(_: list[int], seed: int) -> list[int]:
@@ -36,28 +36,32 @@ def _function(law: TextLaw, change: Change) -> Function:
 
 
 def right_function(law: TextLaw) -> Function:
-    """A function (prompt, seed) → text that draws from the law."""
+    """Return a function (prompt, seed) → text that draws from the law."""
     return _function(law, lambda row, _: row)
 
 
 def shifted(row: Tensor, bias: float) -> Tensor:
-    """A law off by exactly `bias` in the shape that is hardest to see: of the likeliest tokens every second one comes
-    more often, all by one factor, and the other tokens come less often, all by another."""
+    """Return a law that is off by exactly `bias` in the way that is hardest to detect.
+
+    Every second one of the likeliest tokens becomes more likely by one factor, all other tokens less likely by
+    another."""
     order = row.sort(descending=True, stable=True).indices
     more = torch.zeros_like(row, dtype=torch.bool)
     more[order[1 : CELLS - 1 : 2]] = True
     mass = float(row[more].sum())
     if not bias < mass < 1 - bias:
-        raise ArgumentError(f"a bias of {bias} must fit into a law whose second half has mass {mass:.3f}; use less")
+        raise ArgumentError(
+            f"a bias of {bias} must be smaller than the mass {mass:.3f} of the raised tokens and of the rest; use less"
+        )
     return torch.where(more, row * (1 + bias / mass), row * (1 - bias / (1 - mass)))
 
 
 def biased_function(law: TextLaw, bias: float) -> Function:
-    """A function whose first token is off by `bias` in total variation."""
+    """Return a function whose first token is off by `bias` in total variation."""
     return _function(law, lambda row, text: row if text else shifted(row, bias))
 
 
 def paired_function(law: TextLaw) -> Function:
-    """A function that gives every text twice: each is right, and neighbours are equal."""
+    """Return a function that gives every text twice: each is correct, and neighbours are equal."""
     right = right_function(law)
     return lambda prompt, seed: right(prompt, seed // 2)

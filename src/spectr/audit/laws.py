@@ -1,4 +1,4 @@
-"""The statistical part of an audit: texts of any sampler against a target's exact law."""
+"""The statistical part of an audit: compares the texts of any sampler with a target's exact distribution."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Claimed:
     law: TextLaw
     claim: Claim = "lossless"
     section: str = "law"
-    by_name: bool = False  # a lossy rule that was asked for by name
+    by_name: bool = False  # a lossy rule that was requested by name
 
 
 def _details(test: GTest) -> dict[str, Any]:
@@ -36,14 +36,14 @@ def _measured(tests: Mapping[str, GTest], samples: int, level: Level, calls: str
     lost = max(test.impossible for test in tests.values())
     if lost:
         return f"{lost:,} of {samples:,} texts have probability zero"
-    said = ", ".join(f"{test.p_about:.2g}" for test in tests.values())
+    p_values = ", ".join(f"{test.p_about:.2g}" for test in tests.values())
     worst = max(tests.values(), key=lambda test: test.statistic)
     off = f"; off by {worst.distance:.3f}" if worst.p_bound <= level.each else ""
-    return f"{samples:,} texts, p ≈ {said}{calls}; sees {level.visible(samples):.3f}{off}"
+    return f"{samples:,} texts, p ≈ {p_values}{calls}; sees {level.visible(samples):.3f}{off}"
 
 
 def law_finding(claimed: Claimed, level: Level) -> Finding:
-    """Draw texts and compare them with the law."""
+    """Draw texts and compare them with the law, with every test."""
     seeds, cells = range(level.seed, level.seed + level.draws), claimed.law.cells()
     tests = run_tests(claimed.sampler(seeds, claimed.law.length), claimed.law, cells, level.seed)
     holds = all(test.p_bound > level.each for test in tests.values())
@@ -67,5 +67,5 @@ def _run(claimed: Claimed, level: Level) -> Sequence[Finding]:
 
 
 def law_case(claimed: Claimed) -> Case:
-    """All tests of one sampler."""
+    """Return the case that runs all tests of one sampler."""
     return Case(claimed.section, claimed.name, partial(_run, claimed), tests=len(TESTS))

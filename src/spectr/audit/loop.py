@@ -1,8 +1,8 @@
-"""The loop of generation on a small random model, against texts and laws that are computed without it.
+"""Checks the generation loop on a small random model against texts and distributions that are computed without it.
 
-Texts: under the race a text is a function of the seed, so a plain Python loop over the reference policy and the noise
-must give the same tokens as the engine with any drafter, any policy and any length of prompt. Laws: samples of the
-engine under policies that depend on the text, with many drafts, and with a large vocabulary.
+Texts: with the race a text is a function of the seed, so a plain Python loop over the reference policy and the noise
+must give the same tokens as the engine with any drafter, any policy and any length of prompt. Distributions: samples of
+the engine under policies that depend on the text, with many drafts, and with a large vocabulary.
 """
 
 from collections.abc import Sequence
@@ -32,11 +32,11 @@ __all__ = [
     "text_policies", "texts_case", "wide_cases",
 ]  # fmt: skip
 
-_FAR = 17_000  # tokens of a long prompt: more than 2^14
+_FAR = 17_000  # tokens of a long prompt, more than 2^14
 
 
 def plain_texts(setup: Setup, requests: Sequence[Request]) -> list[list[int]]:
-    """What the race must give, by its definition: at each position the largest of log-probability plus noise."""
+    """Return the race's texts by its definition: at each position the largest log-probability plus noise."""
     rows = setup.model()
     return [_plain_text(rows.logits_after, setup, request) for request in requests]
 
@@ -53,29 +53,29 @@ def _plain_text(rows: RowsAfter, setup: Setup, request: Request) -> list[int]:
 
 
 def _drafters(setup: Setup) -> dict[str, Any]:
-    """Drafters of every kind, among them one that prunes its tree by the noise."""
+    """Return drafters of every kind, including one that prunes its tree by the noise."""
     noisy = setup.drafter(NOISY, rule("race"))
     model = getattr(noisy, "model", None)
     pruned = named_drafter("model", model=model, plan=Plan("race", drafts=4, length=3, nodes=9))
     ranked = named_drafter("model", model=model, plan=Plan("fixed", drafts=3, length=3, nodes=7))
     right = named_drafter("model", model=setup.model(), plan=Plan("race", tree=(1,) * 6))
-    found: dict[str, Any] = {"none": "none", "noisy": noisy, "pruned": pruned, "pruned by rank": ranked}
-    found |= {"the target itself, 6 deep": right}
-    return found | {name: name for name in ("lookup", "ngram", "random")}
+    drafters: dict[str, Any] = {"none": "none", "noisy": noisy, "pruned": pruned, "pruned by rank": ranked}
+    drafters |= {"the target itself, 6 deep": right}
+    return drafters | {name: name for name in ("lookup", "ngram", "random")}
 
 
 def texts_case(setup: Setup, called: str, drafter: Any, claim: Claim = "lossless") -> Case:
-    """The race through the engine in one batch of unequal lengths, against plain loops."""
+    """Compare the race's texts in one batch of different lengths with plain loops."""
     rows = 16 if len(setup.prompt) < _FAR else 4
     requests = [Request(setup.prompt, 5 * seed - 40, 4 + seed % 9, setup.policy) for seed in range(rows)]
     scores = Scores(setup.model(), noisy=True, stops=setup.stops)
-    meant, engine = partial(plain_texts, setup, requests), partial(setup.engine, drafter, rule("race"))
-    pair = Pair(called, "against plain loops", requests, meant, engine, scores, claim)
+    expected, engine = partial(plain_texts, setup, requests), partial(setup.engine, drafter, rule("race"))
+    pair = Pair(called, "against plain loops", requests, expected, engine, scores, claim)
     return in_section(pair.case(), "loop", called)
 
 
 def in_section(case: Case, section: str, name: str) -> Case:
-    """The same case in another section, under another name."""
+    """Return the case in another section, under another name."""
 
     def run(level: Level) -> Sequence[Finding]:
         return [replace(finding, section=section, case=name) for finding in case.run(level)]
@@ -90,17 +90,17 @@ class _Hooks:
     vocabulary: int
 
     def allowed(self, text: list[int]) -> list[int]:
-        """Four of five tokens, other ones at every length."""
+        """Allow four of five tokens, which depend on the length of the text."""
         return [token for token in range(self.vocabulary) if (token + len(text)) % 5]
 
     def processor(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """The last token is less likely to come again, and the next id likelier."""
+        """Make the last token less likely, and the next id more likely."""
         tokens, last = torch.arange(scores.shape[-1]), ids[:, -1:]
         return scores - 0.8 * (tokens == last).to(scores.dtype) + 0.5 * (tokens == last + 1).to(scores.dtype)
 
 
 def text_policies(setup: Setup) -> dict[str, Policy]:
-    """Policies that depend on the text, for a model's own tokens: their words are the likeliest ones."""
+    """Return policies that depend on the text; the tokens they name are the model's likeliest."""
     plain = setup.under(Policy()).law()
     (first, _), (second, _), (third, _) = plain.likeliest(3, 1)
     pairs = [list(text) for text, _ in plain.likeliest(3, 2) if len(text) == 2]
@@ -118,13 +118,13 @@ def text_policies(setup: Setup) -> dict[str, Policy]:
 
 
 def law_of_rule(setup: Setup, named: NamedRule, drafter: Any, more: str = "", length: int = 5) -> Case:
-    """Samples of one rule with one drafter."""
+    """Return the case that samples one rule with one drafter."""
     name, sampler = f"{named.name} × {drafter}{more}", setup.sampler(drafter, named.rule)
     return law_case(Claimed(name, sampler, setup.law(length), named.claim, by_name=named.by_name))
 
 
 def at_most(case: Case, samples: int) -> Case:
-    """The case with no more samples than that."""
+    """Limit a case to at most `samples` samples."""
 
     def run(level: Level) -> Sequence[Finding]:
         return case.run(level.at_most(samples))
@@ -133,7 +133,7 @@ def at_most(case: Case, samples: int) -> Case:
 
 
 def policy_law_cases(setup: Setup, rules: Sequence[NamedRule], samples: int) -> list[Case]:
-    """Every rule in turn under one of the policies that depend on the text."""
+    """Return a case for every rule, each under one of the policies that depend on the text."""
     policies = list(text_policies(setup).items())
     chosen = [(named, *policies[at % len(policies)]) for at, named in enumerate(rules)]
     found = [law_of_rule(setup.under(policy), named, NOISY, f", {called}") for named, called, policy in chosen]
@@ -141,20 +141,20 @@ def policy_law_cases(setup: Setup, rules: Sequence[NamedRule], samples: int) -> 
 
 
 def deep_cases(setup: Setup, rules: Sequence[NamedRule], samples: int) -> list[Case]:
-    """Eight drafts of five tokens, and texts that are longer than a step."""
+    """Return cases with eight drafts of five tokens, and texts that are longer than a step."""
     deep = replace(setup, drafts=8, length=5)
     return [at_most(law_of_rule(deep, named, NOISY, ", 8 drafts of 5", 8), samples) for named in rules]
 
 
 def wide_cases(rules: Sequence[NamedRule], samples: int) -> list[Case]:
-    """A random model of more than 1,024 tokens."""
+    """Return cases on a random model with more than 1,024 tokens."""
     wide = wide_setup()
     called = f", {wide.vocabulary:,} tokens"
     return [at_most(law_of_rule(wide, named, NOISY, called), samples) for named in rules]
 
 
 def _text_cases(setup: Setup) -> list[Case]:
-    """The race's texts with every drafter, under every policy, and far into a long text."""
+    """Return cases of the race's texts with every drafter, under every policy, and after a long prompt."""
     plain = [texts_case(setup, f"race × {called}", made) for called, made in _drafters(setup).items()]
     policies = {"greedy": Policy(0), **text_policies(setup)}
     shaped = [
@@ -167,8 +167,8 @@ def _text_cases(setup: Setup) -> list[Case]:
 
 
 def loop_cases(rules: Sequence[Rule]) -> list[Case]:
-    """What of the loop needs no real model: texts of the race, and for every rule texts that are greedy, in another
-    order, and alone."""
+    """Return the cases of the loop that need no real model: texts of the race, and for every rule texts that are
+    greedy, in another order, and alone."""
     setup = toy_setup()
     compared = [make(setup, NOISY, made) for made in rules for make in (greedy_case, seed_case, batch_case)]
     return [*_text_cases(setup), *(in_section(case, "loop", case.name) for case in compared)]

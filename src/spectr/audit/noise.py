@@ -1,9 +1,9 @@
-"""Coins and noise over long texts: no key repeats, values that are far apart are independent, and draws are exact.
+"""Checks coins and noise over long texts: no key repeats, distant values are independent, and draws are exact.
 
-Text is generated at positions that no short sample reaches, so both random streams are looked at by their keys: along
-more than 2^20 positions, and around every power of two beyond. Values are compared in pairs of 53 bits, so that two
-keys that share both are a fault and no accident (chance 10^-17); independence is tested like any law, with the report's
-false-alarm rate.
+Text is generated at positions that no short sample reaches, so both random streams are examined by their keys: at more
+than 2^20 consecutive positions, and around every larger power of two. Values are compared in pairs of 53 bits, so that
+two keys that share both are certainly a fault (probability 10^-17 by chance). Independence is tested like any
+distribution, with the report's false-alarm rate.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,31 +26,31 @@ __all__ = [
 ]  # fmt: skip
 
 BORDERS = (1 << 14, 1 << 16, 1 << 20)
-"""Distances at which values must be independent, beside neighbours."""
+"""Distances at which values must be independent, in addition to distance 1."""
 
-_WINDOW = 1 << 15  # pairs looked at for each distance
-_SIZES = (7, 1024, 1025, 1100, 5000, 50_000)  # vocabularies to draw from: large ones are drawn from in two stages
+_WINDOW = 1 << 15  # pairs tested for each distance
+_SIZES = (7, 1024, 1025, 1100, 5000, 50_000)  # vocabularies to draw from; draws from large ones have two stages
 
 Floats = npt.NDArray[np.float64]
 Values = Callable[[Tensor], Tensor]
-"""Keys (n,) int64 → two independent uniform values for each, float64 (n, 2)."""
+"""Maps keys (n,) int64 to two independent uniform values for each, float64 (n, 2)."""
 
 Coins = Callable[[Tensor, Tensor, Tensor, int], Tensor]
-"""As `coins.uniform`: seed (n,), committed (n,), node (n, m), purpose → coins (n, m)."""
+"""Maps seed (n,), committed (n,), node (n, m) and purpose to coins (n, m), as `coins.uniform` does."""
 
 Noise = Callable[[Tensor, Tensor], Tensor]
-"""Seeds (n,) and positions (n,) → race noise of two tokens (n, 2)."""
+"""Maps seeds (n,) and positions (n,) to the race noise of two tokens (n, 2)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A random stream along one of the words of its key, the others being constant."""
+    """A random stream along one of the words of its key, with the others constant."""
 
     name: str
     values: Values
-    keys: int = (1 << 20) + _WINDOW  # consecutive ones, from 0 on
+    keys: int = (1 << 20) + _WINDOW  # consecutive keys from 0
     borders: tuple[int, ...] = (1, *BORDERS)
-    furthest: int = 40  # the largest power of two whose neighbourhood is looked at
+    furthest: int = 40  # the largest power of two whose neighbourhood is examined
 
 
 def _fixed(keys: Tensor, value: int) -> Tensor:
@@ -58,12 +58,12 @@ def _fixed(keys: Tensor, value: int) -> Tensor:
 
 
 def _as_uniform(noise: Tensor) -> Tensor:
-    """−log E with E ~ Exp(1) → exp(−E)."""
+    """Map noise −log E with E ~ Exp(1) to the uniform value exp(−E)."""
     return noise.neg().exp().neg().exp()
 
 
 def coin_streams(coins: Coins = uniform) -> Iterator[Stream]:
-    """The coins of the coupling rules, by each word of their key."""
+    """Return the coins of the coupling rules, by each word of their key."""
 
     def values(seed: Tensor, committed: Tensor, node: Tensor) -> Tensor:
         purposes = (Purpose.CHILD, Purpose.BONUS)
@@ -75,19 +75,19 @@ def coin_streams(coins: Coins = uniform) -> Iterator[Stream]:
 
 
 def race_noise(seed: Tensor, position: Tensor) -> Tensor:
-    """Noise of two tokens as a race uses it, two positions below the committed text."""
+    """Return the noise of two tokens as a race uses it, two positions after the committed text."""
     coins, depth = SeededCoins(seed, position - 2), _fixed(position, 2)[:, None]
     return coins.noisy_logits(torch.zeros(len(seed), 1, 2, dtype=torch.float64), depth)[:, 0]
 
 
 def noise_streams(noise: Noise = race_noise) -> Iterator[Stream]:
-    """The noise of the race, by absolute position and by seed."""
+    """Return the noise of the race, by absolute position and by seed."""
     yield Stream("race noise by position", lambda keys: _as_uniform(noise(_fixed(keys, 7), keys)))
     yield Stream("race noise by seed", lambda keys: _as_uniform(noise(keys, _fixed(keys, 100))))
 
 
 def _token_stream() -> Stream:
-    """The noise of all tokens of a vocabulary, at two neighbouring positions."""
+    """Return the noise of all tokens of a vocabulary, at two neighbouring positions."""
 
     def values(keys: Tensor) -> Tensor:
         coins, depth = SeededCoins(torch.tensor([7]), torch.tensor([100])), torch.tensor([[0, 1]])
@@ -97,20 +97,20 @@ def _token_stream() -> Stream:
 
 
 def _repeats(values: Floats) -> int:
-    """How many rows (n, 2) occur a second time."""
+    """Return how many rows of (n, 2) occur a second time."""
     ordered = values[np.lexsort((values[:, 1], values[:, 0]))]
     return int((ordered[1:] == ordered[:-1]).all(1).sum())
 
 
 def _pairs(first: Floats, second: Floats) -> GTest:
-    """Independence of two rows of uniform values, on 4 × 4 boxes."""
+    """Test the independence of two rows of uniform values, on 4 × 4 boxes."""
     boxes = [np.minimum((side * 4).astype(np.int64), 3) for side in (first, second)]
     counts = np.bincount(boxes[0] * 4 + boxes[1], minlength=16)
     return compare_counts(counts.tolist(), [1 / 16] * 16)
 
 
 def _tail(values: Floats) -> GTest:
-    """How often values come within 2^-1, 2^-2, … 2^-15 of 1: the end that decides a race."""
+    """Test how often values are within 2^-1, 2^-2, … 2^-15 of 1, the tail that decides a race."""
     places = np.clip(np.floor(-np.log2(1 - np.minimum(values, 1 - 2.0**-53))), 0, 15).astype(np.int64)
     chances = [*(2.0 ** -(place + 1) for place in range(15)), 2.0**-15]
     return compare_counts(np.bincount(places, minlength=16).tolist(), chances)
@@ -132,8 +132,8 @@ def _run(stream: Stream, claim: Claim, level: Level) -> Sequence[Finding]:
     reach = f" up to 2^{stream.furthest}" if powers else ""
     repeated = "none repeats" if repeats == 0 else f"{repeats:,} repeat"
     distances = ", ".join(_power(at) for at in stream.borders)
-    said = ", ".join(f"{test.p_about:.2g}" for test in tests.values())
-    measured = f"{len(every):,} keys{reach}: {repeated}; p ≈ {said} of pairs {distances} apart, and of the tail"
+    p_values = ", ".join(f"{test.p_about:.2g}" for test in tests.values())
+    measured = f"{len(every):,} keys{reach}: {repeated}; p ≈ {p_values} of pairs {distances} apart, and of the tail"
     details: dict[str, Any] = {
         "keys": len(every), "repeats": repeats, "false_alarm_rate_of_each_test": level.each,
         "tests": {
@@ -145,12 +145,13 @@ def _run(stream: Stream, claim: Claim, level: Level) -> Sequence[Finding]:
 
 
 def stream_case(stream: Stream, claim: Claim = "lossless") -> Case:
-    """One stream: nothing repeats, values at the borders' distances are independent, and the tail is right."""
+    """Return the case that a stream does not repeat, is independent at its borders' distances, and has the right
+    tail."""
     return Case("noise", stream.name, partial(_run, stream, claim), tests=len(stream.borders) + 1)
 
 
 def _combinations(coins: Coins, noise: Noise) -> Tensor:
-    """Values of all small keys of both streams; a value of one may be mirrored in the other."""
+    """Return the values of all small keys of both streams; those of the noise also mirrored."""
     seed, place, node = torch.cartesian_prod(torch.arange(-2, 6), torch.arange(25), torch.arange(25)).unbind(-1)
     drawn = [coins(seed, place, node[:, None], purpose).flatten() for purpose in Purpose]
     raced = _as_uniform(noise(*torch.cartesian_prod(torch.arange(-2, 6), torch.arange(25)).unbind(-1))).flatten()
@@ -158,8 +159,9 @@ def _combinations(coins: Coins, noise: Noise) -> Tensor:
 
 
 def key_case(coins: Coins = uniform, noise: Noise = race_noise, claim: Claim = "lossless") -> Case:
-    """Every word of a key counts, none stands in for another, and the two streams share no value. The chance of an
-    accident is 3·10^-8: 20,800 values of 53 bits."""
+    """Return the case that every word of a key matters, none replaces another, and the two streams share no value.
+
+    The false-alarm rate is 3·10^-8: 20,800 values of 53 bits."""
 
     def run(_: Level) -> Sequence[Finding]:
         values = _combinations(coins, noise)
@@ -171,8 +173,9 @@ def key_case(coins: Coins = uniform, noise: Noise = race_noise, claim: Claim = "
 
 
 def _drawn(weights: Floats, coins: Floats) -> npt.NDArray[np.int64]:
-    """Inverse CDF by its definition, with sums of 64 bits: the first token whose running sum exceeds coin · total. -1
-    where a sum is so close that rounding may decide."""
+    """Draw by inverse CDF with extended precision: the first token whose running sum exceeds coin · total.
+
+    Returns -1 where a sum is so close that rounding may decide."""
     sums = weights.astype(np.longdouble).cumsum()
     level = coins.astype(np.longdouble) * sums[-1]
     low, high = (np.searchsorted(sums, level + shift * sums[-1], side="right") for shift in (-1e-11, 1e-11))
@@ -180,7 +183,7 @@ def _drawn(weights: Floats, coins: Floats) -> npt.NDArray[np.int64]:
 
 
 def draw_case(made: Callable[[Tensor, Tensor], Tensor] = draw, claim: Claim = "lossless") -> Case:
-    """Draws from weights against the definition, at random coins and beside every border of large vocabularies."""
+    """Return the case that compares draws with the definition, at random coins and next to borders between tokens."""
 
     def run(_: Level) -> Sequence[Finding]:
         wrong, looked = 0, 0
@@ -190,9 +193,12 @@ def draw_case(made: Callable[[Tensor, Tensor], Tensor] = draw, claim: Claim = "l
             weights[rng.integers(size)] = 5.0
             borders = rng.choice(weights.astype(np.float64).cumsum() / weights.astype(np.float64).sum(), 200)
             coins = np.concatenate([rng.random(400), borders - 1e-9, borders + 1e-9]).clip(0, 1 - 2.0**-53)
-            meant = _drawn(weights.astype(np.float64), coins)
+            expected = _drawn(weights.astype(np.float64), coins)
             found = made(torch.from_numpy(weights).expand(len(coins), size), torch.from_numpy(coins)).numpy()
-            wrong, looked = wrong + int(((found != meant) & (meant >= 0)).sum()), looked + int((meant >= 0).sum())
+            wrong, looked = (
+                wrong + int(((found != expected) & (expected >= 0)).sum()),
+                looked + int((expected >= 0).sum()),
+            )
         measured = f"{looked:,} draws from up to {_SIZES[-1]:,} tokens: {wrong or 'none'} differ from the definition"
         return [Finding("noise", "draws", wrong == 0, measured, {"draws": looked, "wrong": wrong}, claim)]
 
@@ -200,7 +206,7 @@ def draw_case(made: Callable[[Tensor, Tensor], Tensor] = draw, claim: Claim = "l
 
 
 def _near_ties(_: Level) -> Sequence[Finding]:
-    """Logits that cancel the noise but for 1e-9: the race must find the token that is ahead, whatever its id."""
+    """Cancel the noise by logits except for 1e-9: the race must find the token that is ahead."""
     seeds, tokens = torch.arange(64), 50
     coins, depth = SeededCoins(seeds, torch.full_like(seeds, 9)), torch.ones(64, 1, dtype=torch.int64)
     noise = coins.noisy_logits(torch.zeros(64, 1, tokens, dtype=torch.float64), depth)
@@ -212,6 +218,6 @@ def _near_ties(_: Level) -> Sequence[Finding]:
 
 
 def noise_cases() -> list[Case]:
-    """Coins, noise and draws as they are."""
+    """Return the cases of the package's own coins, noise and draws."""
     streams = [stream_case(stream) for stream in (*coin_streams(), *noise_streams(), _token_stream())]
     return [*streams, key_case(), draw_case(), Case("noise", "races at near-ties", _near_ties)]

@@ -1,7 +1,7 @@
-"""Drafts of the worst kind, under which nothing may crash, be biased, or be lost.
+"""Checks adversarial drafts, with which nothing may crash, be biased, or be lost.
 
-The output law is tested as everywhere. Nothing is lost if every text has the length asked for or ends with a stop
-token, and the counts of the engine add up to it.
+The output distribution is tested as elsewhere. Nothing is lost if every text has the requested length or ends with a
+stop token, and the engine's counts add up to it.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from spectr.policy import Policy
 from spectr.types import Drafter, TreeModel
 from spectr.verify import Rule, rule
 
-__all__ = ["limit_case", "pathological_cases"]
+__all__ = ["adds_up", "limit_case", "pathological_cases"]
 
 _SECTION = "drafts"
 _SAMPLES = 4_000
@@ -33,34 +33,35 @@ def _guarded(name: str, run: Callable[[Level], Sequence[Finding]], level: Level)
     """Run a case, and report a crash as a finding."""
     try:
         return run(level)
-    except Exception as error:  # of the rule under audit: any error is a finding
+    except Exception as error:  # any error of the audited rule is a finding
         return [Finding(_SECTION, name, holds=False, measured=f"raised {type(error).__name__}: {error}")]
 
 
-def _adds_up(result: Result, request: Request, stops: frozenset[int]) -> bool:
-    """The text is as long as asked, or ends with its first stop token; and every token was counted once."""
+def adds_up(result: Result, request: Request, stops: frozenset[int]) -> bool:
+    """Return whether the text has the requested length or ends with its first stop token, and every token counts
+    once."""
     tokens, stats = result.tokens, result.stats
     stopped = bool(tokens) and tokens[-1] in stops
     whole = len(tokens) == request.max_new_tokens or stopped
     once = not any(token in stops for token in tokens[:-1])
-    said = result.finish_reason == ("stop" if stopped else "length")
+    right_reason = result.finish_reason == ("stop" if stopped else "length")
     ends = stats.corrections + stats.bonuses  # the last step may be cut before either
     counted = stats.emitted == len(tokens) == sum(len(step.tokens) for step in result.steps)
-    return whole and once and said and counted and ends <= stats.steps <= len(tokens) == stats.accepted + ends
+    return whole and once and right_reason and counted and ends <= stats.steps <= len(tokens) == stats.accepted + ends
 
 
 def _nothing_lost(engine: Engine, setup: Setup) -> str | None:
-    """A sentence about what was lost, or None."""
+    """Return a sentence about what was lost, or None."""
     requests = [Request(setup.prompt, seed, 1 + seed % 17, setup.policy) for seed in range(40)]
     for request, result in zip(requests, engine.generate(requests), strict=True):
-        if not _adds_up(result, request, setup.stops):
+        if not adds_up(result, request, setup.stops):
             return f"seed {request.seed}: {len(result.tokens)} of {request.max_new_tokens} tokens, {result.stats}"
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class _Bad:
-    """A drafter of the worst kind under a rule."""
+class _Adversary:
+    """An adversarial drafter with a rule."""
 
     name: str
     setup: Setup
@@ -68,7 +69,7 @@ class _Bad:
     made: Rule
 
     def run(self, level: Level) -> Sequence[Finding]:
-        """Test the law, and that nothing is lost."""
+        """Test the output distribution, and that nothing is lost."""
         engine = Engine(self.setup.model(), self.drafter, self.made, self.setup.stops)
         sampler = EngineSampler(engine, self.setup.prompt, self.setup.policy)
         found = law_finding(Claimed(self.name, sampler, self.setup.law(), section=_SECTION), level.at_most(_SAMPLES))
@@ -78,7 +79,7 @@ class _Bad:
         return [found]
 
     def case(self) -> Case:
-        """The check as a case."""
+        """Return the check as a case."""
         return Case(_SECTION, self.name, partial(_guarded, self.name, self.run), tests=len(TESTS))
 
 
@@ -91,15 +92,15 @@ def _refuses(engine: Engine, request: Request) -> bool:
 
 
 def _at_the_limit(target: TreeModel, prompt: Sequence[int], stops: frozenset[int], _: Level) -> Sequence[Finding]:
-    """Generate after a prompt that leaves room for three tokens, with drafts that reach far beyond them; one token more
+    """Generate after a prompt that leaves room for three tokens, with drafts that are longer; a request for four tokens
     must be refused."""
     name, room = "prompt at the context limit", 3
     request = Request(prompt, 1, room)
-    meant = texts_of(Engine(target, named_drafter("none"), rule("race"), stops), [request])
+    expected = texts_of(Engine(target, named_drafter("none"), rule("race"), stops), [request])
     drafters = list(scripted_drafters(target.vocabulary, stops))
     found = [texts_of(Engine(target, drafter, rule("race"), stops), [request]) for drafter in drafters]
     refused = _refuses(Engine(target, drafters[0], rule("race"), stops), replace(request, max_new_tokens=room + 1))
-    equal = sum(texts == meant for texts in found)
+    equal = sum(texts == expected for texts in found)
     measured = (
         f"{len(prompt)} tokens of {target.context}: {equal} of {len(found)} drafters give the plain text, one token "
         f"more is {'refused' if refused else 'NOT refused'}"
@@ -109,7 +110,7 @@ def _at_the_limit(target: TreeModel, prompt: Sequence[int], stops: frozenset[int
 
 
 def limit_case(target: TreeModel, prompt: Sequence[int], stops: frozenset[int]) -> Case:
-    """`target` with a context so small that the prompt almost fills it."""
+    """Return the case of a context that the prompt almost fills."""
     small = copy(target)
     small.context = len(prompt) + 3
     name = "prompt at the context limit"
@@ -117,15 +118,16 @@ def limit_case(target: TreeModel, prompt: Sequence[int], stops: frozenset[int]) 
 
 
 def pathological_cases(setup: Setup, rules: Sequence[Rule]) -> list[Case]:
-    """Scripted drafts under the rules that need no laws, bent ones under all; under a policy that leaves some tokens
-    no chance, so that many drafts can never come."""
+    """Return cases of scripted drafters with the rules that need no draft laws, and of bent ones with all rules.
+
+    The policy excludes some tokens, so that many drafts can never be accepted."""
     narrow = setup.under(Policy(0.9, top_k=max(2, setup.vocabulary // 4)))
     cases = []
     for made in rules:
         name = made.card.name
         if not made.card.needs_laws:
             scripted = scripted_drafters(narrow.vocabulary, narrow.stops)
-            cases += [_Bad(f"{name} × {d.name}", narrow, d, made) for d in scripted]
+            cases += [_Adversary(f"{name} × {d.name}", narrow, d, made) for d in scripted]
         bent = bent_drafters(narrow, made.card)
-        cases += [_Bad(f"{name} × {called}", narrow, drafter, made) for called, drafter in bent.items()]
-    return [bad.case() for bad in cases]
+        cases += [_Adversary(f"{name} × {called}", narrow, drafter, made) for called, drafter in bent.items()]
+    return [adversary.case() for adversary in cases]

@@ -1,7 +1,7 @@
-"""Faults planted on purpose, most of which somebody has shipped: an audit that does not see them proves nothing.
+"""Deliberate faults, most of which have occurred in released software: an audit that misses them proves nothing.
 
-Those of `faults` and `policy_faults` are enumerated or compared with a reference; the others go through the loop, the
-statistics and the comparisons that spectr itself goes through.
+The faults of `faults` and `policy_faults` are enumerated or compared with a reference; the others are subject to the
+same loop, statistics and comparisons as spectr itself.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,13 +33,13 @@ from spectr.engine import Engine
 from spectr.policy import Policy, PolicyRows
 from spectr.types import Coins, Draft, Drafting, LogitsAt, Opening, Scene, Verdict
 from spectr.verify import Rule, rule
-from spectr.verify.rule import Way
+from spectr.verify.rule import Descent
 
 __all__ = ["planted_cases"]
 
 
 class _ArgmaxDrafter(ModelDrafter):
-    """A drafter of the loop that drafts the likeliest token and reports the law it did not draw from."""
+    """A drafter that drafts the likeliest token and reports a law it did not draw from."""
 
     __slots__ = ()
 
@@ -48,7 +48,7 @@ class _ArgmaxDrafter(ModelDrafter):
 
 
 class _Changed(DelegatingDrafting):
-    """A drafting that is given other coins, and whose drafts are changed on the way out."""
+    """A drafting with changed coins and changed drafts."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class _Changed(DelegatingDrafting):
 
 
 class _SiblingsSeen(Replay):
-    """A target whose mask lets every node see the nodes drafted before it, as if a tree were a chain."""
+    """A target whose mask lets every node attend to all nodes before it, as if the tree were a chain."""
 
     def score(
         self, session: Any, tokens: Tensor, ancestors: Tensor, depth: Tensor, *, only: Tensor | None = None
@@ -75,7 +75,7 @@ class _SiblingsSeen(Replay):
 
 @dataclass(frozen=True, slots=True)
 class _OtherCoins(ModelDrafter):
-    """A drafter of the loop that draws with other coins than it is given."""
+    """A drafter that draws with changed coins."""
 
     coins: Callable[[Any], Coins] = lambda coins: coins
 
@@ -84,27 +84,27 @@ class _OtherCoins(ModelDrafter):
 
 
 class _JudgedWith(Rule):
-    """A rule that judges with other coins than it is given."""
+    """A rule that decides with changed coins."""
 
     def __init__(self, inner: Rule, coins: Callable[[Any], Coins]) -> None:
         self.inner, self.card, self.coins = inner, inner.card, coins
 
-    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
-        return self.inner.verdict(logits, draft, self.coins(coins), way)
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, descent: Descent) -> Verdict:
+        return self.inner.verdict(logits, draft, self.coins(coins), descent)
 
 
 def _of_the_place(coins: SeededCoins) -> Coins:
-    """Coins that belong to the place in the batch and not to the row's seed."""
+    """Key the coins by the index in the batch instead of the row's seed."""
     return replace(coins, seed=torch.arange(len(coins.seed)))
 
 
 def _of_no_step(coins: SeededCoins) -> Coins:
-    """The same coins in every step."""
+    """Use the same coins in every step."""
     return replace(coins, committed=torch.zeros_like(coins.committed))
 
 
 class _Purposeless(SeededCoins):
-    """One coin for all that is decided at a node."""
+    """Coins that ignore the purpose: one coin for all decisions at a node."""
 
     def flip(self, chance: Tensor, node: Tensor, purpose: int) -> Tensor:
         return SeededCoins.flip(self, chance, node, 0)
@@ -118,7 +118,7 @@ def _of_no_purpose(coins: SeededCoins) -> Coins:
 
 
 def _coin_fault(setup: Setup, made: Rule, coins: Callable[[Any], Coins]) -> EngineSampler:
-    """The loop with coins that were changed for both drafter and rule."""
+    """Return a sampler with changed coins for both drafter and rule."""
     drafter = setup.drafter(NOISY, made)
     assert isinstance(drafter, ModelDrafter)
     wrong = _OtherCoins(drafter.model, drafter.plan, coins)
@@ -128,7 +128,7 @@ def _coin_fault(setup: Setup, made: Rule, coins: Callable[[Any], Coins]) -> Engi
 
 
 def _siblings_seen(setup: Setup) -> list[Case]:
-    """Two comparisons that must see a wrong mask."""
+    """Return two comparisons that must detect a wrong mask."""
     race, requests = rule("race"), setup.requests(8, range(16))
     wrong = _SiblingsSeen(setup.rows, setup.vocabulary, [setup.prompt])
     plain = Engine(wrong, setup.drafter("none", race), race)
@@ -146,8 +146,8 @@ def _siblings_seen(setup: Setup) -> list[Case]:
 
 
 def _law_case(claimed: Claimed) -> Case:
-    """Functions are off by just the bias to be seen, and get no fewer samples than that needs. Faults in the loop show
-    with fewer."""
+    """Functions are off by exactly the bias to detect and get the samples that it requires; faults in the loop need
+    fewer."""
     case, quick = law_case(claimed), isinstance(claimed.sampler, FunctionSampler)
 
     def run(level: Level) -> Sequence[Finding]:
@@ -157,7 +157,7 @@ def _law_case(claimed: Claimed) -> Case:
 
 
 def _sampled_faults(setup: Setup, law: TextLaw, bias: float) -> Iterator[Claimed]:
-    """Faults that samples must show."""
+    """Return the faults that sampling must detect."""
     speculative = rule("speculative")
     drafter = setup.drafter(NOISY, speculative)
     assert isinstance(drafter, ModelDrafter)
@@ -179,7 +179,7 @@ def _sampled_faults(setup: Setup, law: TextLaw, bias: float) -> Iterator[Claimed
 
 
 def _repeating(period: int) -> Iterator[Case]:
-    """Coins and race noise that come again after `period` tokens."""
+    """Return cases of coins and race noise that repeat after `period` tokens."""
 
     def coins(seed: Tensor, committed: Tensor, node: Tensor, purpose: int) -> Tensor:
         return uniform(seed, committed % period, node, purpose)
@@ -192,7 +192,7 @@ def _repeating(period: int) -> Iterator[Case]:
 
 
 def _shared_keys() -> Case:
-    """Coins whose keys are added up, so that different keys share a coin."""
+    """Return the case of coins whose key words are added, so that different keys share a coin."""
 
     def coins(seed: Tensor, committed: Tensor, node: Tensor, purpose: int) -> Tensor:
         return uniform(seed, committed + node[:, 0], torch.zeros_like(node), purpose)
@@ -201,13 +201,13 @@ def _shared_keys() -> Case:
 
 
 def _without_last_chunk(weights: Tensor, coin: Tensor) -> Tensor:
-    """Draws from all but the last, incomplete part of a large vocabulary."""
+    """Draw without the last, incomplete chunk of a large vocabulary."""
     size = weights.shape[-1]
     return draw(weights[..., : size - size % 512] if size > 1024 else weights, coin)
 
 
 def _shaped_faults(setup: Setup) -> Iterator[Case]:
-    """Faults in the policy, through the loop: texts of the race against plain loops."""
+    """Return cases of faults in the policy that compare the race's texts with plain loops."""
     made = setup.drafter(NOISY, rule("race"))
     faults: tuple[tuple[str, type[PolicyRows], Policy], ...] = (
         ("penalties see the committed text only", CommittedOnly, Policy(frequency_penalty=1.5)),
@@ -219,7 +219,7 @@ def _shaped_faults(setup: Setup) -> Iterator[Case]:
 
 
 def planted_cases(bias: float = 0.02) -> list[Case]:
-    """Every planted fault, and beside the planted functions the right one, which must pass."""
+    """Return the cases of all planted faults, and of the correct function, which must pass."""
     setup = toy_setup()
     law = setup.law()
     right = Claimed("a function that is right", FunctionSampler(right_function(law), setup.prompt, setup.stops), law)

@@ -1,9 +1,9 @@
-"""The policy against its reference, at every node of random trees and through enumerated steps.
+"""Compares the policy with its reference, at every node of random trees and through enumerated steps.
 
-On trees: rows with prompts and texts of different lengths, nodes whose paths repeat tokens, logits with and without
-ties; the law that `PolicyRows` makes at each node is compared with that of `ReferencePolicy` for the node's whole text,
-also where every row has another policy. In steps: the policy shapes the laws of drafts and target in the loop, and the
-law of what comes out is enumerated.
+On trees: rows have prompts and texts of different lengths, paths repeat tokens, and logits may tie. The distribution of
+`PolicyRows` at each node is compared with that of `ReferencePolicy` for the node's whole text, also with a different
+policy in every row. In steps: the policy is applied to drafts and target in the loop, and the output distribution is
+enumerated.
 """
 
 import math
@@ -31,17 +31,18 @@ __all__ = ["POLICIES", "policy_cases", "step_case", "tree_case"]
 
 _SECTION = "policy"
 _STOPS = frozenset({2})
-_VOCABULARY = 9  # of the trees; those that are enumerated have 3 tokens
+_VOCABULARY = 9  # tokens on the trees; enumerated steps have 3
 _NODES, _DEPTH, _ROWS = 14, 4, 60
 
 
 def _alternates(text: list[int]) -> list[int] | None:
-    """A hook: no token after itself; all tokens after an even number of them."""
+    """A hook that forbids repeating the last token after an odd number of tokens, and allows all after an even
+    number."""
     return None if len(text) % 2 == 0 else [token for token in range(3) if token != text[-1]]
 
 
 def _no_stop(text: list[int]) -> list[int] | None:
-    """A hook that excludes little: no 2 after an odd number of tokens."""
+    """A hook that forbids token 2 after an odd number of tokens."""
     return [0, 1] if len(text) % 2 else None
 
 
@@ -89,7 +90,7 @@ POLICIES: dict[str, Policy] = {
         allowed=_no_stop, epsilon_cutoff=0.01, eta_cutoff=0.01, begin_suppress_tokens=[2], forced_eos_token_id=[1, 2],
     ),
 }  # fmt: skip
-"""Every setting alone, and several together. What they name fits every vocabulary here."""
+"""Every setting alone, and several together. The tokens they name exist in every vocabulary used here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +99,13 @@ class _Forest:
 
     prompts: list[list[int]]
     answers: list[list[int]]
-    limits: list[int]  # the most tokens that each row may generate
+    limits: list[int]  # maximum number of generated tokens of each row
     paths: Tensor  # (B, N, D), padded with -1
     logits: Tensor  # (B, N, V) float64
 
     @classmethod
     def random(cls, seed: int) -> "_Forest":
-        """Half of the rows have logits that tie, and tokens are few, so that they repeat on a path."""
+        """Draw a forest; half of the rows have tied logits, and few distinct tokens make paths repeat them."""
         draw = np.random.default_rng(seed)
         prompts = [draw.integers(0, 4, draw.integers(1, 6)).tolist() for _ in range(_ROWS)]
         answers = [[t for t in draw.integers(0, 5, draw.integers(0, 5)).tolist() if t not in _STOPS] for _ in prompts]
@@ -122,15 +123,16 @@ class _Forest:
         return cls(prompts, answers, limits, paths, torch.from_numpy(logits))
 
     def past(self) -> Past:
-        """As the policy is given it."""
+        """Return the history and paths in the form that the policy takes."""
         history = History.of(self.prompts, _VOCABULARY, stops=_STOPS, limits=self.limits)
         history.commit(self.answers)
         return Past(history, self.paths)
 
 
 def _reference_laws(policies: Sequence[Policy], forest: _Forest) -> Iterator[tuple[int, int, list[float]]]:
-    """(row, node, law) of the nodes that a text can get to: below a token that cannot come, behind a stop token or
-    beyond the limit no law is defined."""
+    """Yield (row, node, law) for the nodes that a text can reach.
+
+    Below an excluded token, after a stop token or beyond the limit no distribution is defined."""
     for row, (prompt, answer) in enumerate(zip(forest.prompts, forest.answers, strict=True)):
         reference = ReferencePolicy(policies[row], _STOPS, forest.limits[row])
         laws: dict[tuple[int, ...], list[float]] = {}
@@ -164,14 +166,14 @@ def tree_case(
     computed: type[PolicyRows] = PolicyRows,
     claim: Claim = "lossless",
 ) -> Case:
-    """The laws at the nodes of random trees, against the reference; the rows have one policy after the other."""
+    """Compare the laws at the nodes of random trees with the reference; the policies take turns over the rows."""
     each = [policies[row % len(policies)] for row in range(_ROWS)]
     return Case(_SECTION, name, partial(_tree_run, name, each, computed, claim))
 
 
 @dataclass(frozen=True, slots=True)
 class _Shaped:
-    """A model's law under the reference policy, after the prompt of a `Shaping`."""
+    """The law of a model under the reference policy, after the prompt of a `Shaping`."""
 
     model: RandomModel
     shaping: Shaping
@@ -191,10 +193,10 @@ def _step_run(name: str, policy: Policy, computed: type[PolicyRows], claim: Clai
             growth = Growth(Shape.branching(widths))
             (law,) = enumerate_pairs(rule(made), [(target, draft)], growth, Loop(2, shaping=shaping))
             distances[made] = law.total_variation(_Shaped(target, shaping))
-    said = ", ".join(f"{distance:.1e} ({made})" for made, distance in distances.items())
+    listed = ", ".join(f"{distance:.1e} ({made})" for made, distance in distances.items())
     details = {"total_variation": distances, "steps": 2, "tolerance": ROUNDING}
     holds = max(distances.values()) < ROUNDING
-    return [Finding(_SECTION, name, holds, f"two steps, enumerated: total variation {said}", details, claim)]
+    return [Finding(_SECTION, name, holds, f"two steps, enumerated: total variation {listed}", details, claim)]
 
 
 def step_case(
@@ -203,12 +205,13 @@ def step_case(
     computed: type[PolicyRows] = PolicyRows,
     claim: Claim = "lossless",
 ) -> Case:
-    """Two enumerated steps in which the policy shapes the laws of drafts and target."""
+    """Return the case of two enumerated steps in which the policy applies to drafts and target."""
     return Case(_SECTION, name, partial(_step_run, name, policy, computed, claim))
 
 
 def policy_cases() -> list[Case]:
-    """Every policy on trees, and all of them side by side; those that depend on the text in steps, too."""
+    """Return cases of every policy on trees, of all of them in one batch, and of those that depend on the text in
+    steps."""
     trees = [tree_case(f"{name}, trees", [policy]) for name, policy in POLICIES.items()]
     trees.append(tree_case("another policy in every row, trees", list(POLICIES.values())))
     remember = {name: policy for name, policy in POLICIES.items() if policy.remembers}

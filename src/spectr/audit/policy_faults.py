@@ -1,4 +1,4 @@
-"""Faults in the policy, planted on purpose: each must differ from the reference."""
+"""Deliberate faults in the policy, each of which must differ from the reference."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ Features = frozenset[str]
 
 
 class OneTooFew(PolicyRows):
-    """Top-p that stops before the token which completes the mass."""
+    """Top-p without the token that completes the mass."""
 
     def _apply_shaping(self, logits: Tensor, features: Features) -> Tensor:
         kept = super()._apply_shaping(logits, features)
@@ -25,7 +25,7 @@ class OneTooFew(PolicyRows):
 
 
 class _TemperatureLast(PolicyRows):
-    """Filters that act on the law before the temperature."""
+    """Filters that are applied before the temperature."""
 
     def _apply_shaping(self, logits: Tensor, features: Features) -> Tensor:
         filtered = super()._apply_shaping(logits, features - {"temperature"})
@@ -33,21 +33,21 @@ class _TemperatureLast(PolicyRows):
 
 
 class _TiesCut(PolicyRows):
-    """Top-k that keeps exactly k tokens where several are equally likely."""
+    """Top-k that keeps exactly k tokens even if more are equally likely."""
 
     def _apply_shaping(self, logits: Tensor, features: Features) -> Tensor:
         return super()._apply_shaping(logits + torch.arange(logits.shape[-1]) * 1e-9, features)
 
 
 class _NucleusTiesCut(PolicyRows):
-    """Top-p that drops tokens as likely as the one which completes the mass."""
+    """Top-p that drops tokens as likely as the one that completes the mass."""
 
     def _apply_shaping(self, logits: Tensor, features: Features) -> Tensor:
         return super()._apply_shaping(logits - torch.arange(logits.shape[-1]) * 1e-9, features)
 
 
 class _OfAll(PolicyRows):
-    """Min-p that is a share of the whole mass and not of the likeliest token's."""
+    """Min-p relative to the whole mass instead of the likeliest token's."""
 
     def _apply_shaping(self, logits: Tensor, features: Features) -> Tensor:
         unlikely = logits.softmax(-1) < self.number("min_p")[:, None, None]
@@ -55,15 +55,15 @@ class _OfAll(PolicyRows):
 
 
 class _OfTheFirstRow(PolicyRows):
-    """Settings of the first row in all rows."""
+    """Applies the settings of the first row to all rows."""
 
     def number(self, name: str) -> Tensor:
-        found = super().number(name)
-        return found[:1].expand_as(found)
+        values = super().number(name)
+        return values[:1].expand_as(values)
 
 
 class _OtherText(PolicyRows):
-    """What depends on the text is given another one: see `_other`."""
+    """Computes settings that depend on the text for another text, given by `_other`."""
 
     def _apply_text_settings(self, logits: Tensor, past: Past | None, features: Features) -> Tensor:
         return super()._apply_text_settings(logits, None if past is None else self._other(past), features)
@@ -73,7 +73,7 @@ class _OtherText(PolicyRows):
 
 
 class _SiblingsCount(_OtherText):
-    """Penalties that also see the path of the node before: a tree read as if it were one text."""
+    """Penalties that also include the path of the previous node, as if the tree were one text."""
 
     def _other(self, past: Past) -> Past:
         before = torch.cat([torch.full_like(past.paths[:, :1], -1), past.paths[:, :-1]], 1)
@@ -81,33 +81,33 @@ class _SiblingsCount(_OtherText):
 
 
 class CommittedOnly(_OtherText):
-    """What depends on the text sees the committed part alone, and not the path to the node."""
+    """Settings that depend on the text use the committed part only, without the path to the node."""
 
     def _other(self, past: Past) -> Past:
         return replace(past, paths=torch.full_like(past.paths, -1))
 
 
 class _PathOnly(_OtherText):
-    """What depends on the text sees the tree alone, root and path, and not the committed text before it."""
+    """Settings that depend on the text use root and path only, without the committed text before."""
 
     def _other(self, past: Past) -> Past:
-        given = past.history
-        roots = [text[-1:] for text in given.texts]
-        return replace(past, history=History.of(roots, given.vocabulary, stops=given.host[0].stops))
+        history = past.history
+        roots = [text[-1:] for text in history.texts]
+        return replace(past, history=History.of(roots, history.vocabulary, stops=history.host[0].stops))
 
 
 class PresenceOnPrompt(_OtherText):
-    """Tokens of the prompt count as generated ones."""
+    """Counts tokens of the prompt as generated."""
 
     def _other(self, past: Past) -> Past:
-        given = past.history
-        all_generated = History.of([[] for _ in given.texts], given.vocabulary, stops=given.host[0].stops)
-        all_generated.commit(given.texts)
+        history = past.history
+        all_generated = History.of([[] for _ in history.texts], history.vocabulary, stops=history.host[0].stops)
+        all_generated.commit(history.texts)
         return replace(past, history=all_generated)
 
 
 class _OtherSettings(PolicyRows):
-    """What depends on the text follows other settings: see `_other`."""
+    """Applies other settings, given by `_other`, to what depends on the text."""
 
     def _apply_text_settings(self, logits: Tensor, past: Past | None, features: Features) -> Tensor:
         others = PolicyRows.of([self._other(policy) for policy in self.policies], self.vocabulary)
@@ -118,21 +118,21 @@ class _OtherSettings(PolicyRows):
 
 
 class _OnceOnly(_OtherSettings):
-    """A frequency penalty that counts no token twice."""
+    """A frequency penalty that counts every token once."""
 
     def _other(self, policy: Policy) -> Policy:
         return Policy(presence_penalty=policy.frequency_penalty)
 
 
 class _OneEarly(_OtherSettings):
-    """A minimum length that is reached one token early."""
+    """A minimum length that ends one token early."""
 
     def _other(self, policy: Policy) -> Policy:
         return Policy(min_new_tokens=policy.min_new_tokens - 1)
 
 
 class _AlwaysDivided(PolicyRows):
-    """A repetition penalty that divides logits of either sign, which favours repeated tokens of negative logits."""
+    """A repetition penalty that divides logits of either sign, which favours repeated tokens with negative logits."""
 
     def _apply_text_settings(self, logits: Tensor, past: Past | None, features: Features) -> Tensor:
         return super()._apply_text_settings(logits.abs(), past, features) * logits.sign()
@@ -159,13 +159,13 @@ _FAULTS: tuple[tuple[str, type[PolicyRows], str], ...] = (
     ("hook asked about the committed text only", CommittedOnly, "allowed"),
     ("processor called with the path only", _PathOnly, "processors"),
 )
-"""What is wrong, where, and the policy of `POLICIES` that it is planted in."""
+"""Name of the fault, its implementation, and the policy of `POLICIES` that it is tested with."""
 
 _NEIGHBOURS: Sequence[Policy] = [Policy(0.5), Policy(2.0), Policy(), Policy(0)]
 
 
 def policy_faults() -> Iterator[Case]:
-    """Every fault on trees; those that depend on the text in steps, too."""
+    """Return cases of every fault on trees, and of those that depend on the text in steps."""
     yield tree_case("the first row's temperature in all rows, trees", _NEIGHBOURS, _OfTheFirstRow, "planted")
     for what, kind, name in _FAULTS:
         policy = POLICIES[name]

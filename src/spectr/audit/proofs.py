@@ -1,8 +1,8 @@
-"""The exact part of an audit: the output law of every rule on small models, enumerated over every draft and every coin.
+"""The exact part of an audit: the output distribution of every rule on small models, over all drafts and all coins.
 
-A rule is enumerated with every sibling law it holds for, on trees and chains up to four deep and eight wide, at every
-corner of the laws (`toys.CORNERS`), over one step and over three. One step shows what a verdict does; coins that come
-again, and mass lost between steps, show in three.
+A rule is enumerated with every kind of siblings it is valid for, on trees and chains up to four deep and eight wide,
+for all corner cases of the laws (`toys.CORNERS`), over one step and over three. One step tests the verdict; reused
+coins and mass lost between steps show in three.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,56 +26,56 @@ __all__ = [
 ]  # fmt: skip
 
 ROUNDING = 1e-12
-"""Total variation that float64 may leave of a law that is kept."""
+"""The total variation that float64 rounding may cause."""
 
 LOSSY: dict[str, Mapping[str, Any]] = {"lenience": {"lenience": 0.8}, "pareto": {"budget": 0.05}}
-"""The lossy rules at the settings an audit shows them with."""
+"""The lossy rules, and the settings with which an audit shows them."""
 
 _SAME_AS = ("spectr", "walk")  # other names of kseq and optimal
 
 _FEW: tuple[Corner, ...] = ("plain", "zeros")
-"""Corners for what has many more ways to follow."""
+"""The corner cases for expensive enumerations."""
 
 _VARIANTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
-    ("walk", {"coupling": "optimal_binned", "bins": 16}),  # the optimal coupling as large vocabularies have it
+    ("walk", {"coupling": "optimal_binned", "bins": 16}),  # the form of the optimal coupling for large vocabularies
     ("path_block", {"coupling": "kseq_plus"}),
 )
-"""Rules with other options than they have by default, so that every coupling is enumerated."""
+"""Rules with options other than their defaults, so that every coupling is enumerated."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedRule:
-    """A rule as it is called in a report."""
+    """A rule and its name in a report."""
 
     name: str
     rule: Rule
-    by_name: bool = False  # asked for by name: then the report fails if its law is not the target's
+    by_name: bool = False  # requested by name: then the report fails if the output does not have the target's law
 
     @property
     def claim(self) -> Claim:
-        """What the rule says of itself."""
+        """Whether the rule claims to be lossless or lossy."""
         return "lossless" if self.rule.card.lossless else "lossy"
 
 
 def named_rules(name: str | None = None, options: Mapping[str, Any] | None = None) -> list[NamedRule]:
-    """The rule called `name` with its options, or every rule that is registered."""
+    """Return the rule called `name` with its options, or every registered rule."""
     if name is None:
         return [_named(each, LOSSY.get(each, {}), by_name=False) for each in RULES]
     return [_named(name, options or {}, by_name=True)]
 
 
 def distinct_rules() -> list[NamedRule]:
-    """Every rule under one name."""
+    """Return every rule under one name only."""
     return [named for named in named_rules() if named.rule.card.name not in _SAME_AS]
 
 
 def _named(name: str, options: Mapping[str, Any], *, by_name: bool) -> NamedRule:
-    said = ", ".join(f"{key}={value}" for key, value in options.items())
-    return NamedRule(f"{name}({said})" if said else name, rule(name, **options), by_name)
+    settings = ", ".join(f"{key}={value}" for key, value in options.items())
+    return NamedRule(f"{name}({settings})" if settings else name, rule(name, **options), by_name)
 
 
 def _one_fixed(law: Tensor, most: int) -> Tensor:
-    """One of several hybrid siblings is fixed, so that both kinds occur."""
+    """Fix one of several hybrid siblings, so that both kinds occur."""
     return torch.full(law.shape[:-1], min(1, most - 1))
 
 
@@ -87,20 +87,20 @@ class Enumeration:
     vocabulary: int
     corners: tuple[Corner, ...] = CORNERS
     steps: int = 1
-    sparse: bool = False  # few tokens of a large vocabulary, in place of the corners
-    lazily: bool = True  # the rule looks at nodes one by one, as on a CPU, or at all at once
-    one_fixed: bool = True  # of hybrid siblings one is fixed; otherwise as many as the draft law says
+    sparse: bool = False  # few tokens of a large vocabulary, in place of the corner cases
+    lazily: bool = True  # the rule visits nodes one by one, as on a CPU, or all at once
+    one_fixed: bool = True  # one hybrid sibling is fixed; otherwise the draft law determines the number
 
     @property
     def pairs(self) -> dict[str, Models]:
-        """The models by name."""
+        """The pairs of models by name."""
         if self.sparse:
             return {"sparse": sparse_pair(self.vocabulary, len(self.widths))}
         return {corner: toy_pair(corner, self.vocabulary, len(self.widths)) for corner in self.corners}
 
     def biases(self, made: Rule, siblings: Siblings) -> dict[str, tuple[float, float]]:
-        """For each pair the total variation between the law of what comes out and the target's: of whole texts, and of
-        the first token alone."""
+        """Return for each pair the total variation between the output's and the target's distribution: of whole texts,
+        and of the first token."""
         pairs = self.pairs
         growth = Growth(Shape.branching(self.widths), siblings)
         if self.one_fixed:
@@ -112,9 +112,10 @@ class Enumeration:
 
 
 def enumerations(card: Card, siblings: Siblings) -> Iterator[Enumeration]:
-    """The trees that a rule is enumerated on. A residual of two tokens is a point, so that three are needed to see
-    its shape; what is drawn without replacement needs a token for each draft. Lossy rules claim little and get fewer
-    trees."""
+    """Yield the trees on which a rule is enumerated.
+
+    With two tokens a residual is a point mass, so three are needed to test its shape; draws without replacement need a
+    token for each draft. Lossy rules make weaker claims and get fewer trees."""
     if not card.tree:
         yield from (Enumeration((1, 1, 1), 3), Enumeration((1,) * 4, 2), Enumeration((1,) * 4, 3))
         yield from (Enumeration((1,) * 6, 2, _FEW), Enumeration((1,), 1100, sparse=True))
@@ -141,7 +142,7 @@ def enumerations(card: Card, siblings: Siblings) -> Iterator[Enumeration]:
 
 @dataclass(frozen=True, slots=True)
 class _Worst:
-    """The largest bias of several enumerations, and where it was found."""
+    """The largest bias of several enumerations, and where it occurred."""
 
     bias: float
     first_token: float
@@ -185,9 +186,10 @@ def _run(named: NamedRule, siblings: Siblings, _: Level) -> Sequence[Finding]:
 
 
 def exact_cases(rules: Sequence[NamedRule] | None = None) -> list[Case]:
-    """Rules with every sibling law they hold for; without `rules` all of them, under every name and some options. The
-    order of a race has no finite law to enumerate; rules that take such siblings never look at how they were drawn,
-    and are enumerated with the others."""
+    """Return a case for each rule and kind of siblings; by default for all rules, with some options.
+
+    The order of a race has no finite distribution to enumerate. Rules that accept such siblings do not depend on how
+    they were drawn, and are enumerated with the other kinds."""
     variants = [_named(name, options, by_name=False) for name, options in _VARIANTS]
     every = [*distinct_rules(), *variants] if rules is None else rules
     pairs = [(named, siblings) for named in every for siblings in named.rule.card.siblings if siblings != "race"]

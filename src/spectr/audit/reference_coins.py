@@ -1,4 +1,4 @@
-"""Coins and race noise by their definition: a second implementation, which decisions of the engine are checked with.
+"""Coins and race noise by their definition: a second implementation, with which the engine's decisions are checked.
 
 Python integers and NumPy; it shares no code with `spectr.coins`. A key is mixed into a state of 64 bits word by word,
 each time by the finaliser of SplitMix64 (Steele et al. 2014): the coins of coupling rules are keyed by (seed, tokens
@@ -25,7 +25,7 @@ def _finalised(state: int) -> int:
 
 
 def mixed(stream: int, *words: int) -> int:
-    """64 bits of a key: the words, whole numbers of any size or sign, one after the other."""
+    """Mix the words of a key, integers of any size or sign, into 64 bits."""
     state = stream
     for word in words:
         state = _finalised((state ^ word & _ALL) + _GOLDEN & _ALL)
@@ -33,19 +33,19 @@ def mixed(stream: int, *words: int) -> int:
 
 
 def scrambled(words: Words) -> Words:
-    """The finaliser for many states at once; products wrap."""
+    """Apply the finaliser to many states at once; products wrap around."""
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         words = (words ^ (words >> np.uint64(shift))) * np.uint64(factor)
     return words ^ (words >> np.uint64(31))
 
 
 def coin(seed: int, committed: int, node: int, purpose: int) -> float:
-    """The coin in [0, 1) that decides `purpose` at a node, with 53 bits."""
+    """Return the coin in [0, 1), of 53 bits, that decides `purpose` at a node."""
     return (mixed(_COINS, seed, committed, purpose, node) >> 11) * 2.0**-53
 
 
 def noise(seed: int, position: int, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """−log E of each token, with E = −log(1 − u) ~ Exp(1) and u = (k + ½)·2^−53 for 53 random bits k."""
+    """Return −log E of each token, with E = −log(1 − u) ~ Exp(1) and u = (k + ½)·2^−53 for 53 random bits k."""
     start = np.uint64(mixed(_NOISE, seed, position))
     bits = scrambled(tokens.astype(np.uint64) * np.uint64(_GOLDEN) + start) >> np.uint64(11)
     u = np.minimum((bits.astype(np.float64) + 0.5) * 2.0**-53, _MOST)

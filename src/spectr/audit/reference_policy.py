@@ -1,14 +1,14 @@
-"""A second implementation of the policy, which the audit compares the first one with.
+"""A second implementation of the policy, with which the audit compares the first one.
 
-NumPy in float64, one text at a time. It reads the settings of a `Policy` and shares no code with `spectr.policy`, so a
-filter that is wrong there is not wrong here as well. Settings act in the order that `Policy` documents. A setting that
-this file does not know is refused, so that none can be added without its reference.
+NumPy in float64, one text at a time. It reads the settings of a `Policy` but shares no code with `spectr.policy`, so
+that a wrong filter there is not wrong here as well. Settings are applied in the order that `Policy` documents. An
+unknown setting is refused, so that none can be added without its reference.
 
 Rules for ties, where an implementation has a choice:
 
-- temperature 0: of equal logits the lowest id wins;
+- temperature 0: the lowest id of equal logits wins;
 - top_k: every token that is as likely as the k-th stays;
-- top_p: every token that is as likely as the one which completes the mass stays;
+- top_p: every token that is as likely as the one that completes the mass stays;
 - min_p, epsilon_cutoff, eta_cutoff: a token exactly at the limit stays;
 - typical_p: every token that is as far from the entropy as the last one stays.
 """
@@ -34,12 +34,12 @@ Numbers = npt.NDArray[np.float64]  # (V,)
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """A text and what is known about where it ends."""
+    """A text, its stop tokens, and its maximum length."""
 
     prompt: tuple[int, ...]
     generated: tuple[int, ...]
     stops: frozenset[int]
-    limit: int | None  # the most tokens that may be generated
+    limit: int | None  # maximum number of generated tokens
 
     @property
     def whole(self) -> tuple[int, ...]:
@@ -51,7 +51,7 @@ Filter = Callable[[Any, Numbers, float], Numbers]
 
 
 def _ids(tokens: Iterable[int], logits: Numbers) -> list[int]:
-    """Each token once; an id beyond the vocabulary has no logit."""
+    """Return the distinct tokens that have a logit."""
     return [token for token in set(tokens) if 0 <= token < len(logits)]
 
 
@@ -65,7 +65,7 @@ def _only(logits: Numbers, kept: npt.NDArray[np.bool_]) -> Numbers:
     return np.where(kept, logits, NEVER)
 
 
-# What depends on the text, in the order in which it acts.
+# Settings that depend on the text, in the order in which they are applied.
 
 
 def _logit_bias(bias: Any, logits: Numbers, _: _Text) -> Numbers:
@@ -79,29 +79,29 @@ def _suppress_tokens(tokens: Any, logits: Numbers, _: _Text) -> Numbers:
 
 
 def _repetition_penalty(penalty: float, logits: Numbers, text: _Text) -> Numbers:
-    """Tokens of the prompt and of the text: positive logits are divided, others multiplied (Keskar et al. 2019)."""
-    seen, pressed = _ids(text.whole, logits), logits.copy()
-    pressed[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
-    return pressed
+    """Divide positive logits of tokens in prompt and text, and multiply the others (Keskar et al. 2019)."""
+    seen, penalised = _ids(text.whole, logits), logits.copy()
+    penalised[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+    return penalised
 
 
 def _presence_penalty(penalty: float, logits: Numbers, text: _Text) -> Numbers:
-    """Tokens of the generated text, once; the prompt does not count."""
-    pressed = logits.copy()
-    pressed[_ids(text.generated, logits)] -= penalty
-    return pressed
+    """Subtract the penalty once for tokens of the generated text; the prompt does not count."""
+    penalised = logits.copy()
+    penalised[_ids(text.generated, logits)] -= penalty
+    return penalised
 
 
 def _frequency_penalty(penalty: float, logits: Numbers, text: _Text) -> Numbers:
-    """Tokens of the generated text, as often as they occur; the prompt does not count."""
-    counts, pressed = Counter(text.generated), logits.copy()
+    """Subtract the penalty for each occurrence of a token in the generated text; the prompt does not count."""
+    counts, penalised = Counter(text.generated), logits.copy()
     for token in _ids(counts, logits):
-        pressed[token] -= penalty * counts[token]
-    return pressed
+        penalised[token] -= penalty * counts[token]
+    return penalised
 
 
 def _no_repeat_ngram_size(size: int, logits: Numbers, text: _Text) -> Numbers:
-    """Without the tokens that would make a sequence of `size` tokens occur a second time."""
+    """Exclude tokens that would make a sequence of `size` tokens occur a second time."""
     whole = text.whole
     if len(whole) < size - 1:
         return logits
@@ -111,13 +111,13 @@ def _no_repeat_ngram_size(size: int, logits: Numbers, text: _Text) -> Numbers:
 
 
 def _bad_words(words: Any, logits: Numbers, text: _Text) -> Numbers:
-    """Without the last token of a bad word where the text ends with its other tokens."""
-    gone = []
+    """Exclude the last token of a bad word if the text ends with its other tokens."""
+    excluded = []
     for word in words:
         *before, last = word
         if not before or list(text.whole[-len(before) :]) == before:
-            gone.append(last)
-    return _without(logits, gone)
+            excluded.append(last)
+    return _without(logits, excluded)
 
 
 def _min_new_tokens(least: int, logits: Numbers, text: _Text) -> Numbers:
@@ -129,16 +129,16 @@ def _min_length(least: int, logits: Numbers, text: _Text) -> Numbers:
 
 
 def _allowed(hook: Any, logits: Numbers, text: _Text) -> Numbers:
-    """Only what the hook lets follow: ids, a mask of booleans, or None for all tokens."""
+    """Keep only tokens that the hook allows; it returns ids, a mask of booleans, or None for all tokens."""
     if not callable(hook):
         raise ArgumentError("a reference policy is for one row: give it the hook of that row as allowed")
     answer = hook(list(text.whole))
     if answer is None:
         return logits
-    given = answer.tolist() if hasattr(answer, "tolist") else list(answer)
-    if given and all(isinstance(value, bool) for value in given):
-        given = [token for token, kept in enumerate(given) if kept]
-    return _without(logits, set(range(len(logits))) - set(given))
+    allowed = answer.tolist() if hasattr(answer, "tolist") else list(answer)
+    if allowed and all(isinstance(value, bool) for value in allowed):
+        allowed = [token for token, kept in enumerate(allowed) if kept]
+    return _without(logits, set(range(len(logits))) - set(allowed))
 
 
 def _begin_suppress_tokens(tokens: Any, logits: Numbers, text: _Text) -> Numbers:
@@ -146,9 +146,9 @@ def _begin_suppress_tokens(tokens: Any, logits: Numbers, text: _Text) -> Numbers
 
 
 def _forced_eos_token_id(tokens: Any, logits: Numbers, text: _Text) -> Numbers:
-    """The last token that may be generated is one of these, all equally likely."""
+    """Make the last token that may be generated one of these, all equally likely."""
     if text.limit is None:
-        raise ArgumentError("forced_eos_token_id needs the most tokens that may be generated: give limit=")
+        raise ArgumentError("forced_eos_token_id requires the maximum number of generated tokens: give limit=")
     if len(text.generated) != text.limit - 1:
         return logits
     forced = np.full_like(logits, NEVER)
@@ -157,12 +157,12 @@ def _forced_eos_token_id(tokens: Any, logits: Numbers, text: _Text) -> Numbers:
 
 
 def _processors(processors: Any, logits: Numbers, text: _Text) -> Numbers:
-    """A user's functions of (texts (1, L), logits (1, V)), one after the other."""
+    """Apply the user's functions of (texts (1, L), logits (1, V)) one after the other."""
     ids, scores = torch.tensor([text.whole], dtype=torch.int64), torch.from_numpy(logits.copy())[None]
     for processor in processors:
         scores = processor(ids, scores)
-    found: Numbers = scores[0].double().numpy()
-    return found
+    processed: Numbers = scores[0].double().numpy()
+    return processed
 
 
 _EDITS: dict[str, Edit] = {
@@ -182,12 +182,12 @@ _EDITS: dict[str, Edit] = {
 }
 
 
-# Temperature and filters. `slack` widens every limit, for comparisons with float32, where a token may fall on either
-# side of a limit by rounding alone.
+# Temperature and filters. `slack` widens every limit, for comparisons with float32, in which rounding may put a token
+# on either side of a limit.
 
 
 def softmax(logits: Numbers) -> Numbers:
-    """The law that logits (V,) stand for."""
+    """Return the distribution of logits (V,)."""
     weights = np.exp(logits - logits.max())
     law: Numbers = weights / weights.sum()
     return law
@@ -207,10 +207,10 @@ def _top_k(count: int, logits: Numbers, slack: float) -> Numbers:
 
 
 def _top_p(mass: float, logits: Numbers, slack: float) -> Numbers:
-    """Tokens from the likeliest on, until they hold `mass`; equals stay or go together."""
+    """Keep the likeliest tokens until they have `mass`; equally likely tokens stay or go together."""
     ordered = np.sort(logits)[::-1]
-    held = softmax(ordered).cumsum()
-    complete = int(np.searchsorted(held, mass + slack))  # the token which completes the mass
+    covered = softmax(ordered).cumsum()
+    complete = int(np.searchsorted(covered, mass + slack))  # the token that completes the mass
     return _only(logits, logits >= ordered[min(complete, len(ordered) - 1)] - slack)
 
 
@@ -225,7 +225,7 @@ def _entropy(law: Numbers) -> float:
 
 
 def _typical_p(mass: float, logits: Numbers, slack: float) -> Numbers:
-    """Tokens from the one whose surprise is nearest to the entropy on, until they hold `mass` (Meister et al. 2022)."""
+    """Keep the tokens whose surprisal is nearest to the entropy until they have `mass` (Meister et al. 2022)."""
     law = softmax(logits)
     far = np.full_like(law, math.inf)
     far[law > 0] = abs(-np.log(law[law > 0]) - _entropy(law))
@@ -235,12 +235,12 @@ def _typical_p(mass: float, logits: Numbers, slack: float) -> Numbers:
 
 
 def _at_least(chance: float, logits: Numbers, slack: float) -> Numbers:
-    """Tokens of probability `chance` at least, and the likeliest in any case."""
+    """Keep tokens of probability at least `chance`, and always the likeliest."""
     return _only(logits, (softmax(logits) >= chance * (1 - slack)) | (logits == logits.max()))
 
 
 def _eta_cutoff(epsilon: float, logits: Numbers, slack: float) -> Numbers:
-    """Tokens of probability min(ε, √ε · exp(−entropy)) at least (Hewitt et al. 2022)."""
+    """Keep tokens of probability at least min(ε, √ε · exp(−entropy)) (Hewitt et al. 2022)."""
     return _at_least(min(epsilon, math.sqrt(epsilon) * math.exp(-_entropy(softmax(logits)))), logits, slack)
 
 
@@ -255,10 +255,10 @@ _FILTERS: dict[str, Filter] = {
 
 
 class ReferencePolicy:
-    """The law that a policy's settings stand for, by their definitions.
+    """Computes the distribution under a policy's settings, by their definitions.
 
-    `policy` is only read: its fields are the settings, and nothing of it is called. `limit` is the most tokens that may
-    be generated, for settings that depend on it.
+    Only the fields of `policy` are read; none of its methods is called. `limit` is the maximum number of generated
+    tokens, for settings that depend on it.
 
     >>> from spectr.policy import Policy
     >>> reference = ReferencePolicy(Policy(top_k=2, presence_penalty=1.2))
@@ -267,10 +267,10 @@ class ReferencePolicy:
     """
 
     def __init__(self, policy: Any, stops: Iterable[int] = (), limit: int | None = None, slack: float = 0.0) -> None:
-        given = {setting.name: getattr(policy, setting.name) for setting in fields(policy)}
+        settings = {setting.name: getattr(policy, setting.name) for setting in fields(policy)}
         plain = type(policy)()
-        used = {name: value for name, value in given.items() if value != getattr(plain, name)}
-        self.temperature = float(given["temperature"])
+        used = {name: value for name, value in settings.items() if value != getattr(plain, name)}
+        self.temperature = float(settings["temperature"])
         self.stops, self.limit, self.slack = frozenset(stops), limit, slack
         unknown = used.keys() - _EDITS.keys() - _FILTERS.keys() - {"temperature"}
         if unknown:
@@ -282,22 +282,22 @@ class ReferencePolicy:
 
     @staticmethod
     def settings() -> frozenset[str]:
-        """The names of all settings that there is a reference for."""
+        """Return the names of all settings that have a reference."""
         return frozenset({"temperature", *_EDITS, *_FILTERS})
 
     def with_slack(self, slack: float) -> "ReferencePolicy":
-        """The same with other slack."""
-        made = copy.copy(self)
-        made.slack = slack
-        return made
+        """Return a copy with another slack."""
+        other = copy.copy(self)
+        other.slack = slack
+        return other
 
     @property
     def depends_on_text(self) -> bool:
-        """Whether the law after a text depends on more than the model's logits."""
+        """Whether the distribution after a text depends on more than the model's logits."""
         return not self._used.keys().isdisjoint(_EDITS)
 
     def law(self, logits: Sequence[float], prompt: Sequence[int] = (), generated: Sequence[int] = ()) -> list[float]:
-        """The law of the next token, given the model's logits after `prompt` and `generated`."""
+        """Return the distribution of the next token, given the model's logits after `prompt` and `generated`."""
         edited = self.edited(np.asarray(logits, dtype=np.float64), prompt, generated)
         if not edited.max() > NEVER:
             raise ArgumentError(
@@ -307,7 +307,7 @@ class ReferencePolicy:
         return law
 
     def edited(self, logits: Numbers, prompt: Sequence[int], generated: Sequence[int]) -> Numbers:
-        """Logits (V,) after all that comes before the temperature; they may exclude every token."""
+        """Return the logits (V,) after all settings that precede the temperature; they may exclude every token."""
         text = _Text(tuple(prompt), tuple(generated), self.stops, self.limit)
         for name, edit in _EDITS.items():
             if name in self._used:
@@ -315,7 +315,7 @@ class ReferencePolicy:
         return logits
 
     def shaped(self, edited: Numbers) -> Numbers:
-        """Logits (V,) of the law, from those that `edited` gives: temperature and filters, or the point mass."""
+        """Apply temperature and filters to the logits of `edited`; at temperature 0 return the point mass."""
         if self.temperature == 0:
             return _point_mass(edited)
         shaped: Numbers = (edited - edited.max()) / self.temperature

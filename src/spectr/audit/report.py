@@ -1,7 +1,7 @@
-"""What an audit reports: findings, each with its status, and how often all of them together may be a false alarm.
+"""The report of an audit: findings with their status, and the false-alarm rate of all of them together.
 
-Cases are collected before any of them is run, so that the number of statistical tests is known, and each of them gets
-an equal share of the false-alarm rate (Bonferroni: whatever the tests share, the rates add up to no more).
+Cases are collected before any of them is run, so that the number of statistical tests is known and each gets an equal
+share of the false-alarm rate (Bonferroni, which is valid for dependent tests too).
 """
 
 import platform
@@ -18,22 +18,22 @@ from spectr.version import installed
 __all__ = ["CELLS", "Case", "Claim", "Finding", "Level", "Report", "examine", "versions"]
 
 CELLS = 16
-"""Cells of every statistical test: more cells look closer and need more samples."""
+"""The number of cells of every statistical test. More cells resolve more and need more samples."""
 
 Claim = Literal["lossless", "lossy", "planted"]
-"""What is claimed of a case: the law is kept; it is not, and the rule says so; or a fault was planted, to be seen."""
+"""The claim of a case: the output has the target's law; it has a stated bias; or it has a planted fault to detect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """How sure an audit is, and how closely it looks."""
+    """The error rates of an audit, and the bias that it detects."""
 
-    alarms: float = 1e-6  # chance that a right sampler fails any test of the whole report
+    alarms: float = 1e-6  # probability that a correct sampler fails any test of the whole report
     tests: int = 1  # statistical tests that share it
-    bias: float = 0.02  # total variation to be seen
-    power: float = 0.99  # chance to see it
-    samples: int | None = None  # of each sampler; None: as many as `bias` needs
-    seed: int = 0  # the first; the others follow
+    bias: float = 0.02  # total variation to detect
+    power: float = 0.99  # probability of detecting it
+    samples: int | None = None  # samples of each sampler; None: as many as `bias` requires
+    seed: int = 0  # the first seed; the next texts use the next seeds
 
     def __post_init__(self) -> None:
         for name in ("alarms", "bias", "power"):
@@ -49,39 +49,39 @@ class Level:
 
     @property
     def draws(self) -> int:
-        """Samples to draw."""
+        """The number of samples to draw."""
         return self.samples or self.needed
 
     @property
     def needed(self) -> int:
-        """Samples that see the bias."""
+        """The number of samples that detect the bias."""
         return samples_needed(self.bias, CELLS, self.each, self.power)
 
     def at_most(self, samples: int) -> "Level":
-        """With no more samples than that."""
+        """Return a level with at most `samples` samples."""
         return replace(self, samples=min(self.draws, samples))
 
     def visible(self, samples: int) -> float:
-        """The bias that so many samples see."""
+        """Return the bias that this number of samples detects."""
         return smallest_bias(samples, CELLS, self.each, self.power)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found in one case."""
+    """The result of one case."""
 
     section: str
     case: str
     holds: bool  # no difference from the target's law was found
-    measured: str  # for people
-    details: dict[str, Any] = field(default_factory=dict)  # for programs
+    measured: str  # the result as a sentence
+    details: dict[str, Any] = field(default_factory=dict)  # the result as data
     claim: Claim = "lossless"
-    by_name: bool = False  # a lossy rule that was asked for by name: the report fails if it is biased
-    within_bound: bool = True  # a lossy rule keeps the bias that it states, as far as it was measured
+    by_name: bool = False  # a lossy rule that was requested by name: the report fails if it is biased
+    within_bound: bool = True  # the measured bias of a lossy rule is at most the stated one
 
     @property
     def as_claimed(self) -> bool:
-        """A lossless case holds, a planted fault is seen, a lossy rule keeps the bias that it states."""
+        """Whether a lossless case holds, a planted fault is detected, or a lossy rule stays within its stated bias."""
         match self.claim:
             case "lossless":
                 return self.holds
@@ -91,12 +91,12 @@ class Finding:
 
     @property
     def passes(self) -> bool:
-        """As claimed; and a lossy rule that was asked for by name shows no bias."""
+        """Whether the finding is as claimed, and unbiased if it is of a lossy rule that was requested by name."""
         return self.as_claimed and (self.holds or not self.by_name)
 
     @property
     def status(self) -> str:
-        """In a word or two."""
+        """The status in a word or two."""
         if self.claim == "planted":
             return "NOT SEEN" if self.holds else "seen"
         if not self.as_claimed:
@@ -106,7 +106,7 @@ class Finding:
         return "holds"
 
     def as_json(self) -> dict[str, Any]:
-        """Everything."""
+        """Return the finding as JSON data."""
         return {
             "section": self.section, "case": self.case, "claim": self.claim, "holds": self.holds,
             "status": self.status, "measured": self.measured, **self.details,
@@ -115,7 +115,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Something to look at, with the number of statistical tests that it makes."""
+    """A check to run, with the number of statistical tests it makes."""
 
     section: str
     name: str
@@ -124,22 +124,22 @@ class Case:
 
 
 def versions() -> dict[str, str | None]:
-    """Of what was audited and what audited it."""
+    """Return the versions of Python, spectr, torch and transformers."""
     return {"python": platform.python_version(), **{p: installed(p) for p in ("spectr", "torch", "transformers")}}
 
 
 def _lossy_summary(lossy: Sequence[Finding]) -> str:
-    """What was found of rules that claim no losslessness."""
+    """Return a sentence about the findings of lossy rules."""
     biased, broken = sum(not f.holds for f in lossy), sum(not f.within_bound for f in lossy)
-    said = f"rules that state a bias differ from the target's law in {biased} of {len(lossy)} cases"
+    sentence = f"rules that state a bias differ from the target's law in {biased} of {len(lossy)} cases"
     if broken:
-        return f"{said}, in {broken} by more than they state"
-    return f"{said}, by no more than they state" if all("stated_bias" in f.details for f in lossy) else said
+        return f"{sentence}, in {broken} by more than they state"
+    return f"{sentence}, by no more than they state" if all("stated_bias" in f.details for f in lossy) else sentence
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Findings, and what they were made with."""
+    """The findings of an audit, its error rates, and its duration."""
 
     findings: list[Finding]
     level: Level
@@ -147,12 +147,12 @@ class Report:
 
     @property
     def holds(self) -> bool:
-        """Every claim holds, every planted fault is seen, and no lossy rule that was asked for by name is biased."""
+        """Whether every claim holds, every planted fault is detected, and no rule requested by name is biased."""
         return all(finding.passes for finding in self.findings)
 
     @property
     def summary(self) -> str:
-        """The outcome in a sentence or two."""
+        """The outcome in one or two sentences."""
         claims, lossy, planted = (
             [f for f in self.findings if f.claim == claim] for claim in ("lossless", "lossy", "planted")
         )
@@ -163,19 +163,19 @@ class Report:
 
     @property
     def certainty(self) -> str:
-        """What the statistics are worth."""
+        """A description of the error rates of the statistics."""
         level = self.level
         if not level.tests:
-            return "Nothing was sampled: laws were enumerated, and texts compared token by token."
+            return "Nothing was sampled: distributions were enumerated, and texts compared token by token."
         return (
             f"{level.tests} statistical tests share a false-alarm rate of {level.alarms:g}, {level.each:.2g} each, by "
-            f"a bound that holds for any number of samples. To see a bias of {level.bias:g} total variation between "
-            f"the {CELLS} cells of a test with probability {level.power:g} takes {level.needed:,} samples. p ≈ are the "
-            "usual χ² tails, which decide nothing; for texts those of first token, text, ranks and neighbours."
+            f"a bound that holds for any number of samples. Detecting a bias of {level.bias:g} in total variation "
+            f"between the {CELLS} cells of a test with probability {level.power:g} takes {level.needed:,} samples. The "
+            "values p ≈ are χ² tails and decide nothing; for texts they are of first token, text, ranks and neighbours."
         )
 
     def as_json(self, command: str = "") -> dict[str, Any]:
-        """Everything, for a file."""
+        """Return the report as JSON data."""
         level = self.level
         return {
             "what": "is the output law the target's?",
@@ -197,8 +197,8 @@ def examine(
     cases: Sequence[Case], level: Level | None = None, progress: Callable[[str], None] = lambda _: None
 ) -> Report:
     """Run every case; the false-alarm rate of `level` is shared among all their tests."""
-    given, start = level or Level(), time.perf_counter()
-    shared = replace(given, tests=sum(case.tests for case in cases))
+    requested, start = level or Level(), time.perf_counter()
+    shared = replace(requested, tests=sum(case.tests for case in cases))
     findings: list[Finding] = []
     for case in cases:
         progress(f"{case.section}: {case.name}")

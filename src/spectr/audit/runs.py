@@ -1,4 +1,4 @@
-"""One function for each kind of audit, which takes what is audited and returns a report."""
+"""One function for each kind of audit; each returns a report."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,8 +31,8 @@ __all__ = [
 
 
 def audit_exact(rule: str | None = None, **options: Any) -> Report:
-    """The law of one rule, enumerated on small models; or of every rule, and all else that needs no model: policies,
-    coins and noise, and the loop.
+    """Enumerate the output distribution of one rule on small models; or run all audits that need no model: every rule,
+    policies, coins and noise, and the loop.
 
     >>> report = audit_exact("speculative")
     >>> report.holds, report.summary
@@ -42,26 +42,28 @@ def audit_exact(rule: str | None = None, **options: Any) -> Report:
 
 
 def audit_planted(level: Level | None = None) -> Report:
-    """Check that every planted fault is seen."""
-    given = level or Level()
-    return examine(planted_cases(given.bias), given)
+    """Check that every planted fault is detected."""
+    level = level or Level()
+    return examine(planted_cases(level.bias), level)
 
 
 def audit_model(lm: "LM", scope: Scope, level: Level | None = None) -> Report:
-    """Audit this package on a model that `spectr.load` gave."""
+    """Audit this package on a model that `spectr.load` returned."""
     return examine(model_cases(lm, scope), level)
 
 
 def audit_transformers(lm: "LM", scope: Scope, level: Level | None = None) -> Report:
-    """transformers' own generation on the rows of a model: plain, and with an assistant model."""
+    """Audit the generation of transformers on the logits of a model: plain, and with an assistant model."""
     return examine(transformers_cases(setup_of(lm, scope), scope), level)
 
 
 def audit_function(
     function: Function, target: "LanguageModel | LM", prompt: Sequence[int], length: int = 3, level: Level | None = None
 ) -> Report:
-    """A function (prompt, seed) → tokens, against a target: a function from tokens, prompt included, to the law of the
-    next one; or what `spectr.load` gave, at temperature 1.
+    """Audit a function (prompt, seed) → tokens.
+
+    `target` is a function from tokens, prompt included, to the distribution of the next one; or a model that
+    `spectr.load` returned, at temperature 1.
 
     >>> import random
     >>> fair = lambda prompt, seed: random.Random(seed).choices([0, 1], k=1)
@@ -76,12 +78,12 @@ def audit_function(
 
 
 def audit_sampler(sampler: Sampler, law: Any, name: str = "sampler", level: Level | None = None) -> Report:
-    """Anything that gives texts for seeds, many at once, against a `TextLaw`."""
+    """Audit a sampler, which returns texts for many seeds at once, against a `TextLaw`."""
     return examine([sampler_case(name, sampler, law)], level)
 
 
 def audit_endpoint(
     endpoint: Endpoint, length: int = 3, level: Level | None = None, progress: Callable[[str], None] = lambda _: None
 ) -> Report:
-    """An OpenAI-compatible endpoint, against the law that its own log-probabilities state."""
+    """Audit an OpenAI-compatible endpoint against the distribution that its own log-probabilities state."""
     return examine([endpoint_case(endpoint, length)], level, progress)

@@ -1,7 +1,7 @@
-"""Samplers that claim to draw from a target's law, behind one interface: seeds in, texts out.
+"""Samplers that claim to draw from a target's distribution; they map seeds to texts.
 
-Here are the engine of this package and a Python function; an endpoint and transformers have files of their own. A
-sampler holds its prompt and its settings, and does not depend on the law it is compared with.
+This file has those of the engine and of a Python function; endpoints and transformers have files of their own. A
+sampler has its own prompt and settings, and does not depend on the distribution it is compared with.
 """
 
 import gc
@@ -23,15 +23,15 @@ from spectr.threads import one_thread
 __all__ = ["EngineSampler", "Function", "FunctionSampler", "OnOneThread", "Sampler", "reference_laws"]
 
 Function = Callable[[list[int], int], Sequence[int]]
-"""(prompt, seed) → new tokens, at least as many as are looked at, unless they end with a stop token."""
+"""Maps (prompt, seed) to new tokens, at least as many as are tested unless they end with a stop token."""
 
 _MOST_NUMBERS = 1 << 25  # logits of one step
-_BATCH = 8192  # texts that are asked for at once
+_BATCH = 8192  # texts requested at once
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Turn garbage collection off, which would take a third of the time: there are many small objects and no cycles."""
+    """Disable garbage collection, which would take a third of the time: there are many small objects and no cycles."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -42,16 +42,16 @@ def _no_collection() -> Iterator[None]:
 
 
 class Sampler(Protocol):
-    """Texts after one prompt."""
+    """Samples texts after one prompt."""
 
     def __call__(self, seeds: Sequence[int], length: int) -> list[Text]:
-        """A text of `length` tokens for each seed, in order; shorter only if it ends with a stop token."""
+        """Return a text of `length` tokens for each seed, in order; shorter only if it ends with a stop token."""
         ...
 
 
 @dataclass(slots=True)
 class EngineSampler:
-    """The real loop: engine, rule and drafter. A replay runs as many rows at once as fit into memory."""
+    """Samples with the real engine, rule and drafter. A replay runs as many rows at once as fit into memory."""
 
     engine: Engine
     prompt: Sequence[int]
@@ -66,7 +66,7 @@ class EngineSampler:
             self.engine = self.engine.with_parts(rows=rows, chunk=_BATCH * max(1, len(self.prompt)))
 
     def __call__(self, seeds: Sequence[int], length: int) -> list[Text]:
-        """Texts for the seeds, some thousands at a time."""
+        """Return texts for the seeds, some thousands at a time."""
         parts = (seeds[at : at + _BATCH] for at in range(0, len(seeds), _BATCH))
         with _no_collection(), one_thread() if isinstance(self.engine.target, Replay) else nullcontext():
             return [text for part in parts for text in self._texts(part, length)]
@@ -80,14 +80,14 @@ class EngineSampler:
 
 @dataclass(frozen=True, slots=True)
 class FunctionSampler:
-    """A function (prompt, seed) → tokens."""
+    """Samples with a function (prompt, seed) → tokens."""
 
     function: Function
     prompt: Sequence[int]
     stops: frozenset[int] = frozenset()
 
     def __call__(self, seeds: Sequence[int], length: int) -> list[Text]:
-        """One call for each seed; tokens beyond the length or a stop token are cut."""
+        """Call the function once for each seed; tokens beyond the length or a stop token are cut."""
         return [self._cut(self.function(list(self.prompt), seed), length) for seed in seeds]
 
     def _cut(self, tokens: Sequence[int], length: int) -> Text:
@@ -106,13 +106,13 @@ class OnOneThread:
     sampler: Sampler
 
     def __call__(self, seeds: Sequence[int], length: int) -> list[Text]:
-        """The texts of the sampler."""
+        """Return the texts of the sampler."""
         with one_thread():
             return self.sampler(seeds, length)
 
 
 def reference_laws(rows: RowsAfter, prompt: Sequence[int], reference: ReferencePolicy) -> LawsAfter:
-    """The laws that a reference policy makes of a model's rows after a prompt and more text, float64."""
+    """Return a function that computes the laws under a reference policy after a prompt and more text, float64."""
     start = tuple(prompt)
 
     def laws(texts: Sequence[Text]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The cases of an audit: of this package without a model and with one, of transformers, and of any sampler."""
+"""Collects the cases of an audit: of this package without and with a model, of transformers, and of any sampler."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +35,7 @@ __all__ = [
 ]  # fmt: skip
 
 _DRAFTERS = ("lookup", "ngram", "early_exit", "random")
-_GREEDY = ("race", "optimal", "block")  # on the model itself, where each takes seconds
+_GREEDY = ("race", "optimal", "block")  # rules compared on the model itself, where each takes seconds
 _PATHOLOGICAL = ("race", "match", "optimal", "path_block", "block", "traversal")
 _REAL = (
     ("race", "early_exit", 20_000),
@@ -43,28 +43,28 @@ _REAL = (
     ("kseq", "ngram", 5_000),
     ("match", "lookup", 5_000),
 )
-"""Real drafters, and most samples: those without a model work on the host."""
+"""Rules with real drafters, and the maximum number of samples; drafters without a model run on the host."""
 _SHAPED = ("race", "kseq", "optimal", "path_block", "traversal", "block")
 _DEEP = ("race", "kseq", "optimal", "path_block", "traversal")
 _WIDE = ("race", "kseq", "optimal")
 """Rules that are also sampled under policies that depend on the text, with 8 drafts of 5, and with many tokens."""
-_TOKENS = 12  # of a text compared on the real model
-_SLOW = 5_000  # samples of a sampler that gives texts one by one
+_TOKENS = 12  # tokens of a text compared on the real model
+_SLOW = 5_000  # samples of a sampler that returns texts one by one
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What of a model is audited."""
+    """The prompts, policy, rules and drafter with which a model is audited."""
 
     prompts: Sequence[Sequence[int]]  # the first is sampled from, all are compared on
     policy: Policy = field(default_factory=Policy)
     rules: str | Sequence[NamedRule] | None = None  # a name, or several rules; None: every rule
     drafter: Any = None  # None: the noisy one for laws, several for comparisons
-    vocabulary: int = 32  # likeliest tokens that laws are replayed on
+    vocabulary: int = 32  # likeliest tokens on which the model is replayed
 
     def __post_init__(self) -> None:
         if not self.prompts or not all(self.prompts):
-            raise ArgumentError("an audit needs a prompt of at least one token")
+            raise ArgumentError("an audit requires a prompt of at least one token")
 
     @property
     def named(self) -> list[NamedRule]:
@@ -75,7 +75,7 @@ class Scope:
 
 
 def _few(case: Case, samples: int) -> Case:
-    """The case with so many samples, unless their number was given."""
+    """Limit a case to `samples` samples, unless their number was given."""
 
     def run(level: Level) -> Sequence[Finding]:
         return case.run(level if level.samples else level.at_most(samples))
@@ -84,8 +84,10 @@ def _few(case: Case, samples: int) -> Case:
 
 
 def _laws(setup: Setup, scope: Scope) -> list[Case]:
-    """Every rule with one drafter; and where no drafter was named, some with real ones, under policies that depend on
-    the text, with many drafts, and with a large vocabulary."""
+    """Return cases of every rule with one drafter.
+
+    If no drafter was named, add some with real drafters, under policies that depend on the text, with many drafts, and
+    with a large vocabulary."""
     found = [law_of_rule(setup, named, scope.drafter or NOISY) for named in scope.named]
     if scope.drafter is not None:
         return found
@@ -114,8 +116,8 @@ def _comparisons(lm: "LM", setup: Setup, scope: Scope) -> list[Case]:
 
 
 def exact_part(rules: Sequence[NamedRule] | None = None) -> list[Case]:
-    """What needs no model: laws of rules, enumerated; and unless rules were named, policies against their reference,
-    coins and noise, and the loop on a small model, whose steps a witness checks."""
+    """Return the cases that need no model: enumerated rules; and unless rules were named, policies against their
+    reference, coins and noise, and the loop on a small model, whose steps a witness checks."""
     if rules is not None:
         return exact_cases(rules)
     lossless = [named.rule for named in distinct_rules() if named.rule.card.lossless]
@@ -132,12 +134,12 @@ def _rows_case(lm: "LM", prompts: Sequence[Sequence[int]]) -> Case:
 
 
 def setup_of(lm: "LM", scope: Scope) -> Setup:
-    """The model with its rows to replay, for several kinds of cases at once."""
+    """Return the model prepared for replay, which several kinds of cases can share."""
     return real_setup(lm.opened, scope.prompts[0], scope.policy, scope.vocabulary)
 
 
 def model_cases(lm: "LM", scope: Scope, setup: Setup | None = None) -> list[Case]:
-    """This package on a real model: rows, laws, equal texts, and drafts of the worst kind."""
+    """Return the cases of this package on a real model: logits, distributions, equal texts, and adversarial drafts."""
     setup = setup or setup_of(lm, scope)
     bad = [n.rule for n in scope.named if n.rule.card.lossless and (scope.rules or n.rule.card.name in _PATHOLOGICAL)]
     return [
@@ -150,9 +152,9 @@ def model_cases(lm: "LM", scope: Scope, setup: Setup | None = None) -> list[Case
 
 
 def model_law(lm: "LM", prompt: Sequence[int], policy: Policy, length: int) -> TextLaw:
-    """The law of short texts of a real model, over all of its tokens."""
+    """Return the law of short texts of a real model, over all of its tokens."""
     if lm.opened.start is not None:
-        raise MismatchError("an audit needs a decoder-only model; this one has an encoder")
+        raise MismatchError("an audit requires a decoder-only model; this one has an encoder")
     target = lm.opened.target
     rows = TreeRows(target, torch.arange(target.vocabulary), {tuple(prompt): prompt})
     reference = ReferencePolicy(policy, lm.opened.stops, length, slack=1e-6)
@@ -160,7 +162,7 @@ def model_law(lm: "LM", prompt: Sequence[int], policy: Policy, length: int) -> T
 
 
 def function_law(target: LanguageModel, prompt: Sequence[int], length: int) -> TextLaw:
-    """The law of short texts of a function from tokens, prompt included, to the probabilities of the next one."""
+    """Return the law of short texts of a function from tokens, prompt included, to the next token's probabilities."""
     start = tuple(prompt)
 
     def laws(texts: Sequence[Words]) -> Tensor:
@@ -173,7 +175,7 @@ def function_law(target: LanguageModel, prompt: Sequence[int], length: int) -> T
 
 
 def direct_cases(lm: "LM", scope: Scope, length: int) -> list[Case]:
-    """The engine as it is, nothing replayed: for drafters that look into the target. Far fewer samples."""
+    """Return cases without replay, for drafters that read the target's hidden states; they have far fewer samples."""
     law = model_law(lm, scope.prompts[0], scope.policy, length)
     sampler = EngineSampler(lm.engine, scope.prompts[0], scope.policy)
     name = f"{lm.engine.rule.card.name} × {lm.engine.drafter.name}, not replayed"
@@ -183,14 +185,14 @@ def direct_cases(lm: "LM", scope: Scope, length: int) -> list[Case]:
 
 def sampler_case(name: str, sample: Sampler | Callable[[list[int], int], Sequence[int]], law: TextLaw,
                  prompt: Sequence[int] | None = None) -> Case:  # fmt: skip
-    """Anybody's sampler against a law: with a `prompt`, a function (prompt, seed) → tokens; without, a `Sampler`."""
-    made: Any = sample if prompt is None else FunctionSampler(sample, prompt, law.stops)  # type: ignore[arg-type]
-    return law_case(Claimed(name, made, law))
+    """Return the case of any sampler: with a `prompt`, a function (prompt, seed) → tokens; without, a `Sampler`."""
+    sampler: Any = sample if prompt is None else FunctionSampler(sample, prompt, law.stops)  # type: ignore[arg-type]
+    return law_case(Claimed(name, sampler, law))
 
 
 def transformers_cases(setup: Setup, scope: Scope, most: int | None = None) -> list[Case]:
-    """transformers' own generation loop on replayed rows: plain, with an assistant model, and with the mode of it that
-    trades the law for speed, which says so. It gives texts one by one: `most` bounds how many."""
+    """Return cases of the generation loop of transformers on replayed logits: plain, with an assistant model, and with
+    its lossy mode. It generates texts one by one; `most` limits their number."""
     from spectr.models.baselines import ReplayNet, TransformersSampler, settings_of
 
     net = ReplayNet(setup.model().logits_after, setup.vocabulary, setup.stops)
@@ -211,7 +213,7 @@ def transformers_cases(setup: Setup, scope: Scope, most: int | None = None) -> l
 
 
 def _assistant_rows(setup: Setup, drafter: Any) -> Callable[[Sequence[Words]], Tensor]:
-    """Rows of the assistant: the target's with noise, or those of the model that was asked for."""
+    """Return the logits of the assistant: the target's with noise, or those of the requested model."""
     if drafter is None:
         return setup.model(Bent(setup.rows, noise)).logits_after
     made = setup.drafter(drafter, named_rules("speculative")[0].rule)

@@ -1,6 +1,6 @@
-"""A model made ready for many samples: its likeliest tokens after a prompt, its rows on them, and engines on those.
+"""Prepares a model for many samples: its likeliest tokens after a prompt, its logits on them, and engines on those.
 
-The audited law is the model's own, given that one of these tokens comes. Everything else is the code that generates.
+The audited distribution is the model's, conditioned on these tokens. Everything else is the code that generates text.
 """
 
 from collections.abc import Sequence
@@ -33,27 +33,27 @@ if TYPE_CHECKING:
 __all__ = ["NOISY", "Setup", "noise", "plan_for", "real_setup", "toy_setup", "wide_setup"]
 
 NOISY = "noisy"
-"""The drafter of an audit that names none: the target's own rows with noise, right often and wrong often."""
+"""The default drafter of an audit: the target's own logits with noise, which is often right and often wrong."""
 
 _NOISE = 1.0
-_SLACK = 1e-6  # by so much may float32 move a token across the limit of a filter
-_SHOWN = 8  # tokens of the prompt that drafters and penalties see
+_SLACK = 1e-6  # float32 may move a token across the limit of a filter by this much
+_SHOWN = 8  # tokens of the prompt that drafters and penalties use
 
 
 def plan_for(card: Card, drafts: int = 2, length: int = 3) -> Plan:
-    """`drafts` chains with the siblings that the rule prefers; one chain if it takes no tree."""
+    """Return a plan of `drafts` chains with the siblings that the rule prefers; one chain if it accepts no trees."""
     return Plan(card.draws or card.siblings[0], tree=(drafts if card.tree else 1, *(1,) * (length - 1)))
 
 
 def noise(logits: Tensor, texts: Sequence[Words]) -> Tensor:
-    """Rows with noise that is a function of the text."""
+    """Add noise that is a function of the text."""
     noise = [np.random.default_rng([len(text), *text]).standard_normal(logits.shape[-1]) for text in texts]
     return logits + _NOISE * torch.from_numpy(np.stack(noise)).float()
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A target of few tokens with rows to replay, and what belongs to it."""
+    """A target of few tokens with logits to replay, its prompt, policy and stop tokens."""
 
     name: str
     rows: RowsAfter
@@ -61,25 +61,25 @@ class Setup:
     prompt: Words
     policy: Policy
     stops: frozenset[int] = frozenset()
-    ids: Tensor | None = None  # the tokens as the real model knows them
-    original: Sequence[int] = ()  # the prompt as the real model knows it
+    ids: Tensor | None = None  # the real model's ids of the tokens
+    original: Sequence[int] = ()  # the prompt in the real model's tokens
     opened: "OpenedModel | None" = None
     drafts: int = 2  # chains of the noisy drafter
     length: int = 3  # tokens of each
     memory: int = 2  # tokens after the prompt that rows depend on
-    computed: type[PolicyRows] = PolicyRows  # what computes policies; faults are planted there
+    computed: type[PolicyRows] = PolicyRows  # the implementation of policies; faults are planted there
 
     def model(self, rows: RowsAfter | None = None) -> Replay:
-        """The target, or another model of the same tokens."""
+        """Return the target, or another model of the same tokens."""
         return Replay(self.rows if rows is None else rows, self.vocabulary, [self.prompt], self.memory)
 
     def under(self, policy: Policy) -> "Setup":
-        """The same under another policy."""
+        """Return the setup with another policy."""
         return replace(self, policy=policy)
 
     def law(self, length: int = 5) -> TextLaw:
-        """The exact law of short texts under the reference policy: that of the model for three tokens, then that of the
-        replay."""
+        """Return the exact law of short texts under the reference policy: the model's for three tokens, then the
+        replay's."""
         reference = ReferencePolicy(self.policy, self.stops, length, _SLACK)
         laws = reference_laws(self.model().logits_after, self.prompt, reference)
         if reference.depends_on_text:
@@ -87,7 +87,7 @@ class Setup:
         return TextLaw(laws, length, self.stops, remembered=lambda text: text[-self.memory :])
 
     def drafter(self, name: Any, rule: Rule) -> Drafter:
-        """A drafter that fits the rule: `noisy`, a name or model as `spectr.load` takes it, or a drafter as it is."""
+        """Return a drafter that fits the rule: `noisy`, a name or model as for `spectr.load`, or a given drafter."""
         if name == NOISY:
             return named_drafter("model", model=self.model(Bent(self.rows, noise)), plan=self._plan(rule))
         if not isinstance(name, str):
@@ -97,16 +97,16 @@ class Setup:
         return named_drafter(name) if name in ("none", "lookup") else self._paired(name, rule)
 
     def requests(self, length: int, seeds: Sequence[int]) -> list[Request]:
-        """One for a text of so many tokens for each seed."""
+        """Return a request for a text of `length` tokens for each seed."""
         return [Request(self.prompt, seed, length, self.policy) for seed in seeds]
 
     def engine(self, drafter: Any, rule: Rule) -> Engine:
-        """The real loop on the replayed target."""
-        made = Engine(self.model(), self.drafter(drafter, rule), rule, self.stops)
-        return made.with_parts(policies=self.computed)
+        """Return a real engine on the replayed target."""
+        engine = Engine(self.model(), self.drafter(drafter, rule), rule, self.stops)
+        return engine.with_parts(policies=self.computed)
 
     def sampler(self, drafter: Any, rule: Rule) -> EngineSampler:
-        """What is sampled from."""
+        """Return a sampler of the engine's texts."""
         return EngineSampler(self.engine(drafter, rule), self.prompt, self.policy)
 
     def _plan(self, rule: Rule) -> Plan:
@@ -114,7 +114,7 @@ class Setup:
 
     def _paired(self, name: Any, rule: Rule) -> Drafter:
         if self.opened is None:
-            raise ArgumentError(f"drafter {name!r} belongs to a real model, and {self.name!r} is none; use noisy")
+            raise ArgumentError(f"drafter {name!r} requires a real model, and {self.name!r} is not one; use noisy")
         options = DraftOptions(drafts=2 if rule.card.tree else 1, length=3)
         return self.replayed(pair(name, self.opened, rule.card, options))
 
@@ -122,24 +122,25 @@ class Setup:
         return TreeRows(model, ids, {self.prompt: self.original})
 
     def replayed(self, made: Drafter) -> Drafter:
-        """The same drafter with its model's rows replayed; one without a model stays as it is."""
+        """Return the drafter with its model's logits replayed; one without a model is returned unchanged."""
         if isinstance(made, Mixed):
             return Mixed([self.replayed(part) for part in made.parts])
         if getattr(made, "wants_features", None) is not None:
             raise MismatchError(
-                f"drafter {made.name!r} reads the target's features, which a replay lacks; audit it without: --direct"
+                f"drafter {made.name!r} reads the target's hidden states, which a replay lacks; audit it with --direct"
             )
         model: TreeModel | None = getattr(made, "model", None)
         plan: Plan | None = getattr(made, "plan", None)
         if model is None or plan is None or isinstance(model, Replay):
             return made
         if self.ids is None:
-            raise ArgumentError(f"drafter {made.name!r} belongs to a real model, and {self.name!r} is none; use noisy")
+            raise ArgumentError(f"drafter {made.name!r} requires a real model, and {self.name!r} is not one; use noisy")
         return named_drafter("model", model=self.model(self._rows_of(model, self.ids)), plan=plan)
 
 
 def _mass(rows: TreeRows, prompt: Words) -> Tensor:
-    """How likely each token is to come first or second, roughly: the second after the eight likeliest alone."""
+    """Estimate how likely each token is as first or second token; the second only after the eight likeliest first
+    ones."""
     first = rows([prompt])[0].double().softmax(-1)
     best = first.topk(8)
     after = rows([(*prompt, token) for token in best.indices.tolist()]).double().softmax(-1)
@@ -147,8 +148,9 @@ def _mass(rows: TreeRows, prompt: Words) -> Tensor:
 
 
 def real_setup(opened: "OpenedModel", prompt: Sequence[int], policy: Policy, vocabulary: int = 64) -> Setup:
-    """The `vocabulary` likeliest tokens after the prompt, and the last ones of the prompt, as a target of their own.
-    The replay's prompt is the end of the real one, and stands for all of it."""
+    """Return a target of the `vocabulary` likeliest tokens after the prompt, and of the prompt's last tokens.
+
+    The replay's prompt is the end of the real one and represents all of it."""
     if opened.start is not None:
         raise MismatchError("an audit replays decoder-only models; this one has an encoder")
     if vocabulary < 2:
@@ -169,7 +171,7 @@ def real_setup(opened: "OpenedModel", prompt: Sequence[int], policy: Policy, voc
 
 
 def toy_setup(policy: Policy | None = None, vocabulary: int = 12, seed: int = 5) -> Setup:
-    """A small random model in the place of a real one, whose law depends on the whole text; its last token stops."""
+    """Return a small random model whose law depends on the whole text; its last token is a stop token."""
     model = RandomModel(seed, vocabulary)
 
     def rows(texts: Sequence[Words]) -> Tensor:
@@ -180,8 +182,8 @@ def toy_setup(policy: Policy | None = None, vocabulary: int = 12, seed: int = 5)
 
 
 def wide_setup(vocabulary: int = 1_100, seed: int = 6) -> Setup:
-    """A random model of many tokens, with a long tail, whose law depends on the last token alone: so that its rows can
-    be held. Some numerics are different above 1,024 tokens."""
+    """Return a random model of many tokens with a long tail, whose law depends on the last token only, so that its rows
+    fit into memory. Some numerics differ above 1,024 tokens."""
 
     def rows(texts: Sequence[Words]) -> Tensor:
         logits = [2.5 * np.random.default_rng([seed, text[-1] % 64]).standard_normal(vocabulary) for text in texts]

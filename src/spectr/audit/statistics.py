@@ -1,15 +1,15 @@
-"""Multinomial tests whose false-alarm rate is a theorem, and the bias that a number of samples can see.
+"""Multinomial tests with a proven false-alarm rate, and the bias that a number of samples detects.
 
-The statistic is G = 2 Σ count · log(count / expected) = 2·n·KL(found ‖ meant). For every law on k cells and every n,
+The statistic is G = 2 Σ count · log(count / expected) = 2·n·KL(found ‖ expected). For every law on k cells and every n,
 
     P(G ≥ g) ≤ exp(−g/2) · (e·g / (2(k − 1)))^(k − 1)    once g > 2(k − 1)        (Agrawal 2020),
 
-so no count is too small and nothing is asymptotic: a test is decided with this bound. The familiar χ² tail, to which G
-converges, is reported beside it and decides nothing.
+so no count is too small and nothing is asymptotic. This bound decides a test; the χ² tail, to which G converges, is
+only reported.
 
-A bias of total variation δ between the cells, whatever its shape, has KL ≥ 2δ² (Pinsker), so G then behaves like a
-noncentral χ² with noncentrality at least 4·n·δ². That gives the samples needed to see a bias, and the bias that a
-number of samples sees.
+A bias of total variation δ between the cells, of any shape, has KL ≥ 2δ² (Pinsker), so G then behaves like a noncentral
+χ² with noncentrality at least 4·n·δ². That gives the number of samples needed to detect a bias, and the bias that a
+number of samples detects.
 """
 
 import math
@@ -28,7 +28,7 @@ _POWER = 0.99
 
 
 def false_alarm_bound(statistic: float, cells: int) -> float:
-    """At most this often does a right sampler reach `statistic` on so many cells, for any law and number of samples.
+    """Return a bound on how often a correct sampler reaches `statistic`, for any law and number of samples.
 
     >>> false_alarm_bound(104.2, 16) < 1.01e-8, false_alarm_bound(20.0, 16)
     (True, 1.0)
@@ -40,7 +40,7 @@ def false_alarm_bound(statistic: float, cells: int) -> float:
 
 
 def alarm_limit(cells: int, alarms: float) -> float:
-    """The statistic that a right sampler reaches with probability at most `alarms`: where the bound equals it.
+    """Return the statistic that a correct sampler reaches with probability at most `alarms`.
 
     >>> round(alarm_limit(16, 1e-8), 1)
     104.2
@@ -55,12 +55,12 @@ def alarm_limit(cells: int, alarms: float) -> float:
 
 
 def _noncentrality(cells: int, alarms: float, power: float) -> float:
-    """The noncentrality that passes the limit with probability `power`."""
+    """Return the noncentrality that exceeds the limit with probability `power`."""
     return float(chndtrinc(alarm_limit(cells, alarms), max(cells - 1, 1), 1 - power))
 
 
 def samples_needed(bias: float, cells: int, alarms: float, power: float = _POWER) -> int:
-    """Samples that see any bias of this total variation between the cells, with probability `power`.
+    """Return the number of samples that detects any bias of this total variation with probability `power`.
 
     >>> 85_000 < samples_needed(0.02, cells=16, alarms=1e-8) < 92_000
     True
@@ -71,7 +71,7 @@ def samples_needed(bias: float, cells: int, alarms: float, power: float = _POWER
 
 
 def smallest_bias(samples: int, cells: int, alarms: float, power: float = _POWER) -> float:
-    """The total variation between the cells above which a bias of any shape is seen, with probability `power`.
+    """Return the total variation above which a bias of any shape is detected with probability `power`.
 
     >>> 0.019 < smallest_bias(90_000, cells=16, alarms=1e-8) < 0.02
     True
@@ -81,40 +81,42 @@ def smallest_bias(samples: int, cells: int, alarms: float, power: float = _POWER
 
 @dataclass(frozen=True, slots=True)
 class GTest:
-    """Counts compared with a law."""
+    """The comparison of counts with a law."""
 
     samples: int
-    cells: int  # with a chance above zero
-    statistic: float  # G; infinite if something came that cannot come
+    cells: int  # cells of positive probability
+    statistic: float  # G; infinite if an impossible cell was hit
     distance: float  # total variation between the frequencies and the law; its noise is of order √(cells / samples)
-    impossible: int  # samples in cells of chance zero
+    impossible: int  # samples in cells of probability zero
 
     @property
     def p_bound(self) -> float:
-        """A right sampler is this far off at most this often. This decides."""
+        """A bound on how often a correct sampler is this far off. It decides the test."""
         return 0.0 if self.impossible else false_alarm_bound(self.statistic, self.cells)
 
     @property
     def p_about(self) -> float:
-        """The same for many samples, by the χ² tail. This is shown and decides nothing."""
+        """The same for many samples, by the χ² tail. It is shown but does not decide."""
         if self.impossible or self.cells == 1:
             return 0.0 if self.impossible else 1.0
         return float(chdtrc(self.cells - 1, self.statistic))
 
 
 def compare_counts(counts: Sequence[float] | Tensor, chances: Sequence[float] | Tensor) -> GTest:
-    """Counts (k) of independent samples against the chances (k) of their cells.
+    """Compare the counts (k) of independent samples with the probabilities (k) of their cells.
 
     >>> compare_counts([52, 48], [0.5, 0.5]).p_about > 0.5
     True
     """
-    found, meant = (torch.as_tensor(x, dtype=torch.float64) for x in (counts, chances))
-    if found.shape != meant.shape or abs(float(meant.sum()) - 1) > 1e-6:
-        raise ArgumentError(f"every cell needs a count and a chance, and chances sum to 1; got {counts} and {chances}")
+    found, expected = (torch.as_tensor(x, dtype=torch.float64) for x in (counts, chances))
+    if found.shape != expected.shape or abs(float(expected.sum()) - 1) > 1e-6:
+        raise ArgumentError(
+            f"every cell must have a count and a chance, and chances must sum to 1; got {counts} and {chances}"
+        )
     total = float(found.sum())
-    impossible = int(found[meant <= 0].sum())
-    seen = (found > 0) & (meant > 0)
-    terms = found[seen] * (found[seen] / (meant[seen] * total)).log()
+    impossible = int(found[expected <= 0].sum())
+    seen = (found > 0) & (expected > 0)
+    terms = found[seen] * (found[seen] / (expected[seen] * total)).log()
     statistic = math.inf if impossible else max(0.0, 2 * float(terms.sum()))
-    distance = float((found / total - meant).abs().sum() / 2) if total else 0.0
-    return GTest(int(total), int((meant > 0).sum()), statistic, distance, impossible)
+    distance = float((found / total - expected).abs().sum() / 2) if total else 0.0
+    return GTest(int(total), int((expected > 0).sum()), statistic, distance, impossible)

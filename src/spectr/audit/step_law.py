@@ -1,4 +1,4 @@
-"""The law of the texts that a few steps emit, and how far it is from a target's."""
+"""The distribution of the texts that a few steps emit, and its distance from a target's."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,14 +12,15 @@ from spectr.transport.laws import check_law
 __all__ = ["LanguageModel", "StepLaw", "law_after"]
 
 LanguageModel = Callable[[tuple[int, ...]], Tensor | Sequence[float]]
-"""A small autoregressive model: the tokens so far → the law of the next one, V probabilities."""
+"""A small autoregressive model: it maps the tokens so far to the V probabilities of the next one."""
 
 
 def law_after(model: LanguageModel, text: tuple[int, ...], name: str) -> Tensor:
-    """A model's law, checked, in float64. It is divided by its float64 sum, so that enumeration is exact for float32
-    models too."""
-    given = model(text)
-    law = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given, dtype=np.float64))
+    """Return a model's law in float64, checked and divided by its float64 sum.
+
+    The division makes the enumeration exact for float32 models too."""
+    answer = model(text)
+    law = answer if isinstance(answer, Tensor) else torch.as_tensor(np.asarray(answer, dtype=np.float64))
     check_law(f"{name}{text}", law)
     return law.double() / law.double().sum()
 
@@ -41,19 +42,20 @@ class StepLaw(Mapping[tuple[int, ...], float]):
 
     @property
     def expected_tokens(self) -> float:
-        """Mean number of emitted tokens."""
+        """The expected number of emitted tokens."""
         return sum(len(text) * chance for text, chance in self._chances.items())
 
     def deviation(self, target_lm: LanguageModel) -> float:
-        """Largest |probability − target's| over all texts, once every text is completed by the target to one length."""
-        return max((abs(found - meant) for found, meant in self._completed(target_lm)), default=0.0)
+        """Return the largest |probability − target's| over all texts, after the target has completed them to one
+        length."""
+        return max((abs(found - expected) for found, expected in self._completed(target_lm)), default=0.0)
 
     def total_variation(self, target_lm: LanguageModel) -> float:
-        """½ Σ |probability − target's| over the completed texts."""
-        return sum(abs(found - meant) for found, meant in self._completed(target_lm)) / 2
+        """Return ½ Σ |probability − target's| over the completed texts."""
+        return sum(abs(found - expected) for found, expected in self._completed(target_lm)) / 2
 
     def first_token_bias(self, target_lm: LanguageModel) -> float:
-        """Total variation between the law of the first emitted token and the target's."""
+        """Return the total variation between the law of the first emitted token and the target's."""
         law = law_after(target_lm, (), "target_lm").tolist()
         found = [0.0] * len(law)
         for text, chance in self._chances.items():
@@ -61,14 +63,15 @@ class StepLaw(Mapping[tuple[int, ...], float]):
         return math.fsum(abs(f - p) for f, p in zip(found, law, strict=True)) / 2
 
     def _completed(self, target_lm: LanguageModel) -> Iterator[tuple[float, float]]:
-        """Probabilities (found, the target's) of every text of the largest length, or that ends with a stop token."""
+        """Yield the probabilities (found, the target's) of every text of maximum length or that ends with a stop
+        token."""
         horizon = max(map(len, self._chances))
         stack: list[tuple[tuple[int, ...], float, float]] = [((), 0.0, 1.0)]
         while stack:
-            text, inflow, meant = stack.pop()
+            text, inflow, expected = stack.pop()
             found = inflow + self._chances.get(text, 0.0)
             if len(text) == horizon or (text and text[-1] in self._stops):
-                yield found, meant
-            elif found > 0 or meant > 0:
+                yield found, expected
+            elif found > 0 or expected > 0:
                 law = law_after(target_lm, text, "target_lm").tolist()
-                stack += [((*text, x), found * chance, meant * chance) for x, chance in enumerate(law)]
+                stack += [((*text, x), found * chance, expected * chance) for x, chance in enumerate(law)]

@@ -1,13 +1,13 @@
-"""The target's exact law of short texts, and the tests that compare samples with it, whatever drew them.
+"""The target's exact distribution of short texts, and the tests that compare samples of any sampler with it.
 
-Four tests look at one set of samples, each with 16 cells that are fixed before anything is drawn:
+Four tests use one set of samples, each with 16 cells that are fixed before anything is drawn:
 
 - `first token`: the likeliest tokens, and all others together;
 - `text`: the likeliest texts of three tokens, and all others together;
-- `ranks`: where each token stands in its own law. With F the mass of all likelier tokens, F + U·p of a token that comes
-  with chance p is uniform, after any text and whatever the law (U uniform, made here). So positions, all texts and
-  tails are compared at once, and a later step that depends on an earlier one shows;
-- `neighbours`: the same of the first tokens of two neighbouring samples, which must be independent.
+- `ranks`: the rank of each token in its own distribution. With F the mass of all likelier tokens, F + U·p of a token of
+  probability p is uniform after any text and for any distribution (U is uniform and drawn here). All positions, texts
+  and tails are thus compared at once, and a dependence between steps is detected;
+- `neighbours`: the same for the first tokens of two neighbouring samples, which must be independent.
 """
 
 import heapq
@@ -30,17 +30,17 @@ __all__ = ["TESTS", "Cells", "LawsAfter", "Text", "TextLaw", "run_tests"]
 Text = tuple[int, ...]
 Floats = npt.NDArray[np.float64]
 LawsAfter = Callable[[Sequence[Text]], Tensor]
-"""Texts after the prompt → laws (n, V), float64."""
+"""Maps texts after the prompt to laws (n, V), float64."""
 
 TESTS = ("first token", "text", "ranks", "neighbours")
-_ALL = 1 - 1e-12  # what is left of the mass beyond this is rounding
-_CHUNK = 64  # laws looked at together
-_TEXT = 3  # tokens of the texts that are counted one by one
+_ALL = 1 - 1e-12  # a remaining mass beyond this is rounding
+_CHUNK = 64  # laws computed at once
+_TEXT = 3  # tokens of the texts that are counted individually
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """The likeliest first tokens and texts with their probabilities, which are counted; chosen before any is drawn."""
+    """The likeliest first tokens and texts with their probabilities; they are fixed before samples are drawn."""
 
     firsts: list[tuple[Text, float]]
     texts: list[tuple[Text, float]]
@@ -48,23 +48,23 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class TextLaw:
-    """Texts of up to `length` tokens after one prompt; a text ends at a stop token."""
+    """The law of texts of up to `length` tokens after one prompt; a text ends at a stop token."""
 
     laws: LawsAfter
     length: int = 3
     stops: frozenset[int] = frozenset()
-    closed: bool = True  # a text that is shorter must end with a stop token
+    closed: bool = True  # a shorter text must end with a stop token
     remembered: Callable[[Text], Text] = lambda text: text  # a shorter text after which the law is the same
 
     def __post_init__(self) -> None:
         whole("length", self.length, 1)
 
     def cells(self) -> Cells:
-        """The cells of the tests, which must be known before samples are drawn."""
+        """Return the cells of the tests, which must be fixed before samples are drawn."""
         return Cells(self.likeliest(CELLS - 1, 1), self.likeliest(CELLS - 1, min(_TEXT, self.length)))
 
     def check(self, text: Text) -> None:
-        """Refuse a text that this law cannot have."""
+        """Refuse a text of the wrong length."""
         ended = not self.closed or (bool(text) and text[-1] in self.stops)
         if len(text) > self.length or (len(text) < self.length and not ended):
             raise ArgumentError(
@@ -72,7 +72,7 @@ class TextLaw:
             )
 
     def likeliest(self, count: int, length: int | None = None) -> list[tuple[Text, float]]:
-        """The `count` likeliest texts and their probabilities: the best beginning is always continued first."""
+        """Return the `count` likeliest texts and their probabilities, by best-first search."""
         most = self.length if length is None else length
         found: list[tuple[Text, float]] = []
         queue: list[tuple[float, Text]] = [(-1.0, ())]
@@ -88,8 +88,9 @@ class TextLaw:
         return found
 
     def places(self, texts: Sequence[Text]) -> tuple[Floats, Floats]:
-        """For every text (n) and position (length): the mass of all likelier tokens there, and the token's own. Beyond
-        a text's end nothing is likelier and the mass is 1, so that what is drawn between them is uniform there, too."""
+        """Return, for every text (n) and position (length), the mass of all likelier tokens and the token's own mass.
+
+        Beyond a text's end these are 0 and 1, so that a draw between them is uniform there too."""
         low, mass = np.zeros((len(texts), self.length)), np.ones((len(texts), self.length))
         users: dict[Text, list[tuple[int, int, int]]] = {}
         for row, text in enumerate(texts):
@@ -105,7 +106,7 @@ class TextLaw:
 
 
 def _places(law: Tensor, tokens: list[int]) -> tuple[Floats, Floats]:
-    """Mass of the tokens likelier than each, of equals those with lower ids, and its own."""
+    """Return the mass of the tokens likelier than each (of equal ones, those with lower ids), and its own."""
     order = law.sort(descending=True, stable=True).indices
     sums = law[order].cumsum(0)
     rank = torch.empty_like(order)
@@ -116,7 +117,7 @@ def _places(law: Tensor, tokens: list[int]) -> tuple[Floats, Floats]:
 
 
 def _of_likeliest(counts: Counter[Text], best: Sequence[tuple[Text, float]]) -> GTest:
-    """The likeliest texts one by one, all others together."""
+    """Test the likeliest texts individually and all others together."""
     total = sum(chance for _, chance in best)
     left = 1 - total if total < _ALL else 0.0
     found = [counts[text] for text, _ in best]
@@ -125,7 +126,7 @@ def _of_likeliest(counts: Counter[Text], best: Sequence[tuple[Text, float]]) -> 
 
 
 def _of_uniforms(values: Floats, grid: Sequence[int]) -> GTest:
-    """Points (n, d) of the unit cube, in equal boxes."""
+    """Test points (n, d) of the unit cube in equal boxes."""
     sides = np.asarray(grid)
     box = np.minimum((values * sides).astype(np.int64), sides - 1)
     size = int(np.prod(sides))
@@ -134,13 +135,14 @@ def _of_uniforms(values: Floats, grid: Sequence[int]) -> GTest:
 
 
 def _grid(length: int) -> tuple[int, ...]:
-    """How finely each position is cut, so that there are as many cells as usual: the last four in halves."""
+    """Return the number of parts of each position, such that there are 16 cells; long texts use the last four
+    tokens."""
     short = {1: (16,), 2: (4, 4), 3: (4, 2, 2)}
     return short[length] if length in short else (*(1,) * (length - 4), 2, 2, 2, 2)
 
 
 def run_tests(samples: Sequence[Sequence[int]], law: TextLaw, cells: Cells, seed: int = 0) -> dict[str, GTest]:
-    """All tests of samples in the order they were drawn; `seed` is of the uniforms that ranks need."""
+    """Run all tests on samples in the order they were drawn; `seed` seeds the uniforms of the ranks."""
     texts = [tuple(sample) for sample in samples]
     counts = Counter(texts)
     for text in counts:

@@ -1,6 +1,6 @@
-"""Small autoregressive models for proofs: every law is a function of a seed and the text so far.
+"""Small autoregressive models for enumeration: every law is a function of a seed and the text so far.
 
-Policies are applied by the reference implementation, so that no law here depends on the code under audit.
+Policies are applied by the reference implementation, so that no law depends on the audited code.
 """
 
 from dataclasses import dataclass, field
@@ -20,15 +20,15 @@ Corner = Literal[
     "plain", "temperature", "top_k", "top_p", "greedy", "greedy_draft", "disjoint", "zeros", "ties", "equal"
 ]
 CORNERS: tuple[Corner, ...] = get_args(Corner)
-"""Pairs of laws that a rule must survive."""
+"""Corner cases: pairs of laws for which a rule must be correct."""
 
 
 @dataclass(frozen=True)
 class RandomModel:
     """Gaussian logits that depend on the whole text, under a policy.
 
-    `parity` 0 or 1 keeps the even or odd tokens alone; `zeros` excludes tokens at random; `steps` rounds the law to
-    that many equal parts, so that probabilities tie.
+    `parity` 0 or 1 keeps only the even or odd tokens; `zeros` excludes tokens at random; `steps` rounds the law to that
+    many equal parts, so that probabilities tie.
     """
 
     seed: int
@@ -39,26 +39,26 @@ class RandomModel:
     steps: int = 0
 
     def __call__(self, text: tuple[int, ...]) -> Tensor:
-        """The law of the token after `text`, float64 (V,)."""
+        """Return the law of the token after `text`, float64 (V,)."""
         rng = np.random.default_rng([self.seed, len(text), *text])
         logits = torch.from_numpy(1.2 * rng.standard_normal(self.vocabulary))
-        gone = torch.from_numpy(rng.random(self.vocabulary) < self.zeros)
-        gone[int(rng.integers(self.vocabulary))] = False
+        excluded = torch.from_numpy(rng.random(self.vocabulary) < self.zeros)
+        excluded[int(rng.integers(self.vocabulary))] = False
         if self.parity is not None:
-            gone = torch.arange(self.vocabulary) % 2 != self.parity
-        shaped = ReferencePolicy(self.policy).law(logits.masked_fill(gone, -torch.inf).tolist())
+            excluded = torch.arange(self.vocabulary) % 2 != self.parity
+        shaped = ReferencePolicy(self.policy).law(logits.masked_fill(excluded, -torch.inf).tolist())
         law = torch.tensor(shaped, dtype=torch.float64)
         return self._rounded(law) if self.steps else law
 
     def _rounded(self, law: Tensor) -> Tensor:
-        """Every part of 1 / steps goes to the token whose cumulative mass reaches its middle."""
+        """Give every part of 1 / steps to the token whose cumulative mass reaches its middle."""
         middles = (torch.arange(self.steps, dtype=torch.float64) + 0.5) / self.steps
         owners = torch.searchsorted(law.cumsum(-1), middles).clamp_max(self.vocabulary - 1)
         return torch.bincount(owners, minlength=self.vocabulary).double() / self.steps
 
 
 def toy_pair(corner: Corner, vocabulary: int, seed: int = 0) -> tuple[RandomModel, RandomModel]:
-    """(target, draft) for one of the corners."""
+    """Return (target, draft) for one of the corner cases."""
     settings: dict[Corner, tuple[dict[str, object], dict[str, object]]] = {
         "plain": ({}, {}),
         "temperature": ({"policy": Policy(0.5)}, {"policy": Policy(0.8)}),
@@ -81,21 +81,21 @@ def toy_pair(corner: Corner, vocabulary: int, seed: int = 0) -> tuple[RandomMode
 
 @dataclass(frozen=True)
 class _Sparse:
-    """A model of few tokens, at other ids of a larger vocabulary."""
+    """A model of few tokens, spread over the ids of a larger vocabulary."""
 
     model: RandomModel
     ids: tuple[int, ...]
     vocabulary: int
 
     def __call__(self, text: tuple[int, ...]) -> Tensor:
-        """The law of the token after `text`, float64 (V,)."""
+        """Return the law of the token after `text`, float64 (V,)."""
         law = torch.zeros(self.vocabulary, dtype=torch.float64)
         law[list(self.ids)] = self.model(text)
         return law
 
 
 def sparse_pair(vocabulary: int, seed: int = 0) -> tuple[_Sparse, _Sparse]:
-    """(target, draft) whose four tokens lie far apart in a large vocabulary: few enough to enumerate all drafts."""
+    """Return (target, draft) whose four tokens are far apart in a large vocabulary; all drafts can be enumerated."""
     ids = (0, vocabulary // 3, vocabulary // 2 + 1, vocabulary - 1)
     target, draft = (_Sparse(RandomModel(seed + shift, len(ids)), ids, vocabulary) for shift in (0, 1))
     return target, draft

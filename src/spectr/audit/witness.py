@@ -1,13 +1,13 @@
-"""Checks a share of a running engine's steps in the background, each against policy, coins and rule computed anew.
+"""Checks a share of a running engine's steps in the background, by recomputing policy, coins and rule.
 
 witness = Witness(share=0.01)
 engine = engine.with_parts(witness=witness)
 …
 witness.checked, witness.violations, witness.failures
 
-A step is chosen by a hash of the witness's seed and the number of the step, so that what is checked does not depend on
-what is generated. The engine pays for copies of what the step decided with; a thread does the rest. If it falls
-behind, steps that were chosen are skipped and counted.
+A step is chosen by a hash of the witness's seed and the number of the step, so that the choice does not depend on the
+generated text. The engine only copies the inputs of the decision; a thread does the rest. If it falls behind, chosen
+steps are skipped and counted.
 """
 
 import atexit
@@ -29,12 +29,12 @@ __all__ = ["Witness"]
 
 _LOGGER = logging.getLogger("spectr")
 _CHOICE = 0x510E527FADE682D1
-_KEPT = 8  # failures that are kept whole
-_PATIENCE = 30.0  # seconds that the end of the process waits for the row that is being checked
+_KEPT = 8  # failures that are kept in full
+_PATIENCE = 30.0  # seconds to wait at exit for the row that is being checked
 
 
 class _Work:
-    """Records that wait for the thread, at most so many."""
+    """The queue of records for the thread, with at most `room` entries."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -47,13 +47,13 @@ class _Work:
         return len(self.waiting) >= self.room
 
     def put(self, record: StepRecord) -> None:
-        """Let a record wait."""
+        """Append a record."""
         with self.news:
             self.waiting.append(record)
             self.news.notify_all()
 
     def take(self) -> StepRecord | None:
-        """The next record, when there is one; None once it is closed."""
+        """Wait for the next record and return it; None once the queue is closed."""
         with self.news:
             self.is_busy = False
             self.news.notify_all()
@@ -64,7 +64,7 @@ class _Work:
             return self.waiting.popleft()
 
     def close(self) -> None:
-        """Let nothing wait any more."""
+        """Close the queue and wake its threads."""
         with self.news:
             self.is_closed = True
             self.news.notify_all()
@@ -75,28 +75,28 @@ _running: dict[threading.Thread, _Work] = {}
 
 @atexit.register
 def _close() -> None:
-    """End all threads before the interpreter does."""
+    """End all threads before the interpreter exits."""
     for thread, work in list(_running.items()):
         work.close()
         thread.join(_PATIENCE)
 
 
-def _serve(found: "weakref.ref[Witness]", work: _Work) -> None:
-    """Check records until nobody holds the witness any more, or it is closed."""
+def _serve(reference: "weakref.ref[Witness]", work: _Work) -> None:
+    """Check records until the witness is garbage-collected or closed."""
     try:
         while (record := work.take()) is not None:
-            witness = found()
+            witness = reference()
             if witness is None:
                 return
             witness._check(record)
-            del witness, record  # nobody but its owner holds it while it waits
+            del witness, record  # while waiting the thread must not keep the witness alive
     finally:
         _running.pop(threading.current_thread(), None)
 
 
 class Witness:
-    """Checks a `share` of all steps. `room` is how many chosen steps may wait for the thread, each with copies of its
-    logits. Failures are kept without prompt and text unless `keeps_texts`."""
+    """Checks a `share` of all steps. At most `room` chosen steps wait for the thread, each with copies of its logits.
+    Failures are kept without prompt and text unless `keeps_texts`."""
 
     def __init__(self, share: float = 0.01, *, seed: int = 0, room: int = 4, keeps_texts: bool = False) -> None:
         if not 0 <= share <= 1:
@@ -112,47 +112,47 @@ class Witness:
 
     @property
     def steps(self) -> int:
-        """Steps that the engine took."""
+        """The number of steps the engine has taken."""
         return self._steps
 
     @property
     def checked(self) -> int:
-        """Steps that were checked."""
+        """The number of checked steps."""
         return self._checked
 
     @property
     def rows(self) -> int:
-        """Rows of these steps that were checked."""
+        """The number of checked rows."""
         return self._rows
 
     @property
     def near_ties(self) -> int:
-        """Rows that were decided otherwise than in float64, as rounding explains."""
+        """The number of rows whose decision differs from float64's by rounding only."""
         return self._near_ties
 
     @property
     def violations(self) -> int:
-        """Rows that got other tokens than they should have, which rounding does not explain."""
+        """The number of rows with wrong tokens that rounding does not explain."""
         return self._violations
 
     @property
     def skipped(self) -> int:
-        """Steps that were chosen and not checked, since the thread was behind."""
+        """The number of chosen steps that were not checked because the thread was behind."""
         return self._skipped
 
     @property
     def not_covered(self) -> dict[str, int]:
-        """Rows of checked steps that could not be checked, by the reason: a rule or hooks without a reference."""
+        """The number of rows that could not be checked, by reason: a rule or hooks without a reference."""
         return dict(self._not_covered)
 
     @property
     def seconds(self) -> float:
-        """Processor time that the checks took."""
+        """The processor time of the checks."""
         return self._seconds
 
     @property
     def failures(self) -> list[Failure]:
-        """The first violations, whole."""
+        """The first violations in full."""
         return list(self._failures)
 
     @property
@@ -167,12 +167,12 @@ class Witness:
         return {name: getattr(self, name) for name in names} | {"not_covered": self._not_covered.total()}
 
     def as_json(self) -> dict[str, Any]:
-        """All counts, what was not covered by its reason, and the failures in words."""
+        """Return all counts, rows not covered by reason, and the failures as sentences."""
         failures = [str(failure) for failure in self.failures]
         return {"share": self.share, **self.counts, "not_covered": self.not_covered, "failures": failures}
 
     def wants_step(self) -> bool:
-        """Whether the next step is one of those to check; one for which there is no room is skipped."""
+        """Return whether to check the next step; a chosen step is skipped if the queue is full."""
         number = self._steps
         self._steps += 1
         if self._work.is_closed or (mixed(_CHOICE, self.seed, number) >> 11) * 2.0**-53 >= self.share:
@@ -182,7 +182,7 @@ class Witness:
         return has_room
 
     def add(self, record: StepRecord) -> None:
-        """Check a step, later and elsewhere."""
+        """Queue a step for the background thread."""
         if self._work.is_full:
             self._skipped += 1
         elif not self._work.is_closed:
@@ -190,33 +190,33 @@ class Witness:
             self._start()
 
     def _start(self) -> None:
-        """Have a thread."""
+        """Start the thread if it is not running."""
         if self._thread is None:
             self._thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._work), daemon=True)
             _running[self._thread] = self._work
             self._thread.start()
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is left to check; False if that took longer than `timeout` seconds."""
+        """Wait until nothing is left to check; return False if that takes longer than `timeout` seconds."""
         work = self._work
         with work.news:
             return work.news.wait_for(lambda: work.is_closed or not (work.waiting or work.is_busy), timeout)
 
     def close(self) -> None:
-        """Check no more steps, and wait for the thread to end; what was counted stays."""
+        """Stop checking and wait for the thread to end; the counts remain."""
         self._work.close()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_PATIENCE)
 
     def _check(self, record: StepRecord) -> None:
-        """Check the rows of a step, as the thread does."""
+        """Check the rows of a step; runs in the thread."""
         start = time.thread_time()
         for row in record.rows:
             if self._work.is_closed:
                 return
             try:
                 self._check_row(record, record.evidence.wait(), row)
-            except Exception as error:  # a fault of the check, and not of the engine
+            except Exception as error:  # an error of the check, not of the engine
                 self._pass_over(error)
         self._checked += 1
         self._seconds += time.thread_time() - start

@@ -1,8 +1,7 @@
-"""Steps of the real loop under the eyes of a witness: those of every rule, and steps with faults planted in them.
+"""Runs the real loop with a witness that checks every step: with every rule, and with planted faults.
 
-Eight policies run in one batch, and every step is checked. A right engine has no violation; a fault that changes what
-is emitted is seen, whichever part it is in: the policy, the coins and the noise, the verdict, or the row they belong
-to.
+Eight policies run in one batch. A correct engine has no violation; a fault that changes the emitted tokens is detected,
+whether it is in the policy, the coins and the noise, the verdict, or the assignment of rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ from spectr.engine import Request
 from spectr.policy import Policy, PolicyRows
 from spectr.types import Coins, Draft, LogitsAt, Verdict
 from spectr.verify import Rule, rule
-from spectr.verify.rule import Way
+from spectr.verify.rule import Descent
 
 __all__ = ["EIGHT", "Watched", "witnessed_cases", "witnessed_faults"]
 
@@ -35,7 +34,7 @@ EIGHT = (
     Policy(1.1, top_p=0.95, bad_words=[[3, 4], [7]], no_repeat_ngram_size=3, epsilon_cutoff=0.01, eta_cutoff=0.01,
            repetition_penalty=1.8),
 )  # fmt: skip
-"""Policies that run in one batch; every setting that acts on tensors is among them."""
+"""The policies of one batch; they cover every setting that acts on tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +45,12 @@ class Watched:
     rule: Rule
     setup: Setup
     drafter: Any = NOISY
-    texts: int = 12  # of each policy
+    texts: int = 12  # texts of each policy
     claim: Claim = "lossless"
     section: str = "witness"
 
     def witness(self) -> Witness:
-        """The witness of all texts, once it has checked every step."""
+        """Generate all texts and return the witness after it has checked every step."""
         witness = Witness(share=1.0, room=1 << 20)
         engine = self.setup.engine(self.drafter, self.rule).with_parts(witness=witness)
         engine.generate([
@@ -64,7 +63,7 @@ class Watched:
         return witness
 
     def case(self) -> Case:
-        """As a case of an audit."""
+        """Return the run as a case of an audit."""
 
         def run(_: Level) -> Sequence[Finding]:
             found = self.witness()
@@ -79,7 +78,7 @@ class Watched:
 
 
 def witnessed_cases(rules: Sequence[Rule]) -> list[Case]:
-    """Every rule with a drafter that is right often and wrong often, and the race with others."""
+    """Return cases of every rule with the noisy drafter, and of the race with others."""
     setup = toy_setup()
     found = [Watched(f"{made.card.name} × {NOISY}", made, setup) for made in rules]
     found += [Watched(f"race × {name}", rule("race"), setup, name) for name in ("none", "lookup", "ngram", "random")]
@@ -90,7 +89,7 @@ def witnessed_cases(rules: Sequence[Rule]) -> list[Case]:
 
 
 class _OnePercent(PolicyRows):
-    """Temperatures that are off by one part in a hundred."""
+    """Temperatures that are off by 1 %."""
 
     def number(self, name: str) -> Tensor:
         found = super().number(name)
@@ -98,7 +97,7 @@ class _OnePercent(PolicyRows):
 
 
 class _OfTheNeighbour(PolicyRows):
-    """Penalties of the row beside."""
+    """Applies the penalty of the neighbouring row."""
 
     def number(self, name: str) -> Tensor:
         found = super().number(name)
@@ -106,7 +105,7 @@ class _OfTheNeighbour(PolicyRows):
 
 
 class _Changed(Rule):
-    """A rule that is given other coins, or whose verdicts are changed."""
+    """A rule with changed coins or changed verdicts."""
 
     def __init__(
         self,
@@ -116,8 +115,8 @@ class _Changed(Rule):
     ) -> None:
         self.inner, self.card, self.coins, self.changed = inner, inner.card, coins, verdict
 
-    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
-        return self.changed(self.inner.verdict(logits, draft, self.coins(coins), way), draft)
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, descent: Descent) -> Verdict:
+        return self.changed(self.inner.verdict(logits, draft, self.coins(coins), descent), draft)
 
 
 def _neighbours_seed(coins: Any) -> Coins:
@@ -136,14 +135,14 @@ def _of_the_position_before(coins: Any) -> Coins:
 
 
 def _swapped(verdict: Verdict, draft: Draft) -> Verdict:
-    """In the first row the token after the accepted path is the one before it."""
+    """Replace the bonus token of the first row by the first accepted token."""
     bonus = verdict.bonus.clone()
     bonus[0] = draft.tokens[0].gather(0, verdict.path[0, :1].clamp_min(0))[0]
     return replace(verdict, bonus=bonus)
 
 
 def _accepted_anyway(verdict: Verdict, draft: Draft) -> Verdict:
-    """The first draft is accepted where none was."""
+    """Accept the first draft where none was accepted."""
     if not draft.depth:
         return verdict
     path, none = verdict.path.clone(), (verdict.length == 0) & draft.alive[:, 1]
@@ -152,7 +151,7 @@ def _accepted_anyway(verdict: Verdict, draft: Draft) -> Verdict:
 
 
 def witnessed_faults(section: str) -> Iterator[Case]:
-    """Faults in the loop, each under the race and under a coupling rule where it can be."""
+    """Return cases of faults in the loop, each with the race and with a coupling rule."""
     setup = toy_setup()
     policies: tuple[tuple[str, type[PolicyRows], int], ...] = (
         ("temperature off by 1 %", _OnePercent, 40),

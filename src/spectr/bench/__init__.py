@@ -1,1 +1,1 @@
-"""Benchmarks: commands with JSON results, never timed tests. A figure stands beside the command that made it."""
+"""Benchmarks: commands with JSON results, which include the command that produced them. Tests are never timed."""

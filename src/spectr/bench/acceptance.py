@@ -1,6 +1,6 @@
-"""Tokens per target call in real generation: rules, trees and temperatures side by side, on the same prompts.
+"""Measures tokens per target call in generation, for rules, trees and temperatures on the same prompts.
 
-Counts only, so it may run anywhere; what a token costs is for `spectr bench step`.
+It only counts, so the machine does not matter; `spectr bench step` measures time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,14 +27,14 @@ _CHAIN = "chain"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One way to spend so many nodes."""
+    """One combination of rule, number of nodes and temperature."""
 
-    rule: str  # or "chain": one draft
+    rule: str  # or "chain" for one draft
     nodes: int
     temperature: float
 
     def options(self) -> DraftOptions:
-        """Pruned trees for the race and for match, chains for couplings, one chain where there is one draft."""
+        """Return pruned trees for race and match, chains for couplings, and one chain for a single draft."""
         card = named_rule("optimal" if self.rule == _CHAIN else self.rule).card
         if self.rule == _CHAIN or not card.tree:
             return DraftOptions(drafts=1, length=min(8, self.nodes - 1))
@@ -65,17 +65,17 @@ def _sum(results: Sequence[Result], tokens: int) -> dict[str, Any]:
 
 def _measure(lm: LM, study: "Study", case: Case, requests: Sequence[Request]) -> dict[str, Any]:
     rule = named_rule("optimal" if case.rule == _CHAIN else case.rule)
-    drafter, _, layers = study.drafter.partition(":")  # early_exit:4 for the first four layers
+    drafter, _, layers = study.drafter.partition(":")  # early_exit:4 uses the first four layers
     options = replace(case.options(), layers=int(layers)) if layers else case.options()
-    made = pair(drafter, lm.opened, rule.card, options)
-    engine = Engine(lm.opened.target, made, rule, lm.opened.stops)
+    paired = pair(drafter, lm.opened, rule.card, options)
+    engine = Engine(lm.opened.target, paired, rule, lm.opened.stops)
     results = engine.generate([replace(request, policy=Policy(case.temperature)) for request in requests])
     return _sum(results, sum(len(result.tokens) for result in results))
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What is compared, and on what."""
+    """The combinations to compare, and the model and prompts."""
 
     model: str
     drafter: str
@@ -87,7 +87,7 @@ class Study:
     device: str = "auto"
 
     def cases(self) -> Iterator[Case]:
-        """All combinations; one draft does not gain by more nodes."""
+        """Yield all combinations; a single draft has a fixed number of nodes."""
         for temperature in self.temperatures:
             for rule in self.rules:
                 for count in (9,) if rule == _CHAIN else self.nodes:
@@ -95,16 +95,16 @@ class Study:
 
 
 def run(study: Study, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Every case on every prompt; prompt i has seed i."""
+    """Measure every case on every prompt; prompt i has seed i."""
     cases, prompts = list(study.cases()), [one.text for one in read_prompts(study.prompts)]
     for case in cases:
-        case.options()  # an unknown rule is refused before anything is loaded
+        case.options()  # raises for an unknown rule before a model is loaded
     lm = load(study.model, "none", device=study.device, progress=progress)
     requests = [Request(lm.encode(prompt), at, study.tokens) for at, prompt in enumerate(prompts)]
-    found = []
+    results = []
     for case in cases:
         row = {**asdict(case), **_measure(lm, study, case, requests)}
-        found.append(row)
+        results.append(row)
         progress(f"T={case.temperature:g} {case.rule} {case.nodes} nodes: {row['tokens_per_call']:.2f} tokens per call")
     net = lm.opened.target.model
     return {
@@ -116,5 +116,5 @@ def run(study: Study, progress: Callable[[str], None]) -> dict[str, Any]:
         "device": str(net.device),
         "dtype": str(net.dtype).removeprefix("torch."),
         "torch": torch.__version__,
-        "results": found,
+        "results": results,
     }

@@ -1,4 +1,4 @@
-"""One text, asked for and written: what goes to every method alike, and what comes back from each."""
+"""Requests for benchmark texts, which are the same for every method, and the methods that generate them."""
 
 import time
 from collections.abc import Sequence
@@ -17,64 +17,64 @@ if TYPE_CHECKING:
     from spectr.models.baselines import TransformersBaseline
 
 __all__ = [
-    "Asked",
+    "BenchRequest",
+    "EndpointWriter",
+    "SpectrWriter",
+    "TransformersWriter",
     "Writer",
     "Written",
-    "WrittenByEndpoint",
-    "WrittenBySpectr",
-    "WrittenByTransformers",
     "open_endpoint",
     "requests",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A text of a task, as tokens and as words."""
+class BenchRequest:
+    """A request for one text of a task."""
 
     task: Task
-    number: int  # of the prompt in its task
+    number: int  # index of the prompt in its task
     request: Request
     temperature: float = 1.0
 
     @property
     def prompt(self) -> Prompt:
-        """The words."""
+        """The prompt as text."""
         return self.task.prompts[self.number]
 
     @property
     def raw(self) -> bool:
-        """Plain text to be continued."""
+        """Whether the prompt is plain text, without a chat template."""
         return KINDS[self.task.kind].raw
 
-    def at(self, temperature: float, seed: int) -> "Asked":
-        """The same request at another temperature, with another seed."""
+    def at(self, temperature: float, seed: int) -> "BenchRequest":
+        """Return the request with another temperature and seed."""
         return replace(self, request=replace(self.request, seed=seed), temperature=temperature)
 
-    def shorter(self, tokens: int) -> "Asked":
-        """The same request for fewer tokens."""
+    def shorter(self, tokens: int) -> "BenchRequest":
+        """Return the request for at most `tokens` tokens."""
         most = min(tokens, self.request.max_new_tokens)
         return replace(self, request=replace(self.request, max_new_tokens=most))
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A text, and what it took."""
+    """A generated text, and its costs."""
 
     text: str
     count: int  # tokens
     seconds: float  # from the prompt's tokens to the last token
-    tokens: list[int] | None = None  # None: written elsewhere
+    tokens: list[int] | None = None  # None for endpoints
     steps: int | None = None  # target calls
-    parts: dict[str, float] = field(default_factory=dict)  # seconds of prompt, draft, target, rule, where known
+    parts: dict[str, float] = field(default_factory=dict)  # seconds of prompt, draft, target and rule, if known
     stats: Stats | None = None
 
 
 class Writer(Protocol):
-    """Writes texts: an engine, transformers, or an endpoint."""
+    """Generates texts: an engine, transformers, or an endpoint."""
 
-    def write(self, asked: Asked) -> Written:
-        """One text."""
+    def write(self, asked: BenchRequest) -> Written:
+        """Generate one text."""
         ...
 
 
@@ -87,9 +87,10 @@ def _tokens(lm: LM, prompt: Prompt, *, raw: bool) -> list[int]:
     return lm.encode("\n".join([*lines, "Assistant:"]), raw=True)
 
 
-def requests(lm: LM, tasks: Sequence[Task], tokens: int, prefix: str = "") -> tuple[list[Asked], int]:
-    """Every prompt of every task for this model, and how many had to be left out since they do not fit into it. An
-    encoder-decoder model reads the source alone, after `prefix`."""
+def requests(lm: LM, tasks: Sequence[Task], tokens: int, prefix: str = "") -> tuple[list[BenchRequest], int]:
+    """Return requests for all prompts of all tasks, and the number of prompts that are too long for the model.
+
+    An encoder-decoder model reads the source only, after `prefix`."""
     found, start, context = [], lm.opened.start, lm.engine.target.context
     for task in tasks:
         for number, prompt in enumerate(task.prompts):
@@ -99,19 +100,19 @@ def requests(lm: LM, tasks: Sequence[Task], tokens: int, prefix: str = "") -> tu
                 source = lm.encode(prefix + (prompt.source or prompt.text), raw=True)
                 request = Request(start, 0, tokens, source=source)
             if max(len(request.prompt) + tokens, len(request.source or ())) <= context:
-                found.append(Asked(task, number, request))
+                found.append(BenchRequest(task, number, request))
     return found, sum(len(task.prompts) for task in tasks) - len(found)
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenBySpectr:
-    """An engine."""
+class SpectrWriter:
+    """Generates texts with spectr."""
 
     engine: Engine
     tokenizer: Any
 
-    def write(self, asked: Asked) -> Written:
-        """Step by step, so that the reading of the prompt is told apart from the rest."""
+    def write(self, asked: BenchRequest) -> Written:
+        """Generate step by step, so that the time of the prefill is known."""
         parts, request = dict[str, float](), replace(asked.request, policy=Policy(asked.temperature))
         start = time.perf_counter()
         handle = self.engine.submit(request)
@@ -126,14 +127,14 @@ class WrittenBySpectr:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenByTransformers:
-    """`model.generate`, one way or another."""
+class TransformersWriter:
+    """Generates texts with `model.generate` of transformers."""
 
     baseline: "TransformersBaseline"
     tokenizer: Any
 
-    def write(self, asked: Asked) -> Written:
-        """What transformers reads of the prompt is inside its calls of the target."""
+    def write(self, asked: BenchRequest) -> Written:
+        """Generate one text; the prefill counts as part of the target calls."""
         request = asked.request
         settings = {"temperature": asked.temperature, "max_new_tokens": request.max_new_tokens}
         found = self.baseline.write(request.prompt, request.seed, settings, request.source)
@@ -143,14 +144,14 @@ class WrittenByTransformers:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenByEndpoint:
-    """A model of a server, timed from here: with the network and the server's queue, without a count of its calls."""
+class EndpointWriter:
+    """Generates texts with a server; times include network and queue, and target calls are unknown."""
 
     client: EndpointClient
     model: str
 
-    def write(self, asked: Asked) -> Written:
-        """One text, by chat completions, or by completions where plain text is to be continued."""
+    def write(self, asked: BenchRequest) -> Written:
+        """Generate one text by chat completions, or by completions for plain text."""
         request, prompt = asked.request, asked.prompt
         body: dict[str, Any] = {"model": self.model, "temperature": asked.temperature, "seed": request.seed}
         body["max_tokens"] = request.max_new_tokens
@@ -168,11 +169,11 @@ class WrittenByEndpoint:
             ) from None
 
 
-def open_endpoint(url: str) -> WrittenByEndpoint:
-    """`URL`, or `URL#MODEL`; without a model, the first that the server lists."""
+def open_endpoint(url: str) -> EndpointWriter:
+    """Open `URL` or `URL#MODEL`; without a model, the first that the server lists."""
     address, _, model = url.partition("#")
     client = EndpointClient(address)
     listed = [model] if model else client.models()
     if not listed:
         raise ArgumentError(f"{client.base} lists no models; name the one to ask: --endpoint {address}#MODEL")
-    return WrittenByEndpoint(client, listed[0])
+    return EndpointWriter(client, listed[0])

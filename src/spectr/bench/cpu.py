@@ -1,7 +1,7 @@
-"""Decoding on a CPU: transformers, spectr without and with drafts, and llama.cpp, on one file and in one run.
+"""Compares decoding on a CPU by transformers, spectr without and with drafts, and llama.cpp, on one model file.
 
-Every prompt is decoded by every way before the next prompt begins, so that a machine that is busy for a while is so for
-all of them, and ratios are taken prompt by prompt. Timed, so never a test.
+Every prompt is decoded by every method before the next prompt begins, so that a temporary load of the machine affects
+all of them, and ratios are taken prompt by prompt.
 """
 
 import statistics
@@ -25,7 +25,7 @@ from spectr.models.catalog import CATALOG, pull
 from spectr.models.packed import packed_bytes
 from spectr.policy import Policy
 
-__all__ = ["WAYS", "CpuTrial", "run"]
+__all__ = ["WAYS", "CpuTrial", "run", "summarise"]
 
 WAYS = ("transformers", "spectr plain", "spectr default", "llama.cpp")
 _PREFILL = 512  # tokens of the long prompt
@@ -33,17 +33,17 @@ _AGAINST = ("llama.cpp", "transformers")
 Say = Callable[[str], None]
 
 
-class Way(Protocol):
-    """Something that decodes."""
+class Decoder(Protocol):
+    """A method of decoding."""
 
     def __call__(self, ids: list[int], tokens: int, seed: int) -> int:
-        """Decode so many tokens after a prompt that is read anew; how many they were."""
+        """Prefill the prompt, decode `tokens` tokens, and return their number."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CpuTrial:
-    """What is compared, on what."""
+    """Settings of the comparison."""
 
     model: str
     out: Path
@@ -55,8 +55,8 @@ class CpuTrial:
     command: str = ""
 
 
-def _spectr(lm: LM) -> Way:
-    """One row, and no prompt taken from one that began alike."""
+def _spectr(lm: LM) -> Decoder:
+    """Return a decoder of one row without the prefix cache."""
     engine = lm.engine.with_parts(rows=1, reuses_prefixes=False)
 
     def decode(ids: list[int], tokens: int, seed: int) -> int:
@@ -65,7 +65,7 @@ def _spectr(lm: LM) -> Way:
     return decode
 
 
-def _transformers(lm: LM) -> Way:
+def _transformers(lm: LM) -> Decoder:
     baseline = TransformersBaseline(lm.opened.target.model, lm.opened.stops)
 
     def decode(ids: list[int], tokens: int, seed: int) -> int:
@@ -75,59 +75,66 @@ def _transformers(lm: LM) -> Way:
     return decode
 
 
-def _llama_cpp(path: str, threads: int, context: int) -> Way:
-    """llama.cpp by the wheel xllamacpp: the same file and threads, temperature 1, no filters, nothing reused."""
+def _llama_cpp(path: str, threads: int, context: int) -> Decoder:
+    """Return a decoder with llama.cpp by way of xllamacpp: same file and threads, temperature 1, no filters, no
+    cache."""
     if find_spec("xllamacpp") is None:
         raise MissingExtraError("xllamacpp", "bench", "comparing with llama.cpp")
     import xllamacpp
 
-    how = xllamacpp.CommonParams()
-    how.model.path, how.n_ctx, how.n_parallel, how.verbosity, how.cache_prompt = path, context, 1, 0, False
-    how.cpuparams.n_threads = how.cpuparams_batch.n_threads = threads
-    server = xllamacpp.Server(how)
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_ctx, params.n_parallel, params.verbosity, params.cache_prompt = (
+        path,
+        context,
+        1,
+        0,
+        False,
+    )
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    server = xllamacpp.Server(params)
 
     def decode(ids: list[int], tokens: int, seed: int) -> int:
-        asked = {
+        request = {
             "prompt": ids, "n_predict": tokens, "seed": seed, "temperature": 1.0, "top_k": 0, "top_p": 1.0,
             "min_p": 0.0, "cache_prompt": False, "ignore_eos": True,
         }  # fmt: skip
-        return int(server.handle_completions(asked)["timings"]["predicted_n"])
+        return int(server.handle_completions(request)["timings"]["predicted_n"])
 
     return decode
 
 
-def _opened(trial: CpuTrial, threads: int, say: Say) -> tuple[dict[str, Way], LM, LM]:
-    """The ways that are asked for, and spectr without and with drafts."""
+def _opened(trial: CpuTrial, threads: int, say: Say) -> tuple[dict[str, Decoder], LM, LM]:
+    """Return the requested decoders, and spectr without and with drafts."""
     path = str(pull(trial.model, say)) if trial.model in CATALOG else trial.model
     plain = load_lm(path, "none", device="cpu", progress=say)
     default = load_lm(plain.opened.target.model, tokenizer=plain.tokenizer)
     context = min(plain.opened.target.context, 4096)
-    makers: dict[str, Callable[[], Way]] = {
+    makers: dict[str, Callable[[], Decoder]] = {
         "transformers": lambda: _transformers(plain),
         "spectr plain": lambda: _spectr(plain),
         "spectr default": lambda: _spectr(default),
         "llama.cpp": lambda: _llama_cpp(path, threads, context),
     }
     if "llama.cpp" in trial.ways and not path.endswith(".gguf"):
-        raise ArgumentError(f"llama.cpp runs GGUF files, and {trial.model!r} is none; leave it out: --ways …")
+        raise ArgumentError(f"llama.cpp runs GGUF files, and {trial.model!r} is not one; leave it out of --ways")
     return {name: makers[name]() for name in trial.ways}, plain, default
 
 
-def _timed(way: Way, ids: list[int], tokens: int, seed: int) -> tuple[float, int]:
+def _timed(way: Decoder, ids: list[int], tokens: int, seed: int) -> tuple[float, int]:
     start = time.perf_counter()
     count = way(ids, tokens, seed)
     return time.perf_counter() - start, count
 
 
-def _measured(way: Way, ids: list[int], tokens: int, seed: int) -> dict[str, float]:
-    """Seconds to the first token, and tokens a second behind it."""
+def _measured(way: Decoder, ids: list[int], tokens: int, seed: int) -> dict[str, float]:
+    """Return the seconds to the first token, and the tokens per second after it."""
     first, _ = _timed(way, ids, 1, seed)
     whole, count = _timed(way, ids, tokens, seed)
     return {"first": first, "whole": whole, "tokens": count, "rate": (count - 1) / max(whole - first, 1e-9)}
 
 
-def _cells(trial: CpuTrial, ways: Mapping[str, Way], lm: LM, journal: Journal, say: Say) -> None:
-    """Measure what the journal lacks: every way on every prompt, then on a long one, round by round."""
+def _cells(trial: CpuTrial, ways: Mapping[str, Decoder], lm: LM, journal: Journal, say: Say) -> None:
+    """Measure the cells that the journal lacks: every method on every prompt, then on a long one, round by round."""
     texts = [lm.encode(prompt) for prompt in trial.prompts]
     long = (texts[0] * (1 + _PREFILL // len(texts[0])))[:_PREFILL]
     for name, way in ways.items():
@@ -147,8 +154,8 @@ def _cells(trial: CpuTrial, ways: Mapping[str, Way], lm: LM, journal: Journal, s
         say(f"round {turn + 1} of {trial.rounds}")
 
 
-def _summary(cells: Sequence[Mapping[str, Any]], ways: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Medians of each way, and medians of its ratios to others in the same round on the same prompt."""
+def summarise(cells: Sequence[Mapping[str, Any]], ways: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return medians of each method, and medians of its ratios to others in the same round on the same prompt."""
 
     def of(name: str, key: str) -> dict[tuple[int, int], float]:
         return {(c["round"], c["prompt"]): c[key] for c in cells if c["way"] == name and key in c}
@@ -174,7 +181,7 @@ def _summary(cells: Sequence[Mapping[str, Any]], ways: Sequence[str]) -> dict[st
 
 
 def _memory(plain: LM, default: LM) -> dict[str, Any]:
-    """Bytes by part: packed weights of target and head, and the cache of one row of 1,024 tokens."""
+    """Return the bytes of the packed weights of target and head, and of the cache of one row of 1,024 tokens."""
     head = getattr(getattr(default.engine.drafter, "head", None), "model", None)
     return {
         "target": packed_bytes(plain.opened.target.model),
@@ -184,10 +191,10 @@ def _memory(plain: LM, default: LM) -> dict[str, Any]:
 
 
 def run(trial: CpuTrial, say: Say) -> dict[str, Any]:
-    """The whole comparison; what an interrupted run has measured is not measured again."""
+    """Run the comparison; cells that an interrupted run has measured are not measured again."""
     for name in trial.ways:
         if name not in WAYS:
-            raise ArgumentError(f"ways must be of {', '.join(WAYS)}, got {name!r}")
+            raise ArgumentError(f"ways must be among {', '.join(WAYS)}, got {name!r}")
     threads = trial.threads or torch.get_num_threads()
     torch.set_num_threads(threads)
     head = {
@@ -199,7 +206,7 @@ def run(trial: CpuTrial, say: Say) -> dict[str, Any]:
     try:
         ways, plain, default = _opened(trial, threads, say)
         _cells(trial, ways, plain, journal, say)
-        results = _summary(list(journal.cells.values()), trial.ways)
+        results = summarise(list(journal.cells.values()), trial.ways)
         found = {"command": trial.command, "results": results, "memory": _memory(plain, default)}
         journal.finish(found)
     finally:

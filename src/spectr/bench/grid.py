@@ -1,4 +1,4 @@
-"""What is measured: presets, and grids of one's own."""
+"""The grid of settings that a benchmark measures, and its presets."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -15,20 +15,20 @@ _TASKS = ("continuation", "code", "summarisation", "translation", "arithmetic", 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Methods × tasks × K × L × temperatures, so many prompts of a task, so many times."""
+    """Methods × tasks × K × L × temperatures, with the number of prompts per task and of rounds."""
 
     methods: tuple[str, ...] = tuple(METHODS)
     tasks: tuple[str, ...] = _TASKS
     drafts: tuple[int, ...] = (4,)  # K
     lengths: tuple[int, ...] = (4,)  # L
     temperatures: tuple[float, ...] = (1.0,)
-    tokens: int = 64  # most of a text
-    prompts: int = 2  # of a task
-    rounds: int = 1  # of all of it, each with seeds of its own
+    tokens: int = 64  # maximum number of tokens of a text
+    prompts: int = 2  # prompts of a task
+    rounds: int = 1  # repetitions, each with its own seeds
     studies: tuple[str, ...] = ()
     seed: int = 0
-    noises: tuple[float, ...] = (0.0, 0.1, 0.25, 0.4, 0.6)  # quality: how much of the drafter's logits is noise
-    sizes: tuple[str, ...] = ()  # size: drafters; none: a tenth, a quarter and a half of the target's layers
+    noises: tuple[float, ...] = (0.0, 0.1, 0.25, 0.4, 0.6)  # quality: the share of noise in the drafter's logits
+    sizes: tuple[str, ...] = ()  # size: drafters; empty: a tenth, a quarter and a half of the target's layers
     vocabularies: tuple[int, ...] = (10_000, 32_000, 50_000, 100_000, 152_064)
 
     def __post_init__(self) -> None:
@@ -37,7 +37,7 @@ class Grid:
             if name not in STUDIES:
                 raise UnknownNameError(f"no ablation is called {name!r}; {nearest(name, list(STUDIES))}")
         if not self.methods or not self.tasks:
-            raise ArgumentError("a grid needs at least one method and one task")
+            raise ArgumentError("a grid must have at least one method and one task")
         if not all(0 <= share <= 1 for share in self.noises):
             raise ArgumentError(f"shares of noise must lie in [0, 1], got {self.noises}")
 
@@ -57,8 +57,8 @@ PRESETS = {
 }
 
 
-def preset(name: str, **given: Any) -> Grid:
-    """A preset with some of it given otherwise; None leaves it.
+def preset(name: str, **changes: Any) -> Grid:
+    """Return a preset with some fields changed; None leaves a field unchanged.
 
     >>> preset("quick", temperatures=(0.0, 1.0)).temperatures
     (0.0, 1.0)
@@ -66,5 +66,5 @@ def preset(name: str, **given: Any) -> Grid:
     if name not in PRESETS:
         raise UnknownNameError(f"no preset is called {name!r}; {nearest(name, list(PRESETS))}")
     known = [field.name for field in fields(Grid)]
-    assert all(key in known for key in given)
-    return replace(PRESETS[name], **{key: value for key, value in given.items() if value is not None})
+    assert all(key in known for key in changes)
+    return replace(PRESETS[name], **{key: value for key, value in changes.items() if value is not None})

@@ -1,8 +1,8 @@
-"""Results that outlive a kill: every finished cell is a line on disk before the next begins.
+"""Stores results so that they survive a kill: every finished cell is on disk before the next begins.
 
-Beside the result `FILE` stands `FILE.part` while a run goes on: a line for the head, then one for each cell. `FILE` is
-written whole, aside and renamed, when the run ends or is interrupted; it holds all cells too, so a run can go on from
-either. Does not depend on what cells hold.
+During a run `FILE.part` has a line for the head, then one for each cell. The result `FILE` is written atomically when
+the run ends or is interrupted. It has all cells too, so a run can continue from either file. The contents of cells do
+not matter here.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ Head = Mapping[str, Any]
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """The whole text or nothing."""
+    """Write a file such that it never has partial contents."""
     aside = path.with_name(f"{path.name}.new")
     with aside.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -30,7 +30,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def _in_lines(data: Mapping[str, Any]) -> str:
-    """JSON with one line for each entry of what stands at the top, so that people and diffs can read it."""
+    """Format JSON with one line for each second-level entry, so that people and diffs can read it."""
 
     def short(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -50,7 +50,7 @@ def _part(path: Path) -> Path:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines; what a kill tore off is dropped, on disk as well."""
+    """Return the complete lines; a partial last line is dropped, on disk as well."""
     data = path.read_bytes() if path.exists() else b""
     whole = data[: data.rfind(b"\n") + 1]
     if len(whole) < len(data):
@@ -60,7 +60,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _known(path: Path) -> tuple[Head | None, dict[str, dict[str, Any]]]:
-    """The head and the cells on disk, of a run that ended and of one that did not."""
+    """Return the head and the cells on disk, of a finished run and of an unfinished one."""
     head, cells = None, dict[str, dict[str, Any]]()
     try:
         if path.exists():
@@ -84,7 +84,7 @@ class Journal:
     """The cells of one run."""
 
     def __init__(self, path: Path, head: Head) -> None:
-        """Go on with what is on disk, if it is a run with the same `head`."""
+        """Continue the run on disk if it has the same `head`."""
         self.path, self.head = path, json.loads(json.dumps(head))
         self._file: TextIO = self._locked(_part(path))
         try:
@@ -102,7 +102,7 @@ class Journal:
 
     @staticmethod
     def _locked(path: Path) -> TextIO:
-        """The file to append to, for this process alone where the system knows locks."""
+        """Open the file to append to, with an exclusive lock if the system supports it."""
         try:
             file = path.open("a", encoding="utf-8")
         except OSError as error:
@@ -123,19 +123,19 @@ class Journal:
         os.fsync(self._file.fileno())
 
     def add(self, cell: str, found: dict[str, Any]) -> None:
-        """One finished cell, on disk when this returns."""
+        """Add a finished cell; it is on disk when this returns."""
         self._write({"cell": cell, "found": found})
         self.cells[cell] = found
 
     def finish(self, data: Mapping[str, Any]) -> None:
-        """Write the result, head and cells included, and let go of the journal."""
+        """Write the result, including head and cells, and remove the journal."""
         whole = {"head": self.head, **data, "cells": self.cells}
         write_atomically(self.path, _in_lines(whole))
         _part(self.path).unlink()
         self.close()
 
     def close(self) -> None:
-        """Leave the files as they are."""
+        """Close the journal without changing the files."""
         self._file.close()
 
     def _leave(self) -> None:
@@ -146,7 +146,7 @@ class Journal:
 
 
 def read_results(path: Path) -> tuple[Head, dict[str, dict[str, Any]], dict[str, Any]]:
-    """Head, cells, and everything else that a run wrote; of a run that was killed, what it came to."""
+    """Return head, cells, and everything else of a run; of a killed run, what it had finished."""
     head, cells = _known(path)
     if head is None:
         raise ArgumentError(f"there is no benchmark in {path}; make one: spectr bench run --out {path}")

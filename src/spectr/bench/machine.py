@@ -1,4 +1,4 @@
-"""What figures were measured on, and with: hardware, versions, memory. Facts only."""
+"""Describes the machine of a measurement: hardware, versions, load and memory."""
 
 import os
 import platform
@@ -20,17 +20,17 @@ _STATUS, _FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def _line(path: Path, name: str) -> str | None:
-    """The value of the first line `name: value`."""
+    """Return the value of the first line `name: value`."""
     try:
-        found = re.search(rf"^{name}\s*:\s*(.+)$", path.read_text(), re.MULTILINE)
+        match = re.search(rf"^{name}\s*:\s*(.+)$", path.read_text(), re.MULTILINE)
     except OSError:
         return None
-    return found[1].strip() if found else None
+    return match[1].strip() if match else None
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """The processor, its cores and threads in use, memory, and the GPU where it is used."""
-    found: dict[str, Any] = {
+    """Return the processor, its cores and used threads, memory, and the GPU if it is used."""
+    described: dict[str, Any] = {
         "cpu": _line(_CPUINFO, "model name") or platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -39,12 +39,12 @@ def hardware(device: torch.device) -> dict[str, Any]:
     }
     if device.type == "cuda":
         about = torch.cuda.get_device_properties(device)
-        found["gpu"] = {"name": about.name, "memory": about.total_memory, "cuda": torch.version.cuda}
-    return found
+        described["gpu"] = {"name": about.name, "memory": about.total_memory, "cuda": torch.version.cuda}
+    return described
 
 
 def versions() -> dict[str, str | None]:
-    """The versions of Python, the system, and every package that computes."""
+    """Return the versions of Python, the system, and every package that computes."""
     packages = {
         name: installed(name)
         for name in ("spectr", "torch", "transformers", "numpy", "triton", "llvmlite", "xllamacpp")
@@ -53,20 +53,21 @@ def versions() -> dict[str, str | None]:
 
 
 def load() -> float | None:
-    """How many processes wanted a core in the last minute, so that a busy machine shows in the results."""
+    """Return the load average of the last minute, which shows in the results whether the machine was busy."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 @contextmanager
 def watching_memory(device: torch.device) -> Iterator[Callable[[], int | None]]:
-    """What tells the most bytes held since the context was opened: on a GPU by tensors, on a CPU by the process, all
-    weights included; None where the system does not say."""
+    """Yield a function that returns the peak memory in bytes since the context was opened.
+
+    On a GPU it is that of tensors, on a CPU that of the process, including all weights; None if it is unknown."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         yield lambda: torch.cuda.max_memory_allocated(device)
         return
     try:
-        _FORGET.write_text("5")  # the kernel forgets the highest mark so far
+        _FORGET.write_text("5")  # resets the kernel's peak
     except OSError:
         yield lambda: None
         return

@@ -1,4 +1,4 @@
-"""The methods that are compared, made from a loaded target and its drafter. Does not depend on tasks."""
+"""The methods that a benchmark compares, built from a loaded target and its drafter."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from spectr.bench.ask import Writer, WrittenByEndpoint, WrittenBySpectr, WrittenByTransformers
+from spectr.bench.ask import EndpointWriter, SpectrWriter, TransformersWriter, Writer
 from spectr.draft import Plan
 from spectr.draft import drafter as named_drafter
 from spectr.draft.adaptive import replanned
@@ -36,17 +36,17 @@ __all__ = [
     "weights_of",
 ]
 
-_LOOKUP = 10  # tokens of transformers' prompt lookup, as its documentation has it
+_LOOKUP = 10  # tokens of transformers' prompt lookup, as in its documentation
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way to write: a rule with drafts of the drafter that is measured, drawn as the rule wants them."""
+    """A method: a rule with drafts of the measured drafter, with the siblings that the rule requires."""
 
     label: str
     rule: str = ""
-    siblings: Siblings | None = None  # None: what the rule asks for
-    several: bool = True  # it takes K drafts; else one
+    siblings: Siblings | None = None  # None: those that the rule prefers
+    several: bool = True  # whether it uses K drafts, or one
     lossless: bool = True
 
 
@@ -66,19 +66,19 @@ METHODS = {
     "transformers_assistant": Method("transformers, assistant_model"),
     "transformers_lookup": Method("transformers, prompt lookup"),
 }
-"""In the order of tables. Those without a rule have no K and no L: they run with their own defaults."""
+"""The methods in the order of tables. Those without a rule have no K and L and run with their own defaults."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A method at one K and L with what writes its texts."""
+    """A method at one K and L, with the writer of its texts."""
 
     method: str
     writer: Writer
     drafts: int | None = None  # K
     length: int | None = None  # L
     drafter: str = "none"
-    lossless: bool | None = True  # None: nobody here knows
+    lossless: bool | None = True  # None: unknown
 
     @property
     def key(self) -> str:
@@ -93,36 +93,36 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The contenders of a run, and why others cannot take part."""
+    """The contenders of a run, and why other methods were left out."""
 
     contenders: tuple[Contender, ...]
     left_out: dict[str, str]
 
 
 def label_of(method: str) -> str:
-    """What a method is called in prose; an endpoint is called by its host."""
+    """Return the label of a method; an endpoint is called by its host."""
     return METHODS[method].label if method in METHODS else method
 
 
 def check_methods(names: Iterable[str]) -> None:
-    """Refuse a name that is none."""
+    """Refuse unknown names of methods."""
     for name in names:
         if name not in METHODS:
             raise UnknownNameError(f"no method is called {name!r}; {nearest(name, list(METHODS))}")
 
 
 def planned(drafter: Any) -> Any:
-    """The drafter, or the part of a mix, that draws by a plan and so serves any rule; None where there is none."""
+    """Return the drafter, or the part of a mixed one, that draws by a plan and so fits any rule; None without one."""
     if hasattr(drafter, "plan"):
         return drafter
     return next((part for part in map(planned, getattr(drafter, "parts", ())) if part is not None), None)
 
 
 def weights_of(drafter: Any) -> dict[str, Any] | None:
-    """How many weights a drafter reads, and a digest of some of them; None for one that has none."""
+    """Return the number of a drafter's weights and a digest of some of them; None if it has none."""
     base: Any = planned(drafter)
-    held = [getattr(base, name) for name in ("model", "head", "heads") if hasattr(base, name)]
-    net = getattr(held[0], "model", held[0]) if held else None
+    parts = [getattr(base, name) for name in ("model", "head", "heads") if hasattr(base, name)]
+    net = getattr(parts[0], "model", parts[0]) if parts else None
     if not isinstance(net, torch.nn.Module):
         return None
     digest = hashlib.sha256()
@@ -133,7 +133,7 @@ def weights_of(drafter: Any) -> dict[str, Any] | None:
 
 
 def plan_of(method: Method, card: Card, drafts: int, length: int) -> Plan:
-    """K drafts of L tokens, or where the tree is pruned, as many nodes."""
+    """Return a plan of K drafts of L tokens, or a pruned tree with as many nodes."""
     siblings = method.siblings or card.draws or card.siblings[0]
     plan = Plan(siblings=siblings, drafts=drafts, length=length)
     return replace(plan, nodes=1 + drafts * length) if plan.prunes else plan
@@ -141,20 +141,21 @@ def plan_of(method: Method, card: Card, drafts: int, length: int) -> Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """What contenders are made of."""
+    """Builds contenders from a loaded model."""
 
     lm: LM
-    drafter: str  # what the user calls it
+    drafter: str  # the user's name of the drafter
 
-    def engine(self, drafter: Drafter, rule: str) -> WrittenBySpectr:
+    def engine(self, drafter: Drafter, rule: str) -> SpectrWriter:
         return self._written(self.lm.engine.with_parts(drafter=drafter, rule=named_rule(rule)))
 
-    def _written(self, engine: Engine) -> WrittenBySpectr:
-        """Text by text, and every prompt read, as by everybody else: prompts come again in other rounds."""
-        return WrittenBySpectr(engine.with_parts(rows=1, reuses_prefixes=False), self.lm.tokenizer)
+    def _written(self, engine: Engine) -> SpectrWriter:
+        """Return a writer of single texts without the prefix cache, as for the other methods: prompts occur
+        repeatedly."""
+        return SpectrWriter(engine.with_parts(rows=1, reuses_prefixes=False), self.lm.tokenizer)
 
     def ruled(self, name: str, drafts: int, length: int) -> Contender:
-        """A method with K and L."""
+        """Return the contender of a method with K and L."""
         base, method = planned(self.lm.engine.drafter), METHODS[name]
         if base is None:
             raise MismatchError(
@@ -172,7 +173,7 @@ class _Maker:
         return Contender("lookup", self.engine(named_drafter("lookup"), "race"), drafter="lookup")
 
     def default(self) -> Contender:
-        """What `spectr.load` gives."""
+        """Return the contender with the defaults of `spectr.load`."""
         writer = self._written(self.lm.engine)
         return Contender("default", writer, drafter=self.drafter, lossless=self.lm.engine.rule.card.lossless)
 
@@ -186,20 +187,20 @@ class _Maker:
         base = planned(self.lm.engine.drafter)
         if base is None or base.name != "model":
             raise MismatchError(
-                f"transformers takes a whole model as its assistant, and drafter {self.drafter!r} is none; give "
-                "--drafter the name or folder of a small model"
+                f"transformers requires a whole model as its assistant, and drafter {self.drafter!r} is not one; give "
+                "the name or folder of a small model as --drafter"
             )
         writer = self._baseline(assistant=base.model.model)
         return Contender("transformers_assistant", writer, drafter=self.drafter)
 
-    def _baseline(self, **options: Any) -> WrittenByTransformers:
+    def _baseline(self, **options: Any) -> TransformersWriter:
         from spectr.models.baselines import TransformersBaseline
 
-        made = TransformersBaseline(self.lm.opened.target.model, self.lm.opened.stops, **options)
-        return WrittenByTransformers(made, self.lm.tokenizer)
+        baseline = TransformersBaseline(self.lm.opened.target.model, self.lm.opened.stops, **options)
+        return TransformersWriter(baseline, self.lm.tokenizer)
 
     def every(self, name: str, drafts: Sequence[int], lengths: Sequence[int]) -> Iterable[Callable[[], Contender]]:
-        """What makes the contenders of one method."""
+        """Return functions that make the contenders of one method."""
         if not METHODS[name].rule:
             return [getattr(self, name)]
         counts = drafts if METHODS[name].several else (1,)
@@ -209,7 +210,7 @@ class _Maker:
 def contenders(
     lm: LM, names: Sequence[str], drafter: str, sizes: tuple[Sequence[int], Sequence[int]], *, strict: bool
 ) -> Field:
-    """All contenders, for every K and L of `sizes`. One that cannot run is left out, or refused if `strict`."""
+    """Return all contenders for every K and L of `sizes`. One that cannot run is left out, or refused if `strict`."""
     maker, found, left = _Maker(lm, drafter), list[Contender](), dict[str, str]()
     for name in names:
         for make in maker.every(name, *sizes):
@@ -223,7 +224,7 @@ def contenders(
 
 
 def sized(lm: LM, drafters: Sequence[str], drafts: int, length: int) -> tuple[Contender, ...]:
-    """The race with other drafters, `early_exit:4` for the first four layers, and plain decoding to compare with."""
+    """Return the race with other drafters (`early_exit:4` has four layers), and plain decoding for comparison."""
     card, found = named_rule("race").card, [_Maker(lm, "none").plain()]
     for name in drafters:
         kind, _, layers = name.partition(":")
@@ -235,6 +236,6 @@ def sized(lm: LM, drafters: Sequence[str], drafts: int, length: int) -> tuple[Co
     return tuple(found)
 
 
-def as_contender(endpoint: WrittenByEndpoint) -> Contender:
-    """An endpoint; whether it is lossless is for `spectr audit` to find out."""
+def as_contender(endpoint: EndpointWriter) -> Contender:
+    """Return the contender of an endpoint; whether it is lossless is unknown."""
     return Contender(endpoint.client.host, endpoint, drafter=endpoint.model, lossless=None)

@@ -1,6 +1,6 @@
-"""A run as one page of HTML that needs nothing else, and as Markdown. Shows what it is given and measures nothing.
+"""Formats a run as one self-contained HTML page, and as Markdown.
 
-The page is `report.html` beside this module. Charts are handed to it as percentages of their width or height.
+The template is `report.html` beside this module. Coordinates of charts are percentages of their width or height.
 """
 
 import math
@@ -44,7 +44,7 @@ def _colour(method: str) -> str:
 
 
 def _bars(title: str, rows: Iterable[tuple[Row, str, float, tuple[float, float] | None]], note: str) -> list[Chart]:
-    """A bar for each (row, label, value, ends of its spread); no chart without rows."""
+    """Return a chart with a bar for each (row, label, value, ends of its spread); no chart without rows."""
     found = list(rows)
     most = max((max(value, *(ends or (0.0,))) for _, _, value, ends in found), default=0.0) or 1.0
     made = []
@@ -60,7 +60,7 @@ def _bars(title: str, rows: Iterable[tuple[Row, str, float, tuple[float, float] 
 
 
 def _stacks(title: str, rows: Sequence[Row], note: str) -> list[Chart]:
-    """Milliseconds a token of each row, made of its parts."""
+    """Return a chart of milliseconds per token for each row, stacked by part."""
     times = [{name: max(0.0, value) for name, value in row["milliseconds_per_token"].items()} for row in rows]
     most = max((sum(parts.values()) for parts in times), default=0.0) or 1.0
     made = []
@@ -74,11 +74,11 @@ def _stacks(title: str, rows: Sequence[Row], note: str) -> list[Chart]:
 
 
 Series = dict[tuple[str, str], list[tuple[float, float]]]
-"""Points of each line, by method and label."""
+"""The points of each line, by method and label."""
 
 
 def _lines(title: str, series: Series, axes: tuple[str, str], note: str = "", *, log: bool = False) -> list[Chart]:
-    """A line for each series; no chart without two different places across."""
+    """Return a chart with a line for each series; no chart with fewer than two values of x."""
     series = {name: sorted(points) for name, points in series.items()}
     xs = sorted({x for points in series.values() for x, _ in points})
     if len(xs) < 2:
@@ -106,7 +106,7 @@ def _lines(title: str, series: Series, axes: tuple[str, str], note: str = "", *,
 
 
 def _bests(rows: Iterable[Row], value: Callable[[Row], float]) -> list[Row]:
-    """The row of every method whose K and L give the largest value."""
+    """Return the row of every method whose K and L give the largest value."""
     found: dict[str, Row] = {}
     for row in rows:
         if row["method"] not in found or value(row) > value(found[row["method"]]):
@@ -172,7 +172,7 @@ def _section(title: str, charts: list[Chart], cells: Cells) -> dict[str, Any]:
 
 
 def _task_rows(rows: Iterable[Row]) -> list[Row]:
-    """One row for each task, temperature and method, at its best K and L."""
+    """Return one row for each task, temperature and method, at its best K and L."""
     groups: dict[tuple[str, float], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["task"], row["temperature"]), []).append(row)
@@ -207,7 +207,7 @@ def _bytes(size: int | None) -> str:
 
 
 def facts(head: Row, result: Result) -> dict[str, str]:
-    """What must stand beside the figures."""
+    """Return the facts about a run that are needed to interpret its figures."""
     hardware, drafter, target = head["hardware"], head["drafter"], head["target"]
     gpu = hardware.get("gpu")
     weights = "" if not drafter["weights"] else f", {count(drafter['weights']['count'], 'weight')}"
@@ -229,17 +229,17 @@ def facts(head: Row, result: Result) -> dict[str, str]:
 
 
 def _notes(result: Result) -> list[str]:
-    """What is missing, and why."""
+    """Return notes on what is missing, and why."""
     found = [f"Left out {label_of(name)}: {why}" for name, why in result.get("left_out", {}).items()]
     if missing := result.get("cells_missing"):
-        found.append(f"Not measured: {count(missing, 'cell')}; the run was cut short and can go on.")
+        found.append(f"Not measured: {count(missing, 'cell')}; the run was stopped early and can be continued.")
     if long := result.get("too_long"):
         found.append(f"Left out {count(long, 'prompt')} too long for the model.")
     return found
 
 
 def page(head: Row, result: Result) -> str:
-    """Everything, in one file of HTML."""
+    """Return the run as one HTML page."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((files("spectr.bench") / "report.html").read_text("utf-8"))
     made = template.render(
@@ -250,7 +250,7 @@ def page(head: Row, result: Result) -> str:
 
 
 def as_markdown(head: Row, result: Result) -> str:
-    """The main table, the tasks, and what must stand beside them."""
+    """Return the main table, the tasks, and the facts about the run as Markdown."""
     main = [row for row in result["results"] if row["study"] == "main"]
     known = facts(head, result)
     command = known.pop("command")

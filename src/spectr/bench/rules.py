@@ -1,7 +1,7 @@
-"""What a verdict costs: every rule against one softmax over the same logits, in one run. Timed, so never a test.
+"""Measures the time of a verdict: every rule against one softmax over the same logits, in one run.
 
-The work is one row × N nodes, K chains, from the target's logits in memory to path and bonus; the policy is a
-temperature. Draft laws are taken as given: the drafter made them when it drew.
+The workload is one row of N nodes in K chains, from the target's logits in memory to path and bonus; the policy is a
+temperature. Draft laws are inputs, because the drafter computes them when it draws.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from spectr.types import Draft, Siblings, Verdict
 from spectr.verify import Rule
 from spectr.verify import rule as named_rule
 
-__all__ = ["RULES", "Workload", "run", "workload"]
+__all__ = ["RULES", "Workload", "capture_call", "run", "workload"]
 
 RULES = ("race", "match", "kseq", "kseq_plus", "optimal", "path_block", "recursive", "block", "traversal")
 _POLICY = Policy(temperature=0.8)
@@ -36,12 +36,13 @@ class Workload:
 
     logits: Tensor  # (1, N, V)
     draft: Draft
-    tree: Topology  # made before the target call, whose mask needs it
+    tree: Topology  # computed before the target call, which needs it for the mask
     coins: SeededCoins
 
 
 def _laws(vocabulary: int, nodes: int, device: str, seed: int) -> tuple[Tensor, Tensor]:
-    """Target logits and draft laws (1, N, V): Zipf-like in a random order, a drafter that is close but not equal."""
+    """Return target logits and draft laws (1, N, V): Zipf-like in a random order, with a drafter close to the
+    target."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(vocabulary, generator=generator)
     base = -1.3 * torch.arange(1, vocabulary + 1).log()[order]
@@ -51,7 +52,7 @@ def _laws(vocabulary: int, nodes: int, device: str, seed: int) -> tuple[Tensor, 
 
 
 def workload(vocabulary: int, children: int, nodes: int, device: str, siblings: Siblings = "iid") -> Workload:
-    """`children` chains that fill `nodes` nodes."""
+    """Return a workload of `children` chains that fill `nodes` nodes."""
     if not 1 <= children < nodes:
         raise ArgumentError(f"children must lie in [1, nodes), got {children} of {nodes} nodes")
     shape = Shape.chains(children, (nodes - 1) // children)
@@ -70,15 +71,15 @@ def _verdict(rule: Rule, work: Workload) -> Callable[[], Any]:
         return lambda: rule(logits, work.draft, work.coins, tree=work.tree)
     seeds = itertools.count()
 
-    def next_seed() -> Verdict:  # how far one looks depends on the coins: another seed each time
+    def next_seed() -> Verdict:  # the number of visited nodes depends on the coins
         coins = SeededCoins(work.coins.seed + next(seeds), work.coins.committed)
         return rule(logits, work.draft, coins, tree=work.tree)
 
     return next_seed
 
 
-def _captured(call: Callable[[], Any]) -> Callable[[], None]:
-    """The call as a CUDA graph, warmed up on a side stream first."""
+def capture_call(call: Callable[[], Any]) -> Callable[[], None]:
+    """Return the call as a CUDA graph, after a warm-up on a side stream."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -92,7 +93,7 @@ def _captured(call: Callable[[], Any]) -> Callable[[], None]:
 
 
 def _seconds(call: Callable[[], Any], device: str) -> float:
-    """One call; on a GPU the mean of ten back to back, by events."""
+    """Return the seconds of one call; on a GPU the mean of ten consecutive calls, by events."""
     if device == "cpu":
         start = time.perf_counter()
         call()
@@ -107,7 +108,7 @@ def _seconds(call: Callable[[], Any], device: str) -> float:
 
 
 def _interleaved(calls: dict[str, Callable[[], Any]], device: str, repeats: int) -> dict[str, float]:
-    """Median seconds of each call, all called in turn so that noise hits all alike."""
+    """Return the median seconds of each call; calls take turns, so that noise affects all of them."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(repeats + 1):
         for name, call in calls.items():
@@ -127,7 +128,7 @@ def _measure(vocabulary: int, children: int, rules: Sequence[str], size: tuple[i
             kind = "iid" if "iid" in rule.card.siblings else rule.card.siblings[0]
             calls[rule.card.name] = _verdict(rule, workload(vocabulary, children, nodes, device, kind))
     if device != "cpu":
-        calls = {name: _captured(call) for name, call in calls.items()}
+        calls = {name: capture_call(call) for name, call in calls.items()}
     seconds = _interleaved(calls, device, repeats)
     softmax = seconds.pop("softmax")
     return [
@@ -156,7 +157,7 @@ def run(
     size: tuple[int, str, int] = (64, "cpu", 5),
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Every rule at every vocabulary and number of chains; `size` is (nodes, device, repeats)."""
+    """Measure every rule at every vocabulary and number of chains; `size` is (nodes, device, repeats)."""
     nodes, device, _ = size
     results = []
     for vocabulary in vocabularies:

@@ -1,4 +1,4 @@
-"""The run: everybody writes every text, in turn, and every text is on disk before the next begins."""
+"""Runs a benchmark: all methods generate every text in turn, and every text is on disk before the next begins."""
 
 import hashlib
 import time
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from spectr.bench.ask import Asked, Written, WrittenByTransformers, open_endpoint, requests
+from spectr.bench.ask import BenchRequest, TransformersWriter, Written, open_endpoint, requests
 from spectr.bench.grid import Grid
 from spectr.bench.journal import Journal
 from spectr.bench.machine import hardware, load, versions, watching_memory
@@ -23,37 +23,37 @@ from spectr.lm import load as load_lm
 
 __all__ = ["Bench", "Progress", "run"]
 
-_BUSY = 0.5  # processes for each core, from which on timings are not to be trusted
-_WARM = 8  # tokens that everybody writes before anything counts
+_BUSY = 0.5  # processes per core above which timings are unreliable
+_WARM = 8  # tokens of the warm-up of every method
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How a run tells where it is."""
+    """Callbacks that report the progress of a run."""
 
     say: Callable[[str], None] = lambda _: None
-    expect: Callable[[int], None] = lambda _: None  # so many cells are still to come
-    tick: Callable[[], None] = lambda: None  # one is done
+    expect: Callable[[int], None] = lambda _: None  # called with the number of remaining cells
+    tick: Callable[[], None] = lambda: None  # called after each cell
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What is measured, on what, and where it is written."""
+    """The settings of a run, and the file of its result."""
 
     target: str
     out: Path
     grid: Grid = field(default_factory=Grid)
-    drafter: str | None = None  # None: what spectr.load gives
+    drafter: str | None = None  # None: the default of spectr.load
     loading: dict[str, Any] = field(default_factory=dict)  # device, dtype
     endpoints: tuple[str, ...] = ()
-    prefix: str = ""  # before the source of an encoder-decoder model
-    strict: bool = False  # a method that cannot run is refused, not left out
-    minutes: float | None = None  # stop after the turn that ends later
+    prefix: str = ""  # prefix of the source of an encoder-decoder model
+    strict: bool = False  # refuse a method that cannot run, instead of leaving it out
+    minutes: float | None = None  # stop after the turn in which this time is exceeded
     command: str = ""
 
 
 def _record(turn: Turn, contender: Contender, written: Written) -> dict[str, Any]:
-    """One text as numbers."""
+    """Return the measurements of one text."""
     stats, asked = written.stats, turn.asked
     tokens = None if written.tokens is None else ",".join(map(str, written.tokens)).encode()
     return {
@@ -72,7 +72,7 @@ def _record(turn: Turn, contender: Contender, written: Written) -> dict[str, Any
 
 
 def _about(bench: Bench, lm: LM, given: tuple[Task, ...]) -> dict[str, Any]:
-    """What a run must share with one that it goes on with."""
+    """Return the settings that must be equal for a run to be continued."""
     from spectr.models.trained import fingerprint
 
     net = lm.opened.target.model
@@ -103,12 +103,12 @@ def _about(bench: Bench, lm: LM, given: tuple[Task, ...]) -> dict[str, Any]:
 
 
 def _called(bench: Bench, lm: LM) -> str:
-    """A drafter's name, without the folders before it."""
+    """Return the drafter's name without the folders before it."""
     return lm.engine.drafter.name if bench.drafter is None else "+".join(Path(p).name for p in bench.drafter.split("+"))
 
 
 class _Sitting:
-    """One process at work on a run, which may have seen others."""
+    """One process that works on a run; a run may have several."""
 
     def __init__(self, bench: Bench, lm: LM, journal: Journal, progress: Progress) -> None:
         self.bench, self.lm, self.journal, self.progress = bench, lm, journal, progress
@@ -118,7 +118,7 @@ class _Sitting:
 
     @property
     def is_late(self) -> bool:
-        """Whether the time given is over."""
+        """Whether the time limit has passed."""
         return self._until is not None and time.monotonic() > self._until
 
     def begin(self) -> None:
@@ -127,13 +127,13 @@ class _Sitting:
         wanted, cores = load(), self.journal.head["hardware"]["cores"]
         if wanted is not None and wanted > _BUSY * cores:
             self.progress.say(
-                f"this machine is busy: {wanted:.1f} processes want its {cores} cores, and timings suffer"
+                f"this machine is busy: its load is {wanted:.1f} on {cores} cores, so timings are unreliable"
             )
         about = {"study": "sitting", "command": self.bench.command, "begun": now, "load": wanted}
         self.journal.add(f"sitting {self.number}", about)
 
     def work(self, doing: Plan) -> None:
-        """All that is not done, until the time is over."""
+        """Measure the missing cells until the time limit."""
         for number, turn in enumerate(doing.turns):
             if self.is_late:
                 return
@@ -155,7 +155,7 @@ class _Sitting:
             self.progress.say(f"{turn.study} {asked.task.name} {asked.number}, T={asked.temperature:g}")
 
     def _warm_up(self, turn: Turn, contender: Contender) -> None:
-        """A few tokens that do not count."""
+        """Generate a few tokens that are not measured."""
         if contender.key not in self._warm:
             contender.writer.write(turn.asked.shorter(_WARM))
             self._warm.add(contender.key)
@@ -172,15 +172,15 @@ class _Sitting:
         self.progress.tick()
 
 
-def _tried(field: Field, asked: Asked, *, strict: bool) -> Field:
-    """Without the peers that refuse this pair of models: transformers is asked for two tokens."""
+def _tried(field: Field, asked: BenchRequest, *, strict: bool) -> Field:
+    """Remove the transformers methods that fail with this pair of models, after a trial of two tokens each."""
     able, left = [], dict(field.left_out)
     for contender in field.contenders:
         try:
-            if isinstance(contender.writer, WrittenByTransformers):
+            if isinstance(contender.writer, TransformersWriter):
                 contender.writer.write(asked)
             able.append(contender)
-        except Exception as error:  # theirs, of any kind
+        except Exception as error:  # errors of transformers, of any kind
             reason = f"transformers refuses: {' '.join(str(error).split())}"
             if strict:
                 raise MismatchError(f"{contender.method} cannot run; {reason}") from error
@@ -189,7 +189,7 @@ def _tried(field: Field, asked: Asked, *, strict: bool) -> Field:
 
 
 def run(bench: Bench, progress: Progress) -> dict[str, Any]:
-    """Measure what is missing in the result file, and give the whole result. An interrupted run keeps what it has."""
+    """Measure the cells that the result file lacks, and return the whole result. An interrupted run keeps its cells."""
     given = tasks(bench.grid.tasks, bench.grid.prompts)
     endpoints = [as_contender(open_endpoint(url)) for url in bench.endpoints]
     chosen = {} if bench.drafter is None else {"drafter": bench.drafter}
@@ -198,7 +198,7 @@ def run(bench: Bench, progress: Progress) -> dict[str, Any]:
     who = contenders(lm, bench.grid.methods, _called(bench, lm), sizes, strict=bench.strict)
     asked, too_long = requests(lm, given, bench.grid.tokens, bench.prefix)
     if not asked:
-        raise ArgumentError("no prompt fits into the model with so many tokens after it; lower --tokens")
+        raise ArgumentError("no prompt and its answer fit into the model's context; lower --tokens")
     who = _tried(who, asked[0].shorter(2), strict=bench.strict)
     doing = plan(bench.grid, lm, asked, (*who.contenders, *endpoints))
     left_out = {**who.left_out, **doing.left_out}
@@ -209,7 +209,7 @@ def run(bench: Bench, progress: Progress) -> dict[str, Any]:
 
 
 def _finished(sitting: _Sitting, doing: Plan, more: dict[str, Any]) -> dict[str, Any]:
-    """Work, and whatever happens write down what there is."""
+    """Measure, and write the result even after an error."""
     journal, progress, names = sitting.journal, sitting.progress, doing.names()
     missing = [name for name in names if name not in journal.cells]
     progress.expect(len(missing))

@@ -1,6 +1,6 @@
-"""What a step costs around the model: spectr against transformers' own sampling, interleaved in one run.
+"""Measures the time of a step outside the model: spectr against transformers' own sampling, interleaved in one run.
 
-Timed, so never a test. Python time is what a step takes beyond the model's forward and the rule.
+Python time is the time of a step besides the model's forward call and the rule.
 """
 
 import platform
@@ -25,7 +25,7 @@ __all__ = ["run"]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One text by one way."""
+    """The time of one text with one method."""
 
     tokens: int
     seconds: float
@@ -38,7 +38,7 @@ class Timing:
 
     @property
     def python(self) -> float:
-        """Seconds a step outside model and rule."""
+        """Seconds per step outside model and rule."""
         assert self.stats is not None
         return (self.seconds - self.model - self.stats.seconds["rule"]) / self.stats.steps
 
@@ -55,12 +55,12 @@ def _time_spectr(lm: LM, ids: list[int], tokens: int, seed: int) -> Timing:
     start = time.perf_counter()
     with timer.watching(lm.opened.target.model):
         result = lm.engine.generate([request])[0]
-    inside = timer.seconds or result.stats.seconds["target"]  # a compiled decoder calls no module
+    inside = timer.seconds or result.stats.seconds["target"]  # a compiled decoder does not call the module
     return Timing(len(result.tokens), time.perf_counter() - start, inside, result.stats)
 
 
 def _summary(timings: Sequence[Timing], plain: Sequence[Timing]) -> dict[str, Any]:
-    """Medians of a way, and its time per token in those of transformers' plain sampling, prompt by prompt."""
+    """Return medians of a method, and its time per token relative to transformers' plain sampling, prompt by prompt."""
     ratios = [mine.per_token / theirs.per_token for mine, theirs in zip(timings, plain, strict=True)]
     found = {
         "ms_per_token": 1e3 * statistics.median(t.per_token for t in timings),
@@ -81,18 +81,18 @@ def _summary(timings: Sequence[Timing], plain: Sequence[Timing]) -> dict[str, An
 
 
 def _of_prompt(ratios: Sequence[float], prompts: int) -> list[float]:
-    """The median of each prompt over the rounds."""
+    """Return the median of each prompt over the rounds."""
     return [statistics.median(ratios[at::prompts]) for at in range(prompts)]
 
 
 def _against(found: dict[str, Any], name: str, prompts: int) -> dict[str, Any]:
-    """How many times as fast as transformers' plain sampling: over all prompts, and of each."""
+    """Add the speed-up over transformers' plain sampling: over all prompts, and for each."""
     each = [1 / ratio for ratio in _of_prompt(found[name]["ratios"], prompts)]
     return {**found[name], "speedup": statistics.median(each), "speedup_by_prompt": each, "least_speedup": min(each)}
 
 
 def _loaded(model: Any, name: str, **options: Any) -> LM:
-    """A drafter, `auto@3` with trees of three nodes, `early_exit:4@3` with the first four layers."""
+    """Load a drafter; `auto@3` has trees of three nodes, `early_exit:4@3` the first four layers."""
     name, _, nodes = name.partition("@")
     drafter, _, layers = name.partition(":") if name.startswith("early_exit:") else (name, "", "")
     if layers:
@@ -100,12 +100,12 @@ def _loaded(model: Any, name: str, **options: Any) -> LM:
     if nodes:
         options["nodes"] = whole("nodes after @", int(nodes) if nodes.isdigit() else nodes, 2)
     lm = load(model, drafter, **options)
-    return LM(lm.engine.with_parts(rows=1, reuses_prefixes=False), lm.opened)  # a prompt comes again and is read again
+    return LM(lm.engine.with_parts(rows=1, reuses_prefixes=False), lm.opened)  # no prefix cache, because prompts repeat
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What is timed."""
+    """Settings of the measurement."""
 
     model: str = "smollm2-135m"
     drafters: Sequence[str] = ("none", "lookup")
@@ -115,7 +115,7 @@ class Trial:
 
 
 def run(trial: Trial, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Every way on every prompt, in turn, `repeats` times, after one round that is not counted."""
+    """Time every method on every prompt in turn, `repeats` times, after a warm-up round."""
     names = trial.drafters
     first = _loaded(trial.model, names[0], progress=progress)
     net, tokenizer = first.opened.target.model, first.tokenizer

@@ -1,5 +1,5 @@
-"""Ablations that count and do not write texts for people: how acceptance falls with the drafter's quality, and what the
-vocabulary costs a rule. Counts are a function of the seeds."""
+"""Ablations: acceptance against the drafter's quality, and the time of a verdict against the size of the vocabulary.
+Counts are a function of the seeds."""
 
 import math
 import statistics
@@ -26,27 +26,27 @@ from spectr.trees import Growth, Shape, grow
 from spectr.types import AppliedPolicy, Coins, Draft, Drafter, Drafting, LogitsAt, Opening, Scene, Verdict
 from spectr.verify import Rule
 from spectr.verify import rule as named_rule
-from spectr.verify.rule import Way
+from spectr.verify.rule import Descent
 
 __all__ = ["Cell", "Quality", "vocabulary"]
 
 Cell = tuple[str, Callable[[], dict[str, Any]]]
-"""A cell's name, and what measures it."""
+"""A cell's name, and the function that measures it."""
 
-_BLURRED = ("speculative", "kseq", "optimal", "race", "topk")  # whose acceptance is shown against noise
-_DEEPEST = 100.0  # how far below the best logit a token counts as gone
-_TEMPERATURE = 0.8  # of the laws of `workload`
+_BLURRED = ("speculative", "kseq", "optimal", "race", "topk")  # methods of the quality ablation
+_DEEPEST = 100.0  # logits further than this below the best are raised to it
+_TEMPERATURE = 0.8  # temperature of the laws of `workload`
 
 
 def _ruled(methods: Sequence[str]) -> list[str]:
-    """Those with K and L."""
+    """Return the methods that have K and L."""
     return [name for name in methods if METHODS[name].rule]
 
 
-class _Blurred:
-    """A drafter, part of whose logits are those of other tokens: noise with the drafter's own entropy."""
+class _NoisyDrafter:
+    """A drafter whose logits are mixed with those of other tokens: noise with the drafter's own entropy."""
 
-    capturable = False  # every step is read before the next, so that no row is watched after its end
+    capturable = False  # every step must be read before the next, so that ended rows are not measured
 
     def __init__(self, inner: Any, share: float) -> None:
         self.inner, self.share = inner, share
@@ -55,21 +55,21 @@ class _Blurred:
         return getattr(self.inner, name)
 
     def open(self, opening: Opening) -> Drafting:
-        """The drafter's own work, in a scene that blurs what it thinks."""
-        made: Drafting = self.inner.open(opening)
+        """Return the inner drafter's drafting with mixed logits."""
+        drafting: Drafting = self.inner.open(opening)
         generator = torch.Generator().manual_seed(opening.vocabulary)
-        return _BlurredDrafting(made, self.share, torch.randperm(opening.vocabulary, generator=generator))
+        return _NoisyDrafting(drafting, self.share, torch.randperm(opening.vocabulary, generator=generator))
 
 
-class _BlurredDrafting(DelegatingDrafting):
-    """A drafting on blurred laws; `order` (V,) says whose logits each token is given."""
+class _NoisyDrafting(DelegatingDrafting):
+    """A drafting on mixed logits; token v is mixed with token `order[v]`."""
 
     def __init__(self, inner: Drafting, share: float, order: Tensor) -> None:
         super().__init__(inner)
         self.share, self.order = share, order
 
     def propose(self, scene: Scene) -> Draft:
-        """A draft of the blurred laws, which are those it carries."""
+        """Draft from the mixed laws, which the draft reports as its laws."""
         return self.inner.propose(
             replace(scene, draft_logits=self._blur(scene.draft_logits), ranking_logits=self._blur(scene.ranking_logits))
         )
@@ -83,8 +83,8 @@ class _BlurredDrafting(DelegatingDrafting):
 
 
 @dataclass(slots=True)
-class _Watched(Rule):
-    """A rule that also notes how far apart the two laws are at each root."""
+class _MeasuringRule(Rule):
+    """A rule that also records the total variation between the two laws at each root."""
 
     inner: Rule
     found: list[float] = field(default_factory=list)
@@ -92,41 +92,41 @@ class _Watched(Rule):
     def __post_init__(self) -> None:
         self.card, self.bias_bound = self.inner.card, self.inner.bias_bound
 
-    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
-        """The inner rule's."""
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, descent: Descent) -> Verdict:
+        """Return the inner rule's verdict."""
         assert draft.laws is not None
         root = torch.zeros_like(draft.tokens[:, :1])
         apart = total_variation(law_of(logits(root)), pick_rows(draft.laws, root))
         self.found += apart.flatten().tolist()
-        return self.inner.verdict(logits, draft, coins, way)
+        return self.inner.verdict(logits, draft, coins, descent)
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Acceptance at each node against the total variation of the two laws, T = 1."""
+    """Measures acceptance at each node against the total variation of the two laws, at temperature 1."""
 
     lm: LM
     size: tuple[int, int]  # K, L
     requests: Sequence[Request]
 
     def cells(self, methods: Sequence[str], noises: Sequence[float]) -> Iterator[Cell]:
-        """For every share of noise and some of the methods."""
+        """Yield a cell for every share of noise and some of the methods."""
         for share in noises:
             for name in (name for name in methods if name in _BLURRED):
                 yield f"quality {name} {share:g}", partial(self.measure, name, share)
 
     def measure(self, name: str, share: float) -> dict[str, Any]:
-        """One cell."""
-        method, rule = METHODS[name], _Watched(named_rule(METHODS[name].rule))
+        """Measure one cell."""
+        method, rule = METHODS[name], _MeasuringRule(named_rule(METHODS[name].rule))
         drafts, length = self.size[0] if method.several else 1, self.size[1]
         plan = plan_of(method, rule.card, drafts, length)
-        drafter: Any = _Blurred(replanned(planned(self.lm.engine.drafter), plan), share)
+        drafter: Any = _NoisyDrafter(replanned(planned(self.lm.engine.drafter), plan), share)
         row = {"study": "quality", "method": name, "noise": share, "drafts": drafts, "length": length}
         return {**row, **self._count(drafter, rule)}
 
-    def _count(self, drafter: Drafter, rule: _Watched) -> dict[str, Any]:
+    def _count(self, drafter: Drafter, rule: _MeasuringRule) -> dict[str, Any]:
         engine = Engine(self.lm.opened.target, drafter, rule, self.lm.opened.stops)
-        # with the gap, every draft carries its laws
+        # with optimality_gap every draft includes its laws
         requests = [replace(request, policy=Policy(), optimality_gap=True) for request in self.requests]
         stats = [result.stats for result in engine.generate(requests)]
         steps, emitted, accepted, nodes = (
@@ -145,7 +145,7 @@ class Quality:
 
 
 def _verdicts(work: Workload, shape: Shape, method: str, repeats: int) -> tuple[list[int], list[float]]:
-    """Tokens of each verdict, and its seconds; a draft and coins of its own each time."""
+    """Return the tokens and the seconds of each verdict; each has its own draft and coins."""
     rule, zero = named_rule(METHODS[method].rule), torch.zeros(1, dtype=torch.int64)
     siblings, laws = plan_of(METHODS[method], rule.card, 1, 1).siblings, work.draft.laws
     assert laws is not None
@@ -157,7 +157,7 @@ def _verdicts(work: Workload, shape: Shape, method: str, repeats: int) -> tuple[
         verdict = rule(lambda nodes: Policy(_TEMPERATURE)(pick_rows(work.logits, nodes)), draft, coins)
         seconds.append(time.perf_counter() - start)
         tokens.append(int(verdict.length) + 1)
-    return tokens[1:], seconds[1:]  # the first warms up
+    return tokens[1:], seconds[1:]  # the first is a warm-up
 
 
 def _rule_cost(method: str, size: int, tree: tuple[int, int], repeats: int) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def _rule_cost(method: str, size: int, tree: tuple[int, int], repeats: int) -> d
 def vocabulary(
     methods: Sequence[str], sizes: Sequence[int], tree: tuple[int, int], repeats: int = 40
 ) -> Iterator[Cell]:
-    """Tokens per call and time of a verdict on made-up laws of so many tokens, a drafter close to its target."""
+    """Yield cells of tokens per call and time of a verdict on synthetic laws, with a drafter close to its target."""
     for size in sizes:
         for name in _ruled(methods):
             yield f"vocabulary {name} {size}", partial(_rule_cost, name, size, tree, repeats)

@@ -1,6 +1,6 @@
-"""From single texts to figures: medians with their spread, counts added up, methods compared text by text.
+"""Summarises single texts: medians with their spread, sums of counts, and comparisons of methods text by text.
 
-Every figure is a function of the cells, so a report can be made of a run that was killed.
+Every figure is a function of the cells, so that a killed run can be reported too.
 """
 
 import math
@@ -14,15 +14,15 @@ from spectr.bench.methods import METHODS
 __all__ = ["PARTS", "summarise"]
 
 Text = Mapping[str, Any]
-"""One text of one method, as the run wrote it down."""
+"""The recorded measurements of one text of one method."""
 
 PARTS = ("prompt", "draft", "target", "rule", "rest")
-_WAY = ("study", "method", "drafts", "length", "drafter", "temperature")  # what one row of the table is about
-_TURN = ("study", "task", "prompt", "temperature", "round")  # texts that are compared with each other
+_WAY = ("study", "method", "drafts", "length", "drafter", "temperature")  # the key of a row of the table
+_TURN = ("study", "task", "prompt", "temperature", "round")  # the key of texts that are compared with each other
 
 
 def _spread(values: Sequence[float]) -> dict[str, float] | None:
-    """The median, and the quartiles around it."""
+    """Return the median and the quartiles."""
     if not values:
         return None
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
@@ -30,7 +30,7 @@ def _spread(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def _sums(lists: Iterable[Sequence[int]]) -> list[int]:
-    """Lists of counts, added up place by place."""
+    """Add lists of counts element by element."""
     found: list[int] = []
     for counts in lists:
         found += [0] * (len(counts) - len(found))
@@ -51,18 +51,18 @@ def _groups(texts: Iterable[Text], names: Sequence[str]) -> dict[tuple[Any, ...]
 
 
 class _Bases:
-    """The texts that others are compared with: those of one method, turn by turn."""
+    """The texts of one method, with which others are compared turn by turn."""
 
     def __init__(self, texts: Sequence[Text], method: str) -> None:
         self._known = {tuple(text[name] for name in _TURN): text for text in texts if text["method"] == method}
 
     def of(self, text: Text) -> Text | None:
-        """The one of the same turn."""
+        """Return the base's text of the same turn."""
         return self._known.get(tuple(text[name] for name in _TURN))
 
     def speed_ups(self, texts: Sequence[Text]) -> list[float]:
-        """How many times faster a token came than in the base's text; only of texts written in one sitting, since
-        between sittings a machine may change."""
+        """Return the speed-ups per token over the base's texts, only for texts of the same process, because the machine
+        may change between processes."""
         pairs = [(text, self.of(text)) for text in texts]
         return [
             base["seconds"] / base["tokens"] / (text["seconds"] / text["tokens"])
@@ -71,14 +71,14 @@ class _Bases:
         ]
 
     def identical(self, texts: Sequence[Text]) -> dict[str, int] | None:
-        """How many texts are the base's, token for token."""
+        """Return how many texts are equal to the base's, token for token."""
         pairs = [(text, self.of(text)) for text in texts]
         same = [text["digest"] == base["digest"] for text, base in pairs if base is not None and text["digest"]]
         return {"same": sum(same), "of": len(same)} if same else None
 
 
 def _parts(texts: Sequence[Text]) -> dict[str, float] | None:
-    """Milliseconds a token of each part; the rest is Python, and on a GPU the wait for it."""
+    """Return the milliseconds per token of each part; the rest is Python, and on a GPU the wait for it."""
     tokens = sum(text["tokens"] for text in texts)
     known = [name for name in PARTS if any(name in text["parts"] for text in texts)]
     if not known or not tokens:
@@ -89,8 +89,7 @@ def _parts(texts: Sequence[Text]) -> dict[str, float] | None:
 
 
 def _efficiency(texts: Sequence[Text]) -> dict[str, float | None]:
-    """Tokens per target call over all texts, and its standard error: by how much it changes when one text is left out
-    (jackknife)."""
+    """Return tokens per target call over all texts, and its standard error by the jackknife over texts."""
     counts = [(text["tokens"], text["steps"] or 0) for text in texts]
     tokens, steps, size = sum(t for t, _ in counts), sum(s for _, s in counts), len(counts)
     if not steps:
@@ -101,7 +100,7 @@ def _efficiency(texts: Sequence[Text]) -> dict[str, float | None]:
 
 
 def _counts(texts: Sequence[Text]) -> dict[str, Any]:
-    """What speculation did: sums of all texts, so a function of the seeds."""
+    """Return counts of speculation, summed over all texts; they are a function of the seeds."""
     tokens = sum(text["tokens"] for text in texts)
     steps = sum(text["steps"] or 0 for text in texts)
     found = {"lossless": texts[0]["lossless"], "texts": len(texts), "tokens": tokens, **_efficiency(texts)}
@@ -148,7 +147,7 @@ def _rows(texts: Sequence[Text], names: Sequence[str], measure: Callable[[list[T
 
 
 def summarise(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Rows by method, K, L and temperature, the same by task, and the counting ablations unchanged."""
+    """Return rows by method, K, L and temperature, the same by task, and the cells of the ablations."""
     texts = [cell for cell in cells.values() if cell["study"] in ("main", "size")]
     bases = {name: _Bases(texts, name) for name in ("plain", "transformers")}
 

@@ -1,4 +1,4 @@
-"""Figures as words: the rows of every table, for terminals, Markdown and HTML alike."""
+"""Formats results as rows of tables, for terminals, Markdown and HTML."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -23,22 +23,22 @@ Cells = tuple[list[str], list[list[str]]]
 """Headings, and rows."""
 
 LEGEND = {
-    "K": "drafts side by side in the token tree",
-    "L": "tokens of each draft",
+    "K": "number of drafts in the token tree",
+    "L": "number of tokens in each draft",
     "T": "temperature; 0 is greedy",
 }
-"""What the letters of the tables mean."""
+"""The meaning of the letters in tables."""
 
-_SAME = ("plain", "race", "lookup", "default")  # whose text is a function of the seed at any temperature
+_SAME = ("plain", "race", "lookup", "default")  # methods whose text is a function of the seed at any temperature
 
 
 def _called(row: Row) -> str:
-    """The method, and what is to be said of its law: nothing where it is the target's."""
+    """Return the method's label, with a note if it is not lossless."""
     return label_of(row["method"]) + {True: "", False: ", LOSSY", None: ", law unknown"}[row["lossless"]]
 
 
 def count(number: int, noun: str) -> str:
-    """A number of things.
+    """Format a number with its noun.
 
     >>> count(1, "thread"), count(1200, "text")
     ('1 thread', '1,200 texts')
@@ -47,7 +47,7 @@ def count(number: int, noun: str) -> str:
 
 
 def method_name(row: Row) -> str:
-    """A method's label, with its K and L where it has them.
+    """Return a method's label, with its K and L if it has them.
 
     >>> method_name({"method": "kseq", "drafts": 4, "length": 2})
     'K-SEQ (SpecTr) 4×2'
@@ -67,13 +67,13 @@ def _one(value: float | None, digits: int = 2) -> str:
 
 
 def _efficiency(row: Row) -> str:
-    """Tokens per call with their standard error."""
+    """Format tokens per call with the standard error."""
     error = row["block_efficiency_error"]
     return _one(row["block_efficiency"]) + (f" ± {error:.2f}" if error else "")
 
 
 def _same(row: Row) -> str:
-    """Where equal texts are promised."""
+    """Format the number of equal texts, for methods that promise them."""
     found = row["identical"]
     if found is None or not (row["temperature"] == 0 or row["method"] in _SAME):
         return ""
@@ -81,7 +81,7 @@ def _same(row: Row) -> str:
 
 
 def _parts(row: Row) -> str:
-    """Milliseconds a token."""
+    """Format the milliseconds per token of each part."""
     parts = row["milliseconds_per_token"]
     if parts is None:
         return "–"
@@ -93,12 +93,12 @@ def _mebibytes(size: int | None) -> str:
 
 
 def _size(row: Row) -> tuple[str, str]:
-    """K and L, empty for a method that has none."""
+    """Format K and L; they are empty for a method without them."""
     return "" if row["drafts"] is None else str(row["drafts"]), "" if row["length"] is None else str(row["length"])
 
 
 def way_table(rows: Iterable[Row]) -> Cells:
-    """One method, K, L and temperature a row; spreads are quartiles over texts."""
+    """Return a table with a row for each method, K, L and temperature; spreads are quartiles over texts."""
     heads = [
         "method", "K", "L", "T", "tokens per call", "tok/s", "× plain", "× transformers",
         "ms a token: draft / target / rule / rest", "MiB", "same text",
@@ -122,7 +122,7 @@ def way_table(rows: Iterable[Row]) -> Cells:
 
 
 def task_table(rows: Sequence[Row]) -> Cells:
-    """One method, K, L, temperature and task a row."""
+    """Return a table with a row for each method, K, L, temperature and task."""
     found = [
         [
             row["task"],
@@ -138,13 +138,13 @@ def task_table(rows: Sequence[Row]) -> Cells:
 
 
 def size_table(rows: Sequence[Row]) -> Cells:
-    """The rows of the ablation over drafters, each with its drafter."""
+    """Return the table of the ablation over drafters."""
     heads, found = way_table(rows)
     return ["drafter", *heads], [[row["drafter"], *line] for row, line in zip(rows, found, strict=True)]
 
 
 def quality_table(rows: Iterable[Row]) -> Cells:
-    """Acceptance of a drafter whose logits are mixed with noise."""
+    """Return the table of acceptance with a drafter whose logits are mixed with noise."""
     found = [
         [
             label_of(row["method"]), *_size(row), f"{row['noise']:g}", f"{row['total_variation']:.3f}",
@@ -157,7 +157,7 @@ def quality_table(rows: Iterable[Row]) -> Cells:
 
 
 def vocabulary_table(rows: Iterable[Row]) -> Cells:
-    """The time of a verdict over vocabularies of several sizes."""
+    """Return the table of the time of a verdict over vocabularies of several sizes."""
     found = [
         [
             label_of(row["method"]), f"{row['vocabulary']:,}", *_size(row), f"{row['milliseconds']:.2f}",
@@ -169,7 +169,7 @@ def vocabulary_table(rows: Iterable[Row]) -> Cells:
 
 
 def markdown(cells: Cells) -> str:
-    """A table that Markdown knows."""
+    """Format a table as Markdown."""
     heads, rows = cells
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"

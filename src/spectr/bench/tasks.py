@@ -1,7 +1,7 @@
-"""Tasks: what texts are asked for. Shipped prompts, local files, or public sets through the `datasets` library.
+"""Tasks of a benchmark: shipped prompts, local files, or public sets through the `datasets` library.
 
-A kind of task knows the field names of the public sets of its kind, so that their files can be read unchanged. Nothing
-here depends on a model: `ask` turns prompts into tokens.
+A kind of task accepts the field names of the public sets of its kind, so that their files can be read unchanged.
+Nothing here depends on a model; `ask` converts prompts to tokens.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,16 +19,16 @@ __all__ = ["HUB", "KINDS", "Prompt", "Task", "tasks"]
 Row = Mapping[str, Any]
 
 _LANGUAGES = {"de": "German", "fr": "French", "cs": "Czech", "ro": "Romanian", "ru": "Russian", "fi": "Finnish"}
-_WORDS = 32  # most words of a prompt that is the first half of a text
+_WORDS = 32  # maximum number of words of a prompt that is the first half of a text
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One text to be asked for."""
+    """The prompt of one text."""
 
     text: str
-    source: str = ""  # what an encoder-decoder model reads, where that is not `text`
-    turns: tuple[str, ...] = ()  # a conversation, the user first
+    source: str = ""  # the input of an encoder-decoder model, if it is not `text`
+    turns: tuple[str, ...] = ()  # a conversation that begins with the user
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Kind:
     """A kind of task."""
 
     read: Callable[[Row], Prompt]
-    fields: str  # what its rows must have, in words
-    raw: bool = False  # plain text is continued, without a chat template
+    fields: str  # description of the fields that its rows must have
+    raw: bool = False  # continue plain text, without a chat template
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def _arithmetic(row: Row) -> Prompt:
 
 
 def _dialogue(row: Row) -> Prompt:
-    if "conversations" in row:  # as ShareGPT has it: up to the first answer
+    if "conversations" in row:  # as in ShareGPT: up to the first answer
         turns = [row["conversations"][0]["value"]]
     elif "turns" in row:
         turns = [turn["content"] if isinstance(turn, dict) else turn for turn in row["turns"]]
@@ -110,11 +110,11 @@ HUB: dict[str, tuple[str, str, str | None, str]] = {
     "gsm8k": ("arithmetic", "openai/gsm8k", "main", "test"),
     "mt_bench": ("dialogue", "HuggingFaceH4/mt_bench_prompts", None, "train"),
 }
-"""Public sets: the kind, and where the `datasets` library finds them (set, configuration, split)."""
+"""Public sets: the kind, and the arguments of the `datasets` library (set, configuration, split)."""
 
 
 def _prompts(kind: str, rows: Iterable[Any], count: int, where: str) -> tuple[Prompt, ...]:
-    """The first `count` rows as prompts; a row may stand in a field `doc`, as evaluation harnesses keep it."""
+    """Convert the first `count` rows to prompts; a row may be nested in a field `doc`, as in evaluation harnesses."""
     found = []
     for number, row in enumerate(islice(rows, count), start=1):
         fields = row.get("doc", row) if isinstance(row, Mapping) else {"prompt": row, "text": row}
@@ -122,11 +122,11 @@ def _prompts(kind: str, rows: Iterable[Any], count: int, where: str) -> tuple[Pr
             found.append(KINDS[kind].read(fields))
         except (KeyError, TypeError, AttributeError, IndexError, StopIteration):
             raise ArgumentError(
-                f"row {number} of {where} must have {KINDS[kind].fields}, as {kind} needs; it has "
+                f"row {number} of {where} must have {KINDS[kind].fields} for the task {kind}; it has "
                 f"{', '.join(map(str, fields)) if isinstance(fields, Mapping) else type(fields).__name__}"
             ) from None
     if not found:
-        raise ArgumentError(f"{where} must hold at least one prompt, and holds none")
+        raise ArgumentError(f"{where} must contain at least one prompt, and contains none")
     return tuple(found)
 
 
@@ -141,7 +141,7 @@ def _from_hub(name: str, count: int) -> tuple[Prompt, ...]:
         ) from None
     try:
         rows = datasets.load_dataset(place, configuration, split=split, streaming=True)
-    except Exception as error:  # whatever the library or the network has to say
+    except Exception as error:  # any error of the library or the network
         raise SpectrError(f"{place} could not be loaded: {error}; give a local copy: {kind}=FILE.jsonl") from error
     return _prompts(kind, rows, count, place)
 
@@ -158,7 +158,7 @@ def _task(name: str, count: int) -> Task:
 
 
 def tasks(names: Sequence[str], count: int) -> tuple[Task, ...]:
-    """Tasks by name, `count` prompts of each at most: a kind (its shipped prompts), a public set, or KIND=FILE.
+    """Return tasks by name with at most `count` prompts each: a kind (shipped prompts), a public set, or KIND=FILE.
 
     >>> [task.name for task in tasks(["code", "arithmetic"], 2)]
     ['code', 'arithmetic']

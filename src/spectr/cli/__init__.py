@@ -1,4 +1,4 @@
-"""The `spectr` command: reads flags, prints results on stdout and talk on stderr. Computes nothing itself."""
+"""The `spectr` command: it parses flags, calls the library, and prints results on stdout and messages on stderr."""
 
 from spectr.cli.app import app, main
 

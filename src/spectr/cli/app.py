@@ -1,7 +1,7 @@
-"""The command itself: its commands, its version, and how it ends when something was wrong.
+"""The root command: its subcommands, its version, and its exit codes.
 
-Exit codes: 0 for success, 1 when a command ran and its answer is bad news (an audit that fails, a doctor with advice),
-2 for what is refused, 130 after Ctrl-C, 141 when nobody reads stdout any more.
+Exit codes: 0 for success, 1 if a command ran and found a problem (a failed audit, advice of `doctor`), 2 for invalid
+arguments, 130 after Ctrl-C, 141 if stdout was closed by its reader.
 """
 
 import sys
@@ -17,30 +17,30 @@ from spectr.version import __version__
 __all__ = ["COMMANDS", "app", "main"]
 
 COMMANDS = {
-    "generate": LazyCommand("spectr.cli.generate:generate", "Generate text, and say what speculation did."),
-    "chat": LazyCommand("spectr.cli.chat:chat", "Talk with a model in the terminal."),
-    "serve": LazyCommand("spectr.cli.serve:serve", "Serve a model over HTTP, for OpenAI's clients."),
-    "play": LazyCommand("spectr.cli.serve:play", "See the tree think, in the browser."),
+    "generate": LazyCommand("spectr.cli.generate:generate", "Generate text, and report what speculation did."),
+    "chat": LazyCommand("spectr.cli.chat:chat", "Chat with a model in the terminal."),
+    "serve": LazyCommand("spectr.cli.serve:serve", "Serve a model over HTTP, with an OpenAI-compatible API."),
+    "play": LazyCommand("spectr.cli.serve:play", "Watch the token trees in the browser."),
     "replay": LazyCommand("spectr.cli.serve:replay", "Generate the text of a receipt again."),
     "batch": LazyCommand("spectr.cli.batch:batch", "Answer the requests of a file."),
     "route": LazyCommand("spectr.cli.route:route", "Put one address in front of several servers."),
     "deploy": LazyCommand("spectr.cli.deploy:deploy", "Serve a model with replicas on Ray."),
     "models": LazyCommand("spectr.cli.models:models", "List the models that can be loaded by name."),
-    "pull": LazyCommand("spectr.cli.models:pull_model", "Fetch a catalog model, once."),
+    "pull": LazyCommand("spectr.cli.models:pull_model", "Download a catalog model."),
     "doctor": LazyCommand("spectr.cli.models:doctor", "Check the installation, the machine and a model."),
     "train": LazyCommand("spectr.cli.train:train", "Train a drafter on a target's own samples."),
-    "tune": LazyCommand("spectr.cli.tune:tune", "Find the fastest plan on this machine."),
-    "tree": LazyCommand("spectr.cli.tree:app", "Draw token trees."),
+    "tune": LazyCommand("spectr.cli.tune:tune", "Measure which plan decodes fastest on this machine."),
+    "tree": LazyCommand("spectr.cli.tree:app", "Show token trees."),
     "rules": LazyCommand("spectr.cli.rules:app", "List, explain and compare the rules that accept drafts."),
     "cite": LazyCommand("spectr.cli.cite:cite", "Print the papers behind rules as BibTeX."),
     "bench": LazyCommand("spectr.cli.bench:app", "Measure on this machine."),
-    "audit": LazyCommand("spectr.cli.audit:audit", "Audit the output law: exactly, statistically, and by comparison."),
-    "theory": LazyCommand("spectr.cli.theory:app", "What speculation should give."),
+    "audit": LazyCommand("spectr.cli.audit:audit", "Check that the output has the target's distribution."),
+    "theory": LazyCommand("spectr.cli.theory:app", "Predict what speculation should give, and measure it."),
 }
 
 
 class _Root(LazyGroup):
-    """`spectr`."""
+    """The command group `spectr`."""
 
     table = COMMANDS
 
@@ -48,8 +48,8 @@ class _Root(LazyGroup):
 app = typer.Typer(
     cls=_Root,
     name="spectr",
-    help="Lossless multi-draft speculative decoding: several drafts, one call of the target, and text with exactly the "
-    "target's own distribution.",
+    help="Lossless multi-draft speculative decoding: the target model verifies several drafts in one call, and the "
+    "text has exactly the target's distribution.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -57,7 +57,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_UsageError: Any = typer.BadParameter.__base__  # typer may carry a click of its own; only some errors are exported
+_UsageError: Any = typer.BadParameter.__base__  # typer may bundle its own click and exports only some of its errors
 _ClickError: Any = _UsageError.__base__
 
 
@@ -82,14 +82,14 @@ def _refuse(sentence: str) -> int:
 
 
 def _usage(error: Any) -> str:
-    """A wrong flag or argument, and where the right ones are listed."""
+    """Return the message for a wrong flag or argument, with the command that lists the right ones."""
     context = getattr(error, "ctx", None)
     hint = "" if context is None else f" See: {context.command_path} --help"
     return f"{error.format_message()}{hint}"
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    """Run a command; the exit code."""
+    """Run a command and return its exit code."""
     try:
         code = app(arguments, prog_name="spectr", standalone_mode=False)
     except (SpectrError, _ClickError) as error:
@@ -98,7 +98,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run `spectr` with the given arguments, or the process's. What spectr refuses is one line and exit code 2."""
-    if hasattr(sys.stdout, "reconfigure"):  # a text or a path that stdout cannot encode must not end in a traceback
+    """Run `spectr` with the given arguments, by default the process's. Errors print one line and exit with code 2."""
+    if hasattr(sys.stdout, "reconfigure"):  # characters that stdout cannot encode are escaped
         sys.stdout.reconfigure(errors="backslashreplace")
     raise SystemExit(_run(arguments))

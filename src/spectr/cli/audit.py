@@ -1,4 +1,5 @@
-"""`spectr audit`: is the output law the target's? Of this package, of transformers, of endpoints, of functions."""
+"""`spectr audit`: checks that the output has the target's distribution, for this package, transformers, HTTP endpoints
+and functions."""
 
 from __future__ import annotations
 
@@ -34,23 +35,23 @@ _STYLES = {"holds": "green", "seen": "green", "FAILS": "bold red", "NOT SEEN": "
 
 
 def _value(text: str) -> Any:
-    """A number where it is one."""
+    """Parse JSON such as a number, or return the text itself."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
         return text
 
 
-def _pairs(flag: str, given: Sequence[str] | None, between: str) -> dict[str, str]:
-    """`name=value`, several times."""
-    found = [word.partition(between) for word in given or ()]
-    if not all(name and mark for name, mark, _ in found):
-        raise ArgumentError(f"{flag} takes a name and a value with {between!r} between them, got {list(given or ())}")
-    return {name.strip(): value.strip() for name, _, value in found}
+def _pairs(flag: str, values: Sequence[str] | None, separator: str) -> dict[str, str]:
+    """Parse the values of a repeated flag such as `name=value`."""
+    pairs = [word.partition(separator) for word in values or ()]
+    if not all(name and mark for name, mark, _ in pairs):
+        raise ArgumentError(f"{flag} takes a name and a value separated by {separator!r}, got {list(values or ())}")
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _function(path: str) -> Callable[[list[int], int], Sequence[int]]:
-    """`module:name`, of the folder we are in or installed."""
+    """Import `module:name`, from the current folder or from installed packages."""
     module, _, name = path.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -63,8 +64,8 @@ def _function(path: str) -> Callable[[list[int], int], Sequence[int]]:
     return found
 
 
-def _said(context: typer.Context) -> str:
-    """The command as it was given."""
+def _typed_command(context: typer.Context) -> str:
+    """Return the command line as it was typed."""
     words = ["spectr", "audit"]
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
@@ -86,7 +87,7 @@ def _table(section: str, findings: Sequence[Finding]) -> Table:
 
 
 def _show(report: Report) -> None:
-    """Print a table for each section, and the summary."""
+    """Print a table for each section, then the summary."""
     for section, findings in groupby(report.findings, key=lambda finding: finding.section):
         console().print(_table(section, list(findings)))
         console().print()
@@ -94,15 +95,15 @@ def _show(report: Report) -> None:
     style = "bold green" if report.holds else "bold red"
     console().print(Text(f"{report.summary[0].upper()}{report.summary[1:]}.", style), soft_wrap=True)
     if any(finding.by_name and not finding.holds for finding in report.findings):
-        talk("A lossy rule was named, and its output does not have the target's law: the exit status is 1.")
+        talk("A lossy rule was named, and its output does not have the target's distribution: the exit status is 1.")
 
 
 def _only_one(modes: Mapping[str, bool]) -> str:
-    """The kind of audit that was asked for; none is that of a model."""
-    asked = [name for name, given in modes.items() if given]
-    if len(asked) > 1:
-        raise ArgumentError(f"one kind of audit at a time, got {' and '.join(asked)}; --all takes them together")
-    return asked[0].split()[-1].removeprefix("--") if asked else "model"
+    """Return the kind of audit that was requested, `model` by default."""
+    requested = [name for name, is_set in modes.items() if is_set]
+    if len(requested) > 1:
+        raise ArgumentError(f"one kind of audit at a time, got {' and '.join(requested)}; --all runs all of them")
+    return requested[0].split()[-1].removeprefix("--") if requested else "model"
 
 
 def _is_transformers(name: str) -> bool:
@@ -113,7 +114,7 @@ def _is_transformers(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """The model that is asked for, and how."""
+    """The model to audit, and its settings."""
 
     name: str
     device: str
@@ -124,25 +125,25 @@ class _Model:
     vocabulary: int
 
     def load(self, drafter: str = "none", rule: str | Rule = "race") -> LM:
-        """Ready to generate."""
+        """Load the model with a drafter and a rule."""
         from spectr.lm import load
 
         return load(self.name, drafter, rule, device=self.device, progress=talk)
 
     def prompt_ids(self, lm: LM) -> list[list[int]]:
-        """The prompts as the model reads them."""
+        """Return the prompts as token ids."""
         return [lm.encode(text, raw=self.raw) for text in self.prompts]
 
     def scope(self, lm: LM, rules: Sequence[NamedRule] | None) -> Scope:
-        """What of the model is audited."""
+        """Return the scope of the audit."""
         from spectr.audit import Scope
 
         return Scope(self.prompt_ids(lm), self.policy, rules, self.drafter, self.vocabulary)
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
-    """All of the command that cases are made from."""
+class _Request:
+    """The parts of the command line that determine the cases."""
 
     kind: str
     model: _Model
@@ -153,7 +154,7 @@ class _Order:
     bias: float
 
     def cases(self) -> list[Case]:
-        """What is to be run."""
+        """Return the cases to run."""
         from spectr.audit.endpoint import endpoint_case
         from spectr.audit.planted import planted_cases
         from spectr.audit.sections import exact_part
@@ -202,7 +203,7 @@ class _Order:
 
 
 def _endpoint(plain: Endpoint, header: Sequence[str] | None, body: str) -> Endpoint:
-    """With what every call says besides."""
+    """Return the endpoint with additional headers and body fields."""
     fields = _value(body)
     if not isinstance(fields, dict):
         raise ArgumentError(f"--body takes a JSON object, got {body!r}")
@@ -212,10 +213,10 @@ def _endpoint(plain: Endpoint, header: Sequence[str] | None, body: str) -> Endpo
 def _named(rule: str | None, options: Sequence[str] | None) -> list[NamedRule] | None:
     from spectr.audit.proofs import named_rules
 
-    given = {name: _value(value) for name, value in _pairs("--set", options, "=").items()}
-    if rule is None and given:
-        raise ArgumentError(f"--set is for one rule, got {', '.join(given)} and no --rule")
-    return None if rule is None else named_rules(rule, given)
+    values = {name: _value(value) for name, value in _pairs("--set", options, "=").items()}
+    if rule is None and values:
+        raise ArgumentError(f"--set is for one rule, got {', '.join(values)} and no --rule")
+    return None if rule is None else named_rules(rule, values)
 
 
 def _examined(cases: Sequence[Case], level: Level) -> Report:
@@ -225,8 +226,8 @@ def _examined(cases: Sequence[Case], level: Level) -> Report:
         return examine(cases, level, lambda _: advance())
 
 
-def _tell(report: Report, command: str, *, as_json: bool, out: Path | None) -> None:
-    """The table or JSON on stdout, and JSON in a file."""
+def _print_report(report: Report, command: str, *, as_json: bool, out: Path | None) -> None:
+    """Print the tables or JSON on stdout, and write JSON to a file if one is given."""
     data = report.as_json(command)
     if as_json:
         print_json(data)
@@ -242,61 +243,74 @@ def audit(
         str, typer.Argument(help="Catalog name, hub id or folder; with --url, the model's name there.")
     ] = "smollm2-135m",
     exact: Annotated[
-        bool, typer.Option("--exact", help="All that needs no model: laws enumerated, policies, noise.")
+        bool, typer.Option("--exact", help="Run the checks that need no model: enumeration, policies, noise.")
     ] = False,
     planted: Annotated[
-        bool, typer.Option("--planted", help="Audit faults planted on purpose; succeeds if each is seen.")
+        bool, typer.Option("--planted", help="Plant faults on purpose; succeeds if the audit detects each.")
     ] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Exact, planted, the model with every rule, and transformers.")
+        bool, typer.Option("--all", help="Run exact, planted, the model with every rule, and transformers.")
     ] = False,
-    engine: Annotated[str, typer.Option("--engine", metavar="NAME", help="spectr, or transformers.")] = "spectr",
-    url: Annotated[str | None, typer.Option("--url", metavar="URL", help="An OpenAI-compatible endpoint.")] = None,
-    function: Annotated[
-        str | None, typer.Option("--function", metavar="MODULE:NAME", help="A function (prompt ids, seed) -> tokens.")
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="NAME", help="What to audit: spectr or transformers.")
+    ] = "spectr",
+    url: Annotated[
+        str | None, typer.Option("--url", metavar="URL", help="Audit an OpenAI-compatible endpoint.")
     ] = None,
-    rule: Annotated[str | None, typer.Option("--rule", metavar="RULE", help="One rule; otherwise every one.")] = None,
+    function: Annotated[
+        str | None,
+        typer.Option("--function", metavar="MODULE:NAME", help="Audit a function (prompt ids, seed) -> tokens."),
+    ] = None,
+    rule: Annotated[
+        str | None, typer.Option("--rule", metavar="RULE", help="The rule to audit. [default: every rule]")
+    ] = None,
     options: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="An option of the rule; may be repeated.")
     ] = None,
     drafter: Annotated[
-        str | None, typer.Option("--drafter", metavar="NAME", help="What drafts; otherwise several in turn.")
+        str | None, typer.Option("--drafter", metavar="NAME", help="The drafter. [default: several in turn]")
     ] = None,
     direct: Annotated[
-        bool, typer.Option("--direct", help="Sample from the model itself: no replay, few samples.")
+        bool, typer.Option("--direct", help="Sample from the model itself, without replay; few samples.")
     ] = False,
-    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="May be repeated.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Prompts are plain text: no chat template.")] = False,
-    temperature: Annotated[float, typer.Option(min=0.01, metavar="T", help="Of the law that is kept.")] = 1.0,
-    top_k: Annotated[int, typer.Option(min=0, metavar="K", help="Of the law that is kept; 0: all.")] = 0,
-    top_p: Annotated[float, typer.Option(metavar="P", help="Of the law that is kept.")] = 1.0,
+    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A prompt; may be repeated.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Use prompts as plain text, without the chat template.")] = False,
+    temperature: Annotated[
+        float, typer.Option(min=0.01, metavar="T", help="Temperature of the audited distribution.")
+    ] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, metavar="K", help="Top-k of the audited distribution; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option(metavar="P", help="Top-p of the audited distribution.")] = 1.0,
     vocabulary: Annotated[
         int, typer.Option(min=2, metavar="V", help="Replay the model on its V likeliest tokens.")
     ] = 32,
-    length: Annotated[int, typer.Option(min=1, max=3, metavar="L", help="Tokens of a text, for others.")] = 3,
+    length: Annotated[
+        int, typer.Option(min=1, max=3, metavar="L", help="Tokens of a text with --url, --function and --direct.")
+    ] = 3,
     samples: Annotated[
-        int | None, typer.Option(min=2, metavar="N", help="Texts of each sampler; otherwise what --bias needs.")
+        int | None, typer.Option(min=2, metavar="N", help="Texts of each sampler. [default: what --bias requires]")
     ] = None,
-    bias: Annotated[float, typer.Option(metavar="TV", help="Total variation that is to be seen.")] = 0.02,
+    bias: Annotated[float, typer.Option(metavar="TV", help="Total variation that the audit must detect.")] = 0.02,
     alarms: Annotated[float, typer.Option(metavar="P", help="False-alarm rate of the whole report.")] = 1e-6,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the first text; the others follow.")] = 0,
-    end: Annotated[str | None, typer.Option(metavar="TOKEN", help="--url: how a text's end is spelled.")] = None,
-    choices: Annotated[int, typer.Option(min=1, metavar="N", help="--url: texts of one call.")] = 64,
-    top: Annotated[int, typer.Option(min=1, metavar="N", help="--url: log-probabilities listed.")] = 20,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Seed of the first text; the next texts use the next seeds.")
+    ] = 0,
+    end: Annotated[str | None, typer.Option(metavar="TOKEN", help="--url: the token that ends a text.")] = None,
+    choices: Annotated[int, typer.Option(min=1, metavar="N", help="--url: texts requested in one call.")] = 64,
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="--url: log-probabilities per position.")] = 20,
     header: Annotated[
-        list[str] | None, typer.Option(metavar="NAME:VALUE", help="--url: of every call; may be repeated.")
+        list[str] | None, typer.Option(metavar="NAME:VALUE", help="--url: header of every call; may be repeated.")
     ] = None,
-    body: Annotated[str, typer.Option(metavar="JSON", help="--url: more fields of every call.")] = "{}",
+    body: Annotated[str, typer.Option(metavar="JSON", help="--url: additional fields of every request body.")] = "{}",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
     as_json: JsonFlag = False,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write everything as JSON into a file.")
+        Path | None, typer.Option("--out", metavar="FILE", help="Also write the report as JSON to a file.")
     ] = None,
 ) -> None:
-    """Audit the output law: exactly, statistically, and by comparison. Exit status 0 if every lossless claim holds.
+    """Check that the output has the target's distribution: by enumeration, by sampling, and by comparison.
 
-    A lossy rule claims nothing: among all rules it is shown with the bias it states. If it is named by --rule the
-    question is whether its output has the target's law, and the exit status is 1 since it has not.
+    The exit status is 0 if every lossless claim holds. Lossy rules are listed with the bias they state. A lossy rule
+    named with --rule is audited for the target's distribution, which it does not have, so the exit status is 1.
     """
     kind = _only_one({
         "--exact": exact, "--planted": planted, "--all": everything, "--url": url is not None, "--direct": direct,
@@ -309,11 +323,11 @@ def audit(
 
     level = Level(alarms=alarms, bias=bias, samples=samples, seed=seed)
     prompts, policy = prompt or _PROMPTS, Policy(temperature, top_k, top_p)
-    there = None
+    remote = None
     if url is not None:
-        there = _endpoint(Endpoint(url, target, prompts[0], choices, top, end), header, body)
+        remote = _endpoint(Endpoint(url, target, prompts[0], choices, top, end), header, body)
     model = _Model(target, device, prompts, policy, drafter, raw, vocabulary)
-    order = _Order(kind, model, _named(rule, options), there, function, length, bias)
-    report = _examined(order.cases(), level)
-    _tell(report, _said(context), as_json=as_json, out=out)
+    request = _Request(kind, model, _named(rule, options), remote, function, length, bias)
+    report = _examined(request.cases(), level)
+    _print_report(report, _typed_command(context), as_json=as_json, out=out)
     raise typer.Exit(0 if report.holds else 1)

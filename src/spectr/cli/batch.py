@@ -1,4 +1,4 @@
-"""`spectr batch`."""
+"""`spectr batch`: answers a file of requests in OpenAI's batch format."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ CLUSTER = "Workers"
 
 def batch(
     requests: Annotated[Path, typer.Argument(metavar="REQUESTS", help="Requests in OpenAI's batch format.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the results go.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File for the results.")],
     model: ModelFlag = "smollm2-135m",
     device: DeviceFlag = "auto",
     dtype: DtypeFlag = "auto",
@@ -31,25 +31,24 @@ def batch(
     rule: RuleFlag = "race",
     nodes: NodesFlag = None,
     plan: PlanFlag = None,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="Other numbers give other texts to requests without a seed.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed for requests that have none.")] = 0,
     chunk: Annotated[int, typer.Option(min=1, metavar="N", help="Requests between two writes to disk.")] = 32,
-    max_running: Annotated[int, typer.Option(min=1, metavar="N", help="Texts that a worker runs at once.")] = 64,
+    max_running: Annotated[int, typer.Option(min=1, metavar="N", help="Texts that a worker generates at once.")] = 64,
     ray: Annotated[bool, typer.Option("--ray", help="Answer with workers on Ray.", rich_help_panel=CLUSTER)] = False,
     address: Annotated[
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="A Ray cluster that runs, or auto. [default: a new one here]",
+            help="Address of a running Ray cluster, or auto. [default: a new local cluster]",
             rich_help_panel=CLUSTER,
         ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, metavar="N", help="Workers on Ray.", rich_help_panel=CLUSTER)] = 1,
     as_json: JsonFlag = False,
 ) -> None:
-    """Answer the requests of a file. Started again after it was killed, it goes on where it was. A request without a
-    seed gets one from its custom_id, so that it has the same text on every run."""
+    """Answer the requests of a file. If the command is interrupted, run it again and it continues where it stopped.
+
+    A request without a seed gets one from its custom_id, so that its text is the same on every run."""
     needs_server("spectr batch")
     from spectr.fleet.answering import BatchModel
     from spectr.fleet.batch import BatchFiles, run_batch
@@ -64,7 +63,7 @@ def batch(
     try:
         tally = run_batch(files, chosen, talk, _bar)
     except KeyboardInterrupt:
-        talk("interrupted; the same command goes on where this one stopped")
+        talk("interrupted; run the same command again to continue")
         raise
     _report(tally, out, time.monotonic() - start, as_json=as_json)
 
@@ -77,11 +76,11 @@ def _bar(lines: int, done: int) -> Iterator[Callable[..., None]]:
 
 
 def _report(tally: "Tally", out: Path, seconds: float, *, as_json: bool) -> None:
-    fresh = tally.answered + tally.refused + tally.bad
+    processed = tally.answered + tally.refused + tally.bad
     if as_json:
         names = ("lines", "resumed", "answered", "refused", "bad", "tokens")
         print_json({**{name: getattr(tally, name) for name in names}, "seconds": seconds, "out": str(out)})
     talk(
-        f"{fresh} of {tally.lines} lines in {seconds:.1f} s: {tally.answered} answered with {tally.tokens} tokens "
-        f"({tally.tokens / max(seconds, 1e-9):.1f}/s), {tally.refused} refused, {tally.bad} no requests; wrote {out}"
+        f"{processed} of {tally.lines} lines in {seconds:.1f} s: {tally.answered} answered with {tally.tokens} tokens "
+        f"({tally.tokens / max(seconds, 1e-9):.1f}/s), {tally.refused} refused, {tally.bad} invalid; wrote {out}"
     )

@@ -1,4 +1,4 @@
-"""`spectr chat`: a conversation in the terminal, whose cache is kept between turns."""
+"""`spectr chat`: a conversation in the terminal; the key-value cache is kept between turns."""
 
 import json
 import time
@@ -27,7 +27,7 @@ from spectr.cli.flags import (
 from spectr.cli.generate import summary, warn_if_lossy
 from spectr.cli.group import INTERRUPTED
 from spectr.cli.output import check_folder, check_text, talk, write_text
-from spectr.cli.terminal import Wrapped, enable_history, is_interactive, quiet, read_message
+from spectr.cli.terminal import WrappedOutput, enable_history, is_interactive, quiet, read_message
 from spectr.errors import ArgumentError, SpectrError
 from spectr.registry import nearest
 
@@ -38,20 +38,20 @@ __all__ = ["chat"]
 
 _HELP = """\
 /help          show this list
-/reset         forget the conversation; the system prompt stays
-/system TEXT   set the system prompt; alone it shows it, and "/system off" removes it
-/seed N        use this seed from now on; "/seed random" goes back to a random one for every answer
+/reset         start a new conversation with the same system prompt
+/system TEXT   set the system prompt; "/system" shows it, and "/system off" removes it
+/seed N        use this seed from now on; "/seed random" uses a random one for every answer
 /retry         answer the last message again, with a new random seed
 /save FILE     write the conversation, as JSON if the name ends in .json, else as text
-/stats         what speculation did for the last answer and in all
-/quit, /exit   leave; so does Ctrl-D
-A line that ends in \\ goes on in the next one, and \"\"\" begins and ends a message of several lines.
+/stats         show what speculation did for the last answer and in total
+/quit, /exit   leave, as Ctrl-D does
+A line that ends in \\ continues on the next one, and \"\"\" begins and ends a message of several lines.
 Ctrl-C ends an answer. To begin a message with a slash, put a space before it."""
 
 
 @dataclass(slots=True)
 class _Totals:
-    """What speculation did in a whole conversation."""
+    """Sums over all answers of a conversation."""
 
     answers: int = 0
     tokens: int = 0
@@ -60,25 +60,25 @@ class _Totals:
 
     def __str__(self) -> str:
         return (
-            f"in all {self.answers} answers, {self.tokens} tokens in {self.seconds:.1f} s, {self.calls} target calls, "
-            f"{self.tokens / max(1, self.calls):.2f} tokens per call"
+            f"in total {self.answers} answers, {self.tokens} tokens in {self.seconds:.1f} s, {self.calls} target "
+            f"calls, {self.tokens / max(1, self.calls):.2f} tokens per call"
         )
 
 
 @dataclass(slots=True)
 class _Session:
-    """A conversation with its settings. Commands are methods that take what stands after the command's name."""
+    """A conversation with its settings. Commands are methods that take the text after the command's name."""
 
     conversation: "Chat"
     max_new_tokens: int
     settings: dict[str, Any]
     seed: int | None
-    last: str = "nothing has been answered yet"
+    last: str = "there is no answer yet"
     totals: _Totals = field(default_factory=_Totals)
 
     @property
     def commands(self) -> dict[str, Callable[[str], None]]:
-        """What can be typed after a slash, besides /quit and /exit."""
+        """The slash commands except /quit and /exit."""
         return {
             "help": self.help,
             "reset": self.reset,
@@ -90,7 +90,7 @@ class _Session:
         }
 
     def command(self, text: str) -> None:
-        """Run a command; nothing that begins with a slash is ever sent to the model."""
+        """Run a slash command. Text that begins with a slash is never sent to the model."""
         name, _, rest = text.removeprefix("/").partition(" ")
         if name not in self.commands:
             known = [f"/{one}" for one in [*self.commands, "quit", "exit"]]
@@ -104,7 +104,7 @@ class _Session:
     def reset(self, _: str) -> None:
         """Forget everything but the system prompt."""
         self._set_turns(self._system)
-        talk("the conversation begins anew")
+        talk("started a new conversation")
 
     def system(self, text: str) -> None:
         """Set, show or remove the system prompt."""
@@ -116,7 +116,7 @@ class _Session:
         talk("the system prompt is removed" if text == "off" else "the system prompt is set")
 
     def choose_seed(self, text: str) -> None:
-        """Fix the seed, or go back to random ones."""
+        """Fix the seed, or return to random seeds."""
         if text and text != "random":
             try:
                 self.seed = int(text)
@@ -130,7 +130,7 @@ class _Session:
         """Answer the last message again. Its seed is random: a fixed one would give the same answer."""
         turns = self.conversation.turns
         if len(turns) < 2 or turns[-1]["role"] != "assistant":
-            raise ArgumentError("there is no answer yet that could be given again")
+            raise ArgumentError("there is no answer yet that could be repeated")
         self._set_turns(turns[:-2])
         try:
             self.answer(turns[-2]["content"], None)
@@ -141,7 +141,7 @@ class _Session:
     def save(self, name: str) -> None:
         """Write the conversation to a file."""
         if not name:
-            raise ArgumentError("/save needs the name of a file, as in /save talk.txt")
+            raise ArgumentError("/save requires the name of a file, as in /save talk.txt")
         turns, path = self.conversation.turns, Path(name).expanduser()
         check_folder(path)
         if path.suffix == ".json":
@@ -150,15 +150,15 @@ class _Session:
             write_text(path, "".join(f"{turn['role']}: {turn['content']}\n\n" for turn in turns))
 
     def stats(self, _: str) -> None:
-        """Say what speculation did."""
+        """Report what speculation did."""
         talk(f"last answer: {self.last}")
         talk(str(self.totals))
 
     def answer(self, text: str, seed: int | None) -> None:
-        """Stream one answer. On a terminal an interrupt ends the answer and not the conversation."""
-        start, said = time.perf_counter(), self.conversation
-        pieces = said.say(text, self.max_new_tokens, seed, **self.settings)
-        screen, shown, interrupted = Wrapped(), 0, False
+        """Stream one answer. On a terminal an interrupt ends the answer, not the conversation."""
+        start = time.perf_counter()
+        pieces = self.conversation.say(text, self.max_new_tokens, seed, **self.settings)
+        screen, shown, interrupted = WrappedOutput(), 0, False
         with quiet(), closing(pieces):
             try:
                 for piece in pieces:
@@ -201,11 +201,11 @@ def _banner(lm: "LM", model: str) -> str:
 
 
 def _next_message(interrupts: int) -> tuple[str, int]:
-    """A message, or "" after a Ctrl-C, and how many Ctrl-C came in a row; EOFError when the conversation is over."""
+    """Return a message ("" after Ctrl-C) and the number of consecutive Ctrl-C; EOFError ends the conversation."""
     try:
         return read_message().rstrip(), 0
     except UnicodeDecodeError:
-        talk("a message must be UTF-8 text; this one was not, and is thrown away")
+        talk("a message must be UTF-8 text; this one was not and is ignored")
         return "", 0
     except KeyboardInterrupt:
         if not is_interactive():
@@ -217,7 +217,7 @@ def _next_message(interrupts: int) -> tuple[str, int]:
 
 
 def _converse(session: _Session) -> None:
-    """Message after message, until the input ends or says so."""
+    """Answer messages until the input ends or /quit is typed."""
     interrupts = 0
     while True:
         try:
@@ -247,16 +247,16 @@ def chat(
     drafter: DrafterFlag = "auto",
     rule: RuleFlag = "race",
     system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The system prompt, before all turns.", rich_help_panel=SAMPLING)
+        str | None, typer.Option(metavar="TEXT", help="The system prompt.", rich_help_panel=SAMPLING)
     ] = None,
     max_new_tokens: MaxTokensFlag = 256,
     temperature: TemperatureFlag = None,
     top_p: TopPFlag = None,
     seed: SeedFlag = None,
 ) -> None:
-    """Talk with a model in the terminal. Answers stream; history and cache are kept; /help lists the commands.
+    """Chat with a model in the terminal. Answers are streamed, and the conversation is kept; /help lists the commands.
 
-    Ctrl-C ends an answer, Ctrl-D the conversation. From a pipe, every line is a message.
+    Ctrl-C ends an answer, Ctrl-D the conversation. If the input is a pipe, every line is a message.
     """
     settings = given(temperature=temperature, top_p=top_p)
     from spectr.lm import load

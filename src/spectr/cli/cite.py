@@ -20,13 +20,13 @@ def cite(
     """Print the papers behind rules as BibTeX. Without a rule, print the entry of this software."""
     cited = ["spectr"]
     if rules:
-        from spectr.verify import rule  # takes a second: not for the entry of this software
+        from spectr.verify import rule  # slow to import, and not needed for the entry of this software
 
         cited = [key for name in rules for key in rule(name).card.papers]
     keys = list(dict.fromkeys(cited))
-    known = [key for key in keys if key in PAPERS]  # a rule of another package may name papers that are not here
+    known = [key for key in keys if key in PAPERS]  # a rule of another package may cite unknown papers
     if len(known) < len(keys):
-        talk(f"no BibTeX is known here for {', '.join(key for key in keys if key not in PAPERS)}")
+        talk(f"there is no BibTeX entry for {', '.join(key for key in keys if key not in PAPERS)}")
     if as_json:
         print_json({"papers": [asdict(PAPERS[key]) for key in known]})
     elif known:

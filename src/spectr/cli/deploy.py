@@ -1,4 +1,4 @@
-"""`spectr deploy`."""
+"""`spectr deploy`: serves a model with replicas on Ray."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,15 +13,17 @@ __all__ = ["deploy"]
 
 def deploy(
     plan: Annotated[
-        Path, typer.Argument(metavar="PLAN", help="A YAML file: the model, how many replicas, the address.")
+        Path, typer.Argument(metavar="PLAN", help="A YAML file with the model, the replicas and the address.")
     ],
     address: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="A Ray cluster that runs, or auto. [default: one here, until Ctrl-C]"),
+        typer.Option(
+            metavar="ADDRESS", help="Address of a running Ray cluster, or auto. [default: a local one, until Ctrl-C]"
+        ),
     ] = None,
 ) -> None:
-    """Serve a model with replicas on Ray, behind one address. Given again with a changed plan, it replaces replicas
-    while the others answer; a cluster of its own takes SIGHUP for that."""
+    """Serve a model with replicas on Ray, behind one address. Run again with a changed plan, it replaces the replicas
+    one by one while the others answer; send SIGHUP to a local cluster to reload the plan."""
     needs_server("spectr deploy")
     from spectr.fleet.deploy import run_fleet
 

@@ -1,6 +1,6 @@
-"""Every rule in words, for `spectr rules show`: what it does, what it costs, and a command that uses it.
+"""Explanations of all rules for `spectr rules show`: what a rule does, what it costs, and a command that uses it.
 
-Costs are per node of the token tree that a rule looks at; `spectr bench rules` measures them.
+Costs are per visited node of the token tree; `spectr bench rules` measures them.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ __all__ = ["EXPLAINED", "Explained"]
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """One rule in words."""
+    """The explanation of one rule."""
 
     words: str
     cost: str
@@ -26,20 +26,20 @@ EXPLAINED = {
         "whose noise divided by its probability is smallest, which is an exact sample from the target. The drafter "
         "sees the same noise and guesses which token wins; a guess is accepted if it is right. So the seed alone "
         "decides the text: it is the same with any drafter, any tree, or none. That holds in float32; in bfloat16 the "
-        "distribution is the same, and texts part where two tokens are almost tied.",
+        "distribution is the same, and texts can differ where two tokens are almost tied.",
         "one pass over the vocabulary; no softmax, no draft distribution, no residual",
         "--drafter early_exit --nodes 8",
     ),
     "path_block": Explained(
-        "The optimal coupling picks one path down the tree, and block verification then judges that path as a whole. "
-        "On average it never keeps less than `optimal` does.",
+        "The optimal coupling picks one path down the tree, and block verification then tests that path as a whole. "
+        "On average it never keeps fewer tokens than `optimal`.",
         "as `optimal` at every node of the path, then one pass over the vocabulary for each of its tokens",
         _CHAINS,
     ),
     "optimal": Explained(
         "It walks down the tree. At each node, target and children are coupled so that the next token is one of the "
         "children as often as any lossless method can make it, for independent drafts. SpecTr posed this as a linear "
-        "program of exponential size; here it is sampled exactly with one sort and prefix sums.",
+        "program of exponential size; it can be sampled exactly with one sort and prefix sums.",
         "one sort of the vocabulary; above 8,192 tokens a histogram, which costs at most 0.0001 of the acceptance",
         _CHAINS,
     ),
@@ -52,8 +52,8 @@ EXPLAINED = {
         _CHAINS,
     ),
     "kseq_plus": Explained(
-        "K-SEQ throws all drafts away when none passes its test. K-SEQ+ falls back on the first draft and gives it one "
-        "more test. It never accepts less than K-SEQ, and never more than the optimum.",
+        "K-SEQ discards all drafts when none passes its test. K-SEQ+ then gives the first draft one more test. It "
+        "never accepts less than K-SEQ, and never more than the optimum.",
         "about 25 passes over the vocabulary, which search for a threshold",
         _CHAINS,
     ),
@@ -67,45 +67,45 @@ EXPLAINED = {
     ),
     "spectr": Explained(
         "The algorithm of the SpecTr paper as it was published: a walk down the tree with the K-SEQ coupling at every "
-        "node. It is another name for `kseq`, and has nothing more to do with this package than `kseq` has.",
+        "node. It is another name for `kseq`; the name refers to the paper, not to this package.",
         "as `kseq`",
         _CHAINS,
     ),
     "recursive": Explained(
         "Recursive rejection, as in SpecInfer: a child is tested against the target; after a rejection the next child "
-        "is tested against what is left of the target. It is simple, and in the comparisons here it never accepts "
-        "more than K-SEQ.",
+        "is tested against what is left of the target. It is simple, and in the comparisons of `spectr rules compare` "
+        "it never accepts more than K-SEQ.",
         "one pass over the vocabulary for each child",
         _CHAINS,
     ),
     "recursive_wor": Explained(
         "Recursive rejection for children that were drawn without replacement, so that no two are equal. After a "
-        "rejection the token leaves the draft distribution too.",
+        "rejection the token is removed from the draft distribution too.",
         "two passes over the vocabulary for each child",
         _CHAINS,
     ),
     "speculative": Explained(
         "Speculative sampling as it was first published: one draft, kept with probability min(1, p / q), where p and q "
-        "are the target's and the drafter's probability of the token. Of several children only the first is looked at.",
+        "are the target's and the drafter's probability of the token. Only the first of several children is tested.",
         "one pass over the vocabulary",
         _CHAIN,
     ),
     "block": Explained(
-        "Block verification judges a chain of drafts as a whole and keeps the longest prefix that passes, where other "
+        "Block verification tests a chain of drafts as a whole and keeps the longest prefix that passes, whereas other "
         "rules stop at the first token that fails. No rule can keep more of one chain on average.",
         "one pass over the vocabulary for each token of the chain",
         _CHAIN,
     ),
     "traversal": Explained(
-        "Traversal verification begins at the leaves. A node that is rejected hands what is left of the target to its "
-        "parent, and the first node that passes ends the accepted path. On one chain it is block verification.",
+        "Traversal verification begins at the leaves. The mass of a rejected node returns to its parent, and the first "
+        "node that passes ends the accepted path. On one chain it is block verification.",
         "two passes over the vocabulary for each node of the tree, one node after the other",
         _CHAINS,
     ),
     "match": Explained(
-        "It draws from the target at every node and goes on as long as the token was drafted. It takes any tree and "
-        "any drafts and needs no draft distribution, which suits text lookups and top-k trees. With sampled drafts it "
-        "accepts less than the rules that know the draft distribution.",
+        "It draws from the target at every node and continues as long as the token was drafted. It works with any tree "
+        "and any drafts and needs no draft distribution, which suits prompt lookup and top-k trees. With sampled "
+        "drafts it accepts less than the rules that use the draft distribution.",
         "one pass over the vocabulary",
         "--drafter lookup",
     ),
@@ -116,14 +116,15 @@ EXPLAINED = {
         _CHAINS,
     ),
     "lenience": Explained(
-        "The one-draft test is made easier by a constant factor, 0.9 by default, so that more drafts pass. No token "
-        "comes out more than 1 / 0.9 times as often as it should. The output no longer has the target's distribution.",
+        "The one-draft test is relaxed by a constant factor, 0.9 by default, so that more drafts pass. No token is "
+        "emitted more than 1 / 0.9 times as often as by the target. The output no longer has the target's "
+        "distribution.",
         "that of the coupling",
         _CHAINS,
     ),
     "pareto": Explained(
         "It rejects as seldom as a given bias allows: with a budget of total variation per token, 0.01 by default, no "
-        "rule rejects less. The output no longer has the target's distribution.",
+        "rule rejects less often. The output no longer has the target's distribution.",
         "that of the coupling",
         _CHAINS,
     ),

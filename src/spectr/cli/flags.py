@@ -1,4 +1,4 @@
-"""Flags that several commands share: one name, one meaning, one help text."""
+"""Flags that several commands share, so that each has one name, one meaning and one help text."""
 
 from typing import Annotated, Any
 
@@ -26,21 +26,21 @@ __all__ = [
 
 LOADING, SPECULATION, SAMPLING, OUTPUT = "Model", "Speculation", "Sampling", "Output"
 ADDRESS, LIMITS = "Address and access", "Limits"
-"""Headings under which long help texts list their flags."""
+"""The headings under which help texts list their flags."""
 
 ModelFlag = Annotated[
     str,
     typer.Option("--model", metavar="NAME", help="Catalog name, hub id, folder or GGUF file.", rich_help_panel=LOADING),
 ]
 DeviceFlag = Annotated[
-    str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.", rich_help_panel=LOADING)
+    str, typer.Option("--device", metavar="DEVICE", help="Where to run: cpu, cuda, or auto.", rich_help_panel=LOADING)
 ]
 DtypeFlag = Annotated[
     str,
     typer.Option(
         "--dtype",
         metavar="DTYPE",
-        help="float32, bfloat16, ..., or auto: as stored on a GPU, float32 on a CPU.",
+        help="float32, bfloat16, ..., or auto: the stored dtype on a GPU, float32 on a CPU.",
         rich_help_panel=LOADING,
     ),
 ]
@@ -49,7 +49,7 @@ WeightsFlag = Annotated[
     typer.Option(
         "--weights",
         metavar="STORAGE",
-        help="How weights are kept on a CPU: file (as they come), float32, or int8 (rounded: another model).",
+        help="Weight format on a CPU: file (as stored), float32, or int8 (rounded, which changes the model).",
         rich_help_panel=LOADING,
     ),
 ]
@@ -58,15 +58,18 @@ DrafterFlag = Annotated[
     typer.Option(
         "--drafter",
         metavar="NAME",
-        help="What drafts: auto, lookup, ngram, early_exit, random, none, a folder, the name of a model or of a "
-        "published head, or several with +.",
+        help="The drafter: auto, lookup, ngram, early_exit, random, none, a folder, the name of a model or of a "
+        "published head, or several joined by +.",
         rich_help_panel=SPECULATION,
     ),
 ]
 RuleFlag = Annotated[
     str,
     typer.Option(
-        "--rule", metavar="RULE", help="What accepts drafts: a rule of `spectr rules`.", rich_help_panel=SPECULATION
+        "--rule",
+        metavar="RULE",
+        help="The rule that accepts drafts, one of `spectr rules`.",
+        rich_help_panel=SPECULATION,
     ),
 ]
 NodesFlag = Annotated[
@@ -75,7 +78,7 @@ NodesFlag = Annotated[
         "--nodes",
         min=2,
         metavar="N",
-        help="Most nodes of the token tree, root included.",
+        help="Maximum number of nodes of the token tree, root included.",
         rich_help_panel=SPECULATION,
     ),
 ]
@@ -84,23 +87,35 @@ PlanFlag = Annotated[
     typer.Option(
         "--plan",
         metavar="FILE",
-        help="A profile that `spectr tune` wrote, or auto: the size of the tree is chosen at every step.",
+        help="A profile written by `spectr tune`, or auto to choose the size of the tree at every step.",
         rich_help_panel=SPECULATION,
     ),
 ]
 InsecureFlag = Annotated[
-    bool, typer.Option("--insecure", help="Serve other machines without a key.", rich_help_panel=ADDRESS)
+    bool,
+    typer.Option("--insecure", help="Accept connections from other machines without a key.", rich_help_panel=ADDRESS),
 ]
 PortFlag = Annotated[
-    int, typer.Option("--port", min=0, max=65535, metavar="PORT", help="0: any that is free.", rich_help_panel=ADDRESS)
+    int,
+    typer.Option(
+        "--port", min=0, max=65535, metavar="PORT", help="Port to listen on; 0: any free port.", rich_help_panel=ADDRESS
+    ),
 ]
 RequestTimeoutFlag = Annotated[
     float,
-    typer.Option("--request-timeout", min=1, metavar="SECONDS", help="For a whole request.", rich_help_panel=LIMITS),
+    typer.Option(
+        "--request-timeout", min=1, metavar="SECONDS", help="Time limit for a whole request.", rich_help_panel=LIMITS
+    ),
 ]
 DrainTimeoutFlag = Annotated[
     float,
-    typer.Option("--drain-timeout", min=0, metavar="SECONDS", help="For what runs at SIGTERM.", rich_help_panel=LIMITS),
+    typer.Option(
+        "--drain-timeout",
+        min=0,
+        metavar="SECONDS",
+        help="Time for running requests to finish after SIGTERM.",
+        rich_help_panel=LIMITS,
+    ),
 ]
 MaxTokensFlag = Annotated[
     int,
@@ -109,14 +124,14 @@ MaxTokensFlag = Annotated[
         "--max-tokens",
         min=1,
         metavar="N",
-        help="Most tokens to generate.",
+        help="Maximum number of tokens to generate.",
         rich_help_panel=SAMPLING,
     ),
 ]
 TemperatureFlag = Annotated[
     float | None,
     typer.Option(
-        min=0, metavar="T", help="0 is greedy. [default: what the model's files say, else 1]", rich_help_panel=SAMPLING
+        min=0, metavar="T", help="0 is greedy. [default: that of the model's files, else 1]", rich_help_panel=SAMPLING
     ),
 ]
 TopPFlag = Annotated[
@@ -131,12 +146,12 @@ SeedFlag = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="Makes a text repeatable. [default: a random one, which is reported]",
+        help="Seed that makes a text reproducible. [default: random, and reported]",
         rich_help_panel=SAMPLING,
     ),
 ]
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that were given. What is None was not, and is left to the model's own defaults."""
+    """Return the options that are not None; the others are left to the model's defaults."""
     return {name: value for name, value in options.items() if value is not None}

@@ -1,9 +1,8 @@
-"""`spectr generate`: text from a model, and what speculation did."""
+"""`spectr generate`: generates text and reports what speculation did."""
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,19 +31,17 @@ from spectr.cli.flags import (
 )
 from spectr.cli.group import INTERRUPTED
 from spectr.cli.output import check_text, console, numbers, print_json, read_stdin, talk
+from spectr.cli.screens import screen_for, show_stream
 
 if TYPE_CHECKING:
-    from spectr.engine import Step
     from spectr.lm import LM
-    from spectr.lm.output import Output, TextHandle
+    from spectr.lm.output import Output
 
 __all__ = ["generate", "summary", "warn_if_lossy"]
 
-_DEPTHS = ("grey70", "cyan", "deep_sky_blue1", "dodger_blue2", "blue", "medium_purple", "magenta")
-
 
 def summary(output: "Output", seconds: float, *, lossless: bool, interrupted: bool = False) -> str:
-    """One line about what speculation did."""
+    """Return one line about what speculation did."""
     stats, count = output.stats, len(output.tokens)
     beginning = f"interrupted after {count} tokens" if interrupted else f"{count} tokens"
     gap = "" if stats.optimality_gap is None else f", optimality gap {stats.optimality_gap:.3f} per node"
@@ -56,7 +53,7 @@ def summary(output: "Output", seconds: float, *, lossless: bool, interrupted: bo
 
 
 def warn_if_lossy(lm: "LM") -> None:
-    """Say before the text comes that its distribution is not the target's."""
+    """Warn, before any text is printed, that its distribution is not the target's."""
     rule = lm.engine.rule
     if not rule.card.lossless:
         talk(f"rule {rule.card.name!r} is LOSSY: each token may be off by {rule.bias_bound:g} in total variation")
@@ -65,7 +62,7 @@ def warn_if_lossy(lm: "LM") -> None:
 def _as_json(output: "Output", seconds: float, *, trace: bool, interrupted: bool) -> dict[str, Any]:
     names = ("block_efficiency", "acceptance_by_depth", "acceptance_by_rank", "optimality_gap")
     stats = {**asdict(output.stats), **{name: getattr(output.stats, name) for name in names}}
-    found = {
+    data = {
         "text": output.text,
         "tokens": output.tokens,
         "finish_reason": "interrupted" if interrupted else output.finish_reason,
@@ -74,100 +71,16 @@ def _as_json(output: "Output", seconds: float, *, trace: bool, interrupted: bool
         "stats": stats,
     }
     if output.logprobs is not None:
-        found["logprobs"] = output.logprobs
+        data["logprobs"] = output.logprobs
     if trace:
-        found["steps"] = [
+        data["steps"] = [
             {"tokens": step.tokens, "accepted": step.accepted, "corrected": step.corrected} for step in output.steps
         ]
-    return found
-
-
-def _colour(step: "Step", place: int) -> str:
-    """Where a token came from: a draft, by its depth; a correction; or the bonus after a whole path."""
-    if place < step.accepted:
-        return _DEPTHS[min(place, len(_DEPTHS) - 1)]
-    return "red" if step.corrected else "green"
-
-
-def _legend() -> Text:
-    """What the colours of --trace mean."""
-    found = Text()
-    for name, style in (("correction", "red"), ("bonus", "green")):
-        found.append(f"{name} ", style=style)
-    for depth, style in enumerate(_DEPTHS, start=1):
-        found.append(f"draft {depth}{'+' if depth == len(_DEPTHS) else ''} ", style=style)
-    return found
-
-
-class _PlainText:
-    """Writes a text to stdout as it comes."""
-
-    def __init__(self) -> None:
-        self.written = 0
-
-    def show(self, pieces: "TextHandle", piece: str) -> None:
-        """Write one piece at once, so that a terminal or a pipe sees it now."""
-        self.written += len(piece)
-        print(piece, end="", flush=True)
-
-    def end(self, pieces: "TextHandle") -> None:
-        """Write what an interrupt kept from being shown, and end the line."""
-        self.show(pieces, pieces.text[self.written :])
-        print(flush=True)
-
-
-class _Traced:
-    """Writes a text to a terminal as it comes, each token in the colour of its origin."""
-
-    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
-        from spectr.text.stream import TextStream
-
-        self.stream, self.out, self.steps = TextStream(tokenizer, stops), console(), 0
-
-    def show(self, pieces: "TextHandle", _piece: str) -> None:
-        """Write the tokens of the steps since the last piece."""
-        fresh, self.steps = pieces.steps[self.steps :], len(pieces.steps)
-        for step in fresh:
-            for place, token in enumerate(step.tokens):
-                self._write(Text(self.stream.feed(token), style=_colour(step, place)))
-
-    def end(self, pieces: "TextHandle") -> None:
-        """Write what was held back, and the legend on stderr."""
-        self.show(pieces, "")
-        self._write(Text(self.stream.finish() + "\n"))
-        console(stderr=True).print(_legend())
-
-    def _write(self, text: Text) -> None:
-        self.out.print(text, end="", soft_wrap=True)
-        self.out.file.flush()
-
-
-class _Silent:
-    """Shows nothing while the text comes: the result is printed at the end."""
-
-    def show(self, pieces: "TextHandle", piece: str) -> None:
-        """Show nothing."""
-
-    def end(self, pieces: "TextHandle") -> None:
-        """Show nothing."""
-
-
-def _streamed(pieces: "TextHandle", screen: _PlainText | _Traced | _Silent) -> bool:
-    """Show pieces as they come; True if Ctrl-C ended them. What came before it is kept."""
-    with closing(pieces):
-        try:
-            for piece in pieces:
-                screen.show(pieces, piece)
-        except KeyboardInterrupt:
-            interrupted = True
-        else:
-            interrupted = False
-    screen.end(pieces)
-    return interrupted
+    return data
 
 
 def _logprob_table(output: "Output", decode: Callable[[list[int]], str]) -> Table:
-    """Every token with its probability under the model's own distribution."""
+    """Return a table of the tokens with their probabilities under the model's own distribution."""
     table = Table(box=None)
     for heading, justify in (("token", "right"), ("text", "left"), ("logprob", "right"), ("probability", "right")):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
@@ -176,17 +89,17 @@ def _logprob_table(output: "Output", decode: Callable[[list[int]], str]) -> Tabl
     return table
 
 
-def _tell(output: "Output", summed: str) -> None:
+def _print_summary(output: "Output", summed: str) -> None:
     talk(summed)
     if (output.stats.optimality_gap or 0) < 0:
         talk(
-            "the gap is negative: more was accepted than the best coupling of independent drafts accepts on average; "
-            "drafts that share the target's noise can do that, and over a few tokens chance can"
+            "the gap is negative: more was accepted than the best coupling of independent drafts accepts on average. "
+            "Drafts that share the target's noise can achieve that, and over few tokens it can happen by chance"
         )
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to answer; - reads it from standard input.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from standard input.")],
     model: ModelFlag = "smollm2-135m",
     device: DeviceFlag = "auto",
     dtype: DtypeFlag = "auto",
@@ -195,21 +108,25 @@ def generate(
     rule: RuleFlag = "race",
     drafts: Annotated[
         int | None,
-        typer.Option(min=1, metavar="K", help="Drafts that are tried side by side.", rich_help_panel=SPECULATION),
+        typer.Option(min=1, metavar="K", help="Number of drafts in a tree.", rich_help_panel=SPECULATION),
     ] = None,
     length: Annotated[
-        int | None, typer.Option(min=1, metavar="L", help="Tokens of each draft.", rich_help_panel=SPECULATION)
+        int | None,
+        typer.Option(min=1, metavar="L", help="Number of tokens in each draft.", rich_help_panel=SPECULATION),
     ] = None,
     nodes: NodesFlag = None,
     tree: Annotated[
         str | None,
         typer.Option(
-            metavar="B,B,...", help="Shape of the tree: children of a node at each depth.", rich_help_panel=SPECULATION
+            metavar="B,B,...",
+            help="Shape of the tree: the number of children of a node at each depth.",
+            rich_help_panel=SPECULATION,
         ),
     ] = None,
     plan: PlanFlag = None,
     profile: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Where --plan auto begins.", rich_help_panel=SPECULATION)
+        str | None,
+        typer.Option(metavar="FILE", help="Profile with which --plan auto starts.", rich_help_panel=SPECULATION),
     ] = None,
     max_new_tokens: MaxTokensFlag = 128,
     temperature: TemperatureFlag = None,
@@ -235,7 +152,7 @@ def generate(
     repetition_penalty: Annotated[
         float | None,
         typer.Option(
-            metavar="X", help="Above 1, tokens of prompt and text become less likely.", rich_help_panel=SAMPLING
+            metavar="X", help="Above 1 makes tokens of the prompt and the text less likely.", rich_help_panel=SAMPLING
         ),
     ] = None,
     presence_penalty: Annotated[
@@ -254,14 +171,14 @@ def generate(
     ] = None,
     stop: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TEXT", help="End before this text. May be given several times.", rich_help_panel=SAMPLING
-        ),
+        typer.Option(metavar="TEXT", help="End before this text; may be repeated.", rich_help_panel=SAMPLING),
     ] = None,
     seed: SeedFlag = None,
     raw: Annotated[
         bool,
-        typer.Option("--raw", help="Continue the prompt as plain text: no chat template.", rich_help_panel=SAMPLING),
+        typer.Option(
+            "--raw", help="Continue the prompt as plain text, without the chat template.", rich_help_panel=SAMPLING
+        ),
     ] = False,
     trace: Annotated[
         bool,
@@ -287,9 +204,9 @@ def generate(
         bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.", rich_help_panel=OUTPUT)
     ] = False,
 ) -> None:
-    """Generate text, and say what speculation did. The text streams to stdout; Ctrl-C keeps what has come.
+    """Generate text, and report what speculation did. The text is streamed to stdout; Ctrl-C stops and keeps it.
 
-    Sampling flags that are not given are those of the model's own files, as in transformers.
+    Sampling flags that are not given are taken from the model's files, as in transformers.
     """
     text = check_text("the prompt", read_stdin("the prompt") if prompt == "-" else prompt)
     stops = [check_text("--stop", one) for one in stop or ()]
@@ -301,7 +218,7 @@ def generate(
     from spectr.lm import load
     from spectr.policy import Policy
 
-    Policy(**settings)  # a wrong value is refused before a model is loaded
+    Policy(**settings)  # refuses invalid values before a model is loaded
     options = given(drafts=drafts, length=length, nodes=nodes, tree=shape, plan=plan, profile=profile)
     lm = load(model, drafter, rule, device=device, dtype=dtype, weights=weights, progress=talk, **options)
     warn_if_lossy(lm)
@@ -310,7 +227,7 @@ def generate(
         text, max_new_tokens, seed, raw=raw, stop=stops, logprobs=logprobs, optimality_gap=gap,
         trace=trace_html is not None, **settings,
     )  # fmt: skip
-    interrupted = _streamed(pieces, _screen(lm, stops, trace=trace, as_json=as_json))
+    interrupted = show_stream(pieces, screen_for(lm, stops, trace=trace, as_json=as_json))
     output, seconds = pieces.output, time.perf_counter() - start
     if trace_html is not None:
         output.save_html(trace_html)
@@ -320,23 +237,12 @@ def generate(
     elif logprobs:
         console().print("", _logprob_table(output, lm.tokenizer.decode), sep="\n")
     if interrupted or not as_json:
-        _tell(output, summary(output, seconds, lossless=lm.engine.rule.card.lossless, interrupted=interrupted))
+        _print_summary(output, summary(output, seconds, lossless=lm.engine.rule.card.lossless, interrupted=interrupted))
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
-def _screen(lm: "LM", stops: Sequence[str], *, trace: bool, as_json: bool) -> _PlainText | _Traced | _Silent:
-    """How the text is shown while it comes."""
-    if as_json:
-        return _Silent()
-    if trace and console().is_terminal:
-        return _Traced(lm.tokenizer, stops)
-    if trace:
-        talk("stdout is no terminal, so --trace shows no colours; --trace --json lists the steps")
-    return _PlainText()
-
-
 def numbers_in_order(text: str) -> tuple[int, ...]:
-    """Branching numbers, as given."""
+    """Return the branching numbers of --tree, in order."""
     numbers("--tree", text, int, 1)
     return tuple(int(word) for word in text.split(","))

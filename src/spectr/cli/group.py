@@ -1,4 +1,4 @@
-"""Groups of commands: modules are imported when a command is used, lists of commands show whole sentences, and an
+"""Command groups: a command's module is imported when it is used, lists of commands show whole sentences, and an
 interrupt or a closed pipe ends a command without a traceback."""
 
 import errno
@@ -17,8 +17,8 @@ from spectr.errors import ArgumentError
 
 __all__ = ["INTERRUPTED", "PIPE_CLOSED", "Command", "Group", "LazyCommand", "LazyGroup", "command_line"]
 
-INTERRUPTED, PIPE_CLOSED = 130, 141  # what shells report for SIGINT and SIGPIPE
-_WHOLE = 10_000  # characters: more than any sentence has
+INTERRUPTED, PIPE_CLOSED = 130, 141  # exit codes that shells report for SIGINT and SIGPIPE
+_WHOLE = 10_000  # characters; longer than any sentence
 
 
 class Command(TyperCommand):
@@ -32,7 +32,7 @@ class Command(TyperCommand):
             if record is not None:
                 usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
                 sections.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
-        sections["Options"] = sections.pop("Options")  # what has no heading comes last: mostly --help
+        sections["Options"] = sections.pop("Options")  # flags without a heading come last: mostly --help
         for heading, records in sections.items():
             if records:
                 with formatter.section(heading):
@@ -43,18 +43,18 @@ class Group(TyperGroup):
     """A group that lists each command with the whole first sentence of its help."""
 
     def sentence(self, context: Any, name: str) -> str | None:
-        """What the list says about a command; None for one that is hidden."""
-        found: Any = self.get_command(context, name)
-        return None if found.hidden else str(found.get_short_help_str(_WHOLE))
+        """Return the sentence that the list shows for a command, None for a hidden one."""
+        command: Any = self.get_command(context, name)
+        return None if command.hidden else str(command.get_short_help_str(_WHOLE))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list. click would cut sentences off at the width of the terminal; these are wrapped."""
-        rows = [(name, said) for name in self.list_commands(ctx) if (said := self.sentence(ctx, name)) is not None]
+        """Write the list of commands. click would cut sentences at the width of the terminal; these are wrapped."""
+        rows = [(name, text) for name in self.list_commands(ctx) if (text := self.sentence(ctx, name)) is not None]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Answer a group without a command with its help."""
+        """Print the help of a group that is called without a command."""
         if not args and self.no_args_is_help and not ctx.resilient_parsing:
             typer.echo(ctx.get_help(), err=True)
             ctx.exit(2)
@@ -63,23 +63,23 @@ class Group(TyperGroup):
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """Where a command or a group is defined, and the sentence that lists show for it."""
+    """The module of a command or group, and the sentence that lists show for it."""
 
     target: str  # "module:attribute": a function, or a typer.Typer
     sentence: str
 
     def load(self, name: str) -> Any:
-        """Import it, and make a command of it."""
+        """Import the function or group and return it as a click command."""
         module, _, attribute = self.target.partition(":")
-        found = getattr(import_module(module), attribute)
+        loaded = getattr(import_module(module), attribute)
         holder = typer.Typer(cls=Group, rich_markup_mode=None, add_completion=False)
-        holder.callback()(_nothing)  # one command alone would not be a group
-        if isinstance(found, typer.Typer):
-            holder.add_typer(found, name=name, cls=Group)
+        holder.callback()(_nothing)  # without a callback a single command would not be a group
+        if isinstance(loaded, typer.Typer):
+            holder.add_typer(loaded, name=name, cls=Group)
         else:
-            holder.command(name, cls=Command)(found)
-        made: Any = typer.main.get_command(holder)
-        return made.commands[name]
+            holder.command(name, cls=Command)(loaded)
+        group: Any = typer.main.get_command(holder)
+        return group.commands[name]
 
 
 def _nothing() -> None:
@@ -90,7 +90,7 @@ _ARGUMENTS = "spectr.arguments"
 
 
 def command_line(context: typer.Context) -> str:
-    """The command as it was given, for a sentence that says how to go on."""
+    """Return the command line as it was typed, for a message that says how to continue."""
     return shlex.join(["spectr", *context.meta[_ARGUMENTS]])
 
 
@@ -106,25 +106,25 @@ class LazyGroup(Group):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Remember the arguments for `command_line`."""
-        given = list(args)
+        typed = list(args)
         context = super().make_context(info_name, args, parent, **extra)
-        context.meta[_ARGUMENTS] = given
+        context.meta[_ARGUMENTS] = typed
         return context
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import a command the first time that it is asked for."""
+        """Import a command when it is first needed."""
         if cmd_name in self.table and self.commands[cmd_name] is None:
             self.commands[cmd_name] = self.table[cmd_name].load(cmd_name)
         return self.commands.get(cmd_name)
 
     def sentence(self, context: Any, name: str) -> str:
-        """From the table, so that the list needs no import."""
+        """Return the sentence from the table, so that the list needs no import."""
         return self.table[name].sentence
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; Ctrl-C and a reader that has gone away end it quietly."""
+        """Run a command; Ctrl-C and a closed pipe end it without a traceback."""
         try:
-            found = super().invoke(ctx)
+            result = super().invoke(ctx)
             if sys.stdout is not None:
                 sys.stdout.flush()
         except KeyboardInterrupt:
@@ -138,10 +138,10 @@ class LazyGroup(Group):
                 raise
             _discard_stdout()
             raise ArgumentError(f"cannot write to stdout: {error.strerror}") from None
-        return found
+        return result
 
 
 def _discard_stdout() -> None:
-    """Send what is still buffered nowhere, so that the interpreter does not fail on it when it exits."""
+    """Redirect buffered output to /dev/null, so that the interpreter does not fail to flush it at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())

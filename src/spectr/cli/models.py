@@ -1,4 +1,4 @@
-"""`spectr models`, `spectr pull` and `spectr doctor`: the models that come by name, and whether all is in place."""
+"""`spectr models`, `spectr pull` and `spectr doctor`: models with a name, and checks of the installation."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,14 +15,14 @@ __all__ = ["doctor", "models", "pull_model"]
 def pull_model(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name of `spectr models`.")] = "smollm2-135m",
 ) -> None:
-    """Fetch a catalog model, once. Its file is printed."""
+    """Download a catalog model unless it is present, and print the path of its file."""
     from spectr.models.catalog import pull
 
     typer.echo(pull(name, talk))
 
 
 def models(as_json: JsonFlag = False) -> None:
-    """List the models that can be loaded by name, and whether they are here."""
+    """List the models that can be loaded by name, and whether they are downloaded."""
     from spectr.models.catalog import CATALOG, locate
 
     if as_json:
@@ -38,7 +38,7 @@ def models(as_json: JsonFlag = False) -> None:
 
 
 def _rows(found: dict[str, Any], above: str = "") -> list[tuple[str, str]]:
-    """Nested findings as lines of a table."""
+    """Flatten nested findings into rows of a table."""
     lines = []
     for name, value in found.items():
         label = f"{above} {name}".strip()
@@ -61,7 +61,7 @@ def _print_found(found: dict[str, Any]) -> None:
 
 
 def _run(model: str, prompts: Path | None) -> dict[str, Any]:
-    """What a real run says, with the default drafter and rule."""
+    """Run the model with the default drafter and rule, and report warning signs."""
     from spectr.cli.tune import texts_for
     from spectr.lm import load
     from spectr.tune.checkup import check_up
@@ -77,7 +77,7 @@ def _run(model: str, prompts: Path | None) -> dict[str, Any]:
 
 
 def _examine_head(model: str, drafter: str, prompts: Path | None) -> dict[str, Any]:
-    """What a published head is, and how it does with a model."""
+    """Describe a published head and measure it with a model."""
     from spectr.cli.tune import texts_for
     from spectr.lm import load
     from spectr.tune.head_check import check_head
@@ -96,7 +96,8 @@ def doctor(
         typer.Option(
             "--model",
             metavar="NAME",
-            help="Also say what this model needs and what is chosen for it: a catalog name, hub id or folder.",
+            help="Also report what this model requires and which settings are chosen for it: a catalog name, hub id or "
+            "folder.",
         ),
     ] = None,
     drafter: Annotated[
@@ -104,26 +105,24 @@ def doctor(
         typer.Option(
             "--drafter",
             metavar="NAME",
-            help="With --model: also say what this published head is, a folder or hub id, and run it: its acceptance "
-            "with the hidden states that its config means to us and to others, and the cost of a step.",
+            help="With --model: also describe this published head (a folder or hub id) and run it. Reports its "
+            "acceptance with each reading of the hidden states its config names, and the cost of a step.",
         ),
     ] = None,
     run: Annotated[
-        bool, typer.Option("--run", help="Also run the model, and say what is wrong with speculation, if anything is.")
+        bool, typer.Option("--run", help="Also run the model, and report problems with speculation.")
     ] = False,
     prompts: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="With --run and --drafter: text with one prompt a line; otherwise built-in prompts."
-        ),
+        typer.Option(metavar="FILE", help="Prompts for --run and --drafter, one per line. [default: built-in prompts]"),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check the installation, the machine and a model. Exit code 1 if something must be done before models can run."""
+    """Check the installation, the machine and a model. Exit code 1 if models cannot run yet."""
     from spectr.models.doctor import examine
 
     if drafter is not None and model is None:
-        raise ArgumentError("--drafter is examined with a target; name it: --model NAME")
+        raise ArgumentError("--drafter requires the target it is for; add --model NAME")
     found = examine(model)
     if drafter is not None and model is not None and not found["advice"]:
         found["drafter"] = _examine_head(model, drafter, prompts)

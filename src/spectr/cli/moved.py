@@ -1,4 +1,4 @@
-"""Commands that have left the package: each is refused with the command that replaces it."""
+"""Commands that were removed from the package; each is refused with the command that replaces it."""
 
 import shlex
 
@@ -12,7 +12,7 @@ _ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def add_moved(app: typer.Typer, old: str, module: str) -> None:
-    """Add the last word of `old` to `app` as a hidden command that names `python -m module`, whatever its flags."""
+    """Add the last word of `old` to `app` as a hidden command that accepts any flags and names `python -m module`."""
 
     @app.command(old.rsplit(maxsplit=1)[-1], hidden=True, add_help_option=False, context_settings=_ANY_ARGUMENTS)
     def refuse(context: typer.Context) -> None:

@@ -1,4 +1,4 @@
-"""What commands read and write: results on stdout, talk on stderr, files and texts that are refused with a sentence."""
+"""Input and output of commands: results on stdout, messages on stderr, and checks of files and texts."""
 
 import json
 import os
@@ -41,20 +41,20 @@ __all__ = [
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
 Number = TypeVar("Number", int, float)
 
-_FILE_WIDTH = 120  # where there is no terminal to ask: a pipe or a file
-_LOG_EVERY = 30.0  # seconds between lines about progress in a log
+_FILE_WIDTH = 120  # columns if stdout is a pipe or a file
+_LOG_EVERY = 30.0  # seconds between progress lines in a log
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console on stdout or stderr as they are now, as wide as its terminal, or as COLUMNS says."""
-    made = Console(stderr=stderr, highlight=False, soft_wrap=False)
-    if not made.is_terminal and "COLUMNS" not in os.environ:
-        made.width = _FILE_WIDTH
-    return made
+    """Return a console on the current stdout or stderr, with the width of the terminal or of COLUMNS."""
+    target = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    if not target.is_terminal and "COLUMNS" not in os.environ:
+        target.width = _FILE_WIDTH
+    return target
 
 
 def talk(sentence: str) -> None:
-    """Print a sentence that is not a result on stderr; above a progress bar, where there is one."""
+    """Print a message on stderr, above a progress bar if there is one."""
     print(sentence, file=sys.stderr, flush=True)
 
 
@@ -64,7 +64,7 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 
 def utf8(data: bytes, what: str) -> str:
-    """Bytes as text.
+    """Decode bytes as UTF-8, or raise an error that names `what`.
 
     >>> utf8(b"caf\\xe9", "the prompt")
     Traceback (most recent call last):
@@ -80,23 +80,23 @@ def utf8(data: bytes, what: str) -> str:
 
 
 def check_text(what: str, text: str) -> str:
-    """A text of the command line, if it is one: arguments may hold bytes that are not UTF-8, and may be empty."""
+    """Return a command-line text, or raise if it is empty or not UTF-8."""
     if not text:
         raise ArgumentError(f"{what} must not be empty")
     return utf8(text.encode("utf-8", errors="surrogateescape"), what)
 
 
 def read_stdin(what: str) -> str:
-    """Everything on standard input, as text."""
+    """Read all of standard input as text."""
     if sys.stdin is None:
-        raise ArgumentError(f"{what} is to be read from standard input, and that is closed")
+        raise ArgumentError(f"{what} must be read from standard input, and that is closed")
     if sys.stdin.isatty():
         talk(f"reading {what} from the terminal; end it with Ctrl-D")
     return utf8(sys.stdin.buffer.read(), what)
 
 
 def check_folder(path: Path) -> None:
-    """Refuse before the work is done what could not be written after it."""
+    """Refuse a file that cannot be written, before any work is done."""
     if not path.absolute().parent.is_dir():
         raise ArgumentError(f"cannot write {path}: there is no folder {path.parent}; make it first")
     if path.is_dir():
@@ -106,16 +106,16 @@ def check_folder(path: Path) -> None:
 
 
 def check_new_folder(flag: str, path: Path) -> None:
-    """Refuse before the work is done a folder that could not be made or written into after it."""
-    there = next(one for one in (path.absolute(), *path.absolute().parents) if os.path.lexists(one))
-    if not there.is_dir():
-        raise ArgumentError(f"{flag} must be a folder, and {there} is a file; give another name")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ArgumentError(f"{flag} must be a folder that can be written, and {there} cannot: permission denied")
+    """Refuse a folder that cannot be created or written to, before any work is done."""
+    existing = next(one for one in (path.absolute(), *path.absolute().parents) if os.path.lexists(one))
+    if not existing.is_dir():
+        raise ArgumentError(f"{flag} must be a folder, and {existing} is a file; give another name")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ArgumentError(f"{flag} must be a folder that can be written, and {existing} cannot: permission denied")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a result into a file, and say so."""
+    """Write a result to a file, and report the path on stderr."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -124,24 +124,24 @@ def write_text(path: Path, text: str) -> None:
 
 
 def numbers(flag: str, text: str, kind: type[Number], least: Number) -> tuple[Number, ...]:
-    """What a flag like `1,2,4` means: numbers of at least `least`, each once.
+    """Parse a flag like `1,2,4`: distinct numbers of at least `least`.
 
     >>> numbers("--k", "4,1,4", int, 1)
     (4, 1)
     """
     what = "integers" if kind is int else "numbers"
     try:
-        found = tuple(dict.fromkeys(kind(word) for word in text.split(",")))
+        values = tuple(dict.fromkeys(kind(word) for word in text.split(",")))
     except ValueError:
-        found = ()
-    if not found or not all(least <= number < float("inf") for number in found):
+        values = ()
+    if not values or not all(least <= number < float("inf") for number in values):
         raise ArgumentError(f"{flag} takes {what} of at least {least}, with commas between them, got {text!r}")
-    return found
+    return values
 
 
 @dataclass(slots=True)
 class _Log:
-    """Progress for a log: a line now and then."""
+    """Reports progress in a log, with a line every `_LOG_EVERY` seconds."""
 
     title: str
     total: float
@@ -157,8 +157,9 @@ class _Log:
 
 @contextmanager
 def progress_bar(title: str, total: float, *, counts: bool = True) -> Iterator[Callable[..., None]]:
-    """A bar on stderr while long work goes on, or a line now and then where stderr is no terminal; yields what moves it
-    on, by 1 or by a given amount. `counts`: show how many of how many, not a percentage."""
+    """Show a progress bar on stderr, or a line now and then if stderr is not a terminal.
+
+    Yields a function that advances it by 1 or a given amount. `counts` shows "3/10" in place of a percentage."""
     where = console(stderr=True)
     if not where.is_terminal:
         yield _Log(title, total)

@@ -1,4 +1,4 @@
-"""`spectr route`."""
+"""`spectr route`: one address in front of several servers."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,28 +13,33 @@ __all__ = ["route"]
 
 
 def route(
-    replica: Annotated[list[str], typer.Option(metavar="URL", help="A server of `spectr serve`; give each of them.")],
+    replica: Annotated[
+        list[str], typer.Option(metavar="URL", help="Address of a server of `spectr serve`; repeat for each.")
+    ],
     host: Annotated[
         str, typer.Option(metavar="HOST", help="Address to listen on.", rich_help_panel=ADDRESS)
     ] = "127.0.0.1",
     port: PortFlag = 8080,
     api_key_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="API keys: the file that the servers have.", rich_help_panel=ADDRESS),
+        typer.Option(metavar="FILE", help="API keys: the same file as for the servers.", rich_help_panel=ADDRESS),
     ] = None,
     insecure: InsecureFlag = False,
     event_ids: Annotated[
-        bool, typer.Option(help="Send ids by which clients can reconnect, unless they say otherwise.")
+        bool, typer.Option(help="Send event ids with which clients can reconnect, unless a request disables them.")
     ] = True,
     request_timeout: RequestTimeoutFlag = 600.0,
     patience: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="For a server to be ready.", rich_help_panel=LIMITS)
+        float,
+        typer.Option(
+            min=0, metavar="SECONDS", help="How long to wait for a server to become ready.", rich_help_panel=LIMITS
+        ),
     ] = 30.0,
     drain_timeout: DrainTimeoutFlag = 30.0,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log a line for every request.")] = False,
 ) -> None:
-    """Put one address in front of several servers of the same model. Requests with a common beginning go to the same
-    server; when one is lost, another goes on with its streams."""
+    """Put one address in front of several servers of the same model. Requests with a common prefix go to the same
+    server; if a server is lost, another continues its streams."""
     needs_server("spectr route")
     from spectr.fleet.over_http import HttpReplicas
     from spectr.fleet.router import Router, build_router

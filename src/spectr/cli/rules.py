@@ -1,4 +1,4 @@
-"""`spectr rules`: every rule by its card, one in words, and what they accept side by side."""
+"""`spectr rules`: lists the rules, explains one, and compares their acceptance."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -36,7 +36,7 @@ def list_rules(context: typer.Context, as_json: JsonFlag = False) -> None:
 
 
 def _wants_json(context: typer.Context, as_json: bool) -> bool:
-    """`--json` may stand before or after the command's name."""
+    """Return whether `--json` was given before or after the command's name."""
     return as_json or (context.parent is not None and bool(context.parent.params["as_json"]))
 
 
@@ -51,12 +51,13 @@ def show_rule(
     from spectr.cli.tables import rule_page
     from spectr.verify import rule
 
-    made = rule(name)
-    told = EXPLAINED.get(name)  # a rule of another package has its card alone
+    shown = rule(name)
+    explained = EXPLAINED.get(name)  # a rule of another package has only its card
     if _wants_json(context, as_json):
-        print_json({**asdict(made.card), "bias_bound": made.bias_bound, **({} if told is None else asdict(told))})
+        more = {} if explained is None else asdict(explained)
+        print_json({**asdict(shown.card), "bias_bound": shown.bias_bound, **more})
     else:
-        console().print(rule_page(made, told))
+        console().print(rule_page(shown, explained))
 
 
 _FAMILIES = ["bernoulli", "uniform", "zipf", "all"]
@@ -64,7 +65,7 @@ _FAMILIES = ["bernoulli", "uniform", "zipf", "all"]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which laws the flags ask for; None is a flag that was not given."""
+    """The distributions that the flags select; None stands for a flag that was not given."""
 
     family: str | None
     target: Path | None
@@ -73,7 +74,7 @@ class Choice:
     zipf: Mapping[str, Any]
 
     def families(self) -> list["Family"]:
-        """The laws themselves."""
+        """Return the selected families of distributions."""
         from spectr.theory import from_files
 
         if self.target is None and self.draft is None:
@@ -81,7 +82,7 @@ class Choice:
         if self.target is None or self.draft is None:
             raise ArgumentError("--target-law and --draft-law belong together: give both, or none of them")
         if self.family is not None:
-            raise ArgumentError("--family and --target-law are two ways to choose the laws: give one of them")
+            raise ArgumentError("--family and --target-law both choose the distributions: give one of them")
         self._refuse_zipf_flags("laws from files")
         return [from_files(self.target, self.draft)]
 
@@ -98,9 +99,9 @@ class Choice:
         return found + [theory.zipf(temperature=t, **self.zipf) for t in temperatures if "zipf" in names]
 
     def _refuse_zipf_flags(self, what: str) -> None:
-        given = [*self.zipf, *(["temperatures"] if self.temperatures is not None else [])]
-        if given:
-            flags = ", ".join(f"--{name}" for name in given)
+        names = [*self.zipf, *(["temperatures"] if self.temperatures is not None else [])]
+        if names:
+            flags = ", ".join(f"--{name}" for name in names)
             raise ArgumentError(f"{flags} belongs to the zipf family, not to {what}; use --family zipf or leave it out")
 
 
@@ -113,7 +114,7 @@ def _compared(families: Sequence["Family"], ks: Sequence[int]) -> list["Comparis
         found = [compare(family, ks, advance) for family in families]
     for one in found:
         if None in one.acceptance["race"]:
-            talk(f"{one.family.name}: the race is left out, it costs V² and V = {one.vocabulary} > {RACE_TOKENS}")
+            talk(f"{one.family.name}: the race is not computed: it costs V², and V = {one.vocabulary} > {RACE_TOKENS}")
     return found
 
 
@@ -130,7 +131,7 @@ FamilyFlag = Annotated[
     str | None,
     typer.Option(
         metavar="|".join(_FAMILIES),
-        help="Distributions to compare on: the papers' two, one like a model's, or all. [default: all]",
+        help="Distributions to compare on: the two of the papers, one like a model's (zipf), or all. [default: all]",
     ),
 ]
 TargetFlag = Annotated[
@@ -138,11 +139,12 @@ TargetFlag = Annotated[
     typer.Option(
         "--target-law",
         metavar="FILE",
-        help="Your target's distribution over tokens: a JSON list, .npy, or numbers in a text file.",
+        help="The target's distribution over tokens: a JSON list, .npy, or numbers in a text file.",
     ),
 ]
 DraftFlag = Annotated[
-    Path | None, typer.Option("--draft-law", metavar="FILE", help="Your drafter's distribution, beside --target-law.")
+    Path | None,
+    typer.Option("--draft-law", metavar="FILE", help="The drafter's distribution, together with --target-law."),
 ]
 KFlag = Annotated[str, typer.Option("--k", metavar="K,K,...", help="Numbers of drafts.")]
 TemperaturesFlag = Annotated[
@@ -150,10 +152,12 @@ TemperaturesFlag = Annotated[
     typer.Option("--temperatures", metavar="T,T,...", help="zipf: temperatures, 0 for greedy. [default: 1,0.5]"),
 ]
 SizeFlag = Annotated[int | None, typer.Option(metavar="TOKENS", help="zipf: size of the vocabulary. [default: 200]")]
-ExponentFlag = Annotated[float | None, typer.Option(metavar="S", help="zipf: how fast it falls. [default: 1.3]")]
+ExponentFlag = Annotated[float | None, typer.Option(metavar="S", help="zipf: exponent of the decay. [default: 1.3]")]
 NoiseFlag = Annotated[float | None, typer.Option(metavar="SIGMA", help="zipf: the drafter's error. [default: 1]")]
-SeedFlag = Annotated[int | None, typer.Option(metavar="N", help="zipf: seed of its noise. [default: 0]")]
-PlotFlag = Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw all of it into a .png, .svg or .pdf.")]
+SeedFlag = Annotated[int | None, typer.Option(metavar="N", help="zipf: seed of the drafter's error. [default: 0]")]
+PlotFlag = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Also plot the comparison to a .png, .svg or .pdf.")
+]
 
 
 @app.command("compare")
@@ -171,8 +175,8 @@ def compare_rules(
     plot: PlotFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compare how often the rules accept one of K drafts, in closed form. Acceptance is the chance that the next token
-    is one of the K drafted ones; it is computed, not sampled, and stands beside the optimum."""
+    """Compare how often the rules accept one of K drafts, in closed form. Acceptance is the probability that the next
+    token is one of the K drafted ones; it is computed, not sampled, and shown next to the optimum."""
     ks = numbers("--k", k, int, 1)
     shape = {"size": size, "exponent": exponent, "noise": noise, "seed": seed}
     choice = Choice(family, target, draft, temperatures, {n: v for n, v in shape.items() if v is not None})

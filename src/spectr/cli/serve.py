@@ -1,4 +1,4 @@
-"""`spectr serve`, `spectr play` and `spectr replay`."""
+"""`spectr serve`, `spectr play` and `spectr replay`: the HTTP server, the playground, and checks of receipts."""
 
 import json
 import logging
@@ -43,18 +43,18 @@ _KEYS = "SPECTR_API_KEYS"
 
 
 def read_keys(path: Path | None) -> tuple[str, ...]:
-    """API keys from a file, one on a line, and from the environment, separated by commas."""
+    """Read API keys from a file, one per line, and from the environment, separated by commas."""
     lines = os.environ.get(_KEYS, "").split(",")
     if path is not None:
         try:
             lines += path.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ArgumentError(f"--api-key-file must be a file of keys, one on a line: {error}") from error
+            raise ArgumentError(f"--api-key-file must be a file with one key per line: {error}") from error
         if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
             talk(f"other users of this machine can read the keys in {path}; chmod 600 it")
     keys = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
     if path is not None and not keys:
-        raise ArgumentError(f"--api-key-file must hold at least one key, and {path} holds none")
+        raise ArgumentError(f"--api-key-file must contain at least one key, and {path} contains none")
     if short := [key for key in keys if len(key) < 8]:
         raise ArgumentError(f"an API key must have at least 8 characters, and {len(short)} of {len(keys)} have fewer")
     if wrong := [key for key in keys if not (key.isascii() and key.isprintable() and " " not in key)]:
@@ -66,7 +66,7 @@ def read_keys(path: Path | None) -> tuple[str, ...]:
 
 
 def needs_server(command: str = "spectr serve") -> None:
-    """Refuse a command that needs the packages of the server where they are missing."""
+    """Raise if the packages that the server requires are not installed."""
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
@@ -76,7 +76,7 @@ def needs_server(command: str = "spectr serve") -> None:
 
 
 def log_to_stderr(verbose: bool) -> None:
-    """Log lines on stderr, one for each request."""
+    """Log to stderr; with `verbose`, one line for each request."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log = logging.getLogger("spectr.serve")
@@ -93,18 +93,16 @@ def serve(
     ] = "127.0.0.1",
     port: PortFlag = 8000,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What clients call the model.", rich_help_panel=ADDRESS)
+        str | None, typer.Option(metavar="NAME", help="Name of the model in requests.", rich_help_panel=ADDRESS)
     ] = None,
     api_key_file: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help=f"API keys, one on a line; also {_KEYS}, separated by commas.", rich_help_panel=ADDRESS
-        ),
+        typer.Option(metavar="FILE", help=f"API keys, one per line; also read from {_KEYS}.", rich_help_panel=ADDRESS),
     ] = None,
     insecure: InsecureFlag = False,
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option(metavar="ORIGIN", help="Let pages of this origin call; several times.", rich_help_panel=ADDRESS),
+        typer.Option(metavar="ORIGIN", help="Allow pages of this origin; may be repeated.", rich_help_panel=ADDRESS),
     ] = None,
     device: DeviceFlag = "auto",
     dtype: DtypeFlag = "auto",
@@ -113,7 +111,10 @@ def serve(
     nodes: NodesFlag = None,
     plan: PlanFlag = None,
     compile_layers: Annotated[
-        bool, typer.Option("--compile", help="Compile layers; takes a while once.", rich_help_panel=SPECULATION)
+        bool,
+        typer.Option(
+            "--compile", help="Compile layers with torch.compile; slow at the start.", rich_help_panel=SPECULATION
+        ),
     ] = False,
     tensor_parallel: Annotated[
         int,
@@ -122,20 +123,22 @@ def serve(
         ),
     ] = 1,
     max_running: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Texts that run at once.", rich_help_panel=LIMITS)
+        int, typer.Option(min=1, metavar="N", help="Texts generated at once.", rich_help_panel=LIMITS)
     ] = 64,
-    max_queue: Annotated[int, typer.Option(min=0, metavar="N", help="Texts that wait.", rich_help_panel=LIMITS)] = 256,
+    max_queue: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Texts that may wait.", rich_help_panel=LIMITS)
+    ] = 256,
     max_prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Of one prompt.", rich_help_panel=LIMITS)
+        int | None, typer.Option(min=1, metavar="N", help="Maximum length of a prompt.", rich_help_panel=LIMITS)
     ] = None,
     max_body_bytes: Annotated[
-        int, typer.Option(min=1024, metavar="N", help="Of one request.", rich_help_panel=LIMITS)
+        int, typer.Option(min=1024, metavar="N", help="Maximum size of a request.", rich_help_panel=LIMITS)
     ] = 4 << 20,
     max_texts: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Texts that one request may ask for.", rich_help_panel=LIMITS)
+        int, typer.Option(min=1, metavar="N", help="Maximum number of texts per request.", rich_help_panel=LIMITS)
     ] = 64,
     rate: Annotated[
-        float | None, typer.Option(min=0.1, metavar="N", help="Requests a minute of one key.", rich_help_panel=LIMITS)
+        float | None, typer.Option(min=0.1, metavar="N", help="Requests per minute of one key.", rich_help_panel=LIMITS)
     ] = None,
     request_timeout: RequestTimeoutFlag = 600.0,
     drain_timeout: DrainTimeoutFlag = 30.0,
@@ -145,22 +148,22 @@ def serve(
             min=0,
             max=1,
             metavar="SHARE",
-            help="Recompute this share of steps, and check them.",
+            help="Recompute and check this share of the steps.",
             rich_help_panel=OPERATION,
         ),
     ] = 0.0,
     vllm_metrics: Annotated[
-        bool, typer.Option("--vllm-metrics", help="Count under vLLM's names too.", rich_help_panel=OPERATION)
+        bool, typer.Option("--vllm-metrics", help="Also export metrics under vLLM's names.", rich_help_panel=OPERATION)
     ] = False,
-    receipts: Annotated[bool, typer.Option(help="Put receipts into responses.", rich_help_panel=OPERATION)] = True,
+    receipts: Annotated[bool, typer.Option(help="Add receipts to responses.", rich_help_panel=OPERATION)] = True,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Log a line for every request.", rich_help_panel=OPERATION)
     ] = False,
     log_prompts: Annotated[
-        bool, typer.Option("--log-prompts", help="Log what clients ask, too.", rich_help_panel=OPERATION)
+        bool, typer.Option("--log-prompts", help="Also log prompts.", rich_help_panel=OPERATION)
     ] = False,
 ) -> None:
-    """Serve a model over HTTP, for OpenAI's clients. Ctrl-C or SIGTERM lets running requests finish first."""
+    """Serve a model over HTTP, with an OpenAI-compatible API. Ctrl-C or SIGTERM lets running requests finish."""
     needs_server()
     from spectr.serve import Limits, ServerSettings
     from spectr.serve.run import serve as run_server
@@ -183,7 +186,7 @@ def serve(
         return load_model(model, drafter, rule, device=device, dtype=dtype, progress=talk, rows=max_running, **options)
 
     if tensor_parallel > 1 and _follows():
-        load()  # does not return: this rank follows rank 0, which has the server
+        load()  # does not return: this rank executes what rank 0, which runs the server, sends
 
     def started(url: str) -> None:
         talk(f"serving {settings.name} at {url}/v1 ({'with' if settings.keys else 'without'} API keys); Ctrl-C ends it")
@@ -193,7 +196,7 @@ def serve(
 
 
 def _follows() -> bool:
-    """Whether this process is a rank of torchrun other than 0."""
+    """Return whether this process is a rank of torchrun other than 0."""
     from spectr.models.parallel.group import rank_here
 
     return rank_here() > 0
@@ -212,9 +215,9 @@ def play(
     dtype: DtypeFlag = "auto",
     drafter: DrafterFlag = "auto",
     nodes: NodesFlag = 16,
-    browser: Annotated[bool, typer.Option(help="Open the browser.")] = True,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
-    """See the tree think, in the browser. Serves a model on this machine alone, until Ctrl-C."""
+    """Watch the token trees in the browser. Serves a model to this machine only, until Ctrl-C."""
     needs_server()
     from spectr.serve import ServerSettings
     from spectr.serve.run import serve as run_server
@@ -235,16 +238,16 @@ def play(
 
 
 def replay(
-    receipt: Annotated[Path, typer.Argument(metavar="RECEIPT", help="A receipt, or the response it came in.")],
+    receipt: Annotated[Path, typer.Argument(metavar="RECEIPT", help="A receipt, or the response that contains it.")],
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model; the one that the receipt names by default.")
+        str | None, typer.Option(metavar="NAME", help="The model. [default: the one named in the receipt]")
     ] = None,
     device: DeviceFlag = "auto",
     dtype: DtypeFlag = "auto",
     drafter: DrafterFlag = "auto",
     as_json: JsonFlag = False,
 ) -> None:
-    """Generate the text of a receipt again, and say whether it is the same. Exit code 1 if it is not."""
+    """Generate the text of a receipt again, and report whether it is the same. Exit code 1 if it is not."""
     needs_server()
     from spectr.lm import load
     from spectr.serve.receipt import read_receipt

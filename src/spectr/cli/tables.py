@@ -1,4 +1,4 @@
-"""Cards, comparisons and timings as tables for a terminal. Knows their columns and computes nothing."""
+"""Formats cards, comparisons and timings as tables for a terminal."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 _BEST = "bold green"
-_SAME = 5e-5  # printed alike
+_SAME = 5e-5  # values this close are printed alike
 
 
 def _table(*columns: str) -> Table:
@@ -35,7 +35,7 @@ def _table(*columns: str) -> Table:
 
 
 def rules_table(cards: Iterable[Card]) -> Table:
-    """What each rule holds for and needs, a tick for every sibling law."""
+    """Return a table of what each rule is valid for and requires, with a dot for every kind of siblings."""
     table = _table("rule", "law", "drafts")
     table.padding = (0, 1, 0, 0)
     for siblings in SIBLINGS:
@@ -59,7 +59,7 @@ def _papers(card: Card) -> str:
 
 
 def summaries_table(cards: Iterable[Card]) -> Table:
-    """What each rule does, and where it comes from."""
+    """Return a table of what each rule does, and its papers."""
     table = _table("rule", "what it does", "papers")
     table.columns[0].no_wrap = True
     for card in cards:
@@ -71,13 +71,13 @@ _DRAWN = {
     "iid": "independent draws from the draft distribution",
     "hybrid": "its likeliest few tokens, and independent draws from the rest",
     "without_replacement": "draws that never repeat a token",
-    "fixed": "tokens chosen without chance, such as the top k",
-    "race": "the best by noise that drafter and target share",
+    "fixed": "tokens chosen without randomness, such as the top k",
+    "race": "the best tokens by the noise that drafter and target share",
 }
 
 
-def rule_page(rule: Rule, told: Explained | None) -> Table:
-    """Everything about one rule, a line for each question."""
+def rule_page(rule: Rule, explained: Explained | None) -> Table:
+    """Return everything about one rule, one property per row."""
     card = rule.card
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True, style="bold")
@@ -85,22 +85,22 @@ def rule_page(rule: Rule, told: Explained | None) -> Table:
     lossless = "yes: the text has exactly the target's distribution"
     lossy = f"NO: each token may be off by up to {rule.bias_bound:g} in total variation"
     table.add_row("rule", card.name)
-    table.add_row("what it does", card.summary if told is None else told.words)
+    table.add_row("what it does", card.summary if explained is None else explained.words)
     table.add_row("lossless", lossless if card.lossless else Text(lossy, "bold red"))
     table.add_row("drafts", "trees of drafts" if card.tree else "one chain of drafts; no trees")
     table.add_row("children", "\n".join(f"{name}: {_DRAWN[name]}" for name in card.siblings))
-    table.add_row("draft law", "needed: the drafter must give its probabilities" if card.needs_laws else "not needed")
+    table.add_row("draft law", "needed: the drafter must return its probabilities" if card.needs_laws else "not needed")
     table.add_row("CUDA graphs", "its steps can be captured" if card.capturable else "its steps cannot be captured")
-    if told is not None:
-        table.add_row("cost per node", told.cost)
+    if explained is not None:
+        table.add_row("cost per node", explained.cost)
     table.add_row("papers", f"{_papers(card)} (BibTeX: spectr cite {card.name})")
-    if told is not None:
-        table.add_row("example", f'spectr generate "Why is the sky blue?" --rule {card.name} {told.flags}')
+    if explained is not None:
+        table.add_row("example", f'spectr generate "Why is the sky blue?" --rule {card.name} {explained.flags}')
     return table
 
 
 def comparison_heading(found: Comparison) -> Text:
-    """The family, and what its laws are."""
+    """Return the name of the family and a description of its distributions."""
     return Text.assemble((found.family.name, "bold"), ("  " + found.family.note, "dim"))
 
 
@@ -111,7 +111,7 @@ def _cell(value: float | None, best: float | None) -> Text:
 
 
 def comparison_table(found: Comparison) -> Table:
-    """One rule a row, one K a column; the best that sampled drafts reach at each K is marked."""
+    """Return a table with a row per rule and a column per K; the best that sampled drafts reach is marked."""
     table = _table("rule (all lossless)", "siblings")
     for k in found.ks:
         table.add_column(f"K = {k}", justify="right", no_wrap=True)
@@ -124,20 +124,20 @@ def comparison_table(found: Comparison) -> Table:
 
 
 def _widest(found: Comparison) -> int:
-    """Index of the K where the rules of iid drafts are furthest apart."""
+    """Return the index of the K where the rules for iid drafts are furthest apart."""
     optimum, worst = found.acceptance["optimum"], found.acceptance["recursive"]
     gaps = [(high or 0.0) - (low or 0.0) for high, low in zip(optimum, worst, strict=True)]
     return gaps.index(max(gaps))
 
 
 def comparison_reading(found: Comparison) -> Text:
-    """What the table says, in a line."""
+    """Return one line that summarises the table."""
     at = _widest(found)
     values = {name: row[at] or 0.0 for name, row in found.acceptance.items()}
     best = max(values, key=lambda name: round(values[name], 4))
     highest = f"highest: {COLUMNS[best].label}, {values[best]:.4f}"
     if not values["optimum"]:
-        return Text(f"The draft law shares no token with the target's; {highest}.", "italic")
+        return Text(f"The drafter's distribution shares no token with the target's; {highest}.", "italic")
     shares = [
         f"{COLUMNS[name].label} {values[name] / values['optimum']:.1%}"
         for name in ("kseq", "kseq_plus", "race")
@@ -147,7 +147,7 @@ def comparison_reading(found: Comparison) -> Text:
 
 
 def bench_table(results: Sequence[Mapping[str, Any]]) -> Table:
-    """One timing a row; the ratio is to a softmax of the same logits."""
+    """Return a table with one timing per row; the ratio is to a softmax of the same logits."""
     table = _table("rule", "mode")
     for name in ("vocabulary", "children", "ms", "softmax ms", "ratio"):
         table.add_column(name, justify="right")
@@ -165,7 +165,7 @@ def bench_table(results: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def step_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
-    """One way to generate a row, against transformers' plain sampling: over all prompts, and the worst of them."""
+    """Return a table with one method per row, against transformers' plain sampling: over all prompts, and the worst."""
     table = _table("way")
     for name in ("ms per token", "× transformers", "least of a prompt", "tokens per call", "Python ms per step"):
         table.add_column(name, justify="right")
@@ -177,7 +177,7 @@ def step_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def cpu_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
-    """One way to decode on a CPU a row, against llama.cpp and transformers."""
+    """Return a table with one method per row, against llama.cpp and transformers on a CPU."""
     table = _table("way")
     keys = {
         "tok/s": "tokens_per_second", "× llama.cpp": "ratio_to_llama.cpp", "× transformers": "ratio_to_transformers",
@@ -194,7 +194,7 @@ def cpu_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def acceptance_table(results: Sequence[Mapping[str, Any]]) -> Table:
-    """One case a row."""
+    """Return a table with one combination of rule, temperature and tree size per row."""
     table = _table("rule")
     for name in ("T", "nodes", "tokens per call", "acceptance by depth"):
         table.add_column(name, justify="right")

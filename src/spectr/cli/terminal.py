@@ -1,4 +1,4 @@
-"""The terminal of a conversation: messages are read from it or from a pipe, and answers are wrapped at its width."""
+"""The terminal of a chat: reads messages from it or from a pipe, and wraps answers at its width."""
 
 import shutil
 import sys
@@ -14,19 +14,20 @@ try:
 except ImportError:  # not on this system
     termios = None  # type: ignore[assignment]
 
-__all__ = ["Wrapped", "enable_history", "is_interactive", "quiet", "read_message"]
+__all__ = ["WrappedOutput", "enable_history", "is_interactive", "quiet", "read_message"]
 
 _BLOCK = '"""'
 
 
 def is_interactive() -> bool:
-    """Whether somebody types: standard input is a terminal."""
+    """Return whether standard input is a terminal."""
     return sys.stdin is not None and sys.stdin.isatty()
 
 
 def _line(prompt: str) -> str:
-    """One line without its end; EOFError where there is none. `input` draws the prompt itself where both ends are the
-    terminal, so that editing a line keeps it; a pipe gets no prompt."""
+    """Read one line without its end; raise EOFError at the end of input.
+
+    If both ends are the terminal `input` prints the prompt itself, so that line editing keeps it. A pipe gets none."""
     if not is_interactive():
         data = b"" if sys.stdin is None else sys.stdin.buffer.readline()
         if not data:
@@ -39,8 +40,9 @@ def _line(prompt: str) -> str:
 
 
 def _rest_of_block(first: str) -> str:
-    """The lines up to one that ends with three quotes, or to the end of input; with a line break first, so that a
-    block is never taken for a command."""
+    """Read lines up to one that ends with three quotes, or to the end of input.
+
+    The result begins with a line break, so that a block is never taken for a command."""
     lines, line = [""], first.removeprefix(_BLOCK)
     while not line.endswith(_BLOCK):
         lines.append(line)
@@ -52,9 +54,9 @@ def _rest_of_block(first: str) -> str:
 
 
 def read_message() -> str:
-    """One message: a line, several joined by backslashes at their ends, or a block between three quotes.
+    """Read one message: a line, several lines joined by backslashes at their ends, or a block between three quotes.
 
-    EOFError at the end of input; KeyboardInterrupt, with the message thrown away, on Ctrl-C.
+    Raises EOFError at the end of input, and KeyboardInterrupt on Ctrl-C, which discards the message.
     """
     line = _line("> ")
     if line.lstrip().startswith(_BLOCK):
@@ -71,7 +73,7 @@ def read_message() -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """While an answer comes, keys are not echoed into it, and what was typed meanwhile is thrown away."""
+    """Disable the echo of keys during an answer, and discard what was typed meanwhile."""
     if termios is None or not is_interactive():
         yield
         return
@@ -86,25 +88,25 @@ def quiet() -> Iterator[None]:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
-class Wrapped:
-    """Writes a text to stdout as it comes; on a terminal, lines break between words.
+class WrappedOutput:
+    """Writes a text to stdout while it is generated; on a terminal, lines break between words.
 
-    A word is shown once it is complete, so that it is never torn. Wide characters, as in Chinese, may be followed by a
-    break anywhere.
+    A word is shown once it is complete, so that it is never split. Wide characters, as in Chinese, may be followed by a
+    line break anywhere.
     """
 
     def __init__(self) -> None:
         is_terminal = sys.stdout is not None and sys.stdout.isatty()
         self.width = shutil.get_terminal_size().columns if is_terminal else None
         self._column, self._gap, self._word = 0, "", ""
-        self._torn = False  # the beginning of the present word is shown already, since it is longer than a line
+        self._is_split = False  # the current word is longer than a line, and its beginning is already shown
 
     def feed(self, piece: str) -> None:
-        """Show what a piece completes."""
+        """Show the words that a piece completes."""
         print("".join(self._broken(piece)) if self.width else piece, end="", flush=True)
 
     def finish(self) -> None:
-        """Show what is left, and end the line."""
+        """Show the last word, and end the line."""
         print(self._next_word() if self.width else "", flush=True)
 
     def _broken(self, piece: str) -> Iterator[str]:
@@ -112,7 +114,7 @@ class Wrapped:
         for sign in piece:
             if sign.isspace() or cell_len(sign) > 1:
                 yield self._next_word()
-                self._torn = False
+                self._is_split = False
             if sign == "\n":
                 yield self._gap + "\n"
                 self._column, self._gap = 0, ""
@@ -124,14 +126,14 @@ class Wrapped:
                     yield self._next_word()
                 elif cell_len(self._word) >= self.width:  # longer than a line: the terminal breaks it
                     yield self._next_word()
-                    self._torn = True
+                    self._is_split = True
 
     def _next_word(self) -> str:
-        """The word that is complete, with the gap before it or a line break in its place."""
+        """Return the complete word, with the gap before it or a line break in its place."""
         if not self._word:
             return ""
         word, gap, size = self._word, self._gap, cell_len(self._word)
-        if self._column and not self._torn and self._column + len(gap) + size > (self.width or 0):
+        if self._column and not self._is_split and self._column + len(gap) + size > (self.width or 0):
             gap, self._column = "\n", 0
         else:
             self._column += len(gap)
@@ -141,8 +143,8 @@ class Wrapped:
 
 
 def enable_history() -> None:
-    """Line editing with history, where Python has it; importing the module is enough."""
+    """Enable line editing with history, if Python has readline; importing the module is enough."""
     try:
         import readline  # noqa: F401
     except ImportError:
-        talk("this Python has no readline: messages cannot be edited or called back with the arrow keys")
+        talk("this Python has no readline: messages cannot be edited or recalled with the arrow keys")

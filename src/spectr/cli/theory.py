@@ -1,4 +1,4 @@
-"""`spectr theory`: what speculation should give, predicted and measured on real text."""
+"""`spectr theory`: predicts what speculation should give, and measures it on real text."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,19 +20,21 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="What speculation should give.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Predict what speculation should give, and measure it.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
 @app.callback()
 def _theory() -> None:
-    """What speculation should give: predicted, and measured on real text."""
+    """Predict what speculation should give, and measure it on real text."""
 
 
 def _table(*columns: str) -> Table:
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for at, column in enumerate(columns):
-        made.add_column(column, justify="right" if at and column != "domain" else "left")
-    return made
+        table.add_column(column, justify="right" if at and column != "domain" else "left")
+    return table
 
 
 def _predicted(alpha: float | None, depths: str | None, cost: float, longest: int) -> "Prediction":
@@ -47,7 +49,7 @@ def _predicted(alpha: float | None, depths: str | None, cost: float, longest: in
 
 
 def _fractions(text: str) -> list[float]:
-    """Depths in order; numbers may repeat."""
+    """Parse one number per depth, in order; numbers may repeat."""
     try:
         return [float(word) for word in text.split(",")]
     except ValueError:
@@ -57,7 +59,7 @@ def _fractions(text: str) -> list[float]:
 def _sentence(found: "Prediction", what: str, cost: float, longest: int) -> str:
     if found.gamma == 0:
         return f"do not speculate: {what} does not pay for drafts that cost {cost:g} of a target call"
-    bound = ", the longest looked at" if found.gamma == longest else ""
+    bound = ", the longest considered" if found.gamma == longest else ""
     return (
         f"draft {found.gamma} token{'s' * (found.gamma > 1)} at a time (gamma = {found.gamma}{bound}): "
         f"{found.speedup:.2f} times as fast as plain decoding, "
@@ -67,18 +69,18 @@ def _sentence(found: "Prediction", what: str, cost: float, longest: int) -> str:
 
 @app.command("predict")
 def predict_length(
-    cost: Annotated[float, typer.Option(metavar="C", help="What a draft adds to a target call, in target calls.")],
-    alpha: Annotated[float | None, typer.Option(metavar="A", help="How often a draft is accepted.")] = None,
+    cost: Annotated[float, typer.Option(metavar="C", help="Cost of one drafted token, in target calls.")],
+    alpha: Annotated[float | None, typer.Option(metavar="A", help="Acceptance rate of a drafted token.")] = None,
     by_depth: Annotated[
-        str | None, typer.Option(metavar="A,A,...", help="How often at each depth, in place of --alpha.")
+        str | None, typer.Option(metavar="A,A,...", help="Acceptance rate at each depth, in place of --alpha.")
     ] = None,
     operation_cost: Annotated[
-        float | None, typer.Option(metavar="C", help="The drafter's operations for a token over the target's.")
+        float | None, typer.Option(metavar="C", help="Ratio of the drafter's operations per token to the target's.")
     ] = None,
-    longest: Annotated[int, typer.Option(min=0, metavar="N", help="Longest draft looked at.")] = 1000,
+    longest: Annotated[int, typer.Option(min=0, metavar="N", help="Longest draft to consider.")] = 1000,
     as_json: JsonFlag = False,
 ) -> None:
-    """Say how long drafts should be, and what they give."""
+    """Compute how long drafts should be, and how much faster they make decoding."""
     from spectr.theory import operations
 
     found = _predicted(alpha, by_depth, cost, longest)
@@ -99,7 +101,7 @@ add_moved(app, "theory figures", "benchmarks.figures")
 
 
 def _shown(one: Mapping[str, Any], digits: int = 3) -> str:
-    """A value and its error."""
+    """Format a value and its standard error."""
     error = "" if one["error"] is None else f" ±{one['error']:.{digits}f}"
     return f"{one['value']:.{digits}f}{error}"
 
@@ -122,7 +124,7 @@ _SHOWN_KS = (1, 2, 4, 8, 16)
 
 
 def _acceptance(domains: Mapping[str, Any]) -> Table:
-    """Every coupling on all texts, and the best of them in each domain."""
+    """Return a table of every coupling on all texts, and of the best one in each domain."""
     table = _table("acceptance of K drafts", "domain", *(f"K = {k}" for k in _SHOWN_KS))
     ways = ("optimal", "kseq_plus", "kseq", "recursive", "match")
     for name, domain in [
@@ -141,9 +143,9 @@ def _efficiency(domains: Mapping[str, Any]) -> Table:
     table = _table("tokens per call", "domain", "predicted", "observed on other texts", "off", "capped geometric")
     for way in ("one_draft", "race"):
         for domain, found in domains.items():
-            told = found[way]["tokens_per_call"]
+            tokens = found[way]["tokens_per_call"]
             capped = f"{found[way]['capped_geometric']:.3f}" if way == "one_draft" else ""
-            row = (_shown(told["predicted"]), _shown(told["observed"]), _off(told["deviation"]), capped)
+            row = (_shown(tokens["predicted"]), _shown(tokens["observed"]), _off(tokens["deviation"]), capped)
             table.add_row(way.replace("_", " "), domain, *row)
     return table
 
@@ -155,8 +157,8 @@ def _trees(domains: Mapping[str, Any]) -> Table:
     for domain, found in domains.items():
         for tree in found["race"]["trees"]:
             known = (f"{tree[name]:.2f}" for name in ("best_static", "rank_bound", "entropy_bound"))
-            held = f"{found['race']['rank_entropy']:.2f} nats"
-            table.add_row(domain, held, str(tree["nodes"]), _shown(tree["observed"]), *known)
+            entropy = f"{found['race']['rank_entropy']:.2f} nats"
+            table.add_row(domain, entropy, str(tree["nodes"]), _shown(tree["observed"]), *known)
     return table
 
 
@@ -176,12 +178,12 @@ def _print_measured(found: Mapping[str, Any]) -> None:
     for table in tables:
         if table.row_count:
             out.print(table, "", sep="\n")
-    note = "± is one standard error, by leaving out one text after the other; off is in standard errors."
+    note = "± is one standard error (jackknife over texts); off is in standard errors."
     out.print(Text(note, "italic"))
 
 
 def _listed(flag: str, text: str, kind: type[Any], least: Any) -> tuple[Any, ...]:
-    """Numbers, or none."""
+    """Parse numbers; an empty text means none."""
     return numbers(flag, text, kind, least) if text else ()
 
 
@@ -192,24 +194,26 @@ def measure_laws(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="JSON with `prompts` of text and kind, or text, one a line; else built-in ones."
+            metavar="FILE", help="JSON with `prompts` of text and kind, or one prompt per line. [default: built-in]"
         ),
     ] = None,
-    layers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Layers of early_exit.")] = None,
-    length: Annotated[int, typer.Option(min=1, metavar="L", help="Tokens of a draft.")] = 4,
-    tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Most tokens of each text.")] = 48,
-    temperature: Annotated[float, typer.Option(metavar="T", help="Above 0.")] = 1.0,
-    contexts: Annotated[int, typer.Option(min=1, metavar="N", help="In each domain, for acceptance against K.")] = 64,
-    nodes: Annotated[str, typer.Option(metavar="N,N,...", help="Pruned trees of the race; empty: none.")] = "16",
+    layers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of layers of early_exit.")] = None,
+    length: Annotated[int, typer.Option(min=1, metavar="L", help="Number of tokens in a draft.")] = 4,
+    tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number of tokens of each text.")] = 48,
+    temperature: Annotated[float, typer.Option(metavar="T", help="Temperature, above 0.")] = 1.0,
+    contexts: Annotated[int, typer.Option(min=1, metavar="N", help="Positions per domain for acceptance by K.")] = 64,
+    nodes: Annotated[
+        str, typer.Option(metavar="N,N,...", help="Sizes of the race's pruned trees; empty: none.")
+    ] = "16",
     epsilons: Annotated[
-        str, typer.Option(metavar="E,E,...", help="Decoding-OPT and -UNO with the test so much eased; empty: none.")
+        str, typer.Option(metavar="E,E,...", help="Relaxations of the test for Decoding-OPT and -UNO; empty: none.")
     ] = "0,0.1",
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the texts.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the texts.")] = 0,
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the JSON to a file.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure a target and a drafter on real text: laws, and what theory makes of them, per domain."""
+    """Measure a target and a drafter on real text, and compare with the predictions of theory, per domain."""
     from spectr.data.prompts import built_in, read_prompts
     from spectr.theory.measure import Study, measure
 

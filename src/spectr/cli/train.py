@@ -1,4 +1,4 @@
-"""`spectr train`: a drafter for any target, distilled from the target's own samples."""
+"""`spectr train`: trains a drafter for any target on the target's own samples."""
 
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -27,13 +27,13 @@ def _one_of(flag: str, name: str, known: list[str]) -> None:
 
 
 def _bar(title: str, total: float) -> AbstractContextManager[Any]:
-    """A bar, and a line about the stage for a log."""
+    """Print the name of the stage and return its progress bar."""
     talk(f"{title} …")
     return progress_bar(title, total, counts=total > 1)
 
 
 def _distilled(how: "Distilling", context: typer.Context) -> "Trained":
-    """Run it; after Ctrl-C say what is kept and how to go on."""
+    """Train; after Ctrl-C, report what is kept and how to continue."""
     from spectr.train.distil import FILES, distil
 
     try:
@@ -42,55 +42,59 @@ def _distilled(how: "Distilling", context: typer.Context) -> "Trained":
         kept = [what for name, what in FILES.items() if (how.out / name).exists()]
         lost = "" if FILES["samples.safetensors"] in kept else "; answers are kept once all of them are sampled"
         talk(f"\ninterrupted; kept in {how.out}: {', '.join(kept) or 'nothing yet'}{lost}")
-        talk(f"the same command goes on from there: {command_line(context)}")
+        talk(f"to continue, run the same command again: {command_line(context)}")
         raise typer.Exit(INTERRUPTED) from None
 
 
 def train(
     context: typer.Context,
     target: Annotated[str, typer.Option("--target", metavar="NAME", help="Catalog name, hub id or folder.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the drafter; an interrupted run goes on there.")],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for the drafter; an interrupted run in it is continued.")
+    ],
     prompts: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Text with one prompt a line, or .jsonl; otherwise built-in prompts.",
+            help="Prompts: one per line, or .jsonl. [default: built-in prompts]",
             rich_help_panel=_TEXTS,
         ),
     ] = None,
     texts: Annotated[
         int,
-        typer.Option(min=2, metavar="N", help="How many prompts the target answers.", rich_help_panel=_TEXTS),
+        typer.Option(min=2, metavar="N", help="Number of prompts the target answers.", rich_help_panel=_TEXTS),
     ] = 4000,
     tokens: Annotated[
-        int, typer.Option(min=8, metavar="N", help="Most tokens of an answer.", rich_help_panel=_TEXTS)
+        int, typer.Option(min=8, metavar="N", help="Maximum number of tokens of an answer.", rich_help_panel=_TEXTS)
     ] = 256,
-    rows: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Texts sampled at a time.", rich_help_panel=_TEXTS)
-    ] = 64,
+    rows: Annotated[int, typer.Option(min=1, metavar="N", help="Texts sampled at once.", rich_help_panel=_TEXTS)] = 64,
     temperatures: Annotated[
         str,
         typer.Option(
-            metavar="T,T,...", help="Temperatures of the samples, and of training, in turn.", rich_help_panel=_TEXTS
+            metavar="T,T,...", help="Temperatures of the samples and of training, used in turn.", rich_help_panel=_TEXTS
         ),
     ] = "1.0,0.7",
     kind: Annotated[
         str,
-        typer.Option("--kind", metavar="KIND", help="feature, or blockwise: parallel heads.", rich_help_panel=_DRAFTER),
+        typer.Option(
+            "--kind", metavar="KIND", help="feature, or blockwise for parallel heads.", rich_help_panel=_DRAFTER
+        ),
     ] = "feature",
     layers: Annotated[
         int, typer.Option(min=1, max=4, metavar="N", help="Layers of a feature head.", rich_help_panel=_DRAFTER)
     ] = 2,
     depths: Annotated[
         int,
-        typer.Option(min=1, max=8, metavar="D", help="Tokens ahead that it is trained for.", rich_help_panel=_DRAFTER),
+        typer.Option(
+            min=1, max=8, metavar="D", help="How many tokens ahead it is trained for.", rich_help_panel=_DRAFTER
+        ),
     ] = 4,
     vocabulary: Annotated[
         int | None,
         typer.Option(
             min=64,
             metavar="N",
-            help="On a CPU it drafts only the N most frequent tokens; an eagle3 head everywhere.",
+            help="Draft only the N most frequent tokens: on a CPU, and with an eagle3 head on every device.",
             rich_help_panel=_DRAFTER,
         ),
     ] = None,
@@ -99,7 +103,7 @@ def train(
         typer.Option(
             "--format",
             metavar="NAME",
-            help="spectr, or eagle3: a head of one layer in speculators' format, which vLLM and SGLang load as well.",
+            help="spectr, or eagle3: a one-layer head in the speculators format, which vLLM and SGLang load as well.",
             rich_help_panel=_DRAFTER,
         ),
     ] = "spectr",
@@ -111,7 +115,7 @@ def train(
     ] = None,
     minutes: Annotated[
         float,
-        typer.Option(min=0.01, metavar="M", help="Time for training, without sampling.", rich_help_panel=_TRAINING),
+        typer.Option(min=0.01, metavar="M", help="Training time, without sampling.", rich_help_panel=_TRAINING),
     ] = 10.0,
     objective: Annotated[
         str,
@@ -119,10 +123,10 @@ def train(
     ] = "overlap",
     rate: Annotated[
         float,
-        typer.Option(min=1e-6, max=1.0, metavar="R", help="Learning rate, at its highest.", rich_help_panel=_TRAINING),
+        typer.Option(min=1e-6, max=1.0, metavar="R", help="Peak learning rate.", rich_help_panel=_TRAINING),
     ] = 4e-3,
     batch: Annotated[
-        int, typer.Option(min=256, metavar="N", help="Tokens of a training step.", rich_help_panel=_TRAINING)
+        int, typer.Option(min=256, metavar="N", help="Tokens per training step.", rich_help_panel=_TRAINING)
     ] = 8192,
     device: DeviceFlag = "auto",
     dtype: DtypeFlag = "auto",
@@ -130,27 +134,28 @@ def train(
 ) -> None:
     """Train a drafter on a target's own samples, for `spectr.load(target, drafter=DIR)` and `--drafter DIR`.
 
-    Its stages: the target answers prompts, its features are read off, the drafter is trained on them. After Ctrl-C the
-    same command goes on where it was.
+    The stages are: the target answers prompts, its hidden states are recorded, and the drafter is trained on them.
+    After Ctrl-C, run the same command again to continue.
     """
     check_new_folder("--out", out)
     _one_of("--kind", kind, ["feature", "blockwise"])
     _one_of("--format", file_format, ["spectr", "eagle3"])
     if file_format == "eagle3":
         if kind != "feature" or begin_with is not None:
-            raise ArgumentError(
-                "--format eagle3 is a kind of its own and begins anew; leave out --kind and --begin-with"
-            )
+            raise ArgumentError("--format eagle3 trains a new head of its own kind; leave out --kind and --begin-with")
         kind = "eagle3"
-    heats = numbers("--temperatures", temperatures, float, 0.05)
+    sampling_temperatures = numbers("--temperatures", temperatures, float, 0.05)
     from spectr.train.distil import Distilling
     from spectr.train.loop import Course
     from spectr.train.objective import OBJECTIVES
 
     _one_of("--objective", objective, list(OBJECTIVES))
-    course = Course(60 * minutes, depths=depths, objective=objective, temperatures=heats, rate=rate, budget=batch)  # type: ignore[arg-type]
+    course = Course(
+        60 * minutes, depths=depths, objective=objective,  # type: ignore[arg-type]
+        temperatures=sampling_temperatures, rate=rate, budget=batch,
+    )  # fmt: skip
     how = Distilling(
-        target, out, prompts, texts, tokens, heats, rows, kind, layers, vocabulary, begin_with, course,
+        target, out, prompts, texts, tokens, sampling_temperatures, rows, kind, layers, vocabulary, begin_with, course,
         {"device": device, "dtype": dtype},
     )  # fmt: skip
     about = _distilled(how, context)

@@ -1,4 +1,4 @@
-"""`spectr tree`: the tree worth drawing."""
+"""`spectr tree`: shows the static tree with the most expected accepted tokens."""
 
 import json
 from pathlib import Path
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Draw token trees.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Show token trees.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
 def _tree() -> None:
-    """Draw token trees."""
+    """Show token trees."""
 
 
 def _chances(text: str) -> list[list[float]]:
@@ -33,13 +33,13 @@ def _chances(text: str) -> list[list[float]]:
 
 
 def _measured(path: Path) -> list[list[float]]:
-    """Acceptance by depth, shared out among ranks as they were accepted, from the JSON of `spectr generate`."""
+    """Read acceptance by depth from the JSON of `spectr generate`, and divide it among ranks as they were accepted."""
     try:
         stats: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["stats"]
         depths, ranks = stats["acceptance_by_depth"], stats["ranks"]
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ArgumentError(
-            f"--stats must be what spectr generate --json printed, and {path} is not: {error}"
+            f"--stats must be the output of spectr generate --json, and {path} is not: {error}"
         ) from None
     if not depths or not sum(ranks):
         raise ArgumentError(f"{path} has no accepted drafts to learn from; generate more text, or with another drafter")
@@ -57,17 +57,18 @@ def _drawn(found: "Valued") -> Tree:
 
 @app.command("show")
 def show(
-    nodes: Annotated[int, typer.Option(min=1, metavar="N", help="Most nodes, the root included.")] = 16,
+    nodes: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number of nodes, the root included.")] = 16,
     chances: Annotated[
         str,
-        typer.Option(metavar="P,P/P,P", help="How often a node goes on to its first child, its second, ...; by depth."),
+        typer.Option(metavar="P,P/P,P", help="Probability of each child, by rank (,) and depth (/)."),
     ] = "0.6,0.15,0.06,0.03",
     stats: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Measured chances: the JSON of `spectr generate --json`.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Measured probabilities: the output of `spectr generate --json`."),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Draw the static tree that keeps most tokens on average, with the chance that each node is kept."""
+    """Show the static tree that keeps most tokens on average, with the probability that each node is kept."""
     from spectr.trees.budget import best_shape
 
     found = best_shape(_chances(chances) if stats is None else _measured(stats), nodes)

@@ -1,4 +1,4 @@
-"""`spectr tune`: which plan decodes fastest here, and a profile that says so."""
+"""`spectr tune`: measures which plan decodes fastest on this machine, and writes a profile."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,11 +12,11 @@ from spectr.cli.output import JsonFlag, check_folder, console, numbers, print_js
 
 __all__ = ["texts_for", "tune"]
 
-_NOTABLE = 0.02  # a gain that is worth a word, though it is not sure
+_NOTABLE = 0.02  # a smaller gain is not mentioned if it is not significant
 
 
 def texts_for(prompts: Path | None, count: int) -> list[str]:
-    """Distinct prompts of a file, or built-in ones; where there are more than `count`, from all of it."""
+    """Return at most `count` distinct prompts, evenly spread over a file or over the built-in ones."""
     from spectr.data.prompts import built_in, read_prompts
 
     found = list(dict.fromkeys(one.text for one in (built_in() if prompts is None else read_prompts(prompts))))
@@ -24,7 +24,7 @@ def texts_for(prompts: Path | None, count: int) -> list[str]:
 
 
 def _table(tuner: Any, rows: int, chosen: int) -> Table:
-    """What was measured with one number of rows, the fastest first."""
+    """Return a table of the plans measured at one batch size, the fastest first."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("plan")
     for head in ("rounds", "tokens/s", "quartiles", "× plain", "interval", "chosen"):
@@ -40,12 +40,12 @@ def _table(tuner: Any, rows: int, chosen: int) -> Table:
 
 
 def _verdict(tuner: Any, rows: int, chosen: int) -> str:
-    """The choice for one number of rows in a sentence."""
+    """Return a sentence about the choice for one batch size."""
     from spectr.draft.profile import PLAIN
     from spectr.tune.halving import ROUNDS
-    from spectr.tune.tuner import format_bytes
+    from spectr.tune.tuner import rows_label
 
-    found, which = tuner.results()[rows], format_bytes(rows)
+    found, which = tuner.results()[rows], rows_label(rows)
     best = max(found, key=lambda one: one.ratio) if chosen == PLAIN else next(o for o in found if o.plan == chosen)
     low, high = best.interval
     figures = f"{tuner.plans[best.plan]}: {best.ratio:.2f} times plain decoding ({low:.2f} to {high:.2f})"
@@ -55,17 +55,17 @@ def _verdict(tuner: Any, rows: int, chosen: int) -> str:
         return f"{which}: too little was measured to choose another plan than plain decoding"
     if best.ratio < 1 + _NOTABLE:
         return f"{which}: drafting does not pay here; plain decoding is chosen"
-    return f"{which}: no plan is surely faster, so plain decoding is chosen; the best was {figures}"
+    return f"{which}: no plan is significantly faster, so plain decoding is chosen; the best was {figures}"
 
 
 def _rest(tuner: Any, *, interrupted: bool) -> str:
-    """What became of the run, and how to go on with it."""
+    """Return a sentence about the state of the run, and how to continue it."""
     where = "nothing was written; give --out FILE" if tuner.path is None else f"the profile is {tuner.path}"
     if tuner.finished:
         return f"everything is measured; {where}"
-    why = "interrupted" if interrupted else "the time is over"
+    why = "interrupted" if interrupted else "the time is up"
     again = f"{why}: {len(tuner.found)} measurements made, at most {tuner.missing} left; {where}"
-    return again if tuner.path is None else f"{again}, and the same command goes on with it"
+    return again if tuner.path is None else f"{again}; run the same command again to continue"
 
 
 def tune(
@@ -74,32 +74,32 @@ def tune(
         str, typer.Option("--drafters", "--drafter", metavar="NAME,NAME,...", help="Drafters to try, as for generate.")
     ] = "auto,lookup",
     rules: Annotated[
-        str, typer.Option(metavar="RULE,RULE,...", help="Lossless rules. Under race texts keep to their seeds.")
+        str, typer.Option(metavar="RULE,RULE,...", help="Lossless rules. With race, texts do not depend on the plan.")
     ] = "race",
     prompts: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Text, one prompt a line, or JSON with `prompts`; else built-in ones."),
+        typer.Option(metavar="FILE", help="One prompt per line, or JSON with `prompts`. [default: built-in]"),
     ] = None,
-    texts: Annotated[int, typer.Option(min=1, metavar="N", help="Most prompts to use.")] = 16,
-    tokens: Annotated[int, typer.Option(min=8, metavar="N", help="Most tokens of each text.")] = 48,
+    texts: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number of prompts.")] = 16,
+    tokens: Annotated[int, typer.Option(min=8, metavar="N", help="Maximum number of tokens of each text.")] = 48,
     temperature: Annotated[
-        float | None, typer.Option(min=0, metavar="T", help="Of all texts; by default the model's own.")
+        float | None, typer.Option(min=0, metavar="T", help="Temperature of all texts. [default: the model's]")
     ] = None,
     rows: Annotated[
         str | None,
-        typer.Option(metavar="N,N,...", help="Texts at a time, each tuned for; by default 1, on a GPU 1,4,16."),
+        typer.Option(metavar="N,N,...", help="Batch sizes to tune for. [default: 1; on a GPU 1,4,16]"),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0.01, metavar="M", help="Begin no round later; the same command goes on.")
+        float | None, typer.Option(min=0.01, metavar="M", help="Time limit; run the same command again to continue.")
     ] = None,
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
     dtype: DtypeFlag = "auto",
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The profile, for load(..., plan=FILE) and --plan.")
+        Path | None, typer.Option(metavar="FILE", help="File for the profile, for load(..., plan=FILE) and --plan.")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Find the fastest plan on this machine, plain decoding included, by measuring; a stopped run can go on."""
+    """Measure which plan decodes fastest on this machine, plain decoding included; a stopped run can be continued."""
     many = None if rows is None else numbers("--rows", rows, int, 1)
     if out is not None:
         check_folder(out)

@@ -1,16 +1,18 @@
-"""Structured output: what a text must look like, and which tokens may follow so that it does. In the order of reading:
+"""Structured output: grammars that a text must match, and masks of the tokens that may follow. In reading order:
 
-`grammar`    what users write: a JSON schema, a regular expression, a grammar, a choice
-`schema`     from JSON schemas to rules; `merging` is about schemas alone, `strings` and `numbers` about their values
-`regex`      from regular expressions to rules
-`ebnf`       rules, and how they are written
-`vocabulary` what the tokens of a model spell
-`compiler`   a grammar and a vocabulary together, within limits; `trial` tries in a process of its own first
-`walk`       where a text stands in its grammar: masks for all nodes of a tree in one walk
-`forced`     what a text leaves no choice about, as tokens to draft
-`masks`      from packed masks to logits
+`grammar`     what users write: a JSON schema, a regular expression, a grammar, a choice
+`schema`      converts JSON schemas to rules, with `strings` and `numbers` for their values
+`keywords`    checks the keywords of JSON schemas; `merging` combines schemas, `exclusion` compares them for `oneOf`
+`regex`       converts regular expressions to rules
+`expressions` the right-hand sides of rules; `ebnf` prunes rules, unrolls repetitions and writes them as text
+`vocabulary`  the bytes of a model's tokens
+`compiler`    compiles a grammar for a vocabulary, within limits; `trial` first tries it in a separate process
+`walk`        the state of one text in its grammar, and the masks for all nodes of a draft tree
+`forced`      text that a grammar determines, as tokens to draft
+`masks`       packs masks and applies them to logits
 
-Masks come from xgrammar, which is imported when a grammar is compiled. Nothing here knows a model or the engine.
+Masks come from xgrammar, which is imported when a grammar is compiled. The folder does not depend on models or the
+engine.
 """
 
 from spectr.grammar.compiler import CompiledGrammar, GrammarCompiler, GrammarLimits

@@ -1,4 +1,4 @@
-"""From a grammar to what masks are computed with, for one vocabulary: within limits, and each grammar once."""
+"""Compiles grammars for one vocabulary, within limits of time and memory, and caches them."""
 
 import os
 import threading
@@ -12,48 +12,49 @@ from typing import Any
 from spectr.errors import ArgumentError
 from spectr.grammar.forced import Spellings
 from spectr.grammar.grammar import Grammar
-from spectr.grammar.trial import Trial, said
+from spectr.grammar.trial import Trial, error_text
 from spectr.grammar.vocabulary import Vocabulary, xgrammar
 from spectr.grammar.walk import GrammarWalk
 
-__all__ = ["CompiledGrammar", "GrammarCompiler", "GrammarLimits"]
+__all__ = ["CompiledGrammar", "GrammarCompiler", "GrammarLimits", "needs_trial"]
 
 _LIGHT_BYTES, _LIGHT_REPEATS, _LIGHT_COUNT = 2048, 12, 32
-"""A grammar of users that is shorter, repeats less often, and counts no further takes about a second at most."""
-_HEAVY_BYTES = 1 << 15  # so much of any grammar is tried first
+"""A user's grammar within these limits (bytes, repetitions, largest count) compiles in about a second at most."""
+_HEAVY_BYTES = 1 << 15  # a longer grammar of any kind is tried first
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """What compiling may take, and how much is kept."""
+    """Limits for compiling one grammar, and for the cache of compiled grammars."""
 
-    seconds: float = 20.0  # of a processor, for one grammar
-    memory: int = 1 << 30  # bytes, for one grammar while it is compiled
-    kept: int = 256  # grammars
-    kept_bytes: int = 1 << 28  # of those grammars
+    seconds: float = 20.0  # processor time to compile one grammar
+    memory: int = 1 << 30  # bytes to compile one grammar
+    kept: int = 256  # grammars in the cache
+    kept_bytes: int = 1 << 28  # bytes of the cache
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """A grammar for the tokens of one model."""
+    """A grammar compiled for the tokens of one model."""
 
     grammar: Grammar
     vocabulary: Vocabulary = field(repr=False)
-    handle: Any = field(repr=False)  # xgrammar's
-    spellings: Spellings = field(repr=False, compare=False)  # of what it forces
+    handle: Any = field(repr=False)  # xgrammar's compiled grammar
+    spellings: Spellings = field(repr=False, compare=False)  # how forced texts are split into tokens
 
     def walk(self, generated: Sequence[int] = (), stops: Iterable[int] | None = None) -> GrammarWalk:
-        """A text that follows it, `generated` so far, and that `stops` end; by default those of the vocabulary."""
+        """Return the state of a text with tokens `generated` so far, which `stops` end (by default the
+        vocabulary's)."""
         return GrammarWalk(self, generated, self.vocabulary.stops if stops is None else stops)
 
     @property
     def size(self) -> int:
-        """Bytes of memory."""
+        """The memory of the compiled grammar in bytes."""
         return int(self.handle.memory_size_bytes)
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary. From any thread; a grammar that several ask for is compiled once."""
+    """Compiles grammars for one vocabulary. It is thread-safe; concurrent requests for a grammar compile it once."""
 
     def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits | None = None) -> None:
         self.vocabulary, self.limits = vocabulary, limits or GrammarLimits()
@@ -62,25 +63,24 @@ class GrammarCompiler:
         self._known: OrderedDict[Grammar, Future[CompiledGrammar]] = OrderedDict()
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """The grammar for this vocabulary; raises ArgumentError if it is not one, or takes more than the limits."""
+        """Return the compiled grammar; raises ArgumentError if it is invalid or exceeds the limits."""
         if not isinstance(grammar, Grammar):
             raise ArgumentError(f"grammar must be a Grammar, such as Grammar.json_schema(…), got {grammar!r}")
         with self._lock:
-            found = self._known.get(grammar)
-            is_mine = found is None
-            if found is None:
-                found = self._known[grammar] = Future()
+            promise = self._known.get(grammar)
+            is_mine = promise is None
+            if promise is None:
+                promise = self._known[grammar] = Future()
             self._known.move_to_end(grammar)
         if is_mine:
-            self._fulfil(found, grammar)
-        error = found.exception()
+            self._fulfil(promise, grammar)
+        error = promise.exception()
         if error is not None:
             raise type(error)(*error.args) from error
-        return found.result()
+        return promise.result()
 
     def _fulfil(self, promise: "Future[CompiledGrammar]", grammar: Grammar) -> None:
-        """Compile a grammar for all who wait for it. What is wrong with it is remembered; what else goes wrong is
-        not."""
+        """Compile a grammar for all waiting threads. Errors of the grammar are cached, other errors are not."""
         try:
             promise.set_result(self._compiled(grammar))
         except BaseException as error:
@@ -91,12 +91,12 @@ class GrammarCompiler:
         self._forget_some()
 
     def _compiled(self, grammar: Grammar) -> CompiledGrammar:
-        if _needs_trial(grammar):
+        if needs_trial(grammar):
             self.trial.attempt(grammar.text, grammar.root)
         try:
             handle = self._compiler.compile_grammar(grammar.text, root_rule_name=grammar.root)
         except RuntimeError as error:
-            raise ArgumentError(f"this grammar cannot be compiled: {said(error)}") from error
+            raise ArgumentError(f"this grammar cannot be compiled: {error_text(error)}") from error
         return CompiledGrammar(grammar, self.vocabulary, handle, Spellings(self.vocabulary))
 
     @cached_property
@@ -105,7 +105,7 @@ class GrammarCompiler:
         return xgrammar().GrammarCompiler(self.vocabulary.info, max_threads=threads, cache_enabled=False)
 
     def _forget_some(self) -> None:
-        """Keep as many as the limits say, those used last. One in use lives on with whoever uses it."""
+        """Evict grammars, least recently used first, until the limits hold. Users of an evicted one keep it alive."""
         with self._lock:
             done = [grammar for grammar, promise in self._known.items() if promise.done()]
             sizes = {grammar: _size(self._known[grammar]) for grammar in done}
@@ -121,9 +121,9 @@ def _size(promise: "Future[CompiledGrammar]") -> int:
     return 0 if promise.exception() is not None else promise.result().size
 
 
-def _needs_trial(grammar: Grammar) -> bool:
-    """Whether compiling might take more than a moment. What schemas and choices come to is known; what users write may
-    take any time, such as many optional parts in a row."""
+def needs_trial(grammar: Grammar) -> bool:
+    """Return whether compiling might be slow. The cost of schemas and choices is known; rules written by users may take
+    any time, for example with many optional parts in a row."""
     text = grammar.text
     if not grammar.is_foreign:
         return len(text) > _HEAVY_BYTES

@@ -1,217 +1,65 @@
-"""Expressions of a context-free grammar over characters, and how they are written in the EBNF that xgrammar reads.
-
-Sets of characters are ranges of code points. Surrogates belong to none: they are no characters of any text.
-"""
+"""Rules of a context-free grammar: pruned, unrolled, and written in the EBNF that xgrammar reads."""
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import TypeAlias
 
-__all__ = [
-    "EMPTY",
-    "EVERY",
-    "NOTHING",
-    "Chars",
-    "Choice",
-    "Expression",
-    "Literal",
-    "Ref",
-    "Repeat",
-    "Sequence",
-    "choice",
-    "cleaned",
-    "optional",
-    "repeated",
-    "sequence",
-    "unrolled",
-    "written",
-]
+from spectr.grammar.expressions import (
+    EMPTY,
+    Chars,
+    Choice,
+    Expression,
+    Literal,
+    Ref,
+    Repeat,
+    Sequence,
+    choice,
+    sequence,
+)
 
-_LAST = 0x10FFFF
-_SURROGATES = (0xD800, 0xDFFF)
-_FEW = 8  # turns of a repetition that are written out
+__all__ = ["format_rules", "prune_rules", "unroll"]
+
+_FEW = 8  # mandatory turns of a repetition that are written out
 _TURNS = 32  # turns that get a rule of their own each
 _MOST_MADE = 1_000  # rules that are made for turns
 
 
-@dataclass(frozen=True, slots=True)
-class Literal:
-    """Exactly this text."""
+def prune_rules(rules: Mapping[str, Expression], root: str) -> dict[str, Expression] | None:
+    """Return the rules reachable from the root, without options that match no text; None if the root matches none.
 
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Chars:
-    """One character of a set: ranges of code points, both ends included, in order and apart."""
-
-    ranges: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def of(cls, *parts: str | tuple[int, int]) -> "Chars":
-        """The characters of strings, and of ranges.
-
-        >>> Chars.of("cab", (0x30, 0x39)).ranges
-        ((48, 57), (97, 99))
-        """
-        spans = [(ord(sign), ord(sign)) for part in parts if isinstance(part, str) for sign in part]
-        return cls(_joined([*spans, *(part for part in parts if not isinstance(part, str))]))
-
-    def __or__(self, other: "Chars") -> "Chars":
-        return Chars(_joined([*self.ranges, *other.ranges]))
-
-    def __sub__(self, other: "Chars") -> "Chars":
-        return Chars(_complement(_joined([*_complement(self.ranges), *other.ranges])))
-
-    def __and__(self, other: "Chars") -> "Chars":
-        return self - (EVERY - other)
-
-    def __contains__(self, sign: str) -> bool:
-        return any(first <= ord(sign) <= last for first, last in self.ranges)
-
-    def __bool__(self) -> bool:
-        return bool(self.ranges)
-
-    @property
-    def size(self) -> int:
-        """How many characters."""
-        return sum(last - first + 1 for first, last in self.ranges)
-
-
-def _joined(spans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Ranges in order, those that touch as one."""
-    found: list[tuple[int, int]] = []
-    for first, last in sorted(spans):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(found[-1][1], last))
-        else:
-            found.append((first, last))
-    return tuple(found)
-
-
-def _complement(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """All other characters."""
-    found, start = list[tuple[int, int]](), 0
-    for first, last in _joined([*ranges, _SURROGATES]):
-        if start < first:
-            found.append((start, first - 1))
-        start = last + 1
-    return tuple(found) if start > _LAST else (*found, (start, _LAST))
-
-
-EVERY = Chars(_complement(()))
-"""All characters."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """Another rule, by its name."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Sequence:
-    """One after the other."""
-
-    parts: "tuple[Expression, ...]"
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One of several."""
-
-    options: "tuple[Expression, ...]"
-
-
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    """The same several times."""
-
-    body: "Expression"
-    least: int = 0
-    most: int | None = None  # None: any number
-
-
-Expression: TypeAlias = Literal | Chars | Ref | Sequence | Choice | Repeat
-
-EMPTY = Literal("")
-NOTHING = Choice(())
-"""What no text matches."""
-
-
-def sequence(*parts: Expression) -> Expression:
-    """One after the other, without sequences in sequences; literals that meet become one."""
-    flat = [one for part in parts for one in (part.parts if isinstance(part, Sequence) else (part,)) if one != EMPTY]
-    joined = list[Expression]()
-    for part in flat:
-        last = joined[-1] if joined else None
-        if isinstance(part, Literal) and isinstance(last, Literal):
-            joined[-1] = Literal(last.text + part.text)
-        else:
-            joined.append(part)
-    return EMPTY if not joined else joined[0] if len(joined) == 1 else Sequence(tuple(joined))
-
-
-def choice(options: Iterable[Expression]) -> Expression:
-    """One of several, each once."""
-    distinct = tuple(dict.fromkeys(options))
-    return distinct[0] if len(distinct) == 1 else Choice(distinct)
-
-
-def optional(body: Expression) -> Expression:
-    """That, or nothing."""
-    return body if body == EMPTY else Repeat(body, 0, 1)
-
-
-def repeated(body: Expression, least: int = 0, most: int | None = None) -> Expression:
-    """The same several times; any number of any number is any number.
-
-    >>> repeated(repeated(Literal("a"), 1))
-    Repeat(body=Literal(text='a'), least=0, most=None)
-    """
-    if isinstance(body, Repeat) and body.most is None and body.least <= 1 and most is None and least <= 1:
-        return Repeat(body.body, least * body.least)
-    return Repeat(body, least, most)
-
-
-def cleaned(rules: Mapping[str, Expression], root: str) -> dict[str, Expression] | None:
-    """The rules that can be reached from the root, without what no text matches; None if no text matches at all.
-
-    >>> cleaned({"a": Choice((Ref("b"), Literal("x"))), "b": Ref("b")}, "a")
+    >>> prune_rules({"a": Choice((Ref("b"), Literal("x"))), "b": Ref("b")}, "a")
     {'a': Literal(text='x')}
     """
     productive = _productive(rules)
     if root not in productive:
         return None
-    found, waiting = dict[str, Expression](), [root]
+    kept, waiting = dict[str, Expression](), [root]
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found[name] = _pruned(rules[name], productive)
-            waiting += _names(found[name])
-    return found
+        if name not in kept:
+            kept[name] = _pruned(rules[name], productive)
+            waiting += _names(kept[name])
+    return kept
 
 
 def _productive(rules: Mapping[str, Expression]) -> set[str]:
-    """The rules that some text matches: a rule is looked at again when one that it names turns out to be one."""
+    """Return the rules that match some text. A rule is examined again when one that it refers to is found
+    productive."""
     named_by = defaultdict[str, list[str]](list)
     for name, body in rules.items():
         for other in _names(body):
             named_by[other].append(name)
-    found, waiting = set[str](), list(rules)
+    productive, waiting = set[str](), list(rules)
     while waiting:
         name = waiting.pop()
-        if name not in found and _matches(rules[name], found):
-            found.add(name)
+        if name not in productive and _matches(rules[name], productive):
+            productive.add(name)
             waiting += named_by[name]
-    return found
+    return productive
 
 
 def _matches(body: Expression, productive: set[str]) -> bool:
-    """Whether some text matches, if it does for the rules in `productive`."""
+    """Return whether the body matches some text, given the rules that are known to."""
     match body:
         case Literal():
             return True
@@ -228,7 +76,7 @@ def _matches(body: Expression, productive: set[str]) -> bool:
 
 
 def _pruned(body: Expression, productive: set[str]) -> Expression:
-    """The same without options that nothing matches."""
+    """Return the body without options that match no text."""
     match body:
         case Sequence(parts):
             return sequence(*(_pruned(part, productive) for part in parts))
@@ -254,68 +102,68 @@ def _names(body: Expression) -> list[str]:
             return []
 
 
-def unrolled(rules: Mapping[str, Expression]) -> dict[str, Expression]:
-    """The same texts, with repetitions of groups as rules that call themselves and then go on with what follows.
+def unroll(rules: Mapping[str, Expression]) -> dict[str, Expression]:
+    """Replace repetitions of groups by recursive rules that end with what follows the repetition.
 
-    A token that reaches beyond the end of a rule is checked against the whole text so far, each time. So there should
-    be few such tokens: a repeated group alone would end after every turn.
+    The rules match the same texts. xgrammar checks a token that reaches beyond the end of a rule against the whole text
+    so far, which is slow, and a rule for the repeated group alone would end after every turn.
 
-    >>> written(unrolled({"root": Sequence((Repeat(Sequence((Chars.of("a"), Literal(","))), 1), Literal("b")))}))
+    >>> format_rules(unroll({"root": Sequence((Repeat(Sequence((Chars.of("a"), Literal(","))), 1), Literal("b")))}))
     'root ::= [a] "," root-r1\\nroot-r1 ::= [a] "," root-r1 | "b"\\n'
     """
-    return _Unrolling(rules).run()
+    return _Unroller(rules).run()
 
 
-class _Unrolling:
-    """Rules on their way to others."""
+class _Unroller:
+    """Unrolls rules one by one; the new rules it creates are unrolled as well."""
 
     def __init__(self, rules: Mapping[str, Expression]) -> None:
-        self.found: dict[str, Expression] = {}
+        self.unrolled: dict[str, Expression] = {}
         self.waiting = deque(rules.items())
-        self.made = 0
+        self.created = 0
 
     def run(self) -> dict[str, Expression]:
-        """All rules, those that were made among them."""
+        """Return all rules, including the new ones."""
         while self.waiting:
             name, body = self.waiting.popleft()
-            self.found[name] = self._rolled_out(name, body)
-        return self.found
+            self.unrolled[name] = self._unrolled(name, body)
+        return self.unrolled
 
-    def _rolled_out(self, name: str, body: Expression) -> Expression:
+    def _unrolled(self, name: str, body: Expression) -> Expression:
         if isinstance(body, Choice):
-            return choice(self._rolled_out(name, option) for option in body.options)
+            return choice(self._unrolled(name, option) for option in body.options)
         parts = body.parts if isinstance(body, Sequence) else (body,)
         for at, part in enumerate(parts):
-            if isinstance(part, Repeat) and self._is_worth_it(part):
+            if isinstance(part, Repeat) and self._should_unroll(part):
                 turns = self._turns(name.partition("-r")[0], part, sequence(*parts[at + 1 :]))
                 return sequence(*parts[:at], *[part.body] * part.least, turns)
         return body
 
-    def _is_worth_it(self, repeat: Repeat) -> bool:
-        """Whether a repetition is of groups that are not empty, and comes to few rules."""
+    def _should_unroll(self, repeat: Repeat) -> bool:
+        """Return whether a repetition is of non-empty groups and needs few rules."""
         is_group = isinstance(repeat.body, Sequence | Choice) and not _may_be_empty(repeat.body)
         is_short = repeat.least <= _FEW and (repeat.most or 0) <= _TURNS
-        return is_group and is_short and self.made < _MOST_MADE
+        return is_group and is_short and self.created < _MOST_MADE
 
     def _turns(self, name: str, repeat: Repeat, tail: Expression) -> Ref:
-        """A rule for one more turn and the next, or what follows; one for each turn where they are counted."""
+        """Return a rule for one more turn and the next, or for what follows; one for each turn if they are counted."""
         if repeat.most is None:
-            again = self._fresh(name)
+            again = self._new_rule(name)
             self.waiting.append((again.name, choice([sequence(repeat.body, again), tail])))
             return again
         if tail != EMPTY:
-            after = self._fresh(name)
+            after = self._new_rule(name)
             self.waiting.append((after.name, tail))
             tail = after
-        turns = [self._fresh(name) for _ in range(repeat.most - repeat.least + 1)]
+        turns = [self._new_rule(name) for _ in range(repeat.most - repeat.least + 1)]
         for this, following in pairwise(turns):
             self.waiting.append((this.name, choice([sequence(repeat.body, following), tail])))
         self.waiting.append((turns[-1].name, tail))
         return turns[0]
 
-    def _fresh(self, name: str) -> Ref:
-        self.made += 1
-        return Ref(f"{name}-r{self.made}")
+    def _new_rule(self, name: str) -> Ref:
+        self.created += 1
+        return Ref(f"{name}-r{self.created}")
 
 
 def _may_be_empty(body: Expression) -> bool:
@@ -329,15 +177,15 @@ def _may_be_empty(body: Expression) -> bool:
         case Repeat(inner, least):
             return least == 0 or _may_be_empty(inner)
         case Ref():
-            return True  # it may
+            return True  # unknown here
         case _:
             return False
 
 
-def written(rules: Mapping[str, Expression]) -> str:
-    """Rules as text.
+def format_rules(rules: Mapping[str, Expression]) -> str:
+    """Write rules as EBNF text.
 
-    >>> written({"root": Sequence((Literal('"'), Repeat(Chars.of("ab"), 1), Choice((EMPTY, Ref("root")))))})
+    >>> format_rules({"root": Sequence((Literal('"'), Repeat(Chars.of("ab"), 1), Choice((EMPTY, Ref("root")))))})
     'root ::= "\\\\"" [a-b]+ ("" | root)\\n'
     """
     return "".join(f"{name} ::= {_text(body)}\n" for name, body in rules.items())
@@ -382,5 +230,5 @@ def _in_class(code: int) -> str:
 
 
 def _escaped(code: int) -> str:
-    """Always with four or eight digits: \\x would take any digit that follows."""
+    """Escape with four or eight digits: \\x would include any digits that follow."""
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,5 +1,7 @@
-"""Text that a grammar leaves no choice about, as tokens to draft. A guess: how a text is split into tokens is left to
-the model, and where spaces may stand or not, they are taken to stand as before."""
+"""Text that a grammar determines completely, as tokens to draft.
+
+The tokens are a guess: the model may split a text into other tokens, and optional spaces are assumed to be as
+before."""
 
 import time
 from collections import OrderedDict
@@ -13,40 +15,42 @@ from spectr.grammar.vocabulary import Vocabulary
 
 __all__ = ["Spellings", "forced_text"]
 
-_CONTEXT = 4  # tokens before that are split into tokens again, to see where the next one begins
+_CONTEXT = 4  # preceding tokens that are tokenised again together with a text
 _SPACES = b" \n\t\r"
-_USUAL = {b":": b" ", b",": b" "}  # spaces after signs that did not come before
-_REMEMBERED = 4096  # texts whose spellings are remembered
-_MANY = 4096  # allowed tokens that surely do not all begin alike
-_PATIENCE = 0.01  # seconds to look for forced text in
+_USUAL = {b":": b" ", b",": b" "}  # spaces assumed after characters that did not occur before
+_REMEMBERED = 4096  # texts whose spellings are kept
+_MANY = 4096  # this many allowed tokens surely do not all begin with the same byte
+_PATIENCE = 0.01  # time limit for finding forced text, in seconds
 
 
 def forced_text(matcher: Any, vocabulary: Vocabulary, before: bytes, most: int) -> tuple[bytes, bool]:
-    """What comes next if there is no choice but about spaces, about as far as `most` bytes, and whether the text ends
-    with it. A matcher stands behind the text `before`."""
+    """Return the text that must come next except for spaces, about `most` bytes, and whether the output ends with it.
+
+    `matcher` has consumed the text `before`."""
     ahead, text = matcher.fork(), b""
     late = time.perf_counter() + _PATIENCE
     while len(text) < most and time.perf_counter() < late:
-        fresh = _jump(ahead) or _but_for_spaces(ahead, vocabulary, before + text)
-        if not fresh or not ahead.accept_string(fresh):
+        following = _jump(ahead) or _jump_over_spaces(ahead, vocabulary, before + text)
+        if not following or not ahead.accept_string(following):
             break
-        text += fresh
+        text += following
     if ahead.is_completed() and set(ahead.stop_token_ids).issuperset(_open(ahead, vocabulary).tolist()):
         return text, True
-    return text.rstrip(b" "), False  # a space belongs to the token after it, mostly
+    return text.rstrip(b" "), False  # a space usually belongs to the token after it
 
 
 def _jump(matcher: Any) -> bytes:
-    """What surely comes next; xgrammar stumbles over the first byte of a character whose last is open."""
+    """Return the text that must come next; xgrammar fails on the first byte of a character whose last is
+    undetermined."""
     try:
         return str(matcher.find_jump_forward_string()).encode()
     except UnicodeDecodeError as error:
         return bytes(error.object[: error.start])
 
 
-def _but_for_spaces(matcher: Any, vocabulary: Vocabulary, text: bytes) -> bytes:
-    """The same where nothing but spaces is open: those that came after the same sign the last time, and what follows
-    them."""
+def _jump_over_spaces(matcher: Any, vocabulary: Vocabulary, text: bytes) -> bytes:
+    """Return the text that must come next if spaces are optional: the spaces that followed the same character the last
+    time, and the text after them."""
     last = text[-1:]
     place = text.rfind(last, 0, len(text) - 1) if last else -1
     after = text[place + 1 :]
@@ -56,32 +60,34 @@ def _but_for_spaces(matcher: Any, vocabulary: Vocabulary, text: bytes) -> bytes:
         if not matcher.accept_string(spaces):
             return b""
     if matcher.is_completed():
-        return b""  # it may also end here
+        return b""  # the text may also end here
     open_ = _open(matcher, vocabulary)
     following = vocabulary.first_bytes(open_) - set(_SPACES) if len(open_) < _MANY else set()
     return spaces + bytes(following) if len(following) == 1 and max(following) < 0x80 else b""
 
 
 def _open(matcher: Any, vocabulary: Vocabulary) -> "np.ndarray[Any, Any]":
-    """The tokens that may follow."""
+    """Return the ids of the tokens that may follow."""
     mask = torch.zeros(1, words(vocabulary.size), dtype=torch.int32)
     matcher.fill_next_token_bitmask(mask)
     return np.flatnonzero(np.unpackbits(mask.numpy().view(np.uint8), bitorder="little", count=vocabulary.size))
 
 
 class Spellings:
-    """How forced texts were split into tokens when they came before, in this text or in others.
+    """Records how forced texts were split into tokens before, in this text or in others.
 
-    A model often has a way of its own: `{` and `"` where the tokenizer has `{"`. What was seen more often than all else
-    is what comes next time.
+    A model may split a text differently from the tokenizer, such as `{` and `"` in place of `{"`. The majority of the
+    splits seen so far is used the next time.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self._seen: OrderedDict[bytes, tuple[tuple[int, ...], int]] = OrderedDict()  # tokens, and how much is for them
+        self._seen: OrderedDict[bytes, tuple[tuple[int, ...], int]] = (
+            OrderedDict()
+        )  # tokens, and their lead in the majority vote
 
     def learn(self, text: bytes, tokens: list[int]) -> None:
-        """A forced text was to come, and these tokens came."""
+        """Record that the forced text `text` was generated as these tokens."""
         used = tuple(self._within(text, tokens)) if text else ()
         if not used:
             return
@@ -93,7 +99,7 @@ class Spellings:
             self._seen.popitem(last=False)
 
     def _within(self, text: bytes, tokens: list[int]) -> list[int]:
-        """The first tokens that spell a part of a text; the last may go beyond it."""
+        """Return the leading tokens that spell a prefix of a text; the last may extend beyond it."""
         used, spelled = list[int](), b""
         for token in tokens:
             piece = self.vocabulary.pieces[token]
@@ -106,19 +112,20 @@ class Spellings:
         return used
 
     def split(self, text: bytes, generated: list[int], most: int) -> list[int]:
-        """At most so many tokens for a text behind others: as they came before, and else as the tokenizer has it."""
-        found = list[int]()
-        while text and len(found) < most:
+        """Split a text that follows `generated` into at most `most` tokens: as seen before, or else as the tokenizer
+        does."""
+        tokens = list[int]()
+        while text and len(tokens) < most:
             known, _ = self._seen.get(text, ((), 0))
-            fresh = list(known) or self._usual(text, [*generated, *found])[:1]
-            if not fresh:
+            new = list(known) or self._usual(text, [*generated, *tokens])[:1]
+            if not new:
                 break
-            found += fresh
-            text = text[sum(len(self.vocabulary.pieces[token]) for token in fresh) :]
-        return found[:most]
+            tokens += new
+            text = text[sum(len(self.vocabulary.pieces[token]) for token in new) :]
+        return tokens[:most]
 
     def _usual(self, text: bytes, before: list[int]) -> list[int]:
-        """The tokens that the tokenizer splits a text into behind others, if they spell it."""
+        """Return the tokenizer's tokens for a text that follows `before`, if they spell it."""
         encode, pieces = self.vocabulary.encode, self.vocabulary.pieces
         if encode is None:
             return []
@@ -126,6 +133,6 @@ class Spellings:
         try:
             whole = encode((b"".join(pieces[token] for token in context) + text).decode())
             tokens = whole[len(context) :] if whole[: len(context)] == context else encode(text.decode())
-        except UnicodeDecodeError:  # it begins amid a character
+        except UnicodeDecodeError:  # the text begins inside a character
             return []
         return tokens if b"".join(pieces[token] for token in tokens if token < len(pieces)) == text else []

@@ -1,4 +1,4 @@
-"""Packed masks of allowed tokens, 32 in a number, and what they do to logits."""
+"""Masks of allowed tokens, packed 32 to an integer, and their application to logits."""
 
 import numpy as np
 import torch
@@ -10,12 +10,12 @@ __all__ = ["allowed", "keep_allowed", "packed", "words"]
 
 
 def words(vocabulary: int) -> int:
-    """How many numbers a mask has."""
+    """Return the number of integers in a mask."""
     return -(-vocabulary // 32)
 
 
 def packed(mask: Tensor) -> Tensor:
-    """(…, W) int32 from bool (…, V).
+    """Pack a bool mask (…, V) into int32 (…, W).
 
     >>> packed(torch.tensor([True, False, True, True])).tolist()
     [13]
@@ -26,7 +26,7 @@ def packed(mask: Tensor) -> Tensor:
 
 
 def allowed(masks: Tensor, vocabulary: int) -> Tensor:
-    """Bool (…, V) from int32 (…, W).
+    """Unpack masks (…, W) int32 into bool (…, V).
 
     >>> allowed(torch.tensor([13], dtype=torch.int32), 5).tolist()
     [True, False, True, True, False]
@@ -39,8 +39,10 @@ def allowed(masks: Tensor, vocabulary: int) -> Tensor:
 
 
 def keep_allowed(logits: Tensor, masks: Tensor) -> Tensor:
-    """Logits (B, M, V) of the tokens that masks (B, M, W) allow, −inf for the others. Where a mask allows none, no text
-    gets to, or it ends with an error: any distribution will do there, and the logits stay."""
+    """Set the logits (B, M, V) of tokens that masks (B, M, W) do not allow to −inf.
+
+    A mask that allows no token belongs to a node that no text reaches, or to a text that ends with an error. Any
+    distribution is valid there, and the logits are left unchanged."""
     open_ = allowed(masks, logits.shape[-1])
     dead = (masks == 0).all(-1)[..., None]
     return torch.where(open_ | dead, logits, -torch.inf)

@@ -1,36 +1,49 @@
-"""Numbers of JSON as grammars: all of them, or those between two bounds, written without an exponent."""
+"""Grammars of JSON numbers: all of them, or those between two bounds, written without an exponent."""
 
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
 
-from spectr.grammar.ebnf import EMPTY, NOTHING, Chars, Expression, Literal, Ref, Repeat, choice, optional, sequence
+from spectr.grammar.expressions import (
+    EMPTY,
+    NOTHING,
+    Chars,
+    Expression,
+    Literal,
+    Ref,
+    Repeat,
+    choice,
+    optional,
+    sequence,
+)
 
 __all__ = ["ANY_INTEGER", "ANY_NUMBER", "Bounds", "integers", "multiples", "numbers"]
 
 _DIGIT = Chars.of((0x30, 0x39))
 _WHOLE = choice([Literal("0"), sequence(Chars.of((0x31, 0x39)), Repeat(_DIGIT))])
-_EXPONENT = sequence(Chars.of("eE"), optional(Chars.of("+-")), Repeat(_DIGIT, 1, 2))  # more would be infinite to many
+_EXPONENT = sequence(
+    Chars.of("eE"), optional(Chars.of("+-")), Repeat(_DIGIT, 1, 2)
+)  # larger exponents overflow in many parsers
 ANY_INTEGER = sequence(optional(Literal("-")), _WHOLE)
 ANY_NUMBER = sequence(ANY_INTEGER, optional(sequence(Literal("."), Repeat(_DIGIT, 1))), optional(_EXPONENT))
 
 _PLACES, _DIGITS = 9, 15
-"""Most decimal places between bounds, and most digits in all: a reader that knows 53 bits of a number then rounds none
-to a bound, or across it."""
+"""The maximum number of decimal places between bounds, and of digits in total, such that a parser that uses 53-bit
+floats does not round a number to a bound or across it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What numbers lie between, None for nothing."""
+    """The bounds of a range of numbers; None means unbounded."""
 
     low: Decimal | None = None
     high: Decimal | None = None
     above: bool = False  # the low bound itself is excluded
-    below: bool = False  # the high one is
+    below: bool = False  # the high bound itself is excluded
 
     @property
     def negated(self) -> "Bounds":
-        """Of the numbers with the other sign."""
+        """The bounds of the negated numbers."""
         low, high = (None if bound is None else -bound for bound in (self.high, self.low))
         return Bounds(low, high, self.below, self.above)
 
@@ -40,7 +53,7 @@ def _digit(first: int, last: int) -> Expression:
 
 
 def _same_length(low: str, high: str) -> Expression:
-    """Numbers from `low` to `high`, which have as many digits."""
+    """Match numbers from `low` to `high`, which have the same number of digits."""
     if not low:
         return EMPTY
     rest = len(low) - 1
@@ -59,7 +72,7 @@ def _same_length(low: str, high: str) -> Expression:
 
 
 def _naturals(low: int, high: int | None) -> Expression:
-    """Whole numbers from `low` to `high`, both at least 0."""
+    """Match integers from `low` to `high`, both at least 0."""
     if high is not None and high < low:
         return NOTHING
     options: list[Expression] = [Literal("0")] if low == 0 else []
@@ -80,7 +93,7 @@ def _naturals(low: int, high: int | None) -> Expression:
 
 
 def _whole_bounds(bounds: Bounds) -> tuple[int | None, int | None]:
-    """The lowest and the highest whole number between bounds."""
+    """Return the lowest and the highest integer between bounds."""
     low, high = bounds.low, bounds.high
     least = None if low is None else int(low.to_integral_value("ROUND_CEILING"))
     most = None if high is None else int(high.to_integral_value("ROUND_FLOOR"))
@@ -90,7 +103,7 @@ def _whole_bounds(bounds: Bounds) -> tuple[int | None, int | None]:
 
 
 def integers(bounds: Bounds) -> Expression:
-    """Whole numbers between bounds."""
+    """Return the grammar of the integers between bounds."""
     low, high = _whole_bounds(bounds)
     if low is None and high is None:
         return ANY_INTEGER
@@ -106,7 +119,7 @@ def integers(bounds: Bounds) -> Expression:
 
 
 def numbers(bounds: Bounds) -> Expression:
-    """Numbers between bounds, of at most nine decimal places; of fewer where bounds are large."""
+    """Return the grammar of the numbers between bounds with at most nine decimal places; fewer if bounds are large."""
     if bounds.low is None and bounds.high is None:
         return ANY_NUMBER
     if bounds.low is not None and bounds.high is not None and bounds.high < bounds.low:
@@ -120,7 +133,7 @@ def numbers(bounds: Bounds) -> Expression:
 
 
 def _positive(bounds: Bounds, *, zero: bool = True) -> Expression:
-    """The numbers from 0 on between bounds."""
+    """Match the non-negative numbers between bounds; with `zero` False, the positive ones."""
     low, above = bounds.low, bounds.above
     if low is None or low < 0 or (low == 0 and not zero):
         low, above = Decimal(0), not zero or (low == 0 and above)
@@ -142,7 +155,7 @@ def _positive(bounds: Bounds, *, zero: bool = True) -> Expression:
 
 
 def _split(number: Decimal) -> tuple[int, str]:
-    """The whole part of a number from 0 on, and its decimal places without zeros at the end.
+    """Return the integer part of a non-negative number, and its decimal places without trailing zeros.
 
     >>> _split(Decimal("12.340"))
     (12, '34')
@@ -152,22 +165,22 @@ def _split(number: Decimal) -> tuple[int, str]:
 
 
 _Edge = tuple[str, bool] | None
-"""Decimal places that those of a number are compared with, and whether they must differ; None: they need not be."""
+"""The decimal places of a bound and whether the bound is excluded; None if the number is inside without comparison."""
 
 
 def _places(lower: _Edge, upper: _Edge, room: int) -> Expression:
-    """The decimal point and at most `room` places behind it, or nothing, between two edges."""
+    """Match a decimal point and at most `room` places after it, or nothing, between two edges."""
     some = sequence(Literal("."), _further(lower, upper, room, is_first=True))
     return choice([EMPTY, some] if _may_end(lower, upper) else [some])
 
 
 def _may_end(lower: _Edge, upper: _Edge) -> bool:
-    """Whether the number may end here: as if only zeros followed."""
+    """Return whether the number may end here, which means the same as trailing zeros."""
     return (lower is None or (not lower[0] and not lower[1])) and (upper is None or bool(upper[0]) or not upper[1])
 
 
 def _further(lower: _Edge, upper: _Edge, room: int, *, is_first: bool) -> Expression:
-    """At most `room` more places; one at least if `is_first`."""
+    """Match at most `room` more places, and at least one if `is_first`."""
     if lower is not None and not lower[0] and not lower[1]:
         lower = None
     if lower is None and upper is None:
@@ -186,8 +199,9 @@ def _further(lower: _Edge, upper: _Edge, room: int, *, is_first: bool) -> Expres
 
 
 def multiples(factor: int, name: str) -> dict[str, Expression]:
-    """Rules for the whole multiples of a number of at least 1; `name` is the one to begin with, the others are named
-    after it and the remainder of the digits so far."""
+    """Return rules for the integer multiples of a number of at least 1.
+
+    `name` is the first rule; the others are named after it and the remainder of the digits so far."""
 
     def rest(remainder: int) -> Expression:
         options = [

@@ -1,8 +1,8 @@
-"""Regular expressions as grammars: the common syntax, as far as it is a regular language.
+"""Converts regular expressions to grammars: the common syntax, as far as it describes a regular language.
 
-Classes are those on which ECMAScript and Python agree: `\\d`, `\\w` and `\\s` are ASCII, and what `\\D`, `\\W` and
-`\\S` match is a digit, a word character or a space to neither of them. Lookaround, back references, word boundaries,
-flags and Unicode properties are refused.
+Character classes are restricted to what ECMAScript and Python agree on: `\\d`, `\\w` and `\\s` are ASCII, and `\\D`,
+`\\W` and `\\S` match only characters that both exclude from the positive class. Lookaround, back references, word
+boundaries, flags and Unicode properties are refused.
 """
 
 import sys
@@ -11,7 +11,7 @@ from functools import cache
 from itertools import groupby
 
 from spectr.errors import ArgumentError
-from spectr.grammar.ebnf import (
+from spectr.grammar.expressions import (
     EMPTY,
     EVERY,
     Chars,
@@ -25,10 +25,10 @@ from spectr.grammar.ebnf import (
     sequence,
 )
 
-__all__ = ["matching", "searched"]
+__all__ = ["full_match", "search"]
 
-_START, _END = Ref("^"), Ref("$")  # no rule has such a name
-_DEEPEST = 100  # groups in groups
+_START, _END = Ref("^"), Ref("$")  # placeholders; no rule has such a name
+_DEEPEST = 100  # nested groups
 _DIGIT = Chars.of((0x30, 0x39))
 _WORD = _DIGIT | Chars.of("_", (0x41, 0x5A), (0x61, 0x7A))
 _SPACE = Chars.of(" \t\n\r\f\v")
@@ -42,58 +42,59 @@ _QUANTIFIERS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 @cache
 def _digits() -> Chars:
-    """Those of all scripts."""
+    """Return the digits of all scripts."""
     codes = [code for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) == "Nd"]
     runs = [list(run) for _, run in groupby(enumerate(codes), key=lambda pair: pair[1] - pair[0])]
     return Chars.of(*((run[0][1], run[-1][1]) for run in runs))
 
 
 def _class(letter: str) -> Chars | None:
-    """What an escaped letter stands for, if it is a set."""
+    """Return the character class of an escaped letter, or None if it is not one."""
     if letter == "D":
         return EVERY - _digits()
     return {"d": _DIGIT, "w": _WORD, "s": _SPACE, "W": _ASCII - _WORD, "S": EVERY - _ANY_SPACE}.get(letter)
 
 
-def matching(pattern: str, what: str = "regex") -> Expression:
-    """The texts that match as a whole. Anchors at the beginning and the end change nothing; elsewhere nothing could
-    match, so that they are refused."""
+def full_match(pattern: str, what: str = "regex") -> Expression:
+    """Return the grammar of the texts that match as a whole.
+
+    Anchors at the beginning and the end have no effect; elsewhere nothing could match, so they are refused."""
     return _without_anchors(_Parser(pattern, what).parse(), pattern, what)
 
 
-def searched(pattern: str, what: str = "pattern") -> Expression:
-    """The texts in which the pattern is found."""
+def search(pattern: str, what: str = "pattern") -> Expression:
+    """Return the grammar of the texts that contain a match."""
     parsed = _Parser(pattern, what).parse()
     options = parsed.options if isinstance(parsed, Choice) else (parsed,)
     anything = Repeat(EVERY)
-    found = []
+    searches = []
     for option in options:
         is_first, is_last = _is_anchored(option, _START, pattern, what), _is_anchored(option, _END, pattern, what)
         inner = _without_anchors(option, pattern, what)
-        found.append(sequence(EMPTY if is_first else anything, inner, EMPTY if is_last else anything))
-    return choice(found)
+        searches.append(sequence(EMPTY if is_first else anything, inner, EMPTY if is_last else anything))
+    return choice(searches)
 
 
 def _is_anchored(body: Expression, anchor: Ref, pattern: str, what: str) -> bool:
-    """Whether a match must lie at that end; the options of a group must agree."""
+    """Return whether a match must be at that end; the options of a group must agree."""
     if isinstance(body, Sequence):
         return _is_anchored(body.parts[0 if anchor == _START else -1], anchor, pattern, what)
     if isinstance(body, Choice):
         answers = {_is_anchored(option, anchor, pattern, what) for option in body.options}
         if len(answers) > 1:
             raise ArgumentError(
-                f"{what} must anchor all options of a group or none, got {pattern!r}; write the options at the top"
+                f"{what} must anchor all options of a group or none, got {pattern!r}; move the options to the top level"
             )
         return answers.pop()
     return body == anchor
 
 
 def _without_anchors(body: Expression, pattern: str, what: str, *, first: bool = True, last: bool = True) -> Expression:
-    """The same, where anchors stand at the ends alone; `first` and `last` say whether this does."""
+    """Remove anchors at the ends and refuse others; `first` and `last` say whether the body is at an end."""
     if body in (_START, _END):
         if (body == _START and first) or (body == _END and last):
             return EMPTY
-        raise ArgumentError(f"{what} must have ^ at its beginning and $ at its end alone, got {pattern!r}")
+        raise ArgumentError(f"{what} must have ^ only at its beginning and $ only at its end, got {pattern!r}")
     if isinstance(body, Sequence):
         ends = len(body.parts) - 1
         return sequence(*(
@@ -109,13 +110,13 @@ def _without_anchors(body: Expression, pattern: str, what: str, *, first: bool =
 
 
 class _Parser:
-    """One pass over a pattern."""
+    """A recursive-descent parser of one pattern."""
 
     def __init__(self, pattern: str, what: str) -> None:
         self.pattern, self.what, self.at, self.depth = pattern, what, 0, 0
 
     def parse(self) -> Expression:
-        """The whole pattern."""
+        """Parse the whole pattern."""
         found = self._options()
         if self.at < len(self.pattern):
             raise self._error("has a ) without a (")
@@ -128,7 +129,7 @@ class _Parser:
         return self.pattern[self.at : self.at + count]
 
     def _take(self, what: str) -> str:
-        """The next character; there must be one."""
+        """Consume and return the next character; raise if there is none."""
         sign = self._peek()
         if not sign:
             raise self._error(f"must not end before {what}")
@@ -138,7 +139,7 @@ class _Parser:
     def _options(self) -> Expression:
         self.depth += 1
         if self.depth > _DEEPEST:
-            raise self._error(f"must have at most {_DEEPEST} groups in one another")
+            raise self._error(f"must have at most {_DEEPEST} nested groups")
         options = [self._branch()]
         while self._peek() == "|":
             self.at += 1
@@ -159,7 +160,7 @@ class _Parser:
             return body
         if body in (_START, _END):
             raise self._error("must not repeat an anchor")
-        if self._peek() == "?":  # as few as possible: the same texts
+        if self._peek() == "?":  # lazy: matches the same texts
             self.at += 1
         if self._peek() == "+" or self._times() is not None:
             raise self._error("must not repeat a repetition; put it into a group, (?:…)")
@@ -167,7 +168,7 @@ class _Parser:
         return repeated(body, least, most)
 
     def _times(self) -> tuple[int, int | None] | None:
-        """How often, if that comes next."""
+        """Parse a quantifier, if one comes next, into its bounds."""
         sign = self._peek()
         if sign and sign in _QUANTIFIERS:
             self.at += 1
@@ -177,7 +178,7 @@ class _Parser:
             return None
         first, comma, last = self.pattern[self.at + 1 : end].partition(",")
         if not first and last.isdigit():
-            raise self._error("must say how often at least, as {0,…}: dialects differ in what {,…} means")
+            raise self._error("must give a minimum, as in {0,…}: dialects differ in the meaning of {,…}")
         if not (first.isascii() and first.isdigit() and (not last or (last.isascii() and last.isdigit()))):
             return None
         least, most = int(first), int(last) if last else None if comma else int(first)
@@ -239,11 +240,11 @@ class _Parser:
         return Chars.of(letter)
 
     def _set(self) -> Chars:
-        """What stands between brackets."""
+        """Parse a set between brackets."""
         negated = self._peek() == "^"
         self.at += negated
         if self._peek() == "]":
-            raise self._error("must write ] in a set as \\]: dialects differ in what it means there")
+            raise self._error("must write ] in a set as \\]: dialects differ in its meaning there")
         found = Chars(())
         while self._peek() != "]":
             found |= self._range()
@@ -254,7 +255,7 @@ class _Parser:
         return found
 
     def _range(self) -> Chars:
-        """One character of a set, a class, or all from one to another."""
+        """Parse one character of a set, a class, or a range."""
         low = self._member()
         if self._peek() != "-" or self._peek(2) in ("-]", "-"):
             return low
@@ -269,7 +270,7 @@ class _Parser:
         sign = self._take("the ] of a set")
         if sign != "\\":
             return Chars.of(sign)
-        if self._peek() == "b":  # a backspace, in sets alone
+        if self._peek() == "b":  # a backspace, only in sets
             self.at += 1
             return Chars.of("\b")
         return self._escape()

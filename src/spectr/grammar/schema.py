@@ -1,8 +1,8 @@
-"""JSON schemas as grammars. Every text that a grammar admits is valid under its schema.
+"""Converts JSON schemas to grammars. Every text that a grammar admits is valid under its schema.
 
-Not every valid text is admitted: keys come in the order of the schema, there are no more keys and items than it names
-unless it says so, and each value is written in one of the usual ways. What a grammar cannot express is refused, and
-never ignored.
+Not every valid text is admitted: keys appear in the order of the schema, keys and items that it does not name are
+excluded unless it allows them, and each value is written in one of the usual ways. Keywords that a grammar cannot
+express are refused, never ignored.
 """
 
 import json
@@ -14,7 +14,9 @@ from typing import Any, get_args
 from typing import Literal as OneOf
 
 from spectr.errors import ArgumentError
-from spectr.grammar.ebnf import (
+from spectr.grammar.ebnf import format_rules, prune_rules, unroll
+from spectr.grammar.exclusion import disjoint
+from spectr.grammar.expressions import (
     EMPTY,
     NOTHING,
     Chars,
@@ -23,47 +25,45 @@ from spectr.grammar.ebnf import (
     Ref,
     Repeat,
     choice,
-    cleaned,
     optional,
     sequence,
-    unrolled,
-    written,
 )
-from spectr.grammar.merging import Document, Node, Subschema, admits, disjoint, kinds_of
+from spectr.grammar.keywords import Node, Subschema, kinds_of, satisfies
+from spectr.grammar.merging import Document
 from spectr.grammar.numbers import Bounds, integers, multiples, numbers
 from spectr.grammar.strings import (
     FORMATS,
     KEY,
     STRING,
     check_format,
-    formatted,
     lengths,
     other_keys,
-    patterned,
     quoted,
+    strings_of_format,
+    strings_with_pattern,
 )
 
 __all__ = ["LAYOUTS", "Layout", "schema_ebnf"]
 
 Layout = OneOf["any", "line", "compact"]
-"""Where spaces stand: `line` as json.dumps writes, `compact` nowhere, `any` in the usual places or not: one space, or a
-new line and its indentation."""
+"""White space: `line` as json.dumps writes it, `compact` none, `any` optional in the usual places: one space, or a new
+line and its indentation."""
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
-_DEEPEST = 100  # objects and lists in one another
+_DEEPEST = 100  # nested objects and lists
 _MOST_RULES = 10_000
-_MOST_RESIDUES = 100  # of multipleOf
-_MOST_STATES = 5_000  # of objects whose properties are counted
+_MOST_RESIDUES = 100  # largest multipleOf
+_MOST_STATES = 5_000  # rules of an object whose properties are counted
 
 
 @dataclass(frozen=True, slots=True)
 class _Marks:
-    """What stands between values."""
+    """The punctuation between values."""
 
     gap: Expression  # after { and [, and before } and ]
     comma: Expression
     colon: Expression
-    separators: tuple[str, str]  # of constants
+    separators: tuple[str, str]  # for json.dumps of constants
 
 
 def _marks(layout: Layout) -> _Marks:
@@ -75,19 +75,18 @@ def _marks(layout: Layout) -> _Marks:
 
 
 def schema_ebnf(schema: Any, layout: Layout, *, strict: bool) -> str:
-    """The grammar of the JSON texts that are valid under a schema; if it is `strict`, without properties and items that
-    the schema does not name."""
+    """Return the grammar of JSON texts that are valid under a schema.
+
+    With `strict`, properties and items that the schema does not name are excluded."""
     _check_size(schema)
-    rules = cleaned(_Converter(Document(schema), _marks(layout), strict).rules(), "root")
+    rules = prune_rules(_Converter(Document(schema), _marks(layout), strict).rules(), "root")
     if rules is None:
-        raise ArgumentError(
-            "a schema must admit some value, and this one admits none; look at its bounds and its enums"
-        )
-    return written(unrolled(rules))
+        raise ArgumentError("a schema must admit some value, and this one admits none; check its bounds and enums")
+    return format_rules(unroll(rules))
 
 
 def _check_size(schema: Any) -> None:
-    """Refuse what is nested too deep, and strings that are no text."""
+    """Refuse schemas that are nested too deep, and strings that are not valid Unicode."""
     level, depth = [schema], 0
     while level:
         depth += 1
@@ -96,7 +95,7 @@ def _check_size(schema: Any) -> None:
         for part in level:
             for text in part if isinstance(part, dict) else (part,):
                 if isinstance(text, str) and any("\ud800" <= sign <= "\udfff" for sign in text):
-                    raise ArgumentError(f"a schema must be valid Unicode text, got the half of a character in {text!r}")
+                    raise ArgumentError(f"a schema must be valid Unicode text, got a lone surrogate in {text!r}")
         level = [
             child
             for part in level
@@ -105,7 +104,7 @@ def _check_size(schema: Any) -> None:
 
 
 class _Converter:
-    """Schemas on their way to rules. Each distinct schema becomes one rule, so that references may lead in circles."""
+    """Converts schemas to rules. Each distinct schema becomes one rule, so that references may be recursive."""
 
     def __init__(self, document: Document, marks: _Marks, strict: bool) -> None:
         self.document, self.marks, self.strict = document, marks, strict
@@ -114,17 +113,17 @@ class _Converter:
         self._waiting: deque[tuple[str, Any, str]] = deque()
 
     def rules(self) -> dict[str, Expression]:
-        """All of them; the first is called root."""
+        """Return all rules; the first is called root."""
         self._rules = {"root": self._value(self.document.root, "#"), "string": STRING}
         while self._waiting:
             if len(self._rules) > _MOST_RULES:
-                raise ArgumentError(f"a schema must come to at most {_MOST_RULES} rules of a grammar; make it smaller")
+                raise ArgumentError(f"a schema must result in at most {_MOST_RULES} grammar rules; make it smaller")
             name, schema, path = self._waiting.popleft()
             self._rules[name] = self._body(name, schema, path)
         return self._rules
 
     def _value(self, schema: Any, path: str) -> Expression:
-        """The values that a schema admits, as a rule."""
+        """Return a reference to the rule for the values that a schema admits."""
         if schema is False:
             return NOTHING
         key = json.dumps(schema, default=repr)
@@ -141,14 +140,14 @@ class _Converter:
             if keyword in node:
                 return self._options(keyword, node, path)
         if "enum" in node:
-            return choice(self._constant(value) for value in node["enum"] if admits(node, value, path))
+            return choice(self._constant(value) for value in node["enum"] if satisfies(node, value, path))
         kinds = kinds_of(node)
         return choice(
             self._kind(kind, name, node, path) for kind in kinds if kind != "integer" or "number" not in kinds
         )
 
     def _options(self, keyword: str, node: Node, path: str) -> Expression:
-        """Whatever one of several admits, and all that stands beside them."""
+        """Match what one of several options admits, together with the keywords beside them."""
         options, beside = node[keyword], {name: value for name, value in node.items() if name != keyword}
         if keyword == "oneOf":
             for (at, one), (other_at, other) in combinations(enumerate(options), 2):
@@ -166,7 +165,7 @@ class _Converter:
         return Literal(json.dumps(value, ensure_ascii=False, separators=self.marks.separators))
 
     def _kind(self, kind: str, name: str, node: Node, path: str) -> Expression:
-        """The values of one type."""
+        """Match the values of one type."""
         if kind == "object":
             return self._object(name, node, path)
         if kind == "array":
@@ -182,17 +181,17 @@ class _Converter:
     def _string(self, name: str, node: Node, path: str) -> Expression:
         form, least, most = node.get("format"), int(node.get("minLength", 0)), node.get("maxLength")
         check_format(form or "", path)
-        given = [word for word in ("pattern", "format") if word in node and (word != "format" or form in FORMATS)]
+        present = [word for word in ("pattern", "format") if word in node and (word != "format" or form in FORMATS)]
         counted = bool(least) or most is not None
-        if len(given) + counted > 1:
+        if len(present) + counted > 1:
             raise ArgumentError(
-                f"{path}: of pattern, format, and minLength with maxLength one alone must be given, got "
-                f"{', '.join([*given, *(['a length'] if counted else [])])}; write lengths into the pattern, as {{2,5}}"
+                f"{path}: only one of pattern, format, and minLength with maxLength must be given, got "
+                f"{', '.join([*present, *(['a length'] if counted else [])])}; write lengths in the pattern, as {{2,5}}"
             )
-        if given == ["pattern"]:
-            return patterned(node["pattern"], f"{path}: pattern")
-        if given == ["format"]:
-            return formatted(node["format"])
+        if present == ["pattern"]:
+            return strings_with_pattern(node["pattern"], f"{path}: pattern")
+        if present == ["format"]:
+            return strings_of_format(node["format"])
         if not counted:
             return Ref("string")
         self._rules |= lengths(least, None if most is None else int(most), f"{name}-c")
@@ -205,7 +204,7 @@ class _Converter:
             return integers(bounds) if kind == "integer" else numbers(bounds)
         if bounds != Bounds() or int(factor) > _MOST_RESIDUES:
             raise ArgumentError(
-                f"{path}: multipleOf must be at most {_MOST_RESIDUES}, and no bounds must stand beside it; use an "
+                f"{path}: multipleOf must be at most {_MOST_RESIDUES} and must not be combined with bounds; use an "
                 "enum, or leave it out and check the answer"
             )
         self._rules |= multiples(int(factor), f"{name}-m")
@@ -222,7 +221,7 @@ class _Converter:
         return sequence(Literal("["), self.marks.gap, inside, Literal("]"))
 
     def _rest(self, node: Node, named: str, rest: str) -> Subschema:
-        """What holds for properties and items that have no schema of their own."""
+        """Return the schema of properties or items that the schema does not name."""
         if rest in node:
             found: Subschema = node[rest]
             return found
@@ -232,7 +231,7 @@ class _Converter:
     def _items(
         self, name: str, first: list[Expression], others: Expression, counts: tuple[int, int | None]
     ) -> Expression:
-        """The items of an array that has some: each of `first`, then any number of `others`."""
+        """Match the items of a non-empty array: each of `first`, then any number of `others`."""
         (least, most), comma, known = counts, self.marks.comma, max(len(first), 1)
         left = None if most is None else max(0, most - known)
         tail: Expression = Repeat(sequence(comma, others), max(0, least - known), left)
@@ -259,7 +258,7 @@ class _Converter:
         if least > len(pairs) + (extra != NOTHING):
             raise ArgumentError(
                 f"{path}: minProperties must be at most {len(pairs) + (extra != NOTHING)}, the number of properties "
-                f"that surely differ, got {least}; name more properties"
+                f"that are certainly distinct, got {least}; name more properties"
             )
         states = self._states(name, pairs, extra, (least, most), path)
         return sequence(Literal("{"), self.marks.gap, states, Literal("}"))
@@ -268,19 +267,19 @@ class _Converter:
         return sequence(key, self.marks.colon, value)
 
     def _extra(self, name: str, node: Node, named: Node, path: str) -> Expression:
-        """A property that the schema does not name."""
+        """Match a property that the schema does not name."""
         patterns, names = node.get("patternProperties"), node.get("propertyNames")
         if patterns is not None or names is not None:
             rest = node.get("additionalProperties")
             clear = len(patterns) == 1 and not rest and names is None if patterns is not None else True
             if named or not clear:
                 raise ArgumentError(
-                    f"{path}: patternProperties must have one pattern and stand alone, and propertyNames must not "
-                    "stand beside properties; use additionalProperties"
+                    f"{path}: patternProperties must have one pattern and no other keyword for properties, and "
+                    "propertyNames must not be combined with properties; use additionalProperties"
                 )
         if patterns is not None:
             ((pattern, value),) = patterns.items()
-            return self._pair(patterned(pattern, f"{path}/patternProperties"), self._value(value, path))
+            return self._pair(strings_with_pattern(pattern, f"{path}/patternProperties"), self._value(value, path))
         rest = self._rest(node, "properties", "additionalProperties")
         if rest is False:
             return NOTHING
@@ -298,8 +297,9 @@ class _Converter:
         self, name: str, pairs: list[tuple[Expression, bool]], extra: Expression, counts: tuple[int, int | None],
         path: str,
     ) -> Expression:  # fmt: skip
-        """What stands in an object: the pairs in order, those that are required and any of the others, then any number
-        of extra ones. A rule for each pair and number of pairs before it, as far as the number counts."""
+        """Match the contents of an object: the required pairs and any of the others, in order, then extra ones.
+
+        There is a rule for each pair and number of pairs before it, as far as that number matters."""
         least, most = counts
         cap = max(1, least, most or 0)
         if len(pairs) * cap > _MOST_STATES:
@@ -309,18 +309,18 @@ class _Converter:
             )
         states = [self._end(extra, before, counts) for before in range(cap + 1)]
         for at, (pair, required) in reversed(list(enumerate(pairs))):
-            fresh = list[Expression]()
+            earlier = list[Expression]()
             for before in range(cap + 1):
                 comma = self.marks.comma if before else EMPTY
                 this = sequence(comma, pair, states[min(before + 1, cap)])
                 options = [] if most is not None and before >= most else [this]
                 self._rules[f"{name}-p{at}-{before}"] = choice([*options, *([] if required else [states[before]])])
-                fresh.append(Ref(f"{name}-p{at}-{before}"))
-            states = fresh
+                earlier.append(Ref(f"{name}-p{at}-{before}"))
+            states = earlier
         return states[0]
 
     def _end(self, extra: Expression, before: int, counts: tuple[int, int | None]) -> Expression:
-        """What stands in an object after `before` pairs with names. Extra keys may be equal, so that one alone surely
+        """Match the rest of an object after `before` named pairs. Extra keys may be equal, so only one of them
         counts."""
         least, most = counts
         if before + 1 < least:
@@ -335,13 +335,13 @@ class _Converter:
 
 
 def _counts(node: Node, what: str) -> tuple[int, int | None]:
-    """The least and the most items, or properties."""
+    """Return the minimum and maximum number of items or properties."""
     most = node.get(f"max{what}")
     return int(node.get(f"min{what}", 0)), None if most is None else int(most)
 
 
 def _bounds(node: Node) -> Bounds:
-    """What numbers lie between; of two bounds on one side the tighter."""
+    """Return the bounds of a number; of two bounds on one side, the tighter one."""
     lows = [(Decimal(str(node[name])), name != "minimum") for name in ("minimum", "exclusiveMinimum") if name in node]
     highs = [(Decimal(str(node[name])), name != "maximum") for name in ("maximum", "exclusiveMaximum") if name in node]
     low, above = max(lows, default=(None, False))

@@ -1,9 +1,9 @@
-"""Strings of JSON as grammars: any, of some length, that match a pattern or have a format, and keys but for some."""
+"""Grammars of JSON strings: any string, of a given length, pattern or format, and keys other than given ones."""
 
 from collections.abc import Iterable
 
 from spectr.errors import ArgumentError
-from spectr.grammar.ebnf import (
+from spectr.grammar.expressions import (
     EVERY,
     Chars,
     Choice,
@@ -16,9 +16,19 @@ from spectr.grammar.ebnf import (
     repeated,
     sequence,
 )
-from spectr.grammar.regex import matching, searched
+from spectr.grammar.regex import full_match, search
 
-__all__ = ["FORMATS", "KEY", "STRING", "UNKNOWN_FORMATS", "formatted", "lengths", "other_keys", "patterned", "quoted"]
+__all__ = [
+    "FORMATS",
+    "KEY",
+    "STRING",
+    "UNKNOWN_FORMATS",
+    "lengths",
+    "other_keys",
+    "quoted",
+    "strings_of_format",
+    "strings_with_pattern",
+]
 
 _SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _CONTROL = Chars.of((0x00, 0x1F))
@@ -30,19 +40,21 @@ _CODE = choice([
     sequence(Chars.of((0x30, 0x39), "abcefABCEF"), Repeat(_HEX, 3, 3)),
     sequence(Chars.of("dD"), Chars.of((0x30, 0x37)), Repeat(_HEX, 2, 2)),
 ])  # fmt: skip
-"""Four hexadecimal digits of a character; a surrogate is none."""
+"""Four hexadecimal digits of a character that is not a surrogate."""
 
 _ESCAPE = choice([sequence(Literal("\\"), Chars.of('"\\/bfnrt')), sequence(Literal("\\u"), _CODE)])
 _REST = sequence(Repeat(_PLAIN), Repeat(sequence(_ESCAPE, Repeat(_PLAIN))), _QUOTE)
-"""Any characters in any of their spellings, and the end of a string."""
+"""Any characters, escaped or not, and the closing quote."""
 
-_LARGE = 1024  # characters of a set
-_COUNTED = 32  # characters of a string, each with a rule of its own
+_LARGE = 1024  # size above which characters of a set that need escapes are left out
+_COUNTED = 32  # longest string whose characters have a rule each
 
 
 def _spelled(chars: Chars) -> Expression:
-    """One character of a set, each in one spelling. Of large sets, such as all but some, those that need no escape: a
-    choice of spellings would make masks slow wherever it is repeated."""
+    """Match one character of a set, each in one spelling.
+
+    Of large sets, such as negated ones, only the characters that need no escape are matched: a choice of spellings
+    would make masks slow wherever it is repeated."""
     plain = chars & _PLAIN
     if plain.size > _LARGE:
         return plain
@@ -53,7 +65,7 @@ def _spelled(chars: Chars) -> Expression:
 
 
 def quoted(text: str) -> Literal:
-    """Exactly this string.
+    """Match exactly this string.
 
     >>> quoted('a"b').text
     '"a\\\\"b"'
@@ -70,8 +82,9 @@ KEY = sequence(_QUOTE, Repeat(_PLAIN), _QUOTE)
 
 
 def lengths(least: int, most: int | None, name: str) -> dict[str, Expression]:
-    """Rules for strings of so many characters; `name` is the one to begin with. Long ones have no escapes: each of
-    their characters would need a rule."""
+    """Return rules for strings of `least` to `most` characters; `name` is the first rule.
+
+    Long strings have no escapes, because each of their characters would need a rule."""
     if max(least, most or 0) > _COUNTED:
         return {name: sequence(_QUOTE, Repeat(_PLAIN, least, most), _QUOTE)}
     rules: dict[str, Expression] = {name: sequence(_QUOTE, Ref(f"{name}-0"))}
@@ -84,18 +97,18 @@ def lengths(least: int, most: int | None, name: str) -> dict[str, Expression]:
     return rules
 
 
-def patterned(pattern: str, what: str) -> Expression:
-    """Strings in which a pattern is found."""
-    return sequence(_QUOTE, _in_string(searched(pattern, what)), _QUOTE)
+def strings_with_pattern(pattern: str, what: str) -> Expression:
+    """Match strings that contain a match of the pattern."""
+    return sequence(_QUOTE, _in_string(search(pattern, what)), _QUOTE)
 
 
-def formatted(name: str) -> Expression:
-    """Strings of one of the `FORMATS`."""
-    return sequence(_QUOTE, _in_string(matching(FORMATS[name])), _QUOTE)
+def strings_of_format(name: str) -> Expression:
+    """Match strings of one of the `FORMATS`."""
+    return sequence(_QUOTE, _in_string(full_match(FORMATS[name])), _QUOTE)
 
 
 def _in_string(body: Expression) -> Expression:
-    """Texts as they are spelled between quotes."""
+    """Convert an expression over characters to one over their JSON spellings."""
     match body:
         case Chars():
             return _spelled(body)
@@ -106,12 +119,13 @@ def _in_string(body: Expression) -> Expression:
         case Repeat(inner, least, most):
             return repeated(_in_string(inner), least, most)
         case _:
-            return body  # nothing: patterns are made of characters
+            return body  # patterns consist of characters
 
 
 def other_keys(names: Iterable[str], name: str) -> dict[str, Expression]:
-    """Rules for all keys but `names`, each in one spelling: a tree of the beginnings that they share with one of
-    those. `name` is the rule to begin with."""
+    """Return rules for all keys except `names`, each in one spelling; `name` is the first rule.
+
+    The rules form a trie of the prefixes that a key shares with one of the names."""
     taken = set(names)
     following: dict[str, set[str]] = {"": set()}
     for text in taken:
@@ -152,16 +166,16 @@ FORMATS = {
     "uuid": r"[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}",
     "uri": rf"[A-Za-z][A-Za-z0-9+.-]*://{_HOST}(?::\d{{1,5}})?(?:/{_URI_SIGN}*)*(?:\?(?:{_URI_SIGN}|[/?])*)?",
 }
-"""Patterns of formats; strings of these formats, and not all of them."""
+"""Patterns of formats. They match valid strings of the format, but not all of them."""
 
 UNKNOWN_FORMATS = frozenset({
     "idn-email", "idn-hostname", "uri-reference", "uri-template", "iri", "iri-reference", "json-pointer",
     "relative-json-pointer", "regex",
 })  # fmt: skip
-"""Formats of JSON Schema that are not offered. All others are comments."""
+"""Formats of JSON Schema that are not supported and refused. All other names are ignored, as the standard allows."""
 
 
 def check_format(name: str, path: str) -> None:
-    """Refuse a format that JSON Schema defines and that is not offered."""
+    """Refuse a format that JSON Schema defines and that is not supported."""
     if name in UNKNOWN_FORMATS:
         raise ArgumentError(f"{path}: format must be one of {', '.join(FORMATS)}, got {name!r}; use a pattern")

@@ -1,8 +1,8 @@
-"""Compiling in a process of its own first: one that takes too long, or too much memory, or crashes, is ended.
+"""Compiles a grammar in a separate process first, which is killed if it exceeds the limits of time or memory.
 
-xgrammar compiles in one call that cannot be interrupted. What went well there goes well here: it is the same work. So
-nothing but the verdict comes back, and the process serves one grammar after another. Run as a module it is that
-process.
+xgrammar compiles in one call that cannot be interrupted. A grammar that compiles in the other process compiles here as
+well, since it is the same work; so only success or failure is sent back. The process serves one grammar after another.
+Run as a module, this file is that process.
 """
 
 import json
@@ -20,15 +20,15 @@ from typing import Any
 from spectr.errors import ArgumentError
 from spectr.grammar.vocabulary import Vocabulary, xgrammar
 
-__all__ = ["Trial", "said"]
+__all__ = ["Trial", "error_text"]
 
-_START = 120.0  # seconds to start in
-_SLACK = 10.0  # times as long by the clock as by the processor, on a busy machine
+_START = 120.0  # time limit for starting the process, in seconds
+_SLACK = 10.0  # wall-clock limit as a multiple of the processor-time limit, for busy machines
 _IDLE = 300.0  # seconds without a request after which the process ends itself
 
 
-def said(error: BaseException) -> str:
-    """What xgrammar says is wrong, without the time of day and its own files."""
+def error_text(error: BaseException) -> str:
+    """Return the message of xgrammar's error, without its time stamp and source files."""
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     while text.startswith("[") and ": " in text:
         text = text.split(": ", 1)[1]
@@ -36,7 +36,7 @@ def said(error: BaseException) -> str:
 
 
 class Trial:
-    """A process that compiles grammars for one vocabulary. From any thread; one grammar at a time."""
+    """A process that compiles grammars for one vocabulary. It is thread-safe and compiles one grammar at a time."""
 
     def __init__(self, vocabulary: Vocabulary, seconds: float, memory: int) -> None:
         self.vocabulary, self.seconds, self.memory = vocabulary, seconds, memory
@@ -44,11 +44,11 @@ class Trial:
         self._process: subprocess.Popen[str] | None = None
 
     def attempt(self, text: str, root: str) -> None:
-        """Compile a grammar there; raises what is wrong with it."""
+        """Compile a grammar in the process; raises ArgumentError if that fails."""
         with self._lock:
             process = self._running()
-            asked = {"text": text, "root": root, "seconds": self.seconds, "memory": self.memory}
-            answer = self._asked(process, asked, _SLACK * self.seconds)
+            request = {"text": text, "root": root, "seconds": self.seconds, "memory": self.memory}
+            answer = self._send(process, request, _SLACK * self.seconds)
         if answer.get("error"):
             raise ArgumentError(f"this grammar cannot be compiled: {answer['error']}")
 
@@ -59,15 +59,15 @@ class Trial:
                 _end(self._process)
 
     def _running(self) -> "subprocess.Popen[str]":
-        """The process, started if there is none."""
+        """Return the process; start it if it is not running."""
         if self._process is None or self._process.poll() is not None:
             self._process = _start()
             weakref.finalize(self, _end, self._process)
-            self._asked(self._process, {"info": self.vocabulary.info.serialize_json()}, _START)
+            self._send(self._process, {"info": self.vocabulary.info.serialize_json()}, _START)
         return self._process
 
-    def _asked(self, process: "subprocess.Popen[str]", request: dict[str, Any], patience: float) -> dict[str, Any]:
-        """The answer to a request. A process that does not answer in time is killed."""
+    def _send(self, process: "subprocess.Popen[str]", request: dict[str, Any], patience: float) -> dict[str, Any]:
+        """Send a request and return the answer. A process that does not answer within `patience` seconds is killed."""
         assert process.stdin is not None
         assert process.stdout is not None
         timer = threading.Timer(patience, process.kill)
@@ -116,9 +116,9 @@ def _ending(status: int) -> str:
 
 
 def serve() -> None:
-    """Answer requests from stdin until there are none."""
+    """Answer requests from stdin until it is closed or idle."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print must not be taken for an answer
+    os.dup2(2, 1)  # output of libraries must not be mistaken for an answer
     compiler: Any = None
     while (line := _next_line()) is not None:
         request = json.loads(line)
@@ -144,8 +144,8 @@ def _compiled(compiler: Any, request: dict[str, Any]) -> dict[str, str]:
         compiler.compile_grammar(request["text"], root_rule_name=request["root"])
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, MemoryError) or "bad_alloc" in str(error):
-            raise SystemExit(1) from None  # the next grammar gets a process with room
-        return {"error": said(error)}
+            raise SystemExit(1) from None  # a new process is started for the next grammar
+        return {"error": error_text(error)}
     return {}
 
 

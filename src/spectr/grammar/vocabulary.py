@@ -1,4 +1,4 @@
-"""What the tokens of a model spell, as xgrammar wants to know it."""
+"""The bytes of a model's tokens, in the form that xgrammar requires."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -16,11 +16,11 @@ from spectr.grammar.masks import packed
 __all__ = ["Vocabulary", "xgrammar"]
 
 _SURROGATE = re.compile(rb"\xed[\xa0-\xbf]")
-_PROBE = '{"Qzxvb": [1, 2.5, true], "b c": null}'  # a word that no tokenizer has whole
+_PROBE = '{"Qzxvb": [1, 2.5, true], "b c": null}'  # contains a word that is not one token of any tokenizer
 
 
 def xgrammar() -> Any:
-    """The package, if it is installed."""
+    """Import and return the package xgrammar, or raise MissingExtraError."""
     try:
         import xgrammar as package
     except ModuleNotFoundError as error:
@@ -32,19 +32,22 @@ def xgrammar() -> Any:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The text of each token, as bytes; empty for tokens that are no text: special ones, and those that the logits have
-    beyond the tokenizer's. No text ends in the half of a character."""
+    """The text of each token as bytes, empty for tokens without text: special ones, and those beyond the tokenizer's
+    vocabulary. Tokens with bytes of surrogates count as tokens without text."""
 
     pieces: tuple[bytes, ...]
     stops: frozenset[int]
-    encode: Callable[[str], list[int]] | None = field(default=None, compare=False, repr=False)  # a text as tokens
+    encode: Callable[[str], list[int]] | None = field(
+        default=None, compare=False, repr=False
+    )  # splits a text into tokens
 
     @classmethod
     def of(
         cls, tokenizer: Any, size: int, stops: Iterable[int], encode: Callable[[str], list[int]] | None = None
     ) -> "Vocabulary":
-        """Of a tokenizer whose model has logits for `size` tokens, of which `stops` end a text. `encode` splits a text
-        into tokens, without special ones; from any thread."""
+        """Return the vocabulary of a tokenizer whose model has logits for `size` tokens, of which `stops` end a text.
+
+        `encode` splits a text into tokens, without special ones; it must be thread-safe."""
         ends = frozenset(stop for stop in stops if stop < size)
         try:
             info = xgrammar().TokenizerInfo.from_huggingface(
@@ -52,7 +55,7 @@ class Vocabulary:
             )
         except (ValueError, AttributeError, RuntimeError) as error:
             raise ArgumentError(
-                f"a grammar needs a tokenizer of the transformers library with its vocabulary: {error}"
+                f"a grammar requires a tokenizer of the transformers library with its vocabulary: {error}"
             ) from error
         pieces = list(info.decoded_vocab)
         for token, added in getattr(tokenizer, "added_tokens_decoder", {}).items():
@@ -66,12 +69,12 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """How many tokens there are logits for."""
+        """The number of logits of the model."""
         return len(self.pieces)
 
     @cached_property
     def info(self) -> Any:
-        """The same for xgrammar. A token without text is never allowed, but for stop tokens at an end."""
+        """The vocabulary as xgrammar's object. Tokens without text are never allowed, except stop tokens at an end."""
         package = xgrammar()
         return package.TokenizerInfo(
             list(self.pieces), package.VocabType.RAW, vocab_size=self.size, stop_token_ids=self._ends
@@ -79,11 +82,11 @@ class Vocabulary:
 
     @property
     def _ends(self) -> list[int]:
-        """The stop tokens; where there are none, a token that is no text, since xgrammar would look for some."""
+        """The stop tokens; without any, a token without text, because xgrammar would otherwise guess some."""
         return sorted(self.stops) or [next((at for at, piece in enumerate(self.pieces) if not piece), self.size - 1)]
 
     def first_bytes(self, tokens: "np.ndarray[Any, Any]") -> set[int]:
-        """What the texts of these tokens begin with."""
+        """Return the set of first bytes of these tokens."""
         return set(np.unique(self._firsts[tokens]).tolist()) - {-1}
 
     @cached_property
@@ -92,25 +95,24 @@ class Vocabulary:
 
     @cached_property
     def heads(self) -> frozenset[int]:
-        """Tokens after which some bytes would make the half of a character: xgrammar allows these."""
+        """Tokens that end with a byte after which some bytes would form a surrogate, which xgrammar allows."""
         return frozenset(token for token, piece in enumerate(self.pieces) if piece.endswith(b"\xed"))
 
     @cached_property
     def tails(self) -> Tensor:
-        """(W,) int32: a mask without the tokens that begin with such bytes."""
-        sound = [not b"\xa0" <= piece[:1] <= b"\xbf" for piece in self.pieces]
-        return packed(torch.tensor(sound))
+        """A mask (W,) int32 without the tokens that begin with such bytes."""
+        valid = [not b"\xa0" <= piece[:1] <= b"\xbf" for piece in self.pieces]
+        return packed(torch.tensor(valid))
 
 
 def _check_spelling(tokenizer: Any, pieces: list[bytes]) -> None:
-    """Refuse tokenizers whose tokens do not spell the text that they stand for, such as those that mark the insides of
-    words."""
+    """Refuse tokenizers whose tokens do not spell the text, such as those that mark continuations of words."""
     ids = list(tokenizer(_PROBE, add_special_tokens=False)["input_ids"])
     if any(token in getattr(tokenizer, "all_special_ids", ()) or token >= len(pieces) for token in ids):
-        return  # it does not know all of these characters
+        return  # the tokenizer does not know all of these characters
     spelled = b"".join(pieces[token] for token in ids)
     if spelled.removeprefix(b" ") != _PROBE.encode():
         raise ArgumentError(
-            f"a grammar needs a tokenizer whose tokens spell texts, and this one spells {_PROBE!r} as "
+            f"a grammar requires a tokenizer whose tokens spell the text, and this one spells {_PROBE!r} as "
             f"{spelled.decode(errors='replace')!r}; use a model with a byte-level or byte-fallback tokenizer"
         )

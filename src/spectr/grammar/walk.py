@@ -1,4 +1,4 @@
-"""Where one text stands in its grammar, on the host: which tokens may follow the nodes of a draft tree."""
+"""The state of one text in its grammar, on the host, and the tokens that may follow the nodes of a draft tree."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 __all__ = ["GrammarWalk"]
 
 _PATIENCE = 1.0
-"""Seconds that one walk may take. Most take less than a thousandth of that; a grammar in which a text can be read in
-very many ways takes longer with each token, and all other requests wait."""
+"""Time limit of one walk in seconds. Most walks take less than a millisecond; a highly ambiguous grammar takes longer
+with each token, and all other requests wait for it."""
 
 
-_SIGNS = 8  # bytes of forced text that are looked for, for each token that is wanted
+_SIGNS = 8  # bytes of forced text to find for each requested token
 
 
 class GrammarWalk:
-    """A text that follows a grammar: the tokens generated so far, and the matcher behind them. Serves one request, on
+    """The state of a text in its grammar: the tokens generated so far, and the matcher. It belongs to one request and
     one thread."""
 
     def __init__(self, compiled: "CompiledGrammar", generated: Sequence[int], stops: Iterable[int]) -> None:
@@ -34,31 +34,31 @@ class GrammarWalk:
         self._vocabulary = compiled.vocabulary
         self._matcher: Any = xgrammar().GrammarMatcher(compiled.handle, override_stop_tokens=sorted(stops))
         self._generated: list[int] = []
-        self._expected = b""  # what was forced when it was asked for last
-        self.error: Exception | None = None  # why it cannot go on
+        self._expected = b""  # the forced text at the last call of `forced`
+        self.error: Exception | None = None  # why the text cannot be continued
         self.commit(generated)
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """The text goes on with these tokens."""
+        """Advance the text by these tokens."""
         self.compiled.spellings.learn(self._expected, list(tokens))
         self._expected, start = b"", time.perf_counter()
         for at, token in enumerate(tokens):
             if not self._matcher.accept_token(token):
                 raise ArgumentError(
-                    f"a text under a grammar must follow it, and token {token} at place {at} of {list(tokens)} does not"
+                    f"a text must match its grammar, and token {token} at index {at} of {list(tokens)} does not"
                 )
             self._generated.append(token)
         self._check_time(start)
 
     def forced(self, most: int) -> list[int]:
-        """At most so many tokens that should come next, where the grammar leaves no choice: to draft, and no more."""
+        """Return at most `most` tokens that should come next because the grammar determines the text; for drafting."""
         if self.has_ended or self.error is not None:
             return []
         before = b"".join(self._vocabulary.pieces[token] for token in self._generated)
         self._expected, is_end = forced_text(self._matcher, self._vocabulary, before, _SIGNS * most)
         try:
             tokens = self.compiled.spellings.split(self._expected, self._generated, most)
-        except Exception as error:  # of a tokenizer, of any kind: it ends this text, and no other
+        except Exception as error:  # of any kind, from a tokenizer: it ends this text only
             self.error = error
             return []
         is_spelled = sum(len(self._vocabulary.pieces[token]) for token in tokens) == len(self._expected)
@@ -66,13 +66,14 @@ class GrammarWalk:
 
     @property
     def has_ended(self) -> bool:
-        """Whether a stop token has come."""
+        """Whether the text has ended with a stop token."""
         return bool(self._matcher.is_terminated())
 
     def masks(self, paths: Sequence[Sequence[int]], out: Tensor | None = None) -> Tensor:
-        """(M, W) int32: the tokens that may follow the text and each of M paths, 32 in a number; none below a token
-        that may not follow what is before it, or that ends the text. One walk for all, each beginning once. If it takes
-        too long, `error` says so, and there are none."""
+        """Return packed masks (M, W) int32 of the tokens that may follow the text and each of M paths.
+
+        A mask is empty below a token that is not allowed or that ends the text. One walk serves all paths, and visits
+        common prefixes once. If it takes too long, `error` is set and all masks are empty."""
         tree = _Tree(paths)
         found = torch.zeros(len(tree.tokens), words(self._vocabulary.size), dtype=torch.int32)
         if not self.has_ended and self.error is None:
@@ -92,18 +93,18 @@ class GrammarWalk:
             found.zero_()
 
     def _check_time(self, start: float, *, is_done: bool = True) -> bool:
-        """Whether something is done, and has not taken so long since it started that others should not wait for it."""
+        """Return whether the work is done and took less than the time limit; otherwise set `error`."""
         if is_done and time.perf_counter() - start < _PATIENCE:
             return True
         self.error = self.error or ArgumentError(
-            f"a grammar must say within {_PATIENCE:g} seconds what may follow, and this one does not after this text; "
-            "write it so that no text can be read in many ways"
+            f"a grammar must determine the next tokens within {_PATIENCE:g} seconds, and this one does not after this "
+            "text; make it less ambiguous, so that a text can be parsed in few ways"
         )
         return False
 
 
 class _Tree:
-    """Paths as one tree: the root first, and the node at the end of each path."""
+    """Paths as one tree; `places` are the nodes at the ends of the paths."""
 
     def __init__(self, paths: Sequence[Sequence[int]]) -> None:
         self.tokens, self.first_child, self.next_sibling = [0], [-1], [-1]

@@ -1,5 +1,5 @@
-"""What speculation should give: the papers' theory as functions, exact, each naming its theorem; and acceptance against
-the number of drafts side by side. Only `measure` knows models, and only `figures` draws."""
+"""The papers' theory of speculative decoding as exact functions, each of which names its theorem; and comparisons of
+acceptance by the number of drafts. Only `measure` uses models, and only `figure` draws."""
 
 from spectr.theory.bias_frontier import decoding_opt, decoding_uno, least_bias, relaxed_test, relaxed_text
 from spectr.theory.chains import ChainPair, repeated, zipf_chain

@@ -1,7 +1,8 @@
-"""Fewer rejections for a stated bias (Yin et al. 2024): the front, and two ways to go on after a rejection. Exact.
+"""Fewer rejections for a stated bias (Yin et al. 2024): the frontier, and two ways to continue after a rejection.
+Exact.
 
-A test accepts a drafted token x with chance b(x). **Decoding-OPT** draws from ∝ (target − b·draft)⁺ after a rejection,
-**Decoding-UNO** from the target itself. Bias is the total variation between what comes out and the target.
+A test accepts a drafted token x with probability b(x). **Decoding-OPT** draws from ∝ (target − b·draft)⁺ after a
+rejection, **Decoding-UNO** from the target itself. Bias is the total variation between the output and the target.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ __all__ = [
     "AFTER",
     "Relaxed",
     "RelaxedText",
-    "check_ease",
+    "check_epsilon",
     "decoding_opt",
     "decoding_uno",
     "least_bias",
@@ -27,8 +28,8 @@ __all__ = [
 
 
 def least_bias(target: Tensor, draft: Tensor, rejected: float | Tensor) -> Tensor:
-    """(TV − rejected)⁺: no test that rejects so often has less bias, whatever it does after a rejection ([yin2024], the
-    theorem on the bias–rejection front).
+    """Return (TV − rejected)⁺, the least bias of any test with this rejection rate, for any continuation after a
+    rejection ([yin2024], the theorem on the bias–rejection frontier).
 
     >>> laws = torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=torch.float64)
     >>> round(float(least_bias(*laws, 0.1)), 3)
@@ -38,31 +39,31 @@ def least_bias(target: Tensor, draft: Tensor, rejected: float | Tensor) -> Tenso
     return (total_variation(target, draft) - torch.as_tensor(rejected)).clamp_min(0)
 
 
-def check_ease(epsilon: float) -> None:
-    """How much a test is eased."""
+def check_epsilon(epsilon: float) -> None:
+    """Check the amount by which a test is relaxed."""
     if isinstance(epsilon, bool) or not 0 <= epsilon < float("inf"):
         raise ArgumentError(f"epsilon must be at least 0 and finite, got {epsilon}")
 
 
 def relaxed_test(target: Tensor, draft: Tensor, epsilon: float) -> Tensor:
-    """min(1, (target + ε) / draft), (…, V): the over-accepting test that [yin2024] compares Decoding-OPT and
-    Decoding-UNO with. ε = 0 is the lossless one."""
-    check_ease(epsilon)
+    """Return min(1, (target + ε) / draft), (…, V): the over-accepting test with which [yin2024] compares Decoding-OPT
+    and Decoding-UNO. ε = 0 is lossless."""
+    check_epsilon(epsilon)
     return torch.where(draft > target, (target + epsilon) / torch.where(draft > 0, draft, 1.0), 1.0).clamp_max(1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Relaxed:
-    """What a test and the law after a rejection come to."""
+    """The rejection rate, output law and bias of a test and a law after a rejection."""
 
     rejected: Tensor  # (…)
-    law: Tensor  # (…, V) of what comes out
+    law: Tensor  # (…, V) law of the output
     bias: Tensor  # (…)
 
 
 def _check_test(accept: Tensor) -> None:
     if bool((accept < 0).any()) or bool((accept > 1).any()):
-        raise ArgumentError("accept must hold probabilities in [0, 1], one for each token")
+        raise ArgumentError("accept must contain probabilities in [0, 1], one for each token")
 
 
 def _relaxed(target: Tensor, draft: Tensor, accept: Tensor, after: Tensor) -> Relaxed:
@@ -73,11 +74,12 @@ def _relaxed(target: Tensor, draft: Tensor, accept: Tensor, after: Tensor) -> Re
 
 
 def decoding_opt(target: Tensor, draft: Tensor, accept: Tensor) -> Relaxed:
-    """Any test, and after a rejection ∝ (target − accept·draft)⁺: the least bias that this test can have, Σ
-    (accept·draft − target)⁺ ([yin2024], the theorem on Decoding-OPT).
+    """Apply a test, and draw from ∝ (target − accept·draft)⁺ after a rejection.
+
+    This has the least bias that the test can have, Σ (accept·draft − target)⁺ ([yin2024], the theorem on Decoding-OPT).
 
     >>> laws = torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=torch.float64)
-    >>> found = decoding_opt(*laws, eased_test(*laws, 0.1))
+    >>> found = decoding_opt(*laws, relaxed_test(*laws, 0.1))
     >>> round(float(found.rejected), 3), round(float(found.bias), 3)
     (0.3, 0.1)
     """
@@ -87,11 +89,12 @@ def decoding_opt(target: Tensor, draft: Tensor, accept: Tensor) -> Relaxed:
 
 
 def decoding_uno(target: Tensor, draft: Tensor, accept: Tensor) -> Relaxed:
-    """The same test, and after a rejection the target's own law: the alternative of [yin2024] that is biased even where
-    the test is the lossless one.
+    """Apply a test, and draw from the target after a rejection.
+
+    This alternative of [yin2024] is biased even with the lossless test.
 
     >>> laws = torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=torch.float64)
-    >>> found = decoding_uno(*laws, eased_test(*laws, 0.1))
+    >>> found = decoding_uno(*laws, relaxed_test(*laws, 0.1))
     >>> round(float(found.rejected), 3), round(float(found.bias), 3)
     (0.3, 0.25)
     """
@@ -105,23 +108,24 @@ AFTER = {"opt": decoding_opt, "uno": decoding_uno}
 
 @dataclass(frozen=True, slots=True)
 class RelaxedText:
-    """What over-acceptance does to a text of a chain, per token."""
+    """The effect of over-acceptance on a text of a chain, per token."""
 
     rejected: float
-    bias: float  # of one token, over the contexts that come up
-    score: float  # log probability under the target of what comes out
+    bias: float  # bias of one token, averaged over the contexts
+    score: float  # log-probability of the output under the target
     lossless_score: float  # the same for the target's own texts: minus its entropy
 
 
 def _score(laws: Tensor, target: Tensor, where: Tensor) -> float:
-    """Mean log probability of a token; one that the target never gives has −∞."""
+    """Return the mean log-probability of a token; −∞ for tokens that the target excludes."""
     logs = torch.where(laws > 0, target.log(), 0.0)
     return float((where @ (laws * logs)).sum())
 
 
 def relaxed_text(pair: ChainPair, epsilon: float, after: str, length: int) -> RelaxedText:
-    """Decoding-OPT or Decoding-UNO ([yin2024]) with the eased test along whole texts of a chain: what comes out is a
-    chain again, so rejections, bias and the target's log-likelihood of it are sums over its contexts."""
+    """Return the effect of Decoding-OPT or Decoding-UNO ([yin2024]) with the relaxed test on whole texts of a chain.
+
+    The output is a chain again, so rejections, bias and log-likelihood are sums over its contexts."""
     if after not in AFTER:
         raise ArgumentError(f"after must be one of {', '.join(AFTER)}, got {after!r}")
     found = AFTER[after](pair.target, pair.draft, relaxed_test(pair.target, pair.draft, epsilon))

@@ -1,5 +1,5 @@
-"""A target and a drafter as two Markov chains over one vocabulary: small enough to compute with, and no two contexts
-alike. A context is the token before, or the beginning of the text. Does not depend on rules."""
+"""A target and a drafter as two Markov chains over one vocabulary: small enough for exact computation, with different
+laws in every context. A context is the previous token, or the beginning of the text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ __all__ = ["ChainPair", "contexts", "repeated", "zipf_chain"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChainPair:
-    """The laws after every context: rows 0 … V − 1 after that token, row V at the beginning of a text."""
+    """The laws after every context: row v < V after token v, row V at the beginning of a text."""
 
     name: str
     target: Tensor  # (V + 1, V) float64
@@ -31,7 +31,7 @@ class ChainPair:
 
     @property
     def size(self) -> int:
-        """Tokens in the vocabulary."""
+        """The size of the vocabulary."""
         return self.target.shape[-1]
 
     @property
@@ -40,24 +40,24 @@ class ChainPair:
         return total_variation(self.target, self.draft)
 
     def context(self, text: Sequence[int]) -> int:
-        """The row of what comes after `text`."""
+        """Return the row of the laws after `text`."""
         return text[-1] if text else self.size
 
 
 def contexts(laws: Tensor, length: int) -> Tensor:
-    """The law (length, V + 1) of the context at each position of a text that a chain with `laws` (V + 1, V) writes."""
+    """Return the law (length, V + 1) of the context at each position of a text of a chain with `laws` (V + 1, V)."""
     size = laws.shape[-1]
     here = torch.zeros(size + 1, dtype=torch.float64)
     here[size] = 1.0
-    found = []
+    positions = []
     for _ in range(whole("length", length, 1)):
-        found.append(here)
+        positions.append(here)
         here = torch.cat([here @ laws, torch.zeros(1, dtype=torch.float64)])
-    return torch.stack(found)
+    return torch.stack(positions)
 
 
 def repeated(family: Family) -> ChainPair:
-    """One pair of laws after every context.
+    """Return the chains with the same pair of laws after every context.
 
     >>> from spectr.theory import bernoulli
     >>> repeated(bernoulli(0.25, 0.75)).gap.tolist()
@@ -68,8 +68,8 @@ def repeated(family: Family) -> ChainPair:
 
 
 def zipf_chain(size: int = 12, noise: float = 1.0, temperature: float = 1.0, seed: int = 0) -> ChainPair:
-    """A model-like pair after every context: which token stands on which rank, and how wrong the drafter is, change
-    from one to the next."""
+    """Return a model-like pair of chains: the ranks of the tokens and the errors of the drafter differ between
+    contexts."""
     targets, drafts = [], []
     for row in range(size + 1):
         family = zipf(size, noise=noise, temperature=temperature, seed=1000 * seed + row)

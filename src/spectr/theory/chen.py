@@ -1,7 +1,7 @@
-"""Longer drafts against more scoring calls (Chen et al. 2023): how long a text takes, and how much that varies.
+"""The trade-off between longer drafts and more target calls (Chen et al. 2023): mean and variance of a text's time.
 
-Exact, for acceptance by depth that is independent from call to call. Times are in target calls; a text of n tokens
-takes n of them without speculation. The last call may emit more than is wanted, and counts in full.
+Exact, for acceptance by depth that is independent between calls. Times are in target calls; a text of n tokens takes n
+of them without speculation. The last call counts in full, even if it emits more tokens than needed.
 """
 
 import math
@@ -18,7 +18,7 @@ __all__ = ["TextTime", "call_moments", "text_time", "trade_off"]
 
 
 def call_moments(acceptance: Sequence[float], tokens: int) -> tuple[float, float]:
-    """Mean and variance of the number of calls for a text of `tokens` tokens, for the trade-off of [chen2023].
+    """Return mean and variance of the number of calls for a text of `tokens` tokens, for the trade-off of [chen2023].
 
     The calls left after the first are those of a shorter text: R(t) = 1 + R((t − N)⁺), with N from `token_law`, which
     gives the mean by recursion over t, and the variance as the mean of variances plus the variance of means.
@@ -29,7 +29,7 @@ def call_moments(acceptance: Sequence[float], tokens: int) -> tuple[float, float
     """
     law = np.asarray(token_law(acceptance))[::-1]
     length = whole("tokens", tokens, 0)
-    mean, variance = np.zeros((2, length + len(law)))  # texts of −γ … tokens; below 1 there is nothing left to do
+    mean, variance = np.zeros((2, length + len(law)))  # for texts of −γ … tokens; below 1 there are no calls
     for t in range(len(law), length + len(law)):
         left = slice(t - len(law), t)
         expected = law @ mean[left]
@@ -40,7 +40,7 @@ def call_moments(acceptance: Sequence[float], tokens: int) -> tuple[float, float
 
 @dataclass(frozen=True)
 class TextTime:
-    """How long a text of `tokens` tokens takes with drafts of length `gamma`."""
+    """The time of a text of `tokens` tokens with drafts of length `gamma`."""
 
     acceptance: tuple[float, ...]  # by depth
     cost: float
@@ -48,12 +48,12 @@ class TextTime:
 
     @property
     def gamma(self) -> int:
-        """Length of a draft."""
+        """The length of a draft."""
         return len(self.acceptance)
 
     @property
     def per_call(self) -> float:
-        """Time of one call."""
+        """The time of one call."""
         return 1 + self.gamma * self.cost
 
     @cached_property
@@ -62,27 +62,27 @@ class TextTime:
 
     @property
     def calls(self) -> float:
-        """Mean number of scoring calls."""
+        """The mean number of target calls."""
         return self._moments[0]
 
     @property
     def mean(self) -> float:
-        """Mean time."""
+        """The mean time."""
         return self.per_call * self._moments[0]
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the time."""
+        """The standard deviation of the time."""
         return self.per_call * math.sqrt(self._moments[1])
 
     @property
     def rate(self) -> float:
-        """Time per token of an endless text: per_call / E[N]."""
+        """The time per token of an endless text: per_call / E[N]."""
         return self.per_call / self._count(1)
 
     @property
     def spread(self) -> float:
-        """Variance per token of an endless text, by the renewal theorem: per_call² · Var N / E[N]³."""
+        """The variance per token of an endless text, by the renewal theorem: per_call² · Var N / E[N]³."""
         mean = self._count(1)
         return self.per_call**2 * (self._count(2) - mean**2) / mean**3
 
@@ -91,7 +91,7 @@ class TextTime:
 
 
 def text_time(acceptance: Sequence[float], cost: float, tokens: int) -> TextTime:
-    """Mean and deviation of a text's time, for measured acceptance by depth: the trade-off of [chen2023].
+    """Return mean and deviation of a text's time for measured acceptance by depth: the trade-off of [chen2023].
 
     >>> time = text_time([0.8] * 4, cost=0.05, tokens=128)
     >>> round(time.mean, 2), round(time.deviation, 2)
@@ -101,8 +101,8 @@ def text_time(acceptance: Sequence[float], cost: float, tokens: int) -> TextTime
 
 
 def trade_off(alpha: float, cost: float, tokens: int, lengths: Sequence[int]) -> list[TextTime]:
-    """The same for drafts of several lengths, each accepted with α at every depth: longer drafts against more scoring
-    calls, as [chen2023] weighs them.
+    """Return the times of drafts of several lengths, each accepted with α at every depth: longer drafts against more
+    target calls, as in [chen2023].
 
     >>> [round(time.calls, 1) for time in trade_off(0.8, 0.05, 128, (1, 4, 16))]
     [71.4, 38.5, 26.9]

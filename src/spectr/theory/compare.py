@@ -1,4 +1,4 @@
-"""Acceptance against the number of drafts K, for every way of verifying that has a closed form. All in float64.
+"""Acceptance by the number of drafts K, for every method of verification that has a closed form. All in float64.
 
 Acceptance is the probability that the next token is one of the K drafted ones. Every column is lossless; they differ
 in how the drafts are drawn and in how well the rule couples them with the target.
@@ -19,7 +19,7 @@ from spectr.types import Siblings
 __all__ = ["COLUMNS", "KS", "RACE_TOKENS", "Column", "Comparison", "compare"]
 
 KS = (1, 2, 4, 8, 16)
-RACE_TOKENS = 2048  # the race costs V²·K; beyond this vocabulary it is left out, and said to be
+RACE_TOKENS = 2048  # the race costs V²·K; it is not computed for larger vocabularies
 
 
 def _coupled(name: str, **options: Any) -> Callable[[Tensor, Tensor, int], Tensor]:
@@ -27,8 +27,10 @@ def _coupled(name: str, **options: Any) -> Callable[[Tensor, Tensor, int], Tenso
 
 
 def _top_k(target: Tensor, draft: Tensor, k: int) -> Tensor:
-    """The target's mass on the k likeliest tokens of the draft law. Tokens that tie for the last places share them,
-    so that the order of the vocabulary does not matter; a token without draft mass is never drafted."""
+    """Return the target's mass on the k likeliest tokens of the draft law.
+
+    Tokens that tie for the last places share them, so that the order of the vocabulary does not matter. A token without
+    draft mass is never drafted."""
     least = draft.topk(min(k, len(draft))).values[-1]
     above, tied = draft > least, (draft == least) & (draft > 0)
     share = (k - above.sum()) / tied.sum().clamp_min(1)
@@ -37,7 +39,7 @@ def _top_k(target: Tensor, draft: Tensor, k: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One way of drafting and verifying."""
+    """One method of drafting and verification."""
 
     label: str
     siblings: Siblings  # how its K drafts are drawn
@@ -45,7 +47,7 @@ class Column:
 
     @property
     def sampled(self) -> bool:
-        """Drafts are drawn from the draft law, at least some of them."""
+        """Whether at least some drafts are drawn from the draft law."""
         return self.siblings != "fixed"
 
 
@@ -63,7 +65,7 @@ COLUMNS: Mapping[str, Column] = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Acceptance of every column of `COLUMNS` at every K; None where it was too expensive to compute."""
+    """The acceptance of every column of `COLUMNS` at every K; None if it was too expensive to compute."""
 
     family: Family
     ks: tuple[int, ...]
@@ -71,21 +73,21 @@ class Comparison:
 
     @property
     def vocabulary(self) -> int:
-        """Tokens in the vocabulary."""
+        """The size of the vocabulary."""
         return len(self.family.target)
 
     @property
     def total_variation(self) -> float:
-        """½ Σ |target − draft|."""
+        """The total variation ½ Σ |target − draft|."""
         return float(total_variation(self.family.target, self.family.draft))
 
     def best(self, at: int) -> float:
-        """The highest acceptance with sampled drafts at the K of index `at`."""
+        """Return the highest acceptance with sampled drafts at the K of index `at`."""
         found = (values[at] for name, values in self.acceptance.items() if COLUMNS[name].sampled)
         return max(value for value in found if value is not None)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the comparison as JSON data."""
         return {
             "family": self.family.name,
             "vocabulary": self.vocabulary,
@@ -96,7 +98,7 @@ class Comparison:
 
 
 def compare(family: Family, ks: Sequence[int] = KS, progress: Callable[[], None] = lambda: None) -> Comparison:
-    """Every column at every K, rising, each once; `progress` is called after each number.
+    """Compute every column at every K, in rising order; `progress` is called after each value.
 
     >>> from spectr.theory import bernoulli
     >>> found = compare(bernoulli(0.25, 0.75), (1, 2))

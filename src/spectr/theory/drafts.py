@@ -1,4 +1,4 @@
-"""Acceptance against the number of drafts K (SpecTr, Sun et al. 2023): the optimum and what holds around it. Exact."""
+"""The optimal acceptance by the number of drafts K, and its bounds (SpecTr, Sun et al. 2023). Exact."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ __all__ = ["Bounds", "acceptance_bounds", "scaled_overlap"]
 
 
 def scaled_overlap(target: Tensor, draft: Tensor, k: int) -> Tensor:
-    """Σ min(target, K·draft), which no coupling of K drafts exceeds: a token is drafted K·draft times on average
-    ([sun2023spectr]).
+    """Return Σ min(target, K·draft), an upper bound for all couplings of K drafts, because a token is drafted K·draft
+    times on average ([sun2023spectr]).
 
     >>> laws = torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=torch.float64)
     >>> [round(float(scaled_overlap(*laws, k)), 3) for k in (1, 2, 8)]
@@ -29,18 +29,18 @@ class Bounds:
     """α_K between its bounds, each float64 (…): below ≤ kseq ≤ optimum ≤ by_token ≤ scaled."""
 
     below: Tensor  # max of 1 − TV and (1 − (1 − 1/K)^K) · scaled
-    kseq: Tensor  # what K-SEQ accepts
+    kseq: Tensor  # acceptance of K-SEQ
     optimum: Tensor  # α_K
     by_token: Tensor  # Σ min(target, 1 − (1 − draft)^K)
     scaled: Tensor  # Σ min(target, K·draft)
 
 
 def acceptance_bounds(target: Tensor, draft: Tensor, k: int) -> Bounds:
-    """α_K, the most that any coupling of K iid drafts accepts, and its bounds from [sun2023spectr].
+    """Return α_K, the highest acceptance of any coupling of K iid drafts, and its bounds from [sun2023spectr].
 
-    From above token by token: a token comes out of a draft no more often than it should, nor than it is drafted. From
-    below by K-SEQ, which accepts at least 1 − (1 − 1/K)^K ≥ 1 − 1/e of Σ min(target, K·draft), and no less than one
-    draft does.
+    The upper bounds hold token by token: a draft is accepted as a token no more often than the target allows, nor than
+    the token is drafted. The lower bound is by K-SEQ, which accepts at least 1 − (1 − 1/K)^K ≥ 1 − 1/e of
+    Σ min(target, K·draft), and no less than one draft.
 
     >>> laws = torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=torch.float64)
     >>> found = acceptance_bounds(*laws, 4)

@@ -1,4 +1,4 @@
-"""A number from a sample with its standard error. Does not depend on what was sampled."""
+"""Estimates from samples, with standard errors."""
 
 import math
 from collections.abc import Callable
@@ -21,22 +21,26 @@ class Estimate:
     error: float
 
     def off(self, exact: float, error: float = 0.0) -> float:
-        """How many standard errors it is from `exact`, which may have an error of its own; 0 if there is no doubt and
-        no difference."""
-        difference, doubt = self.value - exact, math.hypot(self.error, error)
+        """Return the distance from `exact`, which may have an error of its own, in standard errors; 0 if both the
+        errors and the difference are 0."""
+        difference, combined = self.value - exact, math.hypot(self.error, error)
         return (
-            difference / doubt if doubt > 0 else 0.0 if abs(difference) < 1e-9 else math.copysign(math.inf, difference)
+            difference / combined
+            if combined > 0
+            else 0.0
+            if abs(difference) < 1e-9
+            else math.copysign(math.inf, difference)
         )
 
     def to_json(self) -> dict[str, float | None]:
-        """Plain data; an error that is not known is null."""
+        """Return JSON data; an unknown error is null."""
         return {"value": self.value, "error": None if math.isnan(self.error) else self.error}
 
 
 def jackknife(rows: Array, statistic: Callable[[Array], float]) -> Estimate:
-    """`statistic` of the summed rows (texts, columns), and its error by leaving out one text after the other.
+    """Return `statistic` of the summed rows (texts, columns), and its error by the jackknife over texts.
 
-    Tokens of one text are not independent, texts are; so a text is left out as a whole. One text has no error.
+    Texts are independent, but the tokens of a text are not, so whole texts are left out. A single text has no error.
 
     >>> found = jackknife(np.array([[1.0, 2.0], [3.0, 4.0], [1.0, 4.0]]), lambda sums: sums[0] / sums[1])
     >>> round(found.value, 3), round(found.error, 3)

@@ -1,7 +1,7 @@
-"""Acceptance for every number of drafts at once: the couplings of iid drafts see two laws through one curve.
+"""Acceptance for every number of drafts at once: couplings of iid drafts depend on the two laws through one curve.
 
-E(s) = Σ (target − s·draft)⁺ falls from 1 at s = 0. What each coupling accepts of K drafts is a function of E and K
-alone, so one sort of the vocabulary serves all couplings and all K. Exact; float64.
+E(s) = Σ (target − s·draft)⁺ falls from 1 at s = 0. The acceptance of each coupling of K drafts is a function of E and K
+alone, so one sort of the vocabulary suffices for all couplings and all K. Exact; float64.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,26 +18,29 @@ _ROUNDS = 80
 
 
 class Excess:
-    """E(s) for laws (n, V), by one sort and two running sums. Tokens that are never drafted exceed every s."""
+    """E(s) for laws (n, V), by one sort and two running sums. The ratio of tokens that are never drafted is
+    infinite."""
 
     def __init__(self, target: Tensor, draft: Tensor) -> None:
         target, draft = target.double(), draft.double()
         self.target, self.draft = target / target.sum(-1, keepdim=True), draft / draft.sum(-1, keepdim=True)
         self.ratio, order = ratio(self.target, self.draft).sort(dim=-1)
-        self._owed, self._given = (_from_the_end(law.gather(-1, order)) for law in (self.target, self.draft))
+        self._target_above, self._draft_above = (
+            _from_the_end(law.gather(-1, order)) for law in (self.target, self.draft)
+        )
 
     def __call__(self, scale: Tensor) -> Tensor:
-        """E at `scale` (n, m)."""
+        """Return E at `scale` (n, m)."""
         above = torch.searchsorted(self.ratio, scale.contiguous(), right=True)
-        return (self._owed.gather(-1, above) - scale * self._given.gather(-1, above)).clamp_min(0)
+        return (self._target_above.gather(-1, above) - scale * self._draft_above.gather(-1, above)).clamp_min(0)
 
     def accepted(self, scale: Tensor) -> Tensor:
-        """Σ min(target, scale·draft)."""
+        """Return Σ min(target, scale·draft)."""
         return 1 - self(scale)
 
 
 def _from_the_end(values: Tensor) -> Tensor:
-    """Sums of what stands at each place and after it, and nothing after the last: (n, V + 1)."""
+    """Return the suffix sums (n, V + 1), with 0 after the last element."""
     return torch.nn.functional.pad(values.flip(-1).cumsum(-1).flip(-1), (0, 1))
 
 
@@ -46,20 +49,20 @@ def _counts(excess: Excess, most: int) -> Tensor:
 
 
 def _maximal(excess: Excess, most: int) -> Tensor:
-    """One draft is looked at, however many there are."""
+    """Return the acceptance of the first draft, for any K."""
     return excess.accepted(torch.ones_like(_counts(excess, most)))
 
 
 def _optimal(excess: Excess, most: int) -> Tensor:
-    """1 − max_j [Q_j^K − P_j]⁺ over prefixes in the order of target / draft."""
-    drafted = 1 - excess._given[:, 1:]
-    owed = 1 - excess._owed[:, 1:]
-    lost = [(drafted.clamp(0, 1) ** k - owed).amax(-1).clamp_min(0) for k in range(1, most + 1)]
+    """Return 1 − max_j [Q_j^K − P_j]⁺ over prefixes in the order of target / draft."""
+    draft_below = 1 - excess._draft_above[:, 1:]
+    target_below = 1 - excess._target_above[:, 1:]
+    lost = [(draft_below.clamp(0, 1) ** k - target_below).amax(-1).clamp_min(0) for k in range(1, most + 1)]
     return 1 - torch.stack(lost, -1)
 
 
 def _recursive(excess: Excess, most: int) -> Tensor:
-    """After m rejections (target − s_m·draft)⁺ is left, with s_{m+1} = s_m + E(s_m)."""
+    """Return the acceptance from s_{m+1} = s_m + E(s_m): after m rejections (target − s_m·draft)⁺ remains."""
     scale, found = torch.zeros_like(excess.ratio[:, :1]), []
     for _ in range(most):
         scale = scale + excess(scale)
@@ -68,7 +71,7 @@ def _recursive(excess: Excess, most: int) -> Tensor:
 
 
 def _kseq(excess: Excess, most: int) -> Tensor:
-    """1 − (1 − β)^K with β = (1 − E(ρ)) / ρ, at the smallest ρ for which that is at most ρ·β."""
+    """Return 1 − (1 − β)^K with β = (1 − E(ρ)) / ρ, at the smallest ρ for which that is at most ρ·β."""
     k = _counts(excess, most)
 
     def any_of(rho: Tensor) -> Tensor:
@@ -79,13 +82,14 @@ def _kseq(excess: Excess, most: int) -> Tensor:
 
 
 def _levels(low: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """How much a low and a high draft are over-selected when a draft is low with that chance; k·low^(k−1) at one."""
+    """Return how much a low and a high draft are over-selected if a draft is low with probability `low`."""
     high = torch.where(low < 1, (1 - low**k) / torch.where(low < 1, 1 - low, 1.0), k)
     return low ** (k - 1), high
 
 
 def _kseq_plus(excess: Excess, most: int) -> Tensor:
-    """1 − E(g₂), where what the two levels cut off the target, E(g₂), is what they fill up, g₁ − 1 + E(g₁)."""
+    """Return 1 − E(g₂), where the mass that the two levels cut off the target, E(g₂), equals the mass that they add,
+    g₁ − 1 + E(g₁)."""
     k = _counts(excess, most)
 
     def balance(low: Tensor) -> Tensor:
@@ -97,7 +101,7 @@ def _kseq_plus(excess: Excess, most: int) -> Tensor:
 
 
 def _match(excess: Excess, most: int) -> Tensor:
-    """Σ target·(1 − (1 − draft)^K): the one that looks at tokens one by one."""
+    """Return Σ target·(1 − (1 − draft)^K), the only curve that is not a function of E."""
     missed = [(excess.target * (1 - excess.draft) ** k).sum(-1) for k in range(1, most + 1)]
     return 1 - torch.stack(missed, -1)
 
@@ -113,7 +117,7 @@ CURVES: Mapping[str, Callable[[Excess, int], Tensor]] = {
 
 
 def acceptance_curves(target: Tensor, draft: Tensor, most: int) -> dict[str, Tensor]:
-    """Acceptance of K = 1 … `most` iid drafts under every coupling of them, by name, each float64 (…, most).
+    """Return the acceptance of K = 1 … `most` iid drafts with every coupling, by name, each float64 (…, most).
 
     The couplings are those of [sun2023spectr] (K-SEQ and the optimum), [miao2024specinfer] (recursive rejection) and
     [leviathan2023] (maximal); K-SEQ+ and the one curve are [spectr]'s.

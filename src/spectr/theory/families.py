@@ -1,5 +1,5 @@
-"""Pairs of a target law and a draft law worth comparing rules on: the papers' textbook laws, a model-like one, and
-laws from files. Does not depend on rules."""
+"""Pairs of a target law and a draft law on which rules are compared: the papers' examples, a model-like pair, and laws
+from files."""
 
 import json
 import math
@@ -23,7 +23,7 @@ class Family:
     name: str
     target: Tensor  # (V,) float64
     draft: Tensor  # (V,) float64
-    note: str  # what is drawn, in a few words
+    note: str  # a short description
 
     def __post_init__(self) -> None:
         check_pair(self.target, self.draft)
@@ -34,7 +34,7 @@ class Family:
 
 
 def bernoulli(target_p: float = 0.25, draft_p: float = 0.75) -> Family:
-    """Two tokens; the probabilities of the second.
+    """Return laws of two tokens, given the probabilities of the second.
 
     >>> bernoulli(0.25, 0.75).target.tolist()
     [0.75, 0.25]
@@ -48,7 +48,7 @@ def bernoulli(target_p: float = 0.25, draft_p: float = 0.75) -> Family:
 
 
 def uniform(target_size: int = 20, draft_size: int = 40, offset: int = 4) -> Family:
-    """Target uniform over the first `target_size` tokens, draft over `draft_size` tokens from `offset` on.
+    """Return a target that is uniform over the first `target_size` tokens, and a draft over `draft_size` from `offset`.
 
     >>> family = uniform(2, 2, offset=1)
     >>> family.target.tolist(), family.draft.tolist()
@@ -56,7 +56,7 @@ def uniform(target_size: int = 20, draft_size: int = 40, offset: int = 4) -> Fam
     """
     if target_size < 1 or draft_size < 1 or offset < 0:
         raise ArgumentError(
-            f"uniform needs sizes of at least 1 and an offset of at least 0, got {target_size}, {draft_size}, {offset}"
+            f"uniform takes sizes of at least 1 and an offset of at least 0, got {target_size}, {draft_size}, {offset}"
         )
     target, draft = torch.zeros(2, max(target_size, offset + draft_size), dtype=torch.float64)
     target[:target_size] = 1 / target_size
@@ -67,11 +67,13 @@ def uniform(target_size: int = 20, draft_size: int = 40, offset: int = 4) -> Fam
 
 
 def zipf(size: int = 200, exponent: float = 1.3, noise: float = 1.0, temperature: float = 1.0, seed: int = 0) -> Family:
-    """Like a language model and its drafter: target logits −exponent·log rank + 0.6·N(0, 1), draft logits 0.9·target
-    logits + noise·N(0, 1), both divided by the temperature (0 is greedy)."""
+    """Return laws like those of a language model and its drafter.
+
+    Target logits are −exponent·log rank + 0.6·N(0, 1), draft logits 0.9·target logits + noise·N(0, 1); both are divided
+    by the temperature (0 is greedy)."""
     if size < 1 or not 0 <= noise < math.inf or not 0 <= temperature < math.inf or not math.isfinite(exponent):
         raise ArgumentError(
-            "zipf needs a size of at least 1, finite numbers, and noise and temperature of at least 0, "
+            "zipf takes a size of at least 1, finite numbers, and noise and temperature of at least 0, "
             f"got size {size}, exponent {exponent}, noise {noise}, temperature {temperature}"
         )
     generator = torch.Generator().manual_seed(seed)
@@ -89,8 +91,8 @@ def _law(logits: Tensor, temperature: float) -> Tensor:
 
 
 def from_files(target_path: str | Path, draft_path: str | Path) -> Family:
-    """A target law and a draft law from two files: a JSON list, a NumPy array (.npy), or text with numbers between
-    commas, blanks or line ends."""
+    """Read a target law and a draft law from two files: a JSON list, a NumPy array (.npy), or text with numbers
+    separated by commas, blanks or line ends."""
     target_path, draft_path = Path(target_path), Path(draft_path)
     target, draft = _read_law(target_path), _read_law(draft_path)
     if len(target) != len(draft):
@@ -102,18 +104,20 @@ def from_files(target_path: str | Path, draft_path: str | Path) -> Family:
 
 
 def _read_law(path: Path) -> Tensor:
-    """The law in a file, (V,) float64. Files carry rounded numbers, so it is checked as a float32 law is, and what
-    rounding left over is divided out."""
+    """Return the law in a file, (V,) float64.
+
+    Files contain rounded numbers, so the law is checked with the tolerance of float32 and then renormalised."""
     try:
         numbers = _read_numbers(path)
     except OSError as error:
         raise ArgumentError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, TypeError, EOFError):
         raise LawError(
-            f"{path} must hold one law: a JSON list of numbers, an .npy array, or numbers between commas or line ends"
+            f"{path} must contain one law: a JSON list of numbers, an .npy array, or numbers separated by commas or "
+            "lines"
         ) from None
     if numbers.ndim != 1:
-        raise LawError(f"{path} must hold one law, a plain list of numbers; got an array of shape {numbers.shape}")
+        raise LawError(f"{path} must contain one law, a plain list of numbers; got an array of shape {numbers.shape}")
     law = torch.from_numpy(numbers)
     check_law(str(path), law.float())
     return law / law.sum()

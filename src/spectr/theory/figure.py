@@ -1,6 +1,6 @@
-"""Comparisons as one figure: a panel per family, acceptance against K, and a key with the value at the largest K.
+"""Draws comparisons as one figure: a panel per family with acceptance by K, and a key with the values at the largest K.
 
-Needs matplotlib, which is imported when a figure is drawn. Draws what it is given and computes nothing.
+It requires matplotlib, which is imported when a figure is drawn.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ __all__ = ["FORMATS", "check_figure", "check_matplotlib", "draw", "save_figure"]
 
 FORMATS = (".png", ".svg", ".pdf")
 _STYLES: dict[str, dict[str, Any]] = {
-    # the optimum lies broad under the others, so that curves that reach it stay visible
+    # a broad line below the others, so that curves that reach the optimum stay visible
     "optimum": {"color": "#f2c14e", "linewidth": 6.0, "zorder": 2, "marker": ""},
     "kseq": {"color": "#0072b2", "marker": "s"},
     "kseq_plus": {"color": "#12a5a0", "marker": "D"},
@@ -31,7 +31,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 
 def check_figure(path: Path) -> None:
-    """Refuse before the work is done what could not be drawn after it."""
+    """Refuse a figure that cannot be written, before any work is done."""
     if path.suffix.lower() not in FORMATS:
         raise ArgumentError(f"a figure must be a file named {', '.join(f'*{end}' for end in FORMATS)}, got {path.name}")
     if not path.absolute().parent.is_dir():
@@ -40,7 +40,7 @@ def check_figure(path: Path) -> None:
 
 
 def check_matplotlib() -> None:
-    """Refuse where nothing can be drawn."""
+    """Raise if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -48,7 +48,7 @@ def check_matplotlib() -> None:
 
 
 def _panel(axes: "Axes", found: Comparison) -> None:
-    """The curves of one family, and a key beside them with the highest curve first."""
+    """Draw the curves of one family, and a key that lists the highest curve first."""
     ends = {name: values[-1] for name, values in found.acceptance.items() if values[-1] is not None}
     for name, end in sorted(ends.items(), key=lambda one: -one[1]):
         heights = [float("nan") if value is None else value for value in found.acceptance[name]]
@@ -72,7 +72,7 @@ def _panel(axes: "Axes", found: Comparison) -> None:
 
 
 def draw(comparisons: Sequence[Comparison]) -> "Figure":
-    """All comparisons, two panels in a row."""
+    """Draw all comparisons, two panels per row."""
     from matplotlib.figure import Figure
 
     across = min(len(comparisons), 2)
@@ -83,12 +83,12 @@ def draw(comparisons: Sequence[Comparison]) -> "Figure":
         _panel(axes, found)
     for axes in panels[len(comparisons) :]:
         axes.set_visible(False)
-    figure.suptitle("Chance that the next token is one of K drafts; every rule here is lossless", fontsize=11)
+    figure.suptitle("Probability that the next token is one of K drafts; all rules shown are lossless", fontsize=11)
     return figure
 
 
 def save_figure(comparisons: Sequence[Comparison], path: Path) -> None:
-    """Draw into a file; its ending is the format."""
+    """Draw into a file; its suffix determines the format."""
     check_figure(path)
     try:
         draw(comparisons).savefig(path, facecolor="white")

@@ -1,7 +1,7 @@
-"""What one chain of drafts gives when every draft is accepted alike, or with its own chance at each depth.
+"""The speed-up of one chain of drafts, with one acceptance rate for all depths or one for each.
 
-Everything here is exact. Times are in target calls: `cost` is what one more drafted token adds to a call, drafting and
-scoring together, so that a call with γ drafts takes 1 + γ·cost. Acceptance is a number here, not a law.
+Everything here is exact. Times are in target calls: `cost` is the time that one more drafted token adds to a call,
+drafting and scoring together, so that a call with γ drafts takes 1 + γ·cost.
 """
 
 import math
@@ -28,18 +28,18 @@ __all__ = [
     "token_law",
 ]
 
-LONGEST = 1000  # no draft is planned longer: at cost 0, or if all is accepted, no length would be the best one
+LONGEST = 1000  # longest draft considered: at cost 0, or if everything is accepted, no length is optimal
 
 
 def chance(name: str, value: float) -> float:
-    """A probability, or one sentence."""
+    """Return a probability, or raise if it is not in [0, 1]."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise ArgumentError(f"{name} must be a probability in [0, 1], got {value!r}")
     return float(value)
 
 
 def price(name: str, value: float) -> float:
-    """A cost in target calls, or one sentence."""
+    """Return a cost in target calls, or raise if it is negative or infinite."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise ArgumentError(f"{name} must be a finite number of at least 0, in target calls, got {value!r}")
     return float(value)
@@ -50,7 +50,7 @@ def _chances(acceptance: Sequence[float]) -> list[float]:
 
 
 def token_law(acceptance: Sequence[float]) -> tuple[float, ...]:
-    """P(a call emits n tokens), n = 1 … γ + 1, if depth j accepts with `acceptance[j]` once it is reached.
+    """Return P(a call emits n tokens), n = 1 … γ + 1, if depth j accepts with `acceptance[j]` once it is reached.
 
     With one value γ times it is the capped geometric law of [leviathan2023], §3.1.
 
@@ -62,7 +62,7 @@ def token_law(acceptance: Sequence[float]) -> tuple[float, ...]:
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
-    """Tokens per target call, (1 − α^(γ+1)) / (1 − α): equation (1) of [leviathan2023].
+    """Return tokens per target call, (1 − α^(γ+1)) / (1 − α): equation (1) of [leviathan2023].
 
     >>> round(expected_tokens(0.8, 8), 4), expected_tokens(1.0, 3)
     (4.3289, 4.0)
@@ -74,10 +74,10 @@ def expected_tokens(alpha: float, gamma: int) -> float:
 
 
 def expected_tokens_by_depth(acceptance: Sequence[float]) -> float:
-    """Tokens per target call, 1 + Σ_i Π_{j≤i} a_j, where a_j is how often depth j accepts once it is reached.
+    """Return tokens per target call, 1 + Σ_i Π_{j≤i} a_j, where depth j accepts with a_j once it is reached.
 
-    No model behind it: Π_{j≤i} a_j is the chance that depth i is kept, whatever the rule, the text and the correlation
-    between depths. It extends equation (1) of [leviathan2023], where all a_j are one α.
+    It assumes no model: Π_{j≤i} a_j is the probability that depth i is kept, for any rule, text and correlation between
+    depths. It extends equation (1) of [leviathan2023], in which all a_j are one α.
 
     >>> round(expected_tokens_by_depth([0.8, 0.5]), 3)
     2.2
@@ -86,7 +86,8 @@ def expected_tokens_by_depth(acceptance: Sequence[float]) -> float:
 
 
 def speedup(alpha: float, cost: float, gamma: int) -> float:
-    """Plain decoding's time over speculation's, (1 − α^(γ+1)) / ((1 − α)(γ·cost + 1)): theorem 3.8 of [leviathan2023].
+    """Return plain decoding's time over speculation's, (1 − α^(γ+1)) / ((1 − α)(γ·cost + 1)): theorem 3.8 of
+    [leviathan2023].
 
     >>> round(speedup(0.8, 0.05, 8), 4)
     3.0921
@@ -95,8 +96,8 @@ def speedup(alpha: float, cost: float, gamma: int) -> float:
 
 
 def operations(alpha: float, cost: float, gamma: int) -> float:
-    """Arithmetic operations over those of plain decoding, (1 − α)(γ·ĉ + γ + 1) / (1 − α^(γ+1)): theorem 3.11 of
-    [leviathan2023]. Here `cost` is ĉ, the drafter's operations for one token over the target's.
+    """Return arithmetic operations over those of plain decoding, (1 − α)(γ·ĉ + γ + 1) / (1 − α^(γ+1)): theorem 3.11 of
+    [leviathan2023]. Here `cost` is ĉ, the ratio of the drafter's operations per token to the target's.
 
     >>> round(operations(0.8, 0.05, 8), 4)
     2.1715
@@ -106,10 +107,11 @@ def operations(alpha: float, cost: float, gamma: int) -> float:
 
 
 def pays(alpha: float, cost: float) -> bool:
-    """Some γ ≥ 1 is faster than plain decoding, which is so exactly if α > cost: corollary 3.9 of [leviathan2023].
+    """Return whether some γ ≥ 1 is faster than plain decoding, which holds if and only if α > cost: corollary 3.9 of
+    [leviathan2023].
 
-    γ = 1 then gives (1 + α) / (1 + cost) > 1. And γ gains only if α + … + α^γ > γ·cost, of which the left is at most
-    γ·α.
+    If α > cost, γ = 1 gives (1 + α) / (1 + cost) > 1. Conversely γ gains only if α + … + α^γ > γ·cost, and the left
+    side is at most γ·α.
 
     >>> pays(0.8, 0.05), pays(0.1, 0.1)
     (True, False)
@@ -119,22 +121,22 @@ def pays(alpha: float, cost: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The best length of a draft and what it gives; gamma 0 is not to speculate."""
+    """The best length of a draft and its speed-up; gamma 0 means no speculation."""
 
     gamma: int
     speedup: float
     expected_tokens: float
 
     def to_json(self) -> dict[str, float]:
-        """Plain data."""
+        """Return the prediction as JSON data."""
         return asdict(self)
 
 
 def predict(alpha: float, cost: float, longest: int = LONGEST) -> Prediction:
-    """The best γ of at most `longest`, after theorem 3.8 of [leviathan2023].
+    """Return the best γ of at most `longest`, by theorem 3.8 of [leviathan2023].
 
-    The factor rises with γ as long as α^(γ+1)·(1 + γ·cost) exceeds cost times the tokens so far. The difference of the
-    two falls in γ, so the factor rises and then falls, and the search stops where it first does not rise.
+    The speed-up rises with γ as long as α^(γ+1)·(1 + γ·cost) exceeds cost times the tokens so far. The difference of
+    the two falls in γ, so the speed-up rises and then falls, and the search stops where it first does not rise.
 
     >>> predict(0.8, 0.05).gamma, predict(0.05, 0.1)
     (8, Prediction(gamma=0, speedup=1.0, expected_tokens=1.0))
@@ -149,13 +151,15 @@ def predict(alpha: float, cost: float, longest: int = LONGEST) -> Prediction:
 
 
 def predict_by_depth(acceptance: Sequence[float], cost: float) -> Prediction:
-    """The best γ of at most as many depths as were measured, by [leviathan2023]'s count with an acceptance for each.
+    """Return the best γ among the measured depths, by [leviathan2023] with an acceptance rate for each depth.
 
-    Acceptance may rise again below a bad depth, so every length is looked at.
+    Acceptance may rise again below a bad depth, so every length is tried.
 
     >>> predict_by_depth([0.8, 0.1, 0.9], 0.05).gamma
     1
     """
     cost, kept = price("cost", cost), accumulate(_chances(acceptance), mul)
-    found = [Prediction(n, tokens / (1 + n * cost), tokens) for n, tokens in enumerate(accumulate(kept, initial=1.0))]
-    return max(found, key=lambda one: one.speedup)
+    predictions = [
+        Prediction(n, tokens / (1 + n * cost), tokens) for n, tokens in enumerate(accumulate(kept, initial=1.0))
+    ]
+    return max(predictions, key=lambda one: one.speedup)

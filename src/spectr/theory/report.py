@@ -1,4 +1,4 @@
-"""From nodes that were looked at to numbers with errors. Does not depend on models: what was seen are arrays."""
+"""Computes estimates with standard errors from the observed nodes of a run."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,21 +14,21 @@ from spectr.theory.leviathan import expected_tokens, expected_tokens_by_depth
 from spectr.theory.race import best_static_tokens, entropy, entropy_bound, rank_bound, worth_of_a_nat
 from spectr.theory.watch import Nodes
 
-__all__ = ["Counts", "Eased", "Findings"]
+__all__ = ["Counts", "Findings", "OverAccepting", "observed_tokens", "predicted_tokens"]
 
 _RANKS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Tokens and calls of every text."""
+    """The tokens and calls of every text."""
 
     emitted: Array
     calls: Array
 
 
 def _share(sums: Array) -> float:
-    """First over second; nothing of nothing is nothing."""
+    """Return the first sum over the second, 0 if the second is 0."""
     return float(sums[0] / sums[1]) if sums[1] else 0.0
 
 
@@ -37,7 +37,7 @@ def _ratio(above: Array, below: Array) -> dict[str, Any]:
 
 
 def _depths(nodes: Nodes) -> int:
-    """How deep drafts were judged."""
+    """Return the number of depths at which drafts were tested."""
     return int(nodes["depth"][nodes.judged].max()) + 1 if nodes.judged.any() else 0
 
 
@@ -46,9 +46,10 @@ def _at(nodes: Nodes, depth: int) -> Mask:
     return here
 
 
-def _predicted(nodes: Nodes) -> Estimate:
-    """1 + Σ Π a_j, from the closed-form acceptance at the nodes that were reached. A draft that was kept and ended the
-    text is followed by none, which counts as none accepted."""
+def predicted_tokens(nodes: Nodes) -> Estimate:
+    """Return 1 + Σ Π a_j, from the closed-form acceptance at the reached nodes.
+
+    A kept draft that ended the text has no successor, which counts as nothing accepted."""
     depths = range(_depths(nodes))
     reached = [nodes.calls, *(nodes.by_text(nodes["kept"], _at(nodes, depth)) for depth in depths[:-1])]
     accept = [nodes.by_text(nodes["accept"], _at(nodes, depth)) for depth in depths]
@@ -60,15 +61,16 @@ def _predicted(nodes: Nodes) -> Estimate:
     return jackknife(np.stack([*accept, *reached], -1), tokens)
 
 
-def _observed(nodes: Nodes) -> Estimate:
-    """One and the drafts kept, per call."""
+def observed_tokens(nodes: Nodes) -> Estimate:
+    """Return 1 + the kept drafts per call."""
     kept = nodes.by_text(nodes["kept"], nodes.judged)
     return jackknife(np.stack([kept, nodes.calls], -1), lambda sums: 1 + _share(sums))
 
 
 def _efficiency(laws: Nodes, counts: Nodes) -> dict[str, Any]:
-    """Predicted on some texts, observed on others; and as generation counts it, cut where the text was."""
-    predicted, observed = _predicted(laws), _observed(counts)
+    """Return tokens per call predicted from some texts, observed on others, and as the engine counts them, with the end
+    of the text cut."""
+    predicted, observed = predicted_tokens(laws), observed_tokens(counts)
     return {
         "predicted": predicted.to_json(),
         "observed": observed.to_json(),
@@ -82,21 +84,23 @@ def _finite(value: float) -> float | None:
 
 
 def _rejections(laws: Nodes) -> dict[str, Any]:
-    """Expected Σ TV against counted, on one run. Given what came before, each verdict is a coin of chance TV: the
-    difference is a sum of fair bets, whose variance is Σ TV (1 − TV)."""
+    """Return expected and counted rejections of one run.
+
+    Given the text before, each rejection has probability TV, so the difference is a martingale with variance
+    Σ TV (1 − TV)."""
     gap = laws["gap"][laws.judged]
     expected, counted = float(gap.sum()), float((1 - laws["kept"][laws.judged]).sum())
-    doubt = math.sqrt(float((gap * (1 - gap)).sum()))
+    error = math.sqrt(float((gap * (1 - gap)).sum()))
     return {
         "expected": expected,
         "counted": counted,
-        "error": doubt,
-        "deviation": _finite(Estimate(counted, doubt).off(expected)),
+        "error": error,
+        "deviation": _finite(Estimate(counted, error).off(expected)),
     }
 
 
 def _curves(laws: Nodes) -> dict[str, Any]:
-    """Acceptance against K, over the contexts that were sampled for it."""
+    """Return acceptance by K over the sampled contexts."""
     table = laws["curves"]
     some = ~np.isnan(table[:, 0])
     count = laws.by_text(some)
@@ -122,7 +126,7 @@ def _one_draft(laws: Nodes, counts: Nodes) -> dict[str, Any]:
 
 
 def _miller_madow(ranks: Array) -> float:
-    """Entropy in nats of what was counted, with what small counts hide on average."""
+    """Return the entropy of counts in nats, with the Miller–Madow correction of its bias."""
     counts = np.bincount(ranks.astype(int)).astype(np.float64)
     hidden = (np.count_nonzero(counts) - 1) / (2 * float(counts.sum()))
     return entropy(torch.from_numpy(counts / counts.sum())) + hidden
@@ -145,7 +149,8 @@ def _race(ranks: Nodes, counts: Nodes, trees: Mapping[int, Counts], vocabulary: 
 
 
 def _tree(law: torch.Tensor, nodes: int, found: Counts, vocabulary: int) -> dict[str, Any]:
-    """What `nodes` nodes give, their root included, and what independent ranks with this law would allow."""
+    """Return the tokens per call of `nodes` nodes, root included, and the bounds for independent ranks with this
+    law."""
     return {
         "nodes": nodes,
         "observed": _ratio(found.emitted, found.calls),
@@ -157,16 +162,16 @@ def _tree(law: torch.Tensor, nodes: int, found: Counts, vocabulary: int) -> dict
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """All that was looked at: with one draft and with the race, each on two sets of texts, and trees."""
+    """The observations of all runs: one draft and the race, each on two sets of texts, and trees."""
 
     domains: Sequence[str]
-    domain: Array  # (texts,) which of them
-    one_draft: tuple[Nodes, Nodes]  # with laws, counts alone
+    domain: Array  # (texts,) the index of each text's domain
+    one_draft: tuple[Nodes, Nodes]  # with laws, and counts only
     race: tuple[Nodes, Nodes]
     trees: Mapping[int, Counts]
 
     def to_json(self, vocabulary: int) -> dict[str, Any]:
-        """Every domain, and all of them together."""
+        """Return JSON data for every domain, and for all of them together."""
         found = {name: self._of(self.domain == at, vocabulary) for at, name in enumerate(self.domains)}
         return found if list(found) == ["all"] else {**found, "all": self._of(self.domain >= 0, vocabulary)}
 
@@ -183,15 +188,15 @@ class Findings:
 
 
 @dataclass(frozen=True, slots=True)
-class Eased:
-    """A run with an eased test."""
+class OverAccepting:
+    """A run with a relaxed test."""
 
     epsilon: float
     after: str
     nodes: Nodes
 
     def to_json(self) -> dict[str, Any]:
-        """Rejections, bias and score, per token that was judged or came out."""
+        """Return rejections and bias per tested token, and score per emitted token, as JSON data."""
         nodes = self.nodes
         judged, everywhere = nodes.by_text(nodes.judged), nodes.by_text(np.ones_like(nodes.judged))
         return {
@@ -201,5 +206,5 @@ class Eased:
             "expected": _ratio(nodes.by_text(nodes["rejected"], nodes.judged), judged),
             "bias": _ratio(nodes.by_text(nodes["bias"], nodes.judged), judged),
             "score": _ratio(nodes.by_text(nodes["score"]), everywhere),
-            "tokens_per_call": _observed(nodes).to_json(),
+            "tokens_per_call": observed_tokens(nodes).to_json(),
         }

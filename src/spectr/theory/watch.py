@@ -1,8 +1,8 @@
-"""Looking on while a model generates: the laws at every node that a verdict came to, through a rule that tells.
+"""Observes the laws at every visited node while a model generates, by means of a wrapped rule.
 
-The engine is the one that generates; only its rule is wrapped. What is seen are the nodes of a chain of drafts, not cut
-where the text is cut by its length, and none after a token that ends the text. Texts come and go between calls, and
-move between rows, so that a row is known by its seed.
+The engine is the real one; only its rule is wrapped. The observed nodes are those of a chain of drafts, also beyond the
+length limit of the text, but not after a token that ends the text. Texts start and end between calls and move between
+rows, so rows are identified by their seeds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,33 +21,34 @@ from spectr.theory.estimate import Array, Mask
 from spectr.transport.laws import law_of
 from spectr.types import Coins, Draft, LogitsAt, Verdict
 from spectr.verify import Rule
-from spectr.verify.rule import Way
+from spectr.verify.rule import Descent
 
-__all__ = ["Look", "Nodes", "Seen", "watch"]
+__all__ = ["Nodes", "Recorder", "VisitedNodes", "watch"]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What one target call looked at: n nodes, each with the token that came out after it."""
+class VisitedNodes:
+    """The nodes that one target call visited, each with the token emitted after it."""
 
-    text: Tensor  # (n,) the number of its request
+    text: Tensor  # (n,) the index of its request
     depth: Tensor  # (n,) 0 at the root
-    judged: Tensor  # (n,) bool: it had a draft
-    kept: Tensor  # (n,) bool: which was accepted
+    judged: Tensor  # (n,) bool: whether it had a draft
+    kept: Tensor  # (n,) bool: whether the draft was accepted
     token: Tensor  # (n,) int64
     target: Tensor  # (n, V) law
-    draft: Tensor  # (n, V) law; the target's where there was no draft
-    noisy: Callable[[Tensor], Tensor]  # logits (n, V) → with the race's noise of their positions
+    draft: Tensor  # (n, V) law; the target's if there was no draft
+    noisy: Callable[[Tensor], Tensor]  # adds the race's noise of their positions to logits (n, V)
 
 
-Look = Callable[[Seen], Mapping[str, Tensor]]
-"""What is to be remembered of a call: values (n,) or (n, m) by name."""
+Recorder = Callable[[VisitedNodes], Mapping[str, Tensor]]
+"""Computes the values (n,) or (n, m) to record of a call, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """All nodes that were looked at in a run, and how its texts went. Columns are (n,) or (n, m): `text`, `depth`,
-    `judged` and `kept` (0 or 1), and what was remembered."""
+    """All observed nodes of a run, and the calls and tokens of its texts.
+
+    Columns are (n,) or (n, m): `text`, `depth`, `judged` and `kept` (0 or 1), and the recorded values."""
 
     columns: Mapping[str, Array]
     calls: Array  # (texts,) target calls
@@ -58,21 +59,21 @@ class Nodes:
 
     @property
     def judged(self) -> Mask:
-        """Those that had a draft."""
+        """Whether each node had a draft."""
         return self["judged"] > 0
 
     def by_text(self, values: Array | Mask, where: Mask | None = None) -> Array:
-        """Sums (texts,) of values (n,), of the nodes `where`."""
+        """Return the sums (texts,) of values (n,) over the nodes `where`."""
         chosen = np.ones(len(values), bool) if where is None else where
-        found = np.zeros_like(self.calls)
-        np.add.at(found, self["text"][chosen].astype(int), values[chosen])
-        return found
+        sums = np.zeros_like(self.calls)
+        np.add.at(sums, self["text"][chosen].astype(int), values[chosen])
+        return sums
 
     def of(self, texts: Mask) -> "Nodes":
-        """Those of some texts, numbered anew."""
-        home = self["text"].astype(int)
-        columns = {name: column[texts[home]] for name, column in self.columns.items()}
-        columns["text"] = (np.cumsum(texts) - 1.0)[home[texts[home]]]
+        """Return the nodes of some texts, with new indices."""
+        text = self["text"].astype(int)
+        columns = {name: column[texts[text]] for name, column in self.columns.items()}
+        columns["text"] = (np.cumsum(texts) - 1.0)[text[texts[text]]]
         return Nodes(columns, self.calls[texts], self.emitted[texts])
 
 
@@ -84,17 +85,18 @@ class _Texts:
         self.numbers = {seed_word(request.seed): number for number, request in enumerate(requests)}
         if (seeds := len(self.numbers)) < len(requests):
             raise ArgumentError(
-                f"texts that are watched must have different seeds, got {seeds} for {len(requests)} requests"
+                f"observed requests must have different seeds, got {seeds} for {len(requests)} requests"
             )
 
     def of(self, coins: Coins) -> Tensor:
-        """(B,) int64: which request each row belongs to."""
+        """Return the index of each row's request, (B,) int64."""
         assert isinstance(coins, SeededCoins)
         return torch.tensor([self.numbers[seed] for seed in coins.seed.tolist()], device=coins.seed.device)
 
     def are_going(self, coins: Coins, root: Tensor) -> Tensor:
-        """(B,) bool: rows whose text has not ended. Where a step is launched before the last one was read, a text that
-        ended there takes part once more, in vain."""
+        """Return the rows (B,) bool whose text has not ended.
+
+        If a step is launched before the last one was read, a text that ended there is computed once more in vain."""
         assert isinstance(coins, SeededCoins)
         rows = zip(self.of(coins).tolist(), coins.committed.tolist(), root.tolist(), strict=True)
         going = [self._is_going(self.requests[number], length, last) for number, length, last in rows]
@@ -104,27 +106,27 @@ class _Texts:
         return length < request.limit and not (length > len(request.tokens) and last in self.stops)
 
 
-class _Watched(Rule):
-    """A rule that shows what it looked at."""
+class _ObservedRule(Rule):
+    """A rule that reports the nodes it visited."""
 
-    def __init__(self, inner: Rule, texts: _Texts, show: Callable[[Seen], None]) -> None:
+    def __init__(self, inner: Rule, texts: _Texts, show: Callable[[VisitedNodes], None]) -> None:
         self.card, self.inner, self.texts, self.show = inner.card, inner, texts, show
 
-    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
-        """The inner rule's."""
-        found = self.inner.verdict(logits, draft, coins, way)
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, descent: Descent) -> Verdict:
+        """Return the inner rule's verdict."""
+        verdict = self.inner.verdict(logits, draft, coins, descent)
         if self.texts.are_going(coins, draft.tokens[:, 0]).any():
-            self.show(_seen(found, logits, draft, coins, self.texts))
-        return found
+            self.show(_seen(verdict, logits, draft, coins, self.texts))
+        return verdict
 
 
 def _before_end(tokens: Tensor, stops: frozenset[int]) -> Tensor:
-    """(B, D) of nodes' tokens → (B, D + 1): no token on the way to the node, its own included, ends the text."""
+    """Given the tokens (B, D) of a path, return whether no token up to each node ends the text, (B, D + 1) bool."""
     ends = torch.isin(tokens, torch.tensor(sorted(stops), dtype=torch.int64, device=tokens.device))
     return torch.nn.functional.pad((~ends).to(torch.int64).cumprod(-1), (1, 0), value=1) > 0
 
 
-def _seen(verdict: Verdict, logits: LogitsAt, draft: Draft, coins: Coins, texts: _Texts) -> Seen:
+def _seen(verdict: Verdict, logits: LogitsAt, draft: Draft, coins: Coins, texts: _Texts) -> VisitedNodes:
     path, laws = verdict.path, draft.laws
     assert laws is not None
     nodes = torch.nn.functional.pad(path, (1, 0)).clamp_min(0)  # (B, D + 1)
@@ -143,18 +145,20 @@ def _seen(verdict: Verdict, logits: LogitsAt, draft: Draft, coins: Coins, texts:
         return coins.noisy_logits(full, depth)[visited]
 
     drafted = torch.where(judged[:, None], drafted, target)
-    return Seen(texts.of(coins)[row], at, judged, (depth < length)[visited], out[visited], target, drafted, noisy)
+    return VisitedNodes(
+        texts.of(coins)[row], at, judged, (depth < length)[visited], out[visited], target, drafted, noisy
+    )
 
 
 class _Record:
-    """Seen calls as columns."""
+    """Collects observed calls as columns."""
 
-    def __init__(self, look: Look) -> None:
-        self.look, self.columns = look, dict[str, list[Array]]()
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder, self.columns = recorder, dict[str, list[Array]]()
 
-    def show(self, seen: Seen) -> None:
+    def show(self, seen: VisitedNodes) -> None:
         named = {n: getattr(seen, n) for n in ("text", "depth", "judged", "kept")}
-        for name, values in {**named, **self.look(seen)}.items():
+        for name, values in {**named, **self.recorder(seen)}.items():
             self.columns.setdefault(name, []).append(values.double().cpu().numpy())
 
     def nodes(self, stats: Sequence[Stats]) -> Nodes:
@@ -162,9 +166,9 @@ class _Record:
         return Nodes({name: np.concatenate(parts) for name, parts in self.columns.items()}, calls, emitted)
 
 
-def watch(engine: Engine, requests: Sequence[Request], look: Look) -> Nodes:
-    """Run requests, whose seeds must differ, on chains that carry their laws, and look at every call."""
-    record = _Record(look)
-    rule = _Watched(engine.rule, _Texts(requests, engine.stops), record.show)
-    watched = engine.with_parts(rule=rule, captures=False)  # a replayed step would show nothing
+def watch(engine: Engine, requests: Sequence[Request], recorder: Recorder) -> Nodes:
+    """Run requests, whose seeds must differ, on chains with draft laws, and observe every call."""
+    record = _Record(recorder)
+    rule = _ObservedRule(engine.rule, _Texts(requests, engine.stops), record.show)
+    watched = engine.with_parts(rule=rule, captures=False)  # a replayed graph does not call the rule
     return record.nodes([result.stats for result in watched.generate(requests)])

@@ -1,8 +1,8 @@
 """Expected rejections (Yin et al. 2024) on a pair of Markov chains, for one draft and for a batch of them. Exact.
 
-A text has a fixed number of tokens, a draft always reaches further (so there is no bonus), and a rejection is a token
-that came from a residual. A batch is M drafts where a round begins, that is at the beginning and after a rejection;
-the round then follows the accepted draft alone.
+A text has a fixed number of tokens, a draft is always longer (so there is no bonus), and a rejection is a token that is
+drawn from a residual. A batch is M drafts at the beginning of a round, which starts at the beginning of the text and
+after each rejection; the round then follows only the accepted draft.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,16 +33,16 @@ __all__ = [
 
 
 def rejections_by_position(pair: ChainPair, length: int) -> Tensor:
-    """Chance of a rejection at each position, E[TV(target, draft)] over the target's texts, (length,).
+    """Return the probability of a rejection at each position, E[TV(target, draft)] over the target's texts, (length,).
 
-    [yin2024], the theorem on expected rejections. By its companion on optimality no lossless rule that accepts the
-    draft or resamples does better: what it accepts of a token lies below target and draft, hence below their minimum.
+    It is the theorem on expected rejections of [yin2024]. By its companion on optimality no lossless rule that accepts
+    the draft or resamples does better: the mass it accepts of a token is at most the minimum of target and draft.
     """
     return contexts(pair.target, length) @ pair.gap
 
 
 def expected_rejections(pair: ChainPair, length: int) -> float:
-    """Σ_n E[TV(target_n, draft_n)], the least number of rejections that a lossless rule with one draft can have
+    """Return Σ_n E[TV(target_n, draft_n)], the least expected number of rejections of a lossless rule with one draft
     ([yin2024], expected rejections and their optimality).
 
     >>> from spectr.theory import bernoulli, repeated
@@ -54,14 +54,14 @@ def expected_rejections(pair: ChainPair, length: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """What the drafts at the beginning of a round come to, after every context."""
+    """The rejection of all drafts at the beginning of a round, for every context."""
 
-    rejected: Tensor  # (V + 1,) chance that all of them are rejected
-    after: Tensor  # (V + 1, V) law of the token that comes then
+    rejected: Tensor  # (V + 1,) probability that all of them are rejected
+    after: Tensor  # (V + 1, V) law of the token after that
 
 
 def _recursive(pair: ChainPair, drafts: int) -> Root:
-    """Each draft meets what those before it left of the target: Π TV(target_m, draft)."""
+    """Test each draft against the target's residual after the ones before: Π TV(target_m, draft)."""
     target, rejected = pair.target, torch.ones(pair.size + 1, dtype=torch.float64)
     for _ in range(drafts):
         rejected = rejected * total_variation(target, pair.draft)
@@ -70,7 +70,7 @@ def _recursive(pair: ChainPair, drafts: int) -> Root:
 
 
 def _optimal(pair: ChainPair, drafts: int) -> Root:
-    """The optimal coupling of as many iid drafts: 1 − α_M, and what its selected law leaves."""
+    """Use the optimal coupling of the iid drafts: 1 − α_M, and the residual of its selected law."""
     likely = pair.draft.argmax(-1, keepdim=True).expand(-1, drafts)
     drafted = Drafted(likely, torch.ones_like(likely, dtype=torch.bool))
     law = Optimal(bins=0).select(pair.target, pair.draft, drafted).law.all()
@@ -78,33 +78,35 @@ def _optimal(pair: ChainPair, drafts: int) -> Root:
 
 
 ROOTS: Mapping[str, Callable[[ChainPair, int], Root]] = {"recursive": _recursive, "optimal": _optimal}
-"""How the drafts at the beginning of a round are settled: as in the paper, or by the optimal coupling."""
+"""How the drafts at the beginning of a round are tested: as in the paper, or by the optimal coupling."""
 
 
 def _never_drafted(pair: ChainPair) -> Root:
-    """Endlessly many drafts: every token that can be drafted is, and a rejection is a token that cannot."""
-    owed = torch.where(pair.draft > 0, 0.0, pair.target)
-    return Root(owed.sum(-1), normalise(owed, pair.target))
+    """Return the limit of infinitely many drafts, in which only tokens that are never drafted are rejections."""
+    undrafted = torch.where(pair.draft > 0, 0.0, pair.target)
+    return Root(undrafted.sum(-1), normalise(undrafted, pair.target))
 
 
 def _rejections(pair: ChainPair, length: int, root: Root) -> Tensor:
-    """Chance of a rejection at each position. `fresh` is the chance of each context together with a round beginning
-    there: it is what a rejection one position earlier left. Elsewhere one draft goes on."""
+    """Return the probability of a rejection at each position.
+
+    `starting` is the probability of each context together with a round that begins there, which follows from a
+    rejection at the previous position. Elsewhere one draft continues."""
     one = _recursive(pair, 1)
     everywhere = contexts(pair.target, length)
-    fresh, found = everywhere[0], []
+    starting, found = everywhere[0], []
     for here in everywhere:
-        begins, goes_on = fresh * root.rejected, (here - fresh) * one.rejected
+        begins, goes_on = starting * root.rejected, (here - starting) * one.rejected
         found.append((begins + goes_on).sum())
-        fresh = torch.nn.functional.pad(begins @ root.after + goes_on @ one.after, (0, 1))
+        starting = torch.nn.functional.pad(begins @ root.after + goes_on @ one.after, (0, 1))
     return torch.stack(found)
 
 
 def batch_rejections(pair: ChainPair, length: int, drafts: int, root: str = "recursive") -> float:
-    """Expected rejections with M `drafts` where a round begins: [yin2024], the theorem on batches.
+    """Return the expected rejections with M `drafts` at the beginning of each round: [yin2024], the theorem on batches.
 
-    With f(context) the chance that a round begins there, Σ E[TV] − Σ E_f[TV − Π_m TV(target_m, draft)]. The gain is
-    made at the beginning of rounds alone. With `root` "optimal" the product gives way to 1 − α_M.
+    With f(context) the probability that a round begins there, it is Σ E[TV] − Σ E_f[TV − Π_m TV(target_m, draft)]. Only
+    the beginnings of rounds gain. With `root` "optimal" the product is replaced by 1 − α_M.
 
     >>> from spectr.theory import bernoulli, repeated
     >>> pair = repeated(bernoulli(0.25, 0.75))
@@ -117,10 +119,10 @@ def batch_rejections(pair: ChainPair, length: int, drafts: int, root: str = "rec
 
 
 def limit_rejections(pair: ChainPair, length: int) -> float:
-    """What is left of the rejections as M → ∞: [yin2024], the limit of the theorem on batches, and the same for every
-    coupling of iid drafts that loses nothing in the limit.
+    """Return the limit of the rejections as M → ∞: [yin2024], the limit of the theorem on batches. It is the same for
+    every coupling of iid drafts that is optimal in the limit.
 
-    They do not vanish, unless the draft law is the target's: only the beginnings of rounds gain.
+    It is positive unless the draft law is the target's, because only the beginnings of rounds gain.
 
     >>> from spectr.theory import bernoulli, repeated
     >>> round(limit_rejections(repeated(bernoulli(0.25, 0.75)), 10), 4)
@@ -130,12 +132,13 @@ def limit_rejections(pair: ChainPair, length: int) -> float:
 
 
 def steady_rejections(gap: float, rejected: float) -> float:
-    """Rejections per token of an endless text with one pair of laws: TV / (1 + TV − rejected), where `rejected` is the
-    chance that all drafts at the beginning of a round are ([yin2024], the theorem on batches; the fixed point of its
-    f).
+    """Return the rejections per token of an endless text with one pair of laws, TV / (1 + TV − rejected).
 
-    One draft has rejected = TV, so that it is TV; endlessly many have rejected = 0, and it is TV / (1 + TV): never less
-    than half.
+    `rejected` is the probability that all drafts at the beginning of a round are rejected ([yin2024], the theorem on
+    batches; the fixed point of its f).
+
+    One draft has rejected = TV, which gives TV. Infinitely many have rejected = 0, which gives TV / (1 + TV), at least
+    half of TV.
 
     >>> steady_rejections(0.5, 0.5), round(steady_rejections(0.5, 0.0), 4)
     (0.5, 0.3333)
@@ -144,11 +147,11 @@ def steady_rejections(gap: float, rejected: float) -> float:
 
 
 def drafts_worth(pair: ChainPair, length: int, cost: float, root: str = "recursive") -> int:
-    """The M with the least time for a text, (1 + rejections) · (1 + M·cost), if every round is one target call and each
-    draft adds `cost` to it: what the theorem of [yin2024] on batches is worth.
+    """Return the M with the least time for a text, (1 + rejections) · (1 + M·cost), if every round is one target call
+    and each draft adds `cost` to it, by the theorem of [yin2024] on batches.
 
-    No M loses against one beyond it once (1 + limit) · (1 + M·cost) exceeds the best time so far, and there the search
-    stops; where drafts are free, at the first M that gains less than a millionth.
+    The search stops once (1 + limit) · (1 + M·cost) exceeds the best time so far, since no larger M can be better; if
+    drafts are free, at the first M that gains less than a millionth.
 
     >>> from spectr.theory import bernoulli, repeated
     >>> [drafts_worth(repeated(bernoulli(0.25, 0.75)), 50, cost) for cost in (0.5, 0.05, 0.0)]

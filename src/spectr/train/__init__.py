@@ -1,1 +1,1 @@
-"""Drafters that learn from their target: samples, objective, training, and the folder that comes out."""
+"""Trains drafters on samples of their target: sampling, objective, training loop, and the resulting folder."""

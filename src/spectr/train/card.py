@@ -1,4 +1,4 @@
-"""The page that lies beside a trained drafter."""
+"""The model card of a trained drafter."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ __all__ = ["write_card"]
 
 
 def _rows(curve: list[dict[str, object]]) -> str:
-    """Some points of the curve, the last always."""
+    """Return a table of some points of the training curve, including the last."""
     step = max(1, len(curve) // 8)
     chosen = [*curve[:-1:step], *curve[-1:]]
     depths = range(1, 1 + min(6, len(curve[-1]["acceptance"])))  # type: ignore[arg-type]
@@ -21,15 +21,15 @@ def _rows(curve: list[dict[str, object]]) -> str:
     return "\n".join(lines)
 
 
-def _rows_said(about: Trained) -> str:
-    """Which tokens it drafts, if not all."""
+def _vocabulary_note(about: Trained) -> str:
+    """Return a note on which tokens it drafts, if not all."""
     if about.rows is None:
         return ""
     return f" ({'' if about.kind == 'eagle3' else 'on a CPU '}the {about.rows:,} most frequent tokens of it)"
 
 
 def write_card(path: Path, about: Trained) -> None:
-    """What it is, what it was made of, what it reached."""
+    """Write a description of the drafter, its training data and its acceptance."""
     course, curve = about.training["course"], about.training["curve"]
     what = (
         f"{about.shape['depths']} parallel heads"
@@ -43,8 +43,8 @@ def write_card(path: Path, about: Trained) -> None:
         f"""# A drafter for {about.target}
 
 {what}, {about.shape["width"]} wide, over the target's features, with the target's own
-embedding and output layer{_rows_said(about)}.
-It changes how fast text comes, never which text comes.
+embedding and output layer{_vocabulary_note(about)}.
+It changes the speed of generation, never the distribution of the text.
 
 ```py
 lm = spectr.load("{about.target}", drafter="this folder")

@@ -1,7 +1,7 @@
-"""Texts with their true features, on the device, ready for training: in groups of about equal lengths.
+"""Texts with the target's hidden states ("features"), on the device, in groups of similar lengths.
 
-Groups have one of a few shapes and batches are gathered on the device, so that a captured step can be replayed on any
-of them.
+Groups have one of a few shapes, and batches are gathered on the device, so that a captured training step can be
+replayed on any of them.
 """
 
 import random
@@ -22,22 +22,22 @@ __all__ = ["Batch", "Corpus"]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Padded texts."""
+    """A batch of padded texts."""
 
     tokens: Tensor  # (B, T) int64
     features: Tensor  # (B, T, F)
-    start: Tensor  # (B,) where the answers begin
+    start: Tensor  # (B,) the index at which the answer begins
     length: Tensor  # (B,)
 
     def counted(self, depth: int) -> Tensor:
-        """(B, T) bool: positions whose next token belongs to the answer, with a draft of `depth` that began in it."""
+        """Mark positions (B, T) whose next token belongs to the answer, for a draft of `depth` that began in it."""
         at = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         return (at >= self.start[:, None] - 2 + depth) & (at < self.length[:, None] - 1)
 
 
 @torch.no_grad()
 def _features(target: Target, tokens: Tensor, length: Tensor, taps: Layers) -> Tensor:
-    """What enters the output layer and leaves the tapped layers at every token (B, T, F) of right-padded texts."""
+    """Return the input of the output layer and the outputs of the tapped layers, (B, T, F), of right-padded texts."""
     seen = torch.arange(tokens.shape[1], device=tokens.device) < length[:, None]
     with capture_hidden_states(target.head, last_state, [target.layers[at] for at in taps]) as entered:
         target.model(input_ids=tokens, attention_mask=seen.long(), use_cache=False)
@@ -45,11 +45,11 @@ def _features(target: Target, tokens: Tensor, length: Tensor, taps: Layers) -> T
 
 
 class Corpus:
-    """All texts one after the other, and where each begins."""
+    """All texts in one tensor, with the index at which each begins."""
 
     def __init__(self, texts: list[Text], device: torch.device, taps: Layers = ()) -> None:
         self.lengths, self.device, self.taps = [len(text.tokens) for text in texts], device, taps
-        self.quantum = 64 if device.type == "cuda" else 1  # widths of groups are multiples of it
+        self.quantum = 64 if device.type == "cuda" else 1  # widths of groups are multiples of this
         self._tokens = torch.tensor([token for text in texts for token in text.tokens], device=device)
         self._length = torch.tensor(self.lengths, device=device)
         self._begin = self._length.cumsum(0) - self._length
@@ -58,11 +58,11 @@ class Corpus:
 
     @property
     def tokens(self) -> int:
-        """Of all texts."""
+        """The number of tokens of all texts."""
         return sum(self.lengths)
 
     def describe(self, target: Target, budget: int, progress: Callable[[int], None] = lambda _: None) -> None:
-        """Compute all features, `budget` tokens a call."""
+        """Compute the features of all texts, `budget` tokens per call."""
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         width = (1 + len(self.taps)) * target.width
         self.features = torch.zeros(self.tokens, width, dtype=dtype, device=self.device)
@@ -70,18 +70,18 @@ class Corpus:
             texts = torch.tensor(group, device=self.device)
             width = max(self.lengths[at] for at in group)
             tokens, length = self._gather(self._tokens, texts, width), self._length[texts]
-            found = _features(target, tokens, length, self.taps)
+            features = _features(target, tokens, length, self.taps)
             places = torch.arange(width, device=self.device)
             real = places < length[:, None]
-            self.features[(self._begin[texts][:, None] + places)[real]] = found[real].to(dtype)
+            self.features[(self._begin[texts][:, None] + places)[real]] = features[real].to(dtype)
             progress(sum(self.lengths[at] for at in group))
 
     def width(self, group: list[int]) -> int:
-        """Tokens of the longest text of a group, rounded up."""
+        """Return the length of the longest text of a group, rounded up."""
         return -(-max(self.lengths[at] for at in group) // self.quantum) * self.quantum
 
     def groups(self, budget: int, order: random.Random) -> list[list[int]]:
-        """All texts in groups of at most `budget` padded tokens, in random order; lengths within a group are close."""
+        """Return all texts in groups of at most `budget` padded tokens and similar lengths, in random order."""
         jitter = {at: length * order.uniform(0.9, 1.1) for at, length in enumerate(self.lengths)}
         groups, longest = [list[int]()], 0
         for at in sorted(jitter, key=jitter.__getitem__):
@@ -95,15 +95,15 @@ class Corpus:
         return groups
 
     def batch(self, texts: Tensor, width: int) -> Batch:
-        """These texts (B,), padded to `width`; -1 is an empty one."""
+        """Return a batch of the texts with indices (B,), padded to `width`; -1 stands for an empty text."""
         if self.features is None:
-            raise ArgumentError("a corpus must be described before it is learnt from; call describe")
+            raise ArgumentError("a corpus must have features before it is used for training; call describe")
         at = texts.clamp_min(0)
         length = torch.where(texts >= 0, self._length[at], 0)
         features = self._gather(self.features, at, width)
         return Batch(self._gather(self._tokens, at, width), features, self._start[at], length)
 
     def _gather(self, source: Tensor, texts: Tensor, width: int) -> Tensor:
-        """(B, T, …) of a tensor over all tokens; beyond its end a text's last is repeated."""
+        """Gather (B, T, …) from a tensor over all tokens; the last entry of a text is repeated beyond its end."""
         places = torch.arange(width, device=self.device).minimum(self._length[texts][:, None] - 1)
         return source[self._begin[texts][:, None] + places]

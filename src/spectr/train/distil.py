@@ -1,4 +1,5 @@
-"""From a target to a drafter of its own: samples, features, training, a folder. A killed run goes on where it was."""
+"""Trains a drafter for a target: samples, features, training, a folder. An interrupted run continues where it
+stopped."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -28,7 +29,7 @@ __all__ = ["FILES", "Distilling", "distil"]
 
 Say = Callable[[str], None]
 Bar = Callable[[str, float], AbstractContextManager[Callable[[float], None]]]
-"""A title and how much there is to do → what is called with how much more was done."""
+"""Maps a title and a total to a context that yields a function to call with the amount done."""
 
 FILES = {
     "held_out.safetensors": "held-out answers",
@@ -37,7 +38,7 @@ FILES = {
     "drafter.json": "a drafter",
     "config.json": "a drafter in speculators' format",
 }
-"""What a run leaves in its folder, in this order. An interrupted run does not do again what is there."""
+"""The files that a run writes into its folder, in this order. An interrupted run does not repeat finished parts."""
 
 
 @contextmanager
@@ -47,32 +48,32 @@ def _no_bar(_title: str, _total: float) -> Iterator[Callable[[float], None]]:
 
 @dataclass(frozen=True, slots=True)
 class Distilling:
-    """What to make, of what, and for how long."""
+    """Settings of a training run."""
 
     target: str
     out: Path
     data: Path | None = None  # prompts; None: built-in ones
-    prompts: int = 4000  # how many of them, each answered once
-    longest: int = 256  # tokens of an answer
-    temperatures: tuple[float, ...] = (1.0, 1.0, 0.7)  # of the samples
-    rows: int = 64  # texts sampled at a time
-    kind: str = "feature"  # or "blockwise", or "eagle3", which others load too
-    layers: int = 2  # of a feature head
-    vocabulary: int | None = None  # the most frequent tokens, which it drafts on a CPU; None: all
+    prompts: int = 4000  # number of prompts, each answered once
+    longest: int = 256  # maximum number of tokens of an answer
+    temperatures: tuple[float, ...] = (1.0, 1.0, 0.7)  # temperatures of the samples
+    rows: int = 64  # texts sampled at once
+    kind: str = "feature"  # or "blockwise", or "eagle3", which other engines load too
+    layers: int = 2  # layers of a feature head
+    vocabulary: int | None = None  # number of most frequent tokens that it drafts on a CPU; None: all
     begin_with: Path | None = None  # a drafter for the same target to train further; its kind and layers are kept
     course: Course = field(default_factory=Course)
     loading: dict[str, Any] = field(default_factory=dict)
 
 
 def _prompts(how: Distilling, lm: LM) -> tuple[list[list[int]], list[list[int]]]:
-    """Token ids to train on and held out, none longer than half the room."""
+    """Return token ids of training and held-out prompts, without prompts that are too long."""
     if how.data is None:
-        found = training(how.prompts)
+        prompts = training(how.prompts)
     else:
-        given = read_prompts(how.data)
-        found = [given[at % len(given)].text for at in range(how.prompts)]
+        own = read_prompts(how.data)
+        prompts = [own[at % len(own)].text for at in range(how.prompts)]
     room = min(lm.opened.target.context - how.longest, 512)
-    parts = [[ids for ids in map(lm.encode, part) if len(ids) <= room] for part in split(found)]
+    parts = [[ids for ids in map(lm.encode, part) if len(ids) <= room] for part in split(prompts)]
     if not parts[0] or not parts[1]:
         raise ArgumentError(f"prompts must have at most {room} tokens, and all of them are longer; give shorter ones")
     return parts[0], parts[1][:500]
@@ -86,13 +87,13 @@ def _packed(texts: Sequence[Text]) -> dict[str, Tensor]:
     }
 
 
-def _unpacked(found: dict[str, Tensor]) -> list[Text]:
-    parts = found["tokens"].split(found["lengths"].tolist())
-    return [Text(part.tolist(), start) for part, start in zip(parts, found["starts"].tolist(), strict=True)]
+def _unpacked(data: dict[str, Tensor]) -> list[Text]:
+    parts = data["tokens"].split(data["lengths"].tolist())
+    return [Text(part.tolist(), start) for part, start in zip(parts, data["starts"].tolist(), strict=True)]
 
 
 def _texts(path: Path, make: Callable[[], list[Text]]) -> list[Text]:
-    """Texts of a file, made first if it is not there."""
+    """Return the texts of a file; if it does not exist, make them and write it."""
     if not path.exists():
         save_file(_packed(make()), path.with_suffix(".part"))
         path.with_suffix(".part").replace(path)
@@ -100,7 +101,7 @@ def _texts(path: Path, make: Callable[[], list[Text]]) -> list[Text]:
 
 
 def _sampled(how: Distilling, lm: LM, say: Say, bar: Bar) -> tuple[list[Text], list[Text]]:
-    """The target's own answers, written once to `samples` and `held_out`."""
+    """Return the target's answers for training and held out, sampled once and stored in files."""
     sampling = Sampling(how.temperatures, how.longest, how.rows, lm.opened.stops)
 
     def answers(which: int, title: str) -> list[Text]:
@@ -118,7 +119,7 @@ def _sampled(how: Distilling, lm: LM, say: Say, bar: Bar) -> tuple[list[Text], l
 
 
 def _by_frequency(texts: Sequence[Text], size: int) -> Tensor:
-    """All tokens, those first that answers have most often."""
+    """Return all tokens, sorted by their frequency in the answers."""
     tokens = torch.tensor([token for text in texts for token in text.tokens[text.start :]])
     return torch.bincount(tokens, minlength=size).argsort(descending=True, stable=True)
 
@@ -132,10 +133,11 @@ def _sentence(report: Report) -> str:
 
 
 def distil(how: Distilling, say: Say, bar: Bar = _no_bar) -> Trained:
-    """Make a drafter in `how.out`; what was done before an interrupt is not done again. The course's seed is that of
-    samples and weights, and the caller's generators are left as they were."""
+    """Train a drafter in `how.out`; parts that an interrupted run finished are not repeated.
+
+    The course's seed determines samples and weights; the caller's random generators are not changed."""
     if how.begin_with is not None and not is_drafter(how.begin_with):
-        raise ArgumentError(f"a drafter to begin with must be a folder that spectr train wrote, got {how.begin_with}")
+        raise ArgumentError(f"--begin-with must be a folder that spectr train wrote, got {how.begin_with}")
     try:
         how.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -149,10 +151,10 @@ def _distil(how: Distilling, say: Say, bar: Bar) -> Trained:
     lm = load(how.target, "none", progress=say, **how.loading)
     target = lm.opened.target
     target.model.requires_grad_(False)
-    net: Any = unpacked(target.model)  # gradients pass its output layer
-    begun = _begun(how, net)  # what cannot be trained is refused before hours of work
+    net: Any = unpacked(target.model)  # gradients flow through its output layer
+    begun = _early_head(how, net)  # raises before the expensive sampling if the head does not fit
     texts, held = _sampled(how, lm, say, bar)
-    head = begun or _fresh(how, net)
+    head = begun or _new_head(how, net)
     corpora = [Corpus(part, target.device, getattr(head.shape, "taps", ())) for part in (texts, held)]
     with bar("reading the target's features", sum(corpus.tokens for corpus in corpora)) as advance:
         for corpus in corpora:
@@ -162,13 +164,13 @@ def _distil(how: Distilling, say: Say, bar: Bar) -> Trained:
     checkpoint = how.out / "checkpoint.pt"
     if checkpoint.exists():
         trainer.load(checkpoint)
-        say(f"going on at step {trainer.progress.step}")
+        say(f"continuing at step {trainer.progress.step}")
     _train(trainer, corpora, checkpoint, say, bar)
     return _written(how, trainer, texts)
 
 
 def _train(trainer: Trainer, corpora: Sequence[Corpus], checkpoint: Path, say: Say, bar: Bar) -> None:
-    """Run the course to its end, and say how far it has come."""
+    """Run the course to its end, and report progress."""
     behind = 0.0
     with bar("training", 1.0) as advance:
 
@@ -181,21 +183,21 @@ def _train(trainer: Trainer, corpora: Sequence[Corpus], checkpoint: Path, say: S
             say(_sentence(report))
 
 
-def _begun(how: Distilling, model: Any) -> Head | None:
-    """A head that is there before there are texts, if it may not fit the target."""
+def _early_head(how: Distilling, model: Any) -> Head | None:
+    """Return a head that might not fit the target, so that errors are raised before sampling; None for other kinds."""
     if how.begin_with is not None:
         return load_for_training(how.begin_with, model)
     return eagle3_of(model) if how.kind == "eagle3" else None
 
 
-def _fresh(how: Distilling, model: Any) -> Head:
+def _new_head(how: Distilling, model: Any) -> Head:
     if how.kind == "blockwise":
         return blockwise_of(model, how.course.depths)
     return head_of(model, how.layers)
 
 
 def _written(how: Distilling, trainer: Trainer, texts: list[Text]) -> Trained:
-    """The folder: weights, description, card."""
+    """Write the folder: weights, description, card."""
     training = {
         "course": asdict(how.course),
         "texts": len(texts),

@@ -1,4 +1,4 @@
-"""Training a head: several depths deep, on its own features, for the acceptance itself."""
+"""Trains a head to maximise acceptance at several depths, where deeper depths use its own features."""
 
 import math
 import random
@@ -25,32 +25,32 @@ from spectr.train.objective import Objective, acceptance_loss
 __all__ = ["Course", "Head", "Report", "Trainer"]
 
 Head = FeatureHead | BlockwiseHead | Eagle3Head
-"""What can be trained."""
+"""The kinds of heads that can be trained."""
 
 _CHUNK = 8192  # rows of logits at a time
-_ROOM = 0.8  # of a batch's positions are compared at most, where their number must be known beforehand
+_ROOM = 0.8  # maximum share of a batch's positions that is compared, if a graph needs a fixed number
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How a head is trained."""
+    """The settings of training."""
 
     seconds: float = 600.0
-    steps: int | None = None  # the most, if not as many as fit into the time
+    steps: int | None = None  # maximum number of steps; None: as many as fit into the time
     depths: int = 4
-    fade: float = 0.9  # each depth counts that much of the one above
+    fade: float = 0.9  # weight of each depth relative to the one above
     objective: Objective = "overlap"
     temperatures: tuple[float, ...] = (1.0, 1.0, 0.7)
-    optimizer: Literal["muon", "adamw"] = "muon"  # of the matrices
+    optimizer: Literal["muon", "adamw"] = "muon"  # optimizer of the matrices
     rate: float = 4e-3
     warm_up: int = 100  # steps
-    budget: int = 32_768  # tokens a step
+    budget: int = 32_768  # tokens per step
     seed: int = 0
 
 
 @dataclass(slots=True)
 class Report:
-    """Where training stands."""
+    """The state of training at one time."""
 
     step: int
     seconds: float
@@ -60,13 +60,13 @@ class Report:
     left: float  # seconds
 
     def as_data(self) -> dict[str, Any]:
-        """For a file."""
+        """Return the report as JSON data."""
         return asdict(self)
 
 
 @dataclass(slots=True)
 class _Progress:
-    """What survives a kill, besides the weights."""
+    """The state that a checkpoint stores besides the weights."""
 
     step: int = 0
     seconds: float = 0.0
@@ -75,23 +75,24 @@ class _Progress:
 
 
 def _optimizers(head: torch.nn.Module, course: Course) -> list[torch.optim.Optimizer]:
-    """One for the matrices, one for the rest."""
+    """Return one optimizer for the matrices and one for the other parameters."""
     matrices = [weights for weights in head.parameters() if weights.dim() > 1]
     rest = [weights for weights in head.parameters() if weights.dim() <= 1]
     cuda = rest[0].is_cuda
-    rate = partial(torch.tensor, course.rate, device=rest[0].device)  # where a captured step finds it
+    rate = partial(torch.tensor, course.rate, device=rest[0].device)  # a tensor, so that a captured step can read it
     adam = partial(torch.optim.AdamW, lr=rate(), betas=(0.9, 0.95), fused=cuda, capturable=cuda)
     first = Muon(matrices, rate()) if course.optimizer == "muon" else adam(matrices, weight_decay=0.01)
     return [first, adam(rest, weight_decay=0.0)]
 
 
 def _filled(group: list[int], rows: int) -> Tensor:
-    """The texts of a group (B,), with -1 for rows that are left."""
+    """Return the texts of a group (B,), with -1 for empty rows."""
     return torch.tensor(group + [-1] * (rows - len(group)))
 
 
 def _chosen(counted: Tensor) -> Tensor:
-    """Positions (M,) that are compared: all that count (N,), or where a graph must know how many a random part."""
+    """Return the positions (M,) to compare: all that count (N,), or a random part of fixed size for a captured
+    graph."""
     if counted.device.type != "cuda":
         return counted.nonzero()[:, 0]
     order = counted * (1 + torch.rand_like(counted))
@@ -99,7 +100,7 @@ def _chosen(counted: Tensor) -> Tensor:
 
 
 class Trainer:
-    """A head, its target, and how far it has come."""
+    """Trains a head for its target, and keeps the state of training."""
 
     def __init__(self, head: Head, target: Target, course: Course) -> None:
         self.head, self.target, self.course = head, target, course
@@ -116,8 +117,9 @@ class Trainer:
         every: float = 30.0,
         done: Callable[[float], None] = lambda _: None,
     ) -> Iterator[Report]:
-        """Train until the time is over; a report and a checkpoint every so many seconds, and at the end. `done` is
-        called after every step with the share of the course that is behind, from 0 to 1."""
+        """Train until the time has passed; yield a report and save a checkpoint every `every` seconds and at the end.
+
+        `done` is called after every step with the completed share of the course, from 0 to 1."""
         state, order = self.progress, random.Random(self.course.seed + self.progress.step)
         began, spent, last, losses = time.perf_counter(), state.seconds, 0.0, list[float]()
         while self._done < 1:
@@ -138,19 +140,19 @@ class Trainer:
 
     @property
     def _done(self) -> float:
-        """The share of the course that is behind, by time or by steps; 1 at the end."""
+        """The completed share of the course, by time or by steps; 1 at the end."""
         by_steps = 0.0 if self.course.steps is None else self.progress.step / self.course.steps
         return min(1.0, max(self.progress.seconds / self.course.seconds, by_steps))
 
     def _rate(self) -> float:
-        """Warm up by steps, then fall to the end of the course."""
+        """Return the learning rate: linear warm-up by steps, then cosine decay to the end of the course."""
         done = self._done
         warm = min(1.0, (self.progress.step + 1) / self.course.warm_up)
         return self.course.rate * warm * max(0.02, 0.5 * (1 + math.cos(math.pi * done)))
 
     def _step(self, corpus: Corpus, group: list[int], temperature: float) -> float:
-        for held in (held for optimizer in self.optimizers for held in optimizer.param_groups):
-            held["lr"].fill_(self._rate())
+        for parameters in (parameters for optimizer in self.optimizers for parameters in optimizer.param_groups):
+            parameters["lr"].fill_(self._rate())
         width = corpus.width(group)
         texts = _filled(group, self.course.budget // width if corpus.quantum > 1 else len(group)).to(corpus.device)
 
@@ -167,13 +169,14 @@ class Trainer:
         return float(loss) if self.progress.step % 20 == 0 else math.nan
 
     def _expected(self, batch: Batch, depths: int) -> list[Tensor]:
-        """What the head expects at each depth; casts of weights are not kept, since a graph could not hold them."""
+        """Return the head's features at each depth; casts of weights are not cached, because a graph cannot keep
+        them."""
         kind = self.target.device.type
         with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda", cache_enabled=False):
             return self.head.expected(batch.tokens, batch.features, depths)
 
     def _loss(self, batch: Batch, temperature: float) -> Tensor:
-        """Of all depths at the positions that count."""
+        """Return the loss of all depths at the positions that count."""
         expected, true = self._expected(batch, self.course.depths), self._last(batch).flatten(0, 1)
         counted = torch.stack([batch.counted(depth + 1).flatten() for depth in range(self.course.depths)]).float()
         share = self._fades[:, None] / counted.sum(-1, keepdim=True).clamp_min(1)
@@ -182,7 +185,7 @@ class Trainer:
         return self._compare([one.flatten(0, 1)[chosen] for one in expected], true[chosen], weights, temperature)
 
     def _compare(self, expected: list[Tensor], true: Tensor, weights: Tensor, temperature: float) -> Tensor:
-        """The loss of features (M, H) of each depth against true ones, some rows of logits at a time."""
+        """Return the loss of the features (M, H) of each depth against the true ones, a chunk of rows at a time."""
         loss = torch.zeros((), device=true.device)
         for start in range(0, len(true), _CHUNK):
             rows = slice(start, start + _CHUNK)
@@ -193,8 +196,8 @@ class Trainer:
         return loss
 
     def _part(self, features: Tensor, target: Tensor, weight: Tensor, temperature: float) -> Tensor:
-        """The loss of some rows. Objectives without a kernel would hold several laws of each: these are made again when
-        gradients are taken."""
+        """Return the loss of some rows. Objectives without a kernel recompute their distributions in the backward pass,
+        to save memory."""
 
         def loss(features: Tensor) -> Tensor:
             draft = self.head.logits(features)
@@ -206,7 +209,7 @@ class Trainer:
         return again
 
     def _last(self, batch: Batch) -> Tensor:
-        """(B, T, H): what entered the output layer."""
+        """Return the inputs of the output layer, (B, T, H)."""
         return batch.features[..., : self.target.width]
 
     def _target_logits(self, features: Tensor) -> Tensor:
@@ -216,7 +219,7 @@ class Trainer:
 
     @torch.no_grad()
     def acceptance(self, held: Corpus, depths: int, temperature: float = 1.0) -> list[float]:
-        """Σ min(target, draft) by depth on held-out texts."""
+        """Return Σ min(target, draft) by depth on held-out texts."""
         sums, counts = [0.0] * depths, [0] * depths
         for group in held.groups(self.course.budget, random.Random(0)):
             batch = held.batch(torch.tensor(group, device=held.device), held.width(group))
@@ -231,7 +234,7 @@ class Trainer:
     def _report(self, held: Corpus, losses: list[float]) -> Report:
         known = [loss for loss in losses if not math.isnan(loss)]
         state = self.progress
-        found = Report(
+        report = Report(
             state.step,
             state.seconds,
             state.tokens,
@@ -239,11 +242,11 @@ class Trainer:
             self.acceptance(held, self.head.deepest or max(self.course.depths, 6)),
             state.seconds * (1 / self._done - 1),
         )
-        state.curve.append(found.as_data())
-        return found
+        state.curve.append(report.as_data())
+        return report
 
     def save(self, path: Path) -> None:
-        """Everything that is needed to go on, atomically."""
+        """Write a checkpoint atomically."""
         part = path.with_suffix(".part")
         data = {
             "head": self.head.state_dict(),
@@ -254,9 +257,9 @@ class Trainer:
         part.replace(path)
 
     def load(self, path: Path) -> None:
-        """Go on where a checkpoint was made."""
+        """Restore the state of a checkpoint."""
         data = torch.load(path, map_location=self.target.device, weights_only=True)
         self.head.load_state_dict(data["head"])
-        for optimizer, held in zip(self.optimizers, data["optimizers"], strict=True):
-            optimizer.load_state_dict(held)
+        for optimizer, state in zip(self.optimizers, data["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
         self.progress = _Progress(**data["progress"])

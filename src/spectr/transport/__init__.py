@@ -1,4 +1,4 @@
-"""Couplings: pure numerics on tensors. Knows no trees, no models, and of tokens only that they are indices."""
+"""Couplings of the target's and the drafter's distributions: pure numerics on tensors, without trees or models."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ COUPLINGS = Registry(
 
 
 def coupling(name: str, **options: Any) -> Coupling:
-    """The coupling called `name`.
+    """Return the coupling registered as `name`.
 
     >>> coupling("kseq").name
     'kseq'

@@ -1,8 +1,7 @@
-"""What a coupling is: given the two laws and the drafted tokens, the law of the token that comes out.
+"""The interface of a coupling: given the two laws and the drafted tokens, the law of the output token.
 
-A coupling is a law before it is a sampler: `settle` yields, for given drafts, the probability of ending on each of
-them and the residual; a draw is made from that with coins, and tests sum it over all drafts. One object, both uses.
-Knows no trees and no models; tokens are indices.
+Couplings describe probabilities rather than draw samples: `settle` returns, for given drafts, the probability of
+accepting each of them and the residual. A sampler draws from these with coins, and tests sum them over all drafts.
 """
 
 from abc import ABC, abstractmethod
@@ -23,64 +22,64 @@ __all__ = ["Coupling", "Drafted", "Outcome", "first_copies", "settle_hybrid"]
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """The drafted tokens a coupling looks at."""
+    """The drafted tokens at one node."""
 
     tokens: Tensor  # (…, k) int64
-    live: Tensor  # (…, k) bool; a dead slot is no draft
-    fixed: Tensor | None = None  # (…, k) bool: members of a fixed set; the others are iid off that set. None: all iid
+    live: Tensor  # (…, k) bool: which slots hold a draft
+    fixed: Tensor | None = None  # (…, k) bool: members of a fixed set; the others are iid outside it. None: all iid
 
     @property
     def pinned(self) -> Tensor:
-        """The live fixed slots."""
+        """The live slots that hold fixed drafts, (…, k) bool."""
         return torch.zeros_like(self.live) if self.fixed is None else self.live & self.fixed
 
     @property
     def sampled(self) -> Tensor:
-        """The live slots that were sampled."""
+        """The live slots that hold sampled drafts, (…, k) bool."""
         return self.live if self.fixed is None else self.live & ~self.fixed
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The law of the output token given the drafted ones."""
+    """The law of the output token, given the drafted tokens."""
 
-    ending: Tensor  # (…, k) float64: probability of ending on this draft
-    residual: Rows  # (…, V) weights of the output token when no draft is taken
+    ending: Tensor  # (…, k) float64: probability that this draft is the output
+    residual: Rows  # (…, V) weights of the output token when no draft is accepted
 
     @property
     def choices(self) -> Tensor:
-        """Probabilities of (draft 1, …, draft k, residual), float64 (…, k + 1)."""
+        """The probabilities of (draft 1, …, draft k, residual), float64 (…, k + 1)."""
         return torch.cat([self.ending, (1 - self.ending.sum(-1, keepdim=True)).clamp_min(0)], -1)
 
     def law(self, tokens: Tensor) -> Tensor:
-        """The law of the output token, (…, V)."""
+        """Return the law of the output token, (…, V)."""
         weights = self.residual.all()
         spread = normalise(weights, weights) * self.choices[..., -1:].to(weights.dtype)
         return spread.scatter_add(-1, tokens, self.ending.to(weights.dtype))
 
 
 def first_copies(tokens: Tensor, mask: Tensor) -> Tensor:
-    """Of the slots in `mask` (…, k) those whose token stands in no earlier slot of the mask."""
+    """Return the slots of `mask` (…, k) whose token does not occur in an earlier slot of the mask."""
     same = (tokens[..., :, None] == tokens[..., None, :]) & mask[..., None, :]
     return mask & ~same.tril(-1).any(-1)
 
 
 def settle_hybrid(coupling: "Coupling", target: Tensor, draft: Tensor, drafted: Drafted) -> Outcome:
-    """Hybrid drafts: the fixed ones are a set, the others iid from the draft law off that set.
+    """Return the outcome for hybrid drafts: the fixed ones form a set, the others are iid draws outside that set.
 
-    The coupling runs on the sampled drafts alone; the target's mass on the fixed tokens is then all in the residual,
-    and a residual token among them is a hit.
+    The coupling runs on the sampled drafts alone. The target's mass on the fixed tokens is then entirely in the
+    residual, and a residual token among them counts as accepted.
     """
     tokens, pinned = drafted.tokens, drafted.pinned
     outcome = coupling.settle(target, without(draft, tokens, pinned), Drafted(tokens, drafted.sampled))
     law = normalise(outcome.residual.all(), target)  # (…, V)
-    first = first_copies(tokens, pinned)  # of several copies of a fixed token one collects the hit
+    first = first_copies(tokens, pinned)  # copies of a fixed token count once
     hits = torch.where(first, take(law, tokens), 0).to(torch.float64) * outcome.choices[..., -1:]
     return Outcome(outcome.ending + hits, Rows.of(normalise(without(law, tokens, pinned), target)))
 
 
 class Coupling(ABC):
-    """One token-level rule. Stateless and immutable; batched over any leading shape."""
+    """A token-level acceptance rule. It is stateless, immutable, and batched over any leading shape."""
 
     name: ClassVar[str]
     siblings: ClassVar[tuple[Siblings, ...]] = ("iid", "hybrid", "fixed")
@@ -89,16 +88,17 @@ class Coupling(ABC):
 
     @abstractmethod
     def settle(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Outcome:
-        """Outcome for laws (…, V) and k sampled drafts; `drafted.fixed` is not looked at. Checks nothing.
+        """Return the outcome for laws (…, V) and k sampled drafts. It ignores `drafted.fixed` and checks nothing.
 
-        With no live draft nothing is accepted and the residual is the target."""
+        Without a live draft nothing is accepted and the residual is the target."""
 
     @abstractmethod
     def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
-        """Acceptance in closed form, float64 (…), for k (…) ≤ most drafts; zero where k = 0. Checks nothing."""
+        """Return the acceptance in closed form, float64 (…), for k (…) ≤ most iid drafts; 0 for k = 0. Checks
+        nothing."""
 
     def outcome(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Outcome:
-        """Outcome for drafts of which some may be fixed. Checks nothing."""
+        """Return the outcome for drafts of which some may be fixed. Checks nothing."""
         return (
             self.settle(target, draft, drafted)
             if drafted.fixed is None
@@ -106,8 +106,9 @@ class Coupling(ABC):
         )
 
     def acceptance(self, target: Tensor, draft: Tensor, k: int | Tensor, *, fixed: Tensor | None = None) -> Tensor:
-        """Probability that a drafted token is taken, for k drafts sampled from the draft law (and, where given, the
-        ids `fixed` (…, m) beside them, the k then being sampled off that set)."""
+        """Return the probability, float64 (…), that a draft is accepted, for k drafts sampled from the draft law.
+
+        With `fixed` ids (…, m) these are drafted as well, and the k are sampled outside that set."""
         check_pair(target, draft)
         check_count("k", k)
         target, draft = torch.broadcast_tensors(target, draft)
@@ -123,15 +124,16 @@ class Coupling(ABC):
         return covered + self.accepted(target, off, count, int(count.max()))
 
     def output_law(self, target: Tensor, draft: Tensor, tokens: Tensor, *, fixed: Tensor | None = None) -> Tensor:
-        """Law of the output token given the k sampled `tokens` (…, k) and, where given, the ids `fixed` (…, m)."""
+        """Return the law (…, V) of the output token, given the sampled `tokens` (…, k) and the `fixed` ids (…, m)."""
         target, draft, drafted = self._arguments(target, draft, tokens, fixed)
         return self.outcome(target, draft, drafted).law(drafted.tokens)
 
     def draw(
         self, target: Tensor, draft: Tensor, tokens: Tensor, coins: Tensor, *, fixed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(slot, token): which of the drafts came out (k + m for none of them), and the output token, decided by two
-        float64 coins (…, 2) in [0, 1)."""
+        """Return (slot, token): which draft was accepted (k + m if none was), and the output token.
+
+        Two float64 coins (…, 2) in [0, 1) decide."""
         if coins.dtype != torch.float64 or coins.shape[-1:] != (2,):
             raise ArgumentError(f"coins must be float64 (…, 2), got {coins.dtype} {tuple(coins.shape)}; use torch.rand")
         target, draft, drafted = self._arguments(target, draft, tokens, fixed)
@@ -143,7 +145,7 @@ class Coupling(ABC):
     def _check_fixed(self, fixed: Tensor, target: Tensor) -> None:
         if "hybrid" not in self.siblings:
             raise MismatchError(
-                f"coupling {self.name!r} takes no fixed drafts (it holds for {', '.join(self.siblings)})"
+                f"coupling {self.name!r} does not support fixed drafts (it holds for {', '.join(self.siblings)})"
             )
         check_tokens("fixed", fixed, target.shape[-1])
         ids = fixed.sort(-1).values
@@ -153,7 +155,7 @@ class Coupling(ABC):
     def _arguments(
         self, target: Tensor, draft: Tensor, tokens: Tensor, fixed: Tensor | None
     ) -> tuple[Tensor, Tensor, Drafted]:
-        """Checked and broadcast: laws (…, V), and all drafted ids (…, k + m), the fixed ones last."""
+        """Check and broadcast the arguments: laws (…, V), and all drafted ids (…, k + m), the fixed ones last."""
         check_pair(target, draft)
         check_tokens("tokens", tokens, target.shape[-1])
         if fixed is not None:
@@ -177,7 +179,7 @@ class Coupling(ABC):
         return target, draft, Drafted(slots, live, None if fixed is None else pinned)
 
     def _check_drafted(self, draft: Tensor, tokens: Tensor, extra: Tensor) -> None:
-        """A token its law gives no mass was not drawn from that law."""
+        """Refuse sampled tokens that have probability 0 under the law they should be drawn from."""
         off = without(draft, extra, torch.ones_like(extra, dtype=torch.bool)) if extra.shape[-1] else draft
         if bool((take(off, tokens) <= 0).any()):
             raise ArgumentError(

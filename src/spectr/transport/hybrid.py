@@ -1,4 +1,4 @@
-"""Hybrid drafts: the top of the draft law fixed, the rest sampled off it, coupled optimally. How many to fix."""
+"""The optimal coupling of hybrid drafts: the likeliest tokens are fixed, the others sampled from the rest."""
 
 from typing import ClassVar
 
@@ -13,11 +13,11 @@ __all__ = ["Hybrid", "fixed_count"]
 
 
 def fixed_count(law: Tensor, k: int) -> Tensor:
-    """How many of k drafts to fix at the top of a draft law (…, V), from that law alone: (…) int64.
+    """Return how many of k drafts to fix at the top of a draft law (…, V), computed from that law alone: (…) int64.
 
-    A token that the remaining draws would hit anyway is better drafted once and for all: fix the top token while
-    (draws left) × (its probability off the fixed ones) exceeds 0.6, and keep at least one draw. Over Zipf laws of
-    many temperatures this accepts 99.7 % of what the best number would, and at worst 96 %.
+    A token that the remaining draws would probably hit is better drafted once: the top token is fixed while
+    (draws left) × (its probability among the tokens not fixed) exceeds 0.6, and at least one draw is kept. Over Zipf
+    laws of many temperatures this accepts 99.7 % of what the best number would, and at worst 96 %.
 
     >>> [int(fixed_count(law, 4)) for law in (torch.tensor([0.7, 0.2, 0.1]), torch.full((10,), 0.1))]
     [3, 0]
@@ -42,14 +42,15 @@ class Hybrid(Optimal):
     papers: ClassVar[tuple[str, ...]] = ("spectr", "hu2025", "khisti2025")
 
     def acceptance(self, target: Tensor, draft: Tensor, k: int | Tensor, *, fixed: Tensor | None = None) -> Tensor:
-        """Without `fixed`: for k drafts in all, of which `fixed_count` are fixed. With it, as every coupling: for k
-        sampled ones beside those."""
+        """Return the acceptance of k drafts in all, of which `fixed_count` are fixed.
+
+        With `fixed`, as for every coupling, it is that of k sampled drafts beside the fixed ids."""
         if fixed is not None:
             return Optimal(self.bins, self.sort_below).acceptance(target, draft, k, fixed=fixed)
         return super().acceptance(target, draft, k)
 
     def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
-        """target(T) + the optimum of the draws off T, T the `fixed_count` likeliest tokens of each row."""
+        """Return target(T) + the optimum of the draws outside T, the `fixed_count` likeliest tokens of each row."""
         pinned = torch.stack([fixed_count(draft, count) for count in range(1, most + 1)], -1)  # (…, most)
         pinned = torch.where(k > 0, pinned.gather(-1, (k - 1).clamp_min(0)[..., None]).squeeze(-1), 0)
         ids = draft.topk(min(most, draft.shape[-1]), -1).indices

@@ -1,7 +1,7 @@
-"""K-SEQ (SpecTr, Sun et al. 2023, algorithm 2) and K-SEQ+, which uses the draft that K-SEQ throws away.
+"""K-SEQ (SpecTr, Sun et al. 2023, algorithm 2), and K-SEQ+, which tests one draft again if all were rejected.
 
 K-SEQ tests the drafts one after the other with min(1, target / (ρ·draft)). Every ρ ≥ ρ* is exactly lossless with its
-own residual, only acceptance depends on how close ρ is, so the root need not be exact and is bounded from above.
+own residual; only the acceptance depends on how close ρ is to ρ*. The root is therefore bounded from above, not exact.
 """
 
 from typing import ClassVar
@@ -14,31 +14,31 @@ from spectr.rows import Rows
 from spectr.transport.coupling import Coupling, Drafted, Outcome
 from spectr.transport.laws import ratio, residual, take
 from spectr.transport.roots import falling_root
-from spectr.transport.selection import SelectingCoupling, Selection, at_most_one, first_draft
+from spectr.transport.selection import SelectingCoupling, Selection, first_draft, has_single_draft
 
 __all__ = ["KSeq", "KSeqPlus"]
 
-_ROUNDS = {torch.float32: 24, torch.float64: 60}  # on a CPU it stops as soon as it has converged
-_HALVINGS = 32  # where it has not: laws that are nearly equal have a ρ that false position does not find
+_ROUNDS = {torch.float32: 24, torch.float64: 60}  # at most; on a CPU the search stops when it has converged
+_HALVINGS = 32  # bisections after that: for nearly equal laws false position converges too slowly
 
 
 def _clipped(target: Tensor, draft: Tensor, scale: Tensor) -> Tensor:
-    """Σ min(target, scale·draft), float64 (…), for scale (…)."""
+    """Return Σ min(target, scale·draft), float64 (…), for scale (…)."""
     return torch.minimum(target, draft * scale[..., None].to(draft.dtype)).sum(-1, dtype=torch.float64)
 
 
 def _any_of(chance: Tensor, k: Tensor) -> Tensor:
-    """1 − (1 − chance)^k without cancellation."""
+    """Return 1 − (1 − chance)^k, computed without cancellation."""
     return -torch.expm1(k * torch.log1p(-chance.clamp(max=1 - 2.0**-53)))
 
 
 def _per_visit(chance: Tensor, k: Tensor) -> Tensor:
-    """(1 − (1 − chance)^k) / chance; its limit k at chance 0."""
+    """Return (1 − (1 − chance)^k) / chance, and its limit k at chance 0."""
     return torch.where(chance > 0, _any_of(chance, k) / torch.where(chance > 0, chance, 1.0), k)
 
 
 def _visit(target: Tensor, draft: Tensor, rho: Tensor) -> Tensor:
-    """min(draft, target / ρ): the mass that one visit accepts."""
+    """Return min(draft, target / ρ), the mass that the test of one draft accepts."""
     return torch.minimum(draft, target / rho.to(target.dtype))
 
 
@@ -48,12 +48,14 @@ def _kseq_residual(target: Tensor, draft: Tensor, plan: Tensor) -> Tensor:
 
 
 def _two_values(low: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """How much a low and a high draft are over-selected when a draft is low with chance `low` (…); both (…, 1)."""
+    """Return how much a low and a high draft are over-selected if a draft is low with probability `low` (…).
+
+    Both are (…, 1)."""
     return (low ** (k - 1))[..., None], _per_visit(1 - low, k)[..., None]
 
 
 class KSeq(Coupling):
-    """SpecTr's K-SEQ with the smallest valid ρ; at least 1 − (1 − 1/k)^k of the optimum.
+    """SpecTr's K-SEQ with the smallest valid ρ; it accepts at least 1 − (1 − 1/k)^k of the optimum.
 
     >>> import torch
     >>> target, draft = torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=torch.float64)
@@ -65,10 +67,10 @@ class KSeq(Coupling):
     papers: ClassVar[tuple[str, ...]] = ("sun2023spectr",)
 
     def __init__(self, rho: float | None = None) -> None:
-        self.rho = rho  # a fixed ρ in place of ρ*; biased if it is below
+        self.rho = rho  # a fixed ρ in place of ρ*; the output is biased if it is below ρ*
 
     def settle(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Outcome:
-        """The same test for every draft; the first to pass comes out."""
+        """Apply the same test to every draft; the first that passes is the output."""
         tokens, live = drafted.tokens, drafted.live
         plan = self._plan(target, draft, live)
         passes = _visit(take(target, tokens), take(draft, tokens), plan[..., :1]).to(torch.float64)
@@ -78,7 +80,7 @@ class KSeq(Coupling):
         return Outcome(before * passes, Rows(_kseq_residual, (target, draft, plan)))
 
     def _plan(self, target: Tensor, draft: Tensor, live: Tensor) -> Tensor:
-        """(ρ, φ) of each row, (…, 2)."""
+        """Return (ρ, φ) of each row, (…, 2)."""
         if self.rho is None and usable(target, draft):
             from spectr.kernels.kseq_search import kseq_plan
 
@@ -88,12 +90,12 @@ class KSeq(Coupling):
         return torch.stack([rho, phi], -1)
 
     def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
-        """1 − (1 − β)^k with β = Σ min(draft, target / ρ)."""
+        """Return 1 − (1 − β)^k with β = Σ min(draft, target / ρ)."""
         rho, count = self._rho(target, draft, k)
         return _any_of(_clipped(target, draft, rho) / rho, count)
 
     def _rho(self, target: Tensor, draft: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """ρ from above (…), and k as float64."""
+        """Return an upper bound of ρ* (…), and k as float64."""
         count = k.to(torch.float64)
         if self.rho is not None:
             return torch.full_like(count, self.rho), count
@@ -106,23 +108,23 @@ class KSeq(Coupling):
 
         one, top = torch.ones_like(count), count.clamp_min(1.0)
         rho = falling_root(surplus, one, top, _ROUNDS[target.dtype], _HALVINGS).above
-        margin = 4 * torch.finfo(target.dtype).eps  # what rounding in the sums may hide
+        margin = 4 * torch.finfo(target.dtype).eps  # allows for rounding in the sums
         return torch.where(count > 1, rho * (1 + margin), one), count
 
 
 class KSeqPlus(SelectingCoupling):
-    """Two levels: a draft is high with a(x); select the first high one, if none the first; then the one-draft test.
+    """Marks each draft as high with probability a(x), selects the first high one (or else the first), and tests it.
 
-    The selected law is recomputed from the a(x) in use, so an inexact root costs acceptance and never the law.
+    The selected law is recomputed from the a(x) in use, so an inexact root costs acceptance but never correctness.
     """
 
     name: ClassVar[str] = "kseq_plus"
     papers: ClassVar[tuple[str, ...]] = ("sun2023spectr", "spectr")
 
     def select(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Selection:
-        """The first high draft, else the first."""
+        """Select the first high draft, or the first draft if none is high."""
         tokens, live = drafted.tokens, drafted.live
-        if at_most_one(live):
+        if has_single_draft(live):
             return first_draft(draft, drafted)
         high, law = self._levels(target, draft, live.sum(-1))
         up = torch.where(live, take(high, tokens).to(torch.float64), 0.0)
@@ -132,11 +134,11 @@ class KSeqPlus(SelectingCoupling):
         return Selection(chance, Rows.of(law), take(law, tokens))
 
     def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
-        """Σ min(target, r)."""
+        """Return Σ min(target, r) for the selected law r."""
         return torch.minimum(target, self._levels(target, draft, k)[1]).sum(-1, dtype=torch.float64)
 
     def _levels(self, target: Tensor, draft: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """a(x) and the selected law r, both (…, V)."""
+        """Return a(x) and the selected law r, both (…, V)."""
         count = k.to(torch.float64).clamp_min(1.0)
 
         def excess(low: Tensor) -> Tensor:

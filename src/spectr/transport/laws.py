@@ -1,7 +1,7 @@
-"""Laws: what a probability vector must satisfy, and the corners where a mass is zero. Their only home.
+"""Laws (probability distributions over the vocabulary): their checks, and the arithmetic where a mass is zero.
 
 A law is a tensor (…, V) whose last dimension is the vocabulary. Public entry points check their laws here once; the
-numerics below them do not check again. Never a silent renormalisation: a law that does not sum to one is an error.
+numerics below them do not check again. A law that does not sum to one is an error; it is never silently renormalised.
 """
 
 import torch
@@ -29,17 +29,17 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 
 
 def law_of(logits: Tensor) -> Tensor:
-    """Policy logits (…, V) to the law they stand for, float32 or better.
+    """Return the softmax of policy logits (…, V), in float32 or better.
 
-    On a CPU softmax sums in float32 and is off by 5e-6 at 152k tokens: one more division mends that."""
+    On a CPU softmax sums in float32 and is off by 5e-6 at 152k tokens, so it is normalised once more in float64."""
     law = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
     return law.div_(law.sum(-1, keepdim=True, dtype=torch.float64)) if law.device.type == "cpu" else law
 
 
 def sound(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits (…, V), zeros where they stand for no law, so that nothing trips over them; and (…) where they do.
+    """Return logits (…, V) with zeros in rows that define no distribution, and a mask (…) of the rows that do.
 
-    >>> [found.tolist() for found in sound(torch.tensor([[0.0, 1.0], [torch.nan, 1.0], [-torch.inf, -torch.inf]]))]
+    >>> [part.tolist() for part in sound(torch.tensor([[0.0, 1.0], [torch.nan, 1.0], [-torch.inf, -torch.inf]]))]
     [[[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]], [True, False, False]]
     """
     found = logits.amax(-1).isfinite()
@@ -49,7 +49,7 @@ def sound(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check_law(name: str, law: Tensor) -> None:
-    """A law is float32 or float64, has no NaN and no negative entry, and sums to one."""
+    """Check that a law is float32 or float64, has no NaN and no negative entry, and sums to one."""
     if not isinstance(law, Tensor):
         raise LawError(f"{name} must be a tensor (…, vocabulary), got {type(law).__name__}; wrap it in torch.tensor")
     if law.dtype not in _TOLERANCE:
@@ -69,7 +69,7 @@ def check_law(name: str, law: Tensor) -> None:
 
 
 def check_pair(target: Tensor, draft: Tensor) -> None:
-    """Target and draft are laws over one vocabulary, of one dtype, with leading shapes that broadcast."""
+    """Check that target and draft are laws over one vocabulary, of one dtype, with leading shapes that broadcast."""
     check_law("target", target)
     check_law("draft", draft)
     if target.shape[-1] != draft.shape[-1]:
@@ -87,7 +87,7 @@ def check_pair(target: Tensor, draft: Tensor) -> None:
 
 
 def check_count(name: str, count: int | Tensor) -> None:
-    """A number of drafts is an integer of at least one."""
+    """Check that a number of drafts is an integer of at least one."""
     if isinstance(count, bool) or not isinstance(count, int | Tensor):
         raise ArgumentError(f"{name} must be an integer or an integer tensor, got {type(count).__name__}")
     if isinstance(count, Tensor) and (count.dtype.is_floating_point or count.dtype == torch.bool):
@@ -98,7 +98,7 @@ def check_count(name: str, count: int | Tensor) -> None:
 
 
 def check_tokens(name: str, tokens: Tensor, vocabulary: int) -> None:
-    """Drafted ids are an integer tensor (…, k) inside the vocabulary."""
+    """Check that drafted ids are an integer tensor (…, k) inside the vocabulary."""
     if not isinstance(tokens, Tensor) or tokens.dtype.is_floating_point or tokens.dtype == torch.bool:
         kind = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
         raise ArgumentError(f"{name} must be an integer tensor (…, k) of token ids, got {kind}")
@@ -111,43 +111,43 @@ def check_tokens(name: str, tokens: Tensor, vocabulary: int) -> None:
 
 
 def overlap(target: Tensor, draft: Tensor) -> Tensor:
-    """Σ min(target, draft) = 1 − TV, float64 (…)."""
+    """Return Σ min(target, draft) = 1 − TV, float64 (…)."""
     return torch.minimum(target, draft).sum(-1, dtype=torch.float64)
 
 
 def total_variation(target: Tensor, draft: Tensor) -> Tensor:
-    """½ Σ |target − draft|, float64 (…)."""
+    """Return ½ Σ |target − draft|, float64 (…)."""
     return (target - draft).abs().sum(-1, dtype=torch.float64) / 2
 
 
 def ratio(target: Tensor, draft: Tensor) -> Tensor:
-    """target / draft. Where the draft law is zero a token is never drafted, and counts as infinitely underdrafted."""
+    """Return target / draft, and infinity where the draft law is zero: such a token is never drafted."""
     return torch.where(draft > 0, target / draft, torch.inf)
 
 
 def take(law: Tensor, tokens: Tensor) -> Tensor:
-    """The law at the drafted ids: (…, V), (…, k) → (…, k)."""
+    """Return the law (…, V) at the drafted ids (…, k), as (…, k)."""
     return law.expand(*tokens.shape[:-1], law.shape[-1]).gather(-1, tokens)
 
 
 def normalise(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """weights / Σ weights; a row without mass becomes `otherwise`."""
+    """Return weights / Σ weights, and `otherwise` in rows without mass."""
     total = weights.sum(-1, keepdim=True, dtype=torch.float64)
     return torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), otherwise).to(weights.dtype)
 
 
 def residual(target: Tensor, taken: Tensor) -> Tensor:
-    """What the target still owes once the mass `taken` was given out, (target − taken)⁺, not normalised.
+    """Return (target − taken)⁺, not normalised: the mass of the target that remains after the mass `taken`.
 
-    A row where nothing is left can only be asked for through rounding; it answers with the target itself, so that a
-    token the target excludes never comes out.
+    A row without a remainder can only be needed because of rounding. It is replaced by the target, so that a token the
+    target excludes is never drawn.
     """
     left = (target - taken).clamp_min_(0)
     return torch.where(left.sum(-1, keepdim=True) > 0, left, target)
 
 
 def without(law: Tensor, tokens: Tensor, live: Tensor) -> Tensor:
-    """The law with the live tokens (…, k) taken out, renormalised; all zero if they held all its mass."""
+    """Return the law without the live tokens (…, k), renormalised; all zero if they had all its mass."""
     size = law.shape[-1]
     gone = torch.zeros(*tokens.shape[:-1], size + 1, dtype=torch.bool, device=law.device)
     rest = law.masked_fill(gone.scatter_(-1, torch.where(live, tokens, size), True)[..., :size], 0)

@@ -1,4 +1,4 @@
-"""One draft: maximal coupling (Leviathan et al. 2023, Chen et al. 2023)."""
+"""The maximal coupling of one draft with the target (Leviathan et al. 2023, Chen et al. 2023)."""
 
 from typing import ClassVar
 
@@ -13,9 +13,9 @@ __all__ = ["Maximal"]
 
 
 class Maximal(SelectingCoupling):
-    """Accept x with min(1, target(x) / draft(x)), else draw from (target − draft)⁺: no coupling agrees more often.
+    """Accepts x with min(1, target(x) / draft(x)), else draws from (target − draft)⁺; no coupling accepts more often.
 
-    Of several drafts only the first is looked at.
+    Only the first of several drafts is used.
 
     >>> import torch
     >>> target, draft = torch.tensor([[1 / 3, 2 / 3], [2 / 3, 1 / 3]], dtype=torch.float64)
@@ -27,9 +27,9 @@ class Maximal(SelectingCoupling):
     papers: ClassVar[tuple[str, ...]] = ("leviathan2023", "chen2023")
 
     def select(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Selection:
-        """The first live draft, whose law is the draft law."""
+        """Select the first live draft, whose law is the draft law."""
         return first_draft(draft, drafted)
 
     def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
-        """Σ min(target, draft)."""
+        """Return Σ min(target, draft)."""
         return torch.where(k > 0, overlap(target, draft), 0.0)

@@ -1,4 +1,4 @@
-"""Recursive rejection (SpecInfer and after): each draft meets what the ones before it left of the target."""
+"""Recursive rejection (SpecInfer): each draft is tested against the target's residual after the drafts before it."""
 
 from typing import ClassVar
 
@@ -17,14 +17,16 @@ _MOST_ORDERS = 1 << 20
 
 
 def _recurse(target: Tensor, draft: Tensor, drafted: Drafted, *, replace: bool) -> Outcome:
-    """Test the drafts in order; after a rejection the target gives way to its residual, and without replacement the
-    draft law loses the rejected token."""
+    """Test the drafts in order. A rejection replaces the target by its residual and, without replacement, removes the
+    rejected token from the draft law."""
     tokens, live = drafted.tokens, drafted.live
     rest, ending = torch.ones_like(tokens[..., 0], dtype=torch.float64), []
     for slot in range(tokens.shape[-1]):
         token, on = tokens[..., slot : slot + 1], live[..., slot]
-        owed, given = (take(law, token).squeeze(-1).to(torch.float64) for law in (target, draft))
-        chance = torch.where(on & (given > 0), (owed / torch.where(given > 0, given, 1.0)).clamp_max(1.0), 0.0)
+        target_mass, draft_mass = (take(law, token).squeeze(-1).to(torch.float64) for law in (target, draft))
+        chance = torch.where(
+            on & (draft_mass > 0), (target_mass / torch.where(draft_mass > 0, draft_mass, 1.0)).clamp_max(1.0), 0.0
+        )
         ending.append(rest * chance)
         rest = rest * (1 - chance)
         left = normalise(residual(target, draft), target)
@@ -41,11 +43,11 @@ class Recursive(Coupling):
     papers: ClassVar[tuple[str, ...]] = ("miao2024specinfer",)
 
     def settle(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Outcome:
-        """In the order of the slots."""
+        """Test the drafts in the order of their slots."""
         return _recurse(target, draft, drafted, replace=True)
 
     def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
-        """1 − Π (1 − Σ min(target_m, draft)) over the successive residuals target_m."""
+        """Return 1 − Π (1 − Σ min(target_m, draft)) over the successive residuals target_m."""
         rejected = torch.ones_like(k, dtype=torch.float64)
         for turn in range(most):
             rejected = torch.where(turn < k, rejected * (1 - overlap(target, draft)), rejected)
@@ -61,11 +63,11 @@ class RecursiveWithoutReplacement(Coupling):
     papers: ClassVar[tuple[str, ...]] = ("jeon2024", "miao2024specinfer")
 
     def settle(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Outcome:
-        """In the order of the slots, which must be the order of the draws."""
+        """Test the drafts in the order of their slots, which must be the order of the draws."""
         return _recurse(target, draft, drafted, replace=False)
 
     def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
-        """Summed over the rejected tokens in order: V^(k−1) terms, refused beyond a million."""
+        """Sum over all orders of rejected tokens: V^(k−1) terms, refused beyond a million."""
         size = target.shape[-1]
         if size ** (most - 1) > _MOST_ORDERS:
             raise ArgumentError(
@@ -75,7 +77,10 @@ class RecursiveWithoutReplacement(Coupling):
         return self._sum_orders(target, draft, k, most)
 
     def _sum_orders(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
-        """Accepted now, plus for each token that may be rejected first (its chance is (draft − target)⁺) the rest."""
+        """Return the acceptance of the first draft plus, for each token it may be when rejected, that of the later
+        ones.
+
+        The first draft is rejected as token x with probability (draft(x) − target(x))⁺."""
         now = torch.where(k > 0, overlap(target, draft), 0.0)
         if most <= 1:
             return now

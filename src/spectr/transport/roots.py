@@ -1,4 +1,4 @@
-"""Roots of falling functions, many at once, with a bound that is safe to use before the root is exact."""
+"""Finds roots of many falling functions at once, with a bound that is valid before the search has converged."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,23 +10,24 @@ __all__ = ["Root", "falling_root"]
 
 
 class Root(NamedTuple):
-    """Where a root is, as far as it was looked for."""
+    """An upper bound of a root, and the best approximation."""
 
-    above: Tensor  # at or right of the root: the function is ≤ 0 there, however few the rounds
-    nearest: Tensor  # where the function was seen closest to 0
+    above: Tensor  # at or right of the root: the function is ≤ 0 there after any number of rounds
+    nearest: Tensor  # the argument at which the function was closest to 0
 
 
 def falling_root(
     function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, rounds: int, halvings: int = 0
 ) -> Root:
-    """The root of a non-increasing `function` in [low, high], or `low` if it is ≤ 0 there; it must be ≤ 0 at `high`.
+    """Return the root of a non-increasing `function` in [low, high], or `low` if it is ≤ 0 there.
 
-    Illinois' false position: the end that stays put twice has its value halved, so both ends close in superlinearly.
-    That is slow where a function is flat beside its root: a CPU, which sees it, then halves the interval so often.
+    The function must be ≤ 0 at `high`. The method is false position in the Illinois variant: the value of an end that
+    does not move twice is halved, so both ends converge superlinearly. It is slow for a function that is flat beside
+    its root; on a CPU the search then continues with `halvings` bisections.
     """
     start, at_low, at_high = low, function(low), function(high)
     enough = 1e-15 if rounds > 32 else 1e-8
-    settled, side = at_low <= 0, torch.zeros_like(low)
+    done, side = at_low <= 0, torch.zeros_like(low)
     nearest, least = torch.where(at_low.abs() < at_high.abs(), low, high), torch.minimum(at_low.abs(), at_high.abs())
     for turn in range(rounds + (halvings if low.device.type == "cpu" else 0)):
         span = at_low - at_high if turn < rounds else torch.zeros_like(low)
@@ -38,6 +39,6 @@ def falling_root(
         at_high = torch.where(right, value, torch.where(side < 0, at_high / 2, at_high))
         low, high = torch.where(right, low, middle), torch.where(right, middle, high)
         side = torch.where(right, 1.0, -1.0)
-        if low.device.type == "cpu" and bool((settled | (high - low <= enough * high)).all()):
+        if low.device.type == "cpu" and bool((done | (high - low <= enough * high)).all()):
             break
-    return Root(torch.where(settled, start, high), torch.where(settled, start, nearest))
+    return Root(torch.where(done, start, high), torch.where(done, start, nearest))

@@ -1,7 +1,7 @@
-"""Couplings that first select one draft and then test it alone: the canonical form every coupling can be given.
+"""Couplings that first select one draft and then test it alone. Every coupling can be written in this form.
 
-Select a draft so that the selected token has law r; accept it with min(1, target / r); else draw from (target − r)⁺.
-Acceptance is Σ min(target, r). Rules that look at whole paths use the selection without the test.
+They select a draft such that the selected token has law r, accept it with min(1, target / r), and otherwise draw from
+(target − r)⁺. Acceptance is Σ min(target, r). Rules for whole paths use the selection without the test.
 """
 
 from abc import abstractmethod
@@ -18,8 +18,8 @@ from spectr.transport.laws import residual, take, without
 __all__ = [
     "SelectingCoupling",
     "Selection",
-    "at_most_one",
     "first_draft",
+    "has_single_draft",
     "left_over",
     "one_draft_test",
     "select_hybrid",
@@ -28,21 +28,21 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """One of the drafts, chosen."""
+    """The probabilities of selecting each draft, and the law of the selected token."""
 
     chance: Tensor  # (…, k) float64: probability that this draft is selected, given all of them; sums to 1
     law: Rows  # (…, V): law of the selected token over all drafts; zero where there is no live draft
     at_drafts: Tensor  # (…, k): that law at the drafted tokens
 
     def acceptance(self, target: Tensor, tokens: Tensor) -> Tensor:
-        """min(1, target / law) at the drafted tokens, float64 (…, k)."""
+        """Return min(1, target / law) at the drafted tokens, float64 (…, k)."""
         return one_draft_test(take(target, tokens), self.at_drafts)
 
 
-def one_draft_test(owed: Tensor, given: Tensor) -> Tensor:
-    """min(1, owed / given), float64; 1 where nothing was given."""
-    owed, given = owed.to(torch.float64), given.to(torch.float64)
-    return torch.where(given > owed, owed / torch.where(given > 0, given, 1.0), 1.0)
+def one_draft_test(target_mass: Tensor, draft_mass: Tensor) -> Tensor:
+    """Return min(1, target_mass / draft_mass), float64; 1 where the draft mass is zero."""
+    target_mass, draft_mass = target_mass.to(torch.float64), draft_mass.to(torch.float64)
+    return torch.where(draft_mass > target_mass, target_mass / torch.where(draft_mass > 0, draft_mass, 1.0), 1.0)
 
 
 def _where_live(draft: Tensor, live: Tensor) -> Tensor:
@@ -56,27 +56,27 @@ def first_draft(draft: Tensor, drafted: Drafted) -> Selection:
     return Selection(first.to(torch.float64), Rows(_where_live, (draft, live)), take(draft, drafted.tokens))
 
 
-def at_most_one(live: Tensor) -> bool:
-    """No row has two live drafts, as far as can be known without waiting for a device."""
+def has_single_draft(live: Tensor) -> bool:
+    """Return whether no row has two live drafts, as far as that is known without waiting for a device."""
     return live.shape[-1] == 1 or (live.device.type == "cpu" and bool((live.sum(-1) < 2).all()))
 
 
 def left_over(target: Tensor, law: Rows) -> Rows:
-    """(target − law)⁺ as rows."""
+    """Return (target − law)⁺ as rows that are computed on demand."""
     return Rows(lambda target, *parts: residual(target, law.compute(*parts)), (target, *law.parts))
 
 
 class SelectingCoupling(Coupling):
-    """A coupling in canonical form."""
+    """A coupling that selects one draft and tests it alone."""
 
     papers: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def select(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Selection:
-        """The selection for sampled drafts (…, k); `drafted.fixed` is not looked at."""
+        """Return the selection among sampled drafts (…, k). It ignores `drafted.fixed`."""
 
     def selection(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Selection:
-        """The selection for drafts of which some may be fixed."""
+        """Return the selection among drafts of which some may be fixed."""
         return (
             self.select(target, draft, drafted)
             if drafted.fixed is None
@@ -84,15 +84,16 @@ class SelectingCoupling(Coupling):
         )
 
     def settle(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Outcome:
-        """Select, then the one-draft test on the selected law."""
+        """Select one draft and apply the one-draft test to it."""
         chosen = self.select(target, draft, drafted)
         return Outcome(chosen.chance * chosen.acceptance(target, drafted.tokens), left_over(target, chosen.law))
 
 
 def select_hybrid(coupling: SelectingCoupling, target: Tensor, draft: Tensor, drafted: Drafted) -> Selection:
-    """Selection among hybrid drafts: a sampled draft that would be rejected gives way to a fixed one, as often as the
-    target's mass on the fixed set T allows. The selected law is then the target's on T, and with nothing but fixed
-    drafts it is the target restricted to T."""
+    """Return the selection among hybrid drafts.
+
+    A sampled draft that would be rejected is replaced by a fixed one, as often as the target's mass on the fixed set T
+    allows. On T the selected law is then the target's; with fixed drafts only, it is the target restricted to T."""
     tokens, pinned, sampled = drafted.tokens, drafted.pinned, drafted.sampled
     chosen = coupling.select(target, without(draft, tokens, pinned), Drafted(tokens, sampled))
     lone = ~sampled.any(-1, keepdim=True)
@@ -109,9 +110,10 @@ def select_hybrid(coupling: SelectingCoupling, target: Tensor, draft: Tensor, dr
 
 
 def _target_among(target: Tensor, tokens: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """The target's law on the tokens in `slots` (…, k), and its mass there (…, 1). Without mass: the uniform one,
-    which is then only reached when there is nothing else to select."""
-    owed = torch.where(slots, take(target, tokens), 0).to(torch.float64)
-    mass = owed.sum(-1, keepdim=True)
+    """Return the target restricted to the tokens in `slots` (…, k), and its mass there (…, 1).
+
+    Without mass it is uniform; it is then used only if there is nothing else to select."""
+    target_mass = torch.where(slots, take(target, tokens), 0).to(torch.float64)
+    mass = target_mass.sum(-1, keepdim=True)
     uniform = slots.to(torch.float64) / slots.sum(-1, keepdim=True).clamp_min(1)
-    return torch.where(mass > 0, owed / torch.where(mass > 0, mass, 1.0), uniform), mass
+    return torch.where(mass > 0, target_mass / torch.where(mass > 0, mass, 1.0), uniform), mass

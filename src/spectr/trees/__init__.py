@@ -1,4 +1,4 @@
-"""Token trees: shapes, and drawing them from draft laws. Knows no rule and no model."""
+"""Token trees: their shapes, and how they are drawn from draft laws. Independent of rules and models."""
 
 from spectr.trees.budget import Valued, best_shape
 from spectr.trees.frontier import Frontier, LogitsOf, static_frontier

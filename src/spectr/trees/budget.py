@@ -1,7 +1,8 @@
-"""Which static tree to draw: the one of N nodes that is expected to keep most, from acceptance by depth and rank.
+"""Chooses the static tree of N nodes with the most expected accepted tokens, given acceptance by depth and rank.
 
-A node is kept if its whole path is, so it is worth the product of the chances on the way, never more than its parent or
-an earlier sibling. The best N nodes are therefore a tree already, and the greedy choice is the optimum.
+A node is kept if its whole path is, so its value is the product of the probabilities along the path, which is never
+more than that of its parent or of an earlier sibling. The best N nodes therefore form a tree, and the greedy choice is
+optimal.
 """
 
 import heapq
@@ -15,26 +16,27 @@ from spectr.trees.shape import Shape
 __all__ = ["Valued", "best_shape"]
 
 Chances = Sequence[Sequence[float]]
-"""By depth and rank: how often a node that is reached goes on to its first child, its second, …; below the last depth
-given, the last holds."""
+"""For each depth, the probabilities that a reached node continues to its first child, its second, …; the last entry
+applies to all deeper depths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Valued:
-    """A shape, and the chance that each node is kept."""
+    """A shape, and the probability that each of its nodes is kept."""
 
     shape: Shape
     values: tuple[float, ...]
 
     @property
     def expected(self) -> float:
-        """Tokens a step emits: the bonus, and every node as often as it is kept."""
+        """The expected number of tokens per step: the sum of the probabilities, the root's 1 counting the bonus
+        token."""
         return sum(self.values)
 
 
 def _check(chances: Chances, nodes: int) -> None:
     if nodes < 1:
-        raise ArgumentError(f"nodes must be at least 1, the root, got {nodes}")
+        raise ArgumentError(f"nodes must be at least 1 (the root), got {nodes}")
     if not chances or not all(chances):
         raise ArgumentError("chances must have at least one depth, and at least one rank in each")
     for depth, row in enumerate(chances, start=1):
@@ -44,7 +46,7 @@ def _check(chances: Chances, nodes: int) -> None:
 
 
 def best_shape(chances: Chances, nodes: int) -> Valued:
-    """The tree of at most `nodes` nodes, the root included, with the highest expected number of kept nodes.
+    """Return the tree of at most `nodes` nodes, the root included, with the highest expected number of kept nodes.
 
     >>> best = best_shape([[0.6, 0.2], [0.5, 0.1]], 4)
     >>> best.shape.parents, round(best.expected, 2)

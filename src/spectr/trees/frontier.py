@@ -1,4 +1,4 @@
-"""The nodes of one depth, about to be scored by a drafter. Knows neither what scores them nor what it is for."""
+"""The nodes of one depth that a drafter scores next."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,28 +15,28 @@ __all__ = ["Frontier", "LogitsOf", "first_frontier", "next_frontier", "static_fr
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """M nodes of one depth, after S nodes that were scored at the depths above."""
+    """M nodes of one depth; S nodes were scored at the depths above."""
 
     depth: int
     tokens: Tensor  # (B, M) int64
-    paths: Tensor  # (B, M, depth) int64: the tokens below the root on the way to each node, its own the last
-    ancestors: Tensor  # (B, M, S + M) bool: which scored nodes, and of the M, each is or descends from
-    parents: Tensor  # (B, M) int64: the place of each one's parent among the S; 0 for the root
+    paths: Tensor  # (B, M, depth) int64: the tokens from below the root to each node, its own last
+    ancestors: Tensor  # (B, M, S + M) bool: which scored or current nodes are the node itself or an ancestor of it
+    parents: Tensor  # (B, M) int64: the index of each node's parent among the S; 0 for the root
 
 
 LogitsOf = Callable[[Frontier], Tensor]
-"""Raw logits (B, M, V) of what follows the nodes of a frontier. Asked once for each depth, from the root down."""
+"""Returns the raw logits (B, M, V) after the nodes of a frontier. Called once for each depth, from the root down."""
 
 
 def first_frontier(root: Tensor) -> Frontier:
-    """The roots (B,) alone."""
+    """Return the frontier that consists of the roots (B,)."""
     batch, device = root.shape[0], root.device
     ancestors = torch.ones(batch, 1, 1, dtype=torch.bool, device=device)
     return Frontier(0, root[:, None], root.new_empty(batch, 1, 0), ancestors, torch.zeros_like(root)[:, None])
 
 
 def next_frontier(above: Frontier, parent: Tensor, tokens: Tensor) -> Frontier:
-    """Children with `tokens` (B, M) of the nodes `parent` (B, M) of the frontier above."""
+    """Return the frontier of the children with `tokens` (B, M), whose parents are `parent` (B, M) in `above`."""
 
     def at_parent(values: Tensor) -> Tensor:
         return values.gather(1, parent[..., None].expand(-1, -1, values.shape[-1]))
@@ -49,32 +49,34 @@ def next_frontier(above: Frontier, parent: Tensor, tokens: Tensor) -> Frontier:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rung:
-    """What never changes of one depth of a static shape."""
+class _StaticLevel:
+    """The constant parts of a frontier at one depth of a static shape."""
 
     depth: int
-    ways: tuple[tuple[int, ...], ...]  # nodes below the root on the way to each node
+    paths: tuple[tuple[int, ...], ...]  # nodes from below the root to each node
     ancestors: tuple[tuple[bool, ...], ...]
-    parents: tuple[int, ...]  # places among the nodes scored
+    parents: tuple[int, ...]  # indices among the scored nodes
 
 
 @cache
-def _rungs(shape: Shape) -> dict[tuple[int, ...], _Rung]:
-    found, scored = {}, list[int]()
+def _static_levels(shape: Shape) -> dict[tuple[int, ...], _StaticLevel]:
+    levels, scored = {}, list[int]()
     for depth, nodes in enumerate(shape.parents_by_depth):
         scored += nodes
-        ways = [shape.way(node) for node in nodes]
-        seen = tuple(tuple(other in way for other in scored) for way in ways)
+        paths = [shape.way(node) for node in nodes]
+        ancestors = tuple(tuple(other in path for other in scored) for path in paths)
         parents = tuple(scored.index(shape.parents[node]) for node in nodes)
-        found[tuple(nodes)] = _Rung(depth, tuple(tuple(way[1:]) for way in ways), seen, parents)
-    return found
+        levels[tuple(nodes)] = _StaticLevel(depth, tuple(tuple(path[1:]) for path in paths), ancestors, parents)
+    return levels
 
 
 def static_frontier(shape: Shape, tokens: Tensor, nodes: list[int]) -> Frontier:
-    """The `nodes` of one depth of a static shape that have children, with `tokens` (B, N) of the whole tree so far."""
-    rung = _rungs(shape)[tuple(nodes)]
+    """Return the frontier of `nodes`, those of one depth of a static shape that have children.
+
+    `tokens` (B, N) are those of the whole tree, as far as it was drawn."""
+    level = _static_levels(shape)[tuple(nodes)]
     device = tokens.device
-    ways = constant(rung.ways, device)  # (M, depth)
-    seen = constant(rung.ancestors, device, torch.bool).expand(tokens.shape[0], -1, -1)
-    parents = constant(rung.parents, device).expand(tokens.shape[0], -1)
-    return Frontier(rung.depth, tokens[:, constant(tuple(nodes), device)], tokens[:, ways], seen, parents)
+    paths = constant(level.paths, device)  # (M, depth)
+    ancestors = constant(level.ancestors, device, torch.bool).expand(tokens.shape[0], -1, -1)
+    parents = constant(level.parents, device).expand(tokens.shape[0], -1)
+    return Frontier(level.depth, tokens[:, constant(tuple(nodes), device)], tokens[:, paths], ancestors, parents)

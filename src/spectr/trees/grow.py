@@ -1,7 +1,7 @@
-"""Growing a token tree from draft laws, one depth at a time, with coins; where the laws come from does not matter.
+"""Draws a token tree from draft laws with coins, one depth at a time.
 
-What is drawn stays: no child is ever dropped after it was drawn, and how many children a node has is decided from its
-draft law before any of them is. That is what keeps the coupling rules lossless on trees whose shape is data.
+No child is dropped after it was drawn, and the number of a node's children is decided from its draft law before any of
+them is drawn. That keeps the coupling rules lossless on trees whose shape depends on data.
 """
 
 from collections.abc import Callable
@@ -22,85 +22,85 @@ from spectr.types import Coins, Draft, Siblings
 __all__ = ["ChildCounts", "Growth", "LawAt", "grow"]
 
 LawAt = Callable[[Tensor, list[int]], Tensor]
-"""(tokens (B, N) so far, node ids (M)) → draft laws (B, M, V) of the tokens after those nodes. Asked once for each
-depth, for all its nodes that have children."""
+"""Maps the tokens (B, N) drawn so far and node ids (M) to the draft laws (B, M, V) after those nodes. Called once for
+each depth, for all its nodes that have children."""
 
 ChildCounts = Callable[[Tensor], Tensor]
-"""Draft laws (B, M, V) → how many children each node gets, (B, M); the shape's own number is the most."""
+"""Maps draft laws (B, M, V) to the number of children of each node, (B, M); the shape's number is the maximum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How a tree is drawn: its shape, the sibling law, how many children a node gets, and for hybrids how many of
-    them are fixed."""
+    """How a tree is drawn: its shape, the kind of siblings, the number of children of a node, and for hybrid siblings
+    how many of them are fixed."""
 
     shape: Shape
     siblings: Siblings = "iid"
-    child_counts: ChildCounts | None = None  # None: as many as the shape has
+    child_counts: ChildCounts | None = None  # None: the shape's numbers
     fixed: Callable[[Tensor, int], Tensor] = fixed_count  # (laws (B, M, V), most children) → (B, M)
 
 
 @dataclass(frozen=True, slots=True)
-class _Brood:
-    """The children of M nodes with C places each."""
+class _Children:
+    """The children of M nodes with C slots each."""
 
     tokens: Tensor  # (B, M, C)
     fixed: Tensor  # (B, M, C) bool
-    born: Tensor  # (B, M, C) bool: a place the law can fill
+    exists: Tensor  # (B, M, C) bool: False beyond the support of the draft law
 
 
-def _iid(law: Tensor, slots: Tensor, coins: Coins) -> _Brood:
+def _iid(law: Tensor, slots: Tensor, coins: Coins) -> _Children:
     tokens = torch.stack([coins.pick(law, node, Purpose.DRAFT) for node in slots.unbind(-1)], -1)
-    return _Brood(tokens, torch.zeros_like(tokens, dtype=torch.bool), torch.ones_like(tokens, dtype=torch.bool))
+    return _Children(tokens, torch.zeros_like(tokens, dtype=torch.bool), torch.ones_like(tokens, dtype=torch.bool))
 
 
-def _without_replacement(law: Tensor, slots: Tensor, coins: Coins) -> _Brood:
-    """In the order drawn; no more than the law's support."""
-    tokens, born = [], []
+def _without_replacement(law: Tensor, slots: Tensor, coins: Coins) -> _Children:
+    """Draw children in order, at most as many as the law's support has tokens."""
+    tokens, exists = [], []
     for node in slots.unbind(-1):
-        born.append((law > 0).any(-1))
+        exists.append((law > 0).any(-1))
         tokens.append(coins.pick(law, node, Purpose.DRAFT))
         law = without(law, tokens[-1][..., None], torch.ones_like(tokens[-1][..., None], dtype=torch.bool))
     drawn = torch.stack(tokens, -1)
-    return _Brood(drawn, torch.zeros_like(drawn, dtype=torch.bool), torch.stack(born, -1))
+    return _Children(drawn, torch.zeros_like(drawn, dtype=torch.bool), torch.stack(exists, -1))
 
 
 def _top(law: Tensor, count: int) -> Tensor:
-    """The `count` likeliest tokens, best first, (B, M, count); padded with 0 beyond the vocabulary."""
+    """Return the `count` likeliest tokens, best first, (B, M, count); padded with 0 beyond the vocabulary."""
     best = law.topk(min(count, law.shape[-1]), -1).indices
     return torch.nn.functional.pad(best, (0, count - best.shape[-1]))
 
 
-def _fixed(law: Tensor, slots: Tensor) -> _Brood:
-    """The likeliest tokens, no more than the law's support."""
+def _fixed(law: Tensor, slots: Tensor) -> _Children:
+    """Take the likeliest tokens, at most as many as the law's support has."""
     tokens = _top(law, slots.shape[-1])
     places = torch.arange(slots.shape[-1], device=law.device) < (law > 0).sum(-1, keepdim=True)
-    return _Brood(tokens, torch.ones_like(places), places)
+    return _Children(tokens, torch.ones_like(places), places)
 
 
-def _hybrid(law: Tensor, slots: Tensor, pinned: Tensor, coins: Coins) -> _Brood:
-    """The `pinned` (B, M) likeliest, then draws off them; none of those where nothing is left to draw."""
+def _hybrid(law: Tensor, slots: Tensor, pinned: Tensor, coins: Coins) -> _Children:
+    """Take the `pinned` (B, M) likeliest tokens and draw the others from the rest of the law, if any mass is left."""
     best = _top(law, slots.shape[-1])
     flags = torch.arange(slots.shape[-1], device=law.device) < pinned[..., None]
     off = without(law, best, flags)
     drawn = _iid(off, slots, coins).tokens
-    return _Brood(torch.where(flags, best, drawn), flags, flags | (off > 0).any(-1, keepdim=True))
+    return _Children(torch.where(flags, best, drawn), flags, flags | (off > 0).any(-1, keepdim=True))
 
 
-def _race(law: Tensor, slots: Tensor, depth: int, coins: Coins) -> _Brood:
-    """The first of the race on the draft law at this depth."""
+def _race(law: Tensor, slots: Tensor, depth: int, coins: Coins) -> _Children:
+    """Take the first finishers of the race on the draft law at this depth."""
     count = slots.shape[-1]
     front = coins.top_racers(
         law.log(), torch.full_like(law[..., 0], depth, dtype=torch.int64), min(count, law.shape[-1])
     )
     tokens = torch.nn.functional.pad(front, (0, count - front.shape[-1]))
     places = torch.arange(count, device=law.device) < (law > 0).sum(-1, keepdim=True)
-    return _Brood(tokens, torch.zeros_like(places), places)
+    return _Children(tokens, torch.zeros_like(places), places)
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Nodes of one depth that have equally many children: their places among the parents of that depth."""
+    """Nodes of one depth with the same number of children: their indices among the parents of that depth."""
 
     places: list[int]
     children: list[list[int]]
@@ -112,16 +112,16 @@ class _Level:
 
     depth: int
     nodes: list[int]
-    ways: list[list[int]]  # from the root to each of them
+    paths: list[list[int]]  # from the root to each of them
     groups: list[_Group]
-    fewest: int  # children of any of them
+    fewest: int  # the smallest number of children
 
 
-def _brood(law: Tensor, slots: Tensor, level: _Level, growth: Growth, coins: Coins) -> _Brood:
-    """Children in the node `slots` (B, M, C) for laws (B, M, V).
+def _draw_siblings(law: Tensor, slots: Tensor, level: _Level, growth: Growth, coins: Coins) -> _Children:
+    """Draw children in the node `slots` (B, M, C) from laws (B, M, V).
 
-    How many are fixed depends on the law and on the depth alone: copies of one prefix must agree on it, since their
-    children are pooled.
+    The number of fixed ones depends on the law and the depth alone: copies of one prefix must agree on it, because a
+    rule treats their children as one set.
     """
     match growth.siblings:
         case "iid":
@@ -138,49 +138,49 @@ def _brood(law: Tensor, slots: Tensor, level: _Level, growth: Growth, coins: Coi
 
 @cache
 def _levels(shape: Shape) -> list[_Level]:
-    """The nodes that have children, by depth, and in each depth by how many."""
-    found = []
+    """Group the nodes that have children by depth, and within a depth by the number of children."""
+    levels = []
     for depth, nodes in enumerate(shape.parents_by_depth):
         children = [[n for n, p in enumerate(shape.parents) if n and p == node] for node in nodes]
         sizes = sorted({len(kids) for kids in children})
         places = [[at for at, kids in enumerate(children) if len(kids) == size] for size in sizes]
         groups = [_Group(members, [children[at] for at in members]) for members in places]
-        found.append(_Level(depth, nodes, [shape.way(node) for node in nodes], groups, sizes[0]))
-    return found
+        levels.append(_Level(depth, nodes, [shape.way(node) for node in nodes], groups, sizes[0]))
+    return levels
 
 
 def _as_drawn(law: Tensor) -> Tensor:
-    """float32 or better, divided by its float64 sum: the law that is stored is the law that is drawn from."""
+    """Return the law in float32 or better, divided by its float64 sum, so that the stored law is the one drawn from."""
     law = law.to(torch.promote_types(law.dtype, torch.float32))
     return (law / law.sum(-1, keepdim=True, dtype=torch.float64)).to(law.dtype)
 
 
 def _of_first_copies(law: Tensor, words: Tensor) -> Tensor:
-    """Laws (B, M, V) of nodes whose paths of tokens are `words` (B, M, D): copies of one path get the first one's.
+    """Give copies of one path of tokens the law of the first; laws are (B, M, V), paths are `words` (B, M, D).
 
-    A model may give copies laws that differ in the last bits, and a rule reads one law for all their children."""
+    A model may return laws for copies that differ in the last bits, and a rule reads one law for all their children."""
     same = (words[:, :, None] == words[:, None]).all(-1)  # (B, M, M)
     return pick_rows(law, same.to(torch.int8).argmax(-1))
 
 
 def _draw_children(drawn: Draft, law: Tensor, level: _Level, growth: Growth, coins: Coins) -> None:
-    """Fill in tokens, alive and fixed of the children of one level; `law` (B, M, V) for its nodes."""
+    """Write tokens, alive and fixed of the children of one level into `drawn`; `law` (B, M, V) is that of its nodes."""
     batch, device = law.shape[0], law.device
     for group in level.groups:
         nodes = constant(tuple(level.nodes[place] for place in group.places), device)
         own = law if len(nodes) == law.shape[1] else law[:, constant(tuple(group.places), device)]
         slots = constant(tuple(map(tuple, group.children)), device)  # (M, C)
-        brood = _brood(own, slots.expand(batch, *slots.shape), level, growth, coins)
-        born = brood.born & drawn.alive[:, nodes][..., None]
+        children = _draw_siblings(own, slots.expand(batch, *slots.shape), level, growth, coins)
+        exists = children.exists & drawn.alive[:, nodes][..., None]
         if growth.child_counts is not None:
-            born &= torch.arange(slots.shape[-1], device=device) < growth.child_counts(own)[..., None]
+            exists &= torch.arange(slots.shape[-1], device=device) < growth.child_counts(own)[..., None]
         places = slots.flatten()
-        drawn.tokens[:, places] = brood.tokens.flatten(1)
-        drawn.alive[:, places], drawn.fixed[:, places] = born.flatten(1), (born & brood.fixed).flatten(1)
+        drawn.tokens[:, places] = children.tokens.flatten(1)
+        drawn.alive[:, places], drawn.fixed[:, places] = exists.flatten(1), (exists & children.fixed).flatten(1)
 
 
 def grow(root: Tensor, law_at: LawAt, growth: Growth, coins: Coins) -> Draft:
-    """A draft for rows whose last committed tokens are `root` (B,)."""
+    """Draw a tree for rows whose last committed tokens are `root` (B,)."""
     shape = growth.shape
     if shape.depth == 0:
         raise ArgumentError("a tree must have at least one node below its root")
@@ -194,7 +194,7 @@ def grow(root: Tensor, law_at: LawAt, growth: Growth, coins: Coins) -> Draft:
     for level in _levels(shape):
         law = _as_drawn(law_at(tokens, level.nodes))  # (B, M, V)
         if growth.siblings in ("iid", "hybrid") and len(level.nodes) > 1:
-            law = _of_first_copies(law, tokens[:, constant(tuple(map(tuple, level.ways)), root.device)])
+            law = _of_first_copies(law, tokens[:, constant(tuple(map(tuple, level.paths)), root.device)])
         laws = law.new_zeros(*tokens.shape, law.shape[-1]) if laws is None else laws
         laws[:, constant(tuple(level.nodes), root.device)] = law
         _draw_children(draft, law, level, growth, coins)

@@ -1,7 +1,7 @@
-"""Shapes of token trees: the static ones people name, and what a rule must know of one that is data.
+"""Static shapes of token trees, and the topology of a drafted tree.
 
-Everything dynamic is batched, of fixed capacity, and computed without a host round trip: ancestors by squaring, the
-rest by comparing paths. Knows no laws and no models.
+The topology is batched, of fixed capacity, and computed without a host round trip: ancestors by repeated squaring, the
+rest by comparing paths.
 """
 
 from collections.abc import Sequence
@@ -20,23 +20,27 @@ __all__ = ["Shape", "Topology", "as_shape", "topology"]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A static shape: `parents[n] < n` is the parent of node n, and node 0, the root, is its own."""
+    """A static shape: `parents[n] < n` is the parent of node n; node 0, the root, is its own parent."""
 
     parents: tuple[int, ...]
 
     def __post_init__(self) -> None:
         if not self.parents or self.parents[0] != 0 or any(not 0 <= p < n for n, p in enumerate(self.parents) if n):
-            raise ArgumentError(f"parents must start with 0 and name an earlier node each, got {self.parents}")
+            raise ArgumentError(
+                f"parents must start with 0 and otherwise be indices of earlier nodes, got {self.parents}"
+            )
 
     @classmethod
     def branching(cls, widths: Sequence[int]) -> "Shape":
-        """Every node at depth i has `widths[i]` children.
+        """Return the shape in which every node at depth i has `widths[i]` children.
 
         >>> Shape.branching((2, 1)).parents
         (0, 0, 0, 1, 2)
         """
         if not widths or any(width < 1 for width in widths):
-            raise ArgumentError(f"branching needs at least one depth and at least 1 child each, got {tuple(widths)}")
+            raise ArgumentError(
+                f"branching must have at least one depth and at least 1 child at each, got {tuple(widths)}"
+            )
         parents, level = [0], [0]
         for width in widths:
             start = len(parents)
@@ -46,18 +50,18 @@ class Shape:
 
     @classmethod
     def chains(cls, count: int, length: int) -> "Shape":
-        """`count` chains of `length` tokens from one root: the drafts of SpecTr."""
+        """Return the shape of `count` chains of `length` tokens from one root, as SpecTr drafts them."""
         if count < 1 or length < 1:
-            raise ArgumentError(f"chains needs at least 1 chain of at least 1 token, got {count} of {length}")
+            raise ArgumentError(f"chains must be at least 1 chain of at least 1 token, got {count} of {length}")
         return cls.branching((count,) + (1,) * (length - 1))
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """Depth of each node."""
-        found = [0]
+        """The depth of each node."""
+        depths = [0]
         for node in range(1, len(self.parents)):
-            found.append(found[self.parents[node]] + 1)
-        return tuple(found)
+            depths.append(depths[self.parents[node]] + 1)
+        return tuple(depths)
 
     @property
     def levels(self) -> list[list[int]]:
@@ -67,13 +71,13 @@ class Shape:
 
     @property
     def parents_by_depth(self) -> list[list[int]]:
-        """The nodes of each depth that have children: what a drafter scores, level by level."""
-        having = set(self.parents[1:])
-        found = [[node for node in level if node in having] for level in self.levels]
-        return [level for level in found if level]
+        """The nodes of each depth that have children, which are those a drafter scores."""
+        parents = set(self.parents[1:])
+        by_depth = [[node for node in level if node in parents] for level in self.levels]
+        return [level for level in by_depth if level]
 
     def way(self, node: int) -> list[int]:
-        """The nodes from the root to `node`, both included.
+        """Return the nodes from the root to `node`, both included.
 
         >>> Shape.branching((2, 1)).way(4)
         [0, 2, 4]
@@ -82,33 +86,33 @@ class Shape:
 
     @property
     def depth(self) -> int:
-        """Depth of the deepest node."""
+        """The depth of the deepest node."""
         return max(self.depths)
 
     @property
     def width(self) -> int:
-        """Most nodes at one depth."""
+        """The largest number of nodes at one depth."""
         return max(len(level) for level in self.levels)
 
 
 def as_shape(tree: Shape | Sequence[int]) -> Shape:
-    """A shape, or the branching numbers of one."""
+    """Return `tree` if it is a shape, else the shape with these branching numbers."""
     return tree if isinstance(tree, Shape) else Shape.branching(tuple(tree))
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Who is whose child, once copies are pooled: siblings that carry one token share their children."""
+    """Parents and children in a drafted tree. Siblings with the same token are copies, and share their children."""
 
-    ancestors: Tensor  # (B, N, N) bool: column is row or an ancestor of row; what a node may attend to
+    ancestors: Tensor  # (B, N, N) bool: column is row or an ancestor of row; the attention mask of the tree
     depth: Tensor  # (B, N) int64
-    path: Tensor  # (B, N, D + 1) int64: the node at each depth on the way from the root, padded with -1
+    path: Tensor  # (B, N, D + 1) int64: the node at each depth from the root down to this one, padded with -1
     canonical_node: Tensor  # (B, N) int64: the first alive node with the same path of tokens
-    children: Tensor  # (B, N, W) int64: children of all copies, at the first copy, in node order; padded with -1
+    children: Tensor  # (B, N, W) int64: at the first copy, the children of all copies in node order; padded with -1
 
 
 def _ancestors(parents: Tensor, depth: int) -> Tensor:
-    """(B, N, N) bool: column is row or an ancestor of row."""
+    """Return (B, N, N) bool: column is row or an ancestor of row."""
     nodes = parents.shape[1]
     ids = cached_arange(nodes, parents.device)
     reach = ((parents[..., None] == ids) | (ids[:, None] == ids)).float()
@@ -118,17 +122,19 @@ def _ancestors(parents: Tensor, depth: int) -> Tensor:
 
 
 def _paths(parents: Tensor, reach: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-    """Depth of each node, and its path."""
+    """Return the depth of each node, (B, N), and its path, (B, N, D + 1)."""
     level = reach.sum(-1) - 1  # (B, N)
     batch, nodes = parents.shape
     ids = cached_arange(nodes, parents.device).expand(batch, nodes, nodes)
-    at = torch.where(reach, level.clamp_max(depth)[:, None, :], depth + 1)  # a last column takes what is no ancestor
+    at = torch.where(
+        reach, level.clamp_max(depth)[:, None, :], depth + 1
+    )  # entries that are no ancestors go to an extra last column
     path = parents.new_full((batch, nodes, depth + 2), -1).scatter_(-1, at, ids)
     return level, path[..., : depth + 1]
 
 
 def _first_where(mask: Tensor) -> Tensor:
-    """Index of the first True in the last dimension; its size if there is none."""
+    """Return the index of the first True in the last dimension, or its size if there is none."""
     ids = cached_arange(mask.shape[-1], mask.device)
     return torch.where(mask, ids, mask.shape[-1]).amin(-1)
 
@@ -140,7 +146,7 @@ def _canonical_nodes(tokens: Tensor, path: Tensor, alive: Tensor) -> Tensor:
 
 
 def _children(home: Tensor, counted: Tensor, width: int) -> Tensor:
-    """(B, N, W) table of the counted nodes under their homes (B, N)."""
+    """Return the table (B, N, W) of the `counted` nodes, listed under their parents `home` (B, N)."""
     batch, nodes = home.shape
     ids = cached_arange(nodes, home.device)
     same = (home[:, :, None] == home[:, None, :]) & counted[:, None, :]
@@ -152,7 +158,7 @@ def _children(home: Tensor, counted: Tensor, width: int) -> Tensor:
 
 @cache
 def _roots_alone(batch: int, depth: int, width: int, device: torch.device) -> Topology:
-    """Trees of their roots alone; made once, to be read only."""
+    """Return the topology of trees that have a root only; it is cached and must not be written to."""
     with torch.inference_mode(False):
         zeros = torch.zeros(batch, 1, dtype=torch.int64, device=device)
         none = torch.full((batch, 1, max(depth, width)), -1, dtype=torch.int64, device=device)
@@ -161,7 +167,7 @@ def _roots_alone(batch: int, depth: int, width: int, device: torch.device) -> To
 
 
 def topology(draft: Draft) -> Topology:
-    """What a rule must know of a draft's trees."""
+    """Return the topology of a draft's trees."""
     if draft.tokens.shape[1] == 1:
         return _roots_alone(len(draft.tokens), draft.depth, draft.width, draft.tokens.device)
     reach = _ancestors(draft.parents, draft.depth)

@@ -1,1 +1,1 @@
-"""Which plan decodes fastest on this machine, plain decoding included, and what is wrong where drafting is slow."""
+"""Finds the plan that decodes fastest on this machine, plain decoding included, and diagnoses slow speculation."""

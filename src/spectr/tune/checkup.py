@@ -1,4 +1,4 @@
-"""Signs, in a real run, that speculation does not do well, and what to do about each."""
+"""Warning signs, in a real run, that speculation does not work well, and advice for each."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,30 +13,30 @@ from spectr.tune.tuner import with_drafter
 __all__ = ["Sign", "check_up", "signs_of"]
 
 LEAST_EFFICIENCY = 1.5  # tokens per call
-MOST_CORRECTIONS = 0.3  # of steps
-MOST_GROWTH = 1.3  # of a call's time, from one node to `WIDE`
+MOST_CORRECTIONS = 0.3  # share of steps
+MOST_GROWTH = 1.3  # ratio of a call's time on `WIDE` nodes to that on one
 WIDE = 16  # nodes
-_TURNS = 3  # times that each tree is timed, of which the fastest counts
+_TURNS = 3  # timings of each tree, of which the fastest counts
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A figure, whether it is a bad one, and what to do then."""
+    """A measured value, whether it is bad, and what to do then."""
 
     name: str
     value: float
     limit: float
     bad: bool
-    says: str  # what it means here
+    says: str  # the value as a sentence
     advice: str
 
     def as_data(self) -> dict[str, Any]:
-        """The sign for JSON, with advice only where it is needed."""
+        """Return the sign as JSON data, with advice only if the value is bad."""
         return {name: value for name, value in asdict(self).items() if name != "advice" or self.bad}
 
 
 def signs_of(stats: Sequence[Stats], seconds: Sequence[float]) -> list[Sign]:
-    """The signs, from statistics of texts and from the seconds of a call on one node and on `WIDE` nodes."""
+    """Return the signs, given statistics of texts and the seconds of a call on one node and on `WIDE` nodes."""
     steps = max(1, sum(one.steps for one in stats))
     efficiency = sum(one.emitted for one in stats) / steps
     corrections = sum(one.corrections for one in stats) / steps
@@ -45,26 +45,27 @@ def signs_of(stats: Sequence[Stats], seconds: Sequence[float]) -> list[Sign]:
         Sign(
             "block efficiency", efficiency, LEAST_EFFICIENCY, efficiency < LEAST_EFFICIENCY,
             f"{efficiency:.2f} tokens per target call",
-            "few drafts are accepted: take a drafter of the target's family, or train one (spectr train); lookup "
-            "where texts repeat their prompt; a lower temperature helps every drafter; spectr tune measures it",
+            "few drafts are accepted: use a drafter of the target's family, or train one (spectr train); use lookup if "
+            "texts repeat their prompt; a lower temperature helps every drafter; spectr tune measures the effect",
         ),
         Sign(
             "correction share", corrections, MOST_CORRECTIONS, corrections > MOST_CORRECTIONS,
-            f"{corrections:.0%} of steps end because no child was right",
-            "drafts are longer than they are good for: make them shorter (length), or wider (more drafts); spectr tune "
-            "finds which",
+            f"{corrections:.0%} of steps end because no child was accepted",
+            "drafts are too long for their acceptance: make them shorter (length) or trees wider (drafts); spectr tune "
+            "measures which is better",
         ),
         Sign(
             "latency by nodes", growth, MOST_GROWTH, growth > MOST_GROWTH,
             f"a call on {WIDE} nodes takes {growth:.2f} times a call on one",
-            "every node costs time, since this machine computes where it should wait for memory: keep trees small "
+            "every node costs time, because a call is limited by computation rather than memory: keep trees small "
             "(nodes=4), use fewer rows at a time, and let spectr tune choose; on a CPU, speculate in float32",
         ),
     ]  # fmt: skip
 
 
 def _call_seconds(lm: LM, prompt: str) -> list[float]:
-    """Seconds of the target's call on one node and on `WIDE`. Drafts are random, since only their number counts."""
+    """Return the seconds of a target call on one node and on `WIDE` nodes. Drafts are random: only their number
+    matters."""
     wide = named_drafter("random", plan=Plan("race", 1, 1, WIDE))
     lms, found = (
         [with_drafter(lm, drafter) for drafter in (named_drafter("none"), wide)],
@@ -78,6 +79,6 @@ def _call_seconds(lm: LM, prompt: str) -> list[float]:
 
 
 def check_up(lm: LM, prompts: Sequence[str], tokens: int = 48, **settings: Any) -> list[Sign]:
-    """Run a loaded model with its drafter on prompts, and look for signs. `settings` are those of `generate`."""
+    """Run a loaded model with its drafter on prompts and return the signs. `settings` are those of `generate`."""
     stats = [lm.generate(prompt, tokens, seed=seed, **settings).stats for seed, prompt in enumerate(prompts)]
     return signs_of(stats, _call_seconds(lm, prompts[0]))

@@ -1,9 +1,10 @@
-"""Successive halving over plans, as functions of what was measured so far. Nothing here runs a model or reads a clock,
-so a run that was interrupted goes on from its measurements alone.
+"""Successive halving over plans, as pure functions of the measurements so far.
+
+Nothing here runs a model or reads a clock, so an interrupted run can continue from its measurements alone.
 
 Plans are numbered, and plan 0 is plain decoding, which is measured in every round and never dropped. A plan's score is
-the median over rounds of its tokens per second divided by those of plain decoding in the same round, so that a machine
-that slows down for a while slows down both.
+the median over rounds of its tokens per second divided by those of plain decoding in the same round, so that a
+temporary slowdown of the machine affects both.
 """
 
 import math
@@ -15,13 +16,13 @@ from spectr.draft.profile import PLAIN, DecodingPlan
 
 __all__ = ["Measurement", "Result", "choose", "next_round", "results", "rungs"]
 
-ROUNDS = 3  # rounds that plans are measured for before the slower half of them is dropped
-_SURE = 0.95  # chance that the interval covers the median ratio, where there are enough rounds
+ROUNDS = 3  # rounds before the slower half of the plans is dropped
+_SURE = 0.95  # probability that the interval covers the median ratio, if there are enough rounds
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One batch, written by one plan."""
+    """One batch generated with one plan."""
 
     rows: int
     round: int
@@ -37,19 +38,19 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What all rounds say about one plan."""
+    """The results of one plan over all rounds."""
 
     rows: int
     plan: int
     rounds: int
-    rate: float  # tokens per second, the median
+    rate: float  # median of tokens per second
     quartiles: tuple[float, float]
-    ratio: float  # to plain decoding in the same rounds, the median
-    interval: tuple[float, float]  # of that median: 95 % from six rounds on, with fewer the range
+    ratio: float  # median of the ratio to plain decoding in the same round
+    interval: tuple[float, float]  # of that median: 95 % with at least six rounds, the range with fewer
 
 
 def rungs(plans: int) -> Iterator[int]:
-    """How many plans beside plain decoding are measured in each rung.
+    """Yield the number of plans besides plain decoding in each rung of the halving.
 
     >>> list(rungs(8))
     [7, 4, 2, 1]
@@ -64,33 +65,34 @@ def rungs(plans: int) -> Iterator[int]:
 def next_round(
     found: Sequence[Measurement], plans: int, left_out: Collection[int] = ()
 ) -> tuple[int, list[int]] | None:
-    """The number of the next round and the plans that it has to measure, or None when there is nothing left to find
-    out. `found` is of one number of rows. Every round begins with another plan."""
+    """Return the number of the next round and the plans it must measure, or None if all rounds are complete.
+
+    `found` are the measurements at one batch size. The order of the plans rotates from round to round."""
     by_cell = {(one.round, one.plan): one for one in found}
     alive = [plan for plan in range(1, plans) if plan not in left_out]
     start = 0
     while True:
         for number in range(start, start + ROUNDS):
-            everybody = [PLAIN, *alive]
-            turned = [everybody[(at + number) % len(everybody)] for at in range(len(everybody))]
+            everyone = [PLAIN, *alive]
+            turned = [everyone[(at + number) % len(everyone)] for at in range(len(everyone))]
             if missing := [plan for plan in turned if (number, plan) not in by_cell]:
                 return number, missing
         if len(alive) < 2:
             return None
         start += ROUNDS
-        so_far = [one for one in found if one.round < start]  # later rounds do not bring anybody back
+        so_far = [one for one in found if one.round < start]  # later rounds do not bring dropped plans back
         scores = {plan: median(_ratios(so_far, plan)) for plan in alive}
         alive = sorted(sorted(alive, key=lambda plan: -scores[plan])[: -(-len(alive) // 2)])
 
 
 def _ratios(found: Sequence[Measurement], plan: int) -> list[float]:
-    """Tokens per second of a plan over those of plain decoding, for each round that has both."""
+    """Return the ratio of a plan's tokens per second to plain decoding's, for each round that has both."""
     plain = {one.round: one.rate for one in found if one.plan == PLAIN}
     return [one.rate / plain[one.round] for one in found if one.plan == plan and one.round in plain]
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float]:
-    """Order statistics that the median lies between with the chance `_SURE`; with fewer than six values their range."""
+    """Return order statistics that enclose the median with probability `_SURE`; the range of fewer than six values."""
     ordered, count = sorted(values), len(values)
     outside, cut = 0.0, 0
     while 2 * (outside + math.comb(count, cut) / 2**count) <= 1 - _SURE:
@@ -101,22 +103,22 @@ def _interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def results(found: Sequence[Measurement]) -> list[Result]:
-    """A result for each plan that was measured together with plain decoding, for one number of rows."""
-    made = []
+    """Return a result for each plan that was measured together with plain decoding, at one batch size."""
+    summaries = []
     for plan in sorted({one.plan for one in found}):
         ratios, rates = _ratios(found, plan), [one.rate for one in found if one.plan == plan]
         if ratios:
             low, _, high = quantiles(rates, n=4, method="inclusive") if len(rates) > 1 else rates * 3
-            made.append(
+            summaries.append(
                 Result(found[0].rows, plan, len(ratios), median(rates), (low, high), median(ratios), _interval(ratios))
             )
-    return made
+    return summaries
 
 
 def choose(found: Mapping[int, Sequence[Result]], plans: Sequence[DecodingPlan]) -> dict[int, int]:
-    """The plan for each number of rows: under the race the fastest for each, under another rule, whose text depends
-    on the plan, one for all. A plan that drafts is only chosen where its whole interval, of at least `ROUNDS` rounds,
-    lies above plain decoding."""
+    """Return the plan for each batch size: with the race the fastest for each; with another rule, whose text depends on
+    the plan, one for all. A plan that drafts is chosen only if its whole interval, over at least `ROUNDS` rounds, is
+    above plain decoding."""
     by_rows = {rows: {one.plan: one for one in several} for rows, several in found.items()}
 
     def gain(rows: int, plan: int) -> float:

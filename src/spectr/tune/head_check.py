@@ -1,7 +1,7 @@
-"""What a published head is, how well it fits a target on a short text, and which hidden states it was trained on.
+"""Describes a published head, measures its acceptance on a short text, and finds the hidden states it was trained on.
 
-Configs count the hidden states that a head reads in two ways, and say not which. A head that is given others drafts
-still, and worse: so both are tried, and the figures say which is meant.
+Configs number the hidden states that a head reads in one of two ways, without saying which. A head that reads the wrong
+states still drafts, but worse; so both are tried and compared.
 """
 
 import time
@@ -26,15 +26,15 @@ from spectr.types import Opening, Scene
 
 __all__ = ["HeadCheck", "Tried", "check_head"]
 
-TOKENS = 64  # of the text that laws are compared along
+TOKENS = 64  # tokens of the text along which laws are compared
 _DEPTHS = 4
-_BETTER = 0.02  # of acceptance at the first depth: less may be chance on so short a text
+_BETTER = 0.02  # difference of acceptance at the first depth; a smaller one may be chance on so short a text
 _NAMES = {"eagle3": "EAGLE-3", "peagle": "P-EAGLE", "dflash": "DFlash", "dspark": "DSpark"}
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A head that reads these hidden states: Σ min(target, draft) by depth, at temperature 1."""
+    """The acceptance Σ min(target, draft) by depth, at temperature 1, of a head that reads these hidden states."""
 
     states: tuple[int, ...]
     acceptance: tuple[float, ...]
@@ -42,15 +42,15 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class HeadCheck:
-    """What was found."""
+    """The description of a head, its acceptance, and the cost of a step."""
 
     form: dict[str, Any]
-    tried: tuple[Tried, ...]  # as the config is understood, then as others understand it
+    tried: tuple[Tried, ...]  # first our reading of the config, then the other one
     step: dict[str, float]  # milliseconds of drafting and of a target call, and tokens per call
 
     @property
     def advice(self) -> str | None:
-        """What to do, if the other hidden states fit better."""
+        """Advice if the other hidden states fit better, else None."""
         first, *others = self.tried
         for other in others:
             if other.acceptance[0] > first.acceptance[0] + _BETTER:
@@ -61,7 +61,7 @@ class HeadCheck:
         return None
 
     def as_data(self) -> dict[str, Any]:
-        """For tables and JSON."""
+        """Return the check as data for tables and JSON."""
         tried = {" ".join(map(str, one.states)): [round(a, 4) for a in one.acceptance] for one in self.tried}
         return {**self.form, f"acceptance by depth on {TOKENS} tokens, hidden states": tried, "step": self.step}
 
@@ -71,8 +71,8 @@ def check_head(lm: LM, name: str, prompt: str) -> HeadCheck:
     checkpoint = open_checkpoint(name)
     if checkpoint is None:
         raise ArgumentError(
-            f"doctor examines published heads (EAGLE-3, P-EAGLE, DFlash, DSpark), and {name!r} is none; for other "
-            "drafters: spectr bench acceptance"
+            f"doctor examines published heads (EAGLE-3, P-EAGLE, DFlash, DSpark), and {name!r} is not one; for "
+            "other drafters use spectr bench acceptance"
         )
     target = lm.opened.target
     form = form_of(checkpoint, Source.of(target.model, target.vocabulary))
@@ -94,7 +94,7 @@ def _fits(checkpoint: Checkpoint, form: Form, states: tuple[int, ...]) -> bool:
 
 
 def _described(form: Form) -> dict[str, Any]:
-    """Sizes and settings in words."""
+    """Return the sizes and settings of a head as sentences."""
     config, own = form.config, form.vocabulary
     found: dict[str, Any] = {
         "format": _NAMES[form.family],
@@ -113,14 +113,14 @@ def _described(form: Form) -> dict[str, Any]:
     return {**found, "flags": ", ".join(flag for flag in flags if getattr(form, flag)) or "none"}
 
 
-class _Along:
-    """Coins that draw a text that is written already."""
+class _ForcedText:
+    """Coins that draw the tokens of a given text."""
 
     def __init__(self, tokens: Sequence[int], at: int) -> None:
         self.tokens, self.at = tokens, at
 
     def top_racers(self, logits: Tensor, depth: Tensor, count: int) -> Tensor:
-        """The text's own token, whatever the law."""
+        """Return the text's token at this depth, regardless of the logits."""
         return torch.full((1, 1, 1), self.tokens[self.at + int(depth[0, 0])], device=logits.device)
 
 
@@ -131,7 +131,7 @@ def _drafter(lm: LM, name: str, **options: Any) -> Any:
 def _acceptance(
     lm: LM, name: str, states: tuple[int, ...], prompt: Sequence[int], written: Sequence[int]
 ) -> tuple[float, ...]:
-    """Σ min(target, draft) by depth along a text, with the head's own states below every root."""
+    """Return Σ min(target, draft) by depth along a text, with the head's own states below every root."""
     text, device = [*prompt, *written], lm.opened.target.device
     depths = min(_DEPTHS, len(written))
     made = replanned(_drafter(lm, name, hidden_states=states, length=1), Plan("race", tree=(1,) * depths))
@@ -151,7 +151,7 @@ def _acceptance(
             return logits
 
         history = History.of([text[:count]], target.vocabulary, device)
-        root, coins = torch.tensor([text[count - 1]], device=device), _Along(text, count)
+        root, coins = torch.tensor([text[count - 1]], device=device), _ForcedText(text, count)
         drafting.propose(Scene(history, root, one > 0, coins, kept, kept, one, count))  # type: ignore[arg-type]
         drafting.keep(torch.full((1, depths), -1, device=device))
         for depth, law in enumerate(seen):
@@ -160,19 +160,19 @@ def _acceptance(
 
 
 def _laws(target: Any, session: Any, prompt: list[int], written: list[int]) -> Tensor:
-    """The target's laws (T, V) after the prompt and after each token written; all of it is committed."""
+    """Return the target's laws (T, V) after the prompt and after each token of `written`; all of it is committed."""
     target.read(session, [prompt[:-1]])
     window = target.window(session, 0, 1, len(prompt))
     tokens = torch.tensor([[prompt[-1], *written]], device=target.device)
     at = cached_arange(tokens.shape[1], target.device)
     logits = target.score(window, tokens, (at[:, None] >= at)[None], at[None])
     target.keep(window, at[None])
-    found: Tensor = logits[0].float().softmax(-1)
-    return found
+    laws: Tensor = logits[0].float().softmax(-1)
+    return laws
 
 
 def _step(lm: LM, name: str, prompt: Sequence[int]) -> dict[str, float]:
-    """What a step costs with the usual tree, and what it gives."""
+    """Return the milliseconds of a step with the default tree, and its tokens per call."""
     engine = lm.engine.with_parts(drafter=_drafter(lm, name))
     run = LM(engine, lm.opened)
     run.generate(list(prompt), 16, seed=1)  # warms up

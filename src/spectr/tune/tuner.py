@@ -1,4 +1,4 @@
-"""Measures plans on the loop that users run, round by round, and keeps every measurement in the profile's file."""
+"""Measures plans on the loop that users run, round by round, and saves every measurement in the profile's file."""
 
 import hashlib
 import json
@@ -27,39 +27,41 @@ from spectr.types import Drafter
 from spectr.verify import rule as named_rule
 from spectr.version import installed
 
-__all__ = ["Tuner", "Workload", "format_bytes", "plans_for", "with_drafter"]
+__all__ = ["Tuner", "Workload", "plans_for", "rows_label", "with_drafter"]
 
-_WARM = 8  # tokens that a plan generates before it is timed, where no graphs have to be captured
-_SEED = 1_000_003  # from the seeds of one round to those of the next
+_WARM = 8  # tokens of the warm-up if no graphs have to be captured
+_SEED = 1_000_003  # distance between the seeds of two rounds
 
 Say = Callable[[str], None]
 
 
 def with_drafter(lm: LM, drafter: Drafter, rule: str = "race") -> LM:
-    """The same loaded model with another drafter and rule. Steps are captured if those of `lm` are. Every prompt is
-    read, also where it comes again, so that no plan gains by what was run before it."""
+    """Return the loaded model with another drafter and rule. Steps are captured if those of `lm` are.
+
+    The prefix cache is off, so that no plan benefits from earlier runs."""
     return LM(lm.engine.with_parts(drafter=drafter, rule=named_rule(rule), reuses_prefixes=False), lm.opened)
 
 
 def plans_for(lm: LM, drafters: Sequence[str], rules: Sequence[str], say: Say) -> tuple[DecodingPlan, ...]:
-    """Plain decoding, then the candidate plans of every drafter under every rule that it fits; what is left out is
-    named with the reason."""
+    """Return plain decoding and the candidate plans of every drafter with every rule it fits.
+
+    Combinations that do not fit are reported to `say` with the reason."""
     cards = [named_rule(rule).card for rule in rules]
     for card in cards:
         if not card.lossless:
-            raise ArgumentError(f"rules must be lossless, {card.name!r} is not; choose it by name, not by speed")
+            raise ArgumentError(f"rules must be lossless, and {card.name!r} is not; tune chooses by speed only")
     if "none" in drafters:
         raise ArgumentError("plain decoding is always measured; give at least one drafter in place of none")
     on_cpu, plans = lm.opened.target.device.type == "cpu", [DecodingPlan()]
     for name in drafters:
         base = pair(name, lm.opened, cards[0], DraftOptions())
-        base = base.drafters[-1] if isinstance(base, SwitchingDrafter) else base  # its plans are measured one by one
+        base = base.drafters[-1] if isinstance(base, SwitchingDrafter) else base  # its plans are measured individually
         known = "lookup" if base.name == "lookup" else name  # auto may stand for it
         for card in cards:
             siblings = card.draws or card.siblings[0]
             made = replanned(base, Plan(siblings, 1, 1)) if hasattr(base, "plan") else base
             try:
-                with_drafter(lm, made, card.name)  # refuses what does not fit
+                with_drafter(lm, made, card.name)  # raises if the drafter does not fit the rule
             except MismatchError as error:
                 say(f"left out {name} with rule {card.name}: {error}")
             else:
@@ -73,14 +75,14 @@ def plans_for(lm: LM, drafters: Sequence[str], rules: Sequence[str], say: Say) -
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What every plan generates: texts of at most `tokens` tokens, from the same prompts with the same seeds."""
+    """The texts that every plan generates: at most `tokens` tokens, from the same prompts with the same seeds."""
 
     prompts: tuple[str, ...]
     tokens: int = 48
-    settings: dict[str, Any] = field(default_factory=dict)  # of generate, such as the temperature
+    settings: dict[str, Any] = field(default_factory=dict)  # settings of generate, such as the temperature
 
     def generate(self, lm: LM, rows: int, number: int, tokens: int | None = None) -> tuple[int, float]:
-        """The batch of one round: how many tokens it has, and the seconds it took."""
+        """Generate the batch of one round; return its number of tokens and its seconds."""
         prompts = [self.prompts[(number * rows + row) % len(self.prompts)] for row in range(rows)]
         seeds = [number * _SEED + row for row in range(rows)]
         start = time.perf_counter()
@@ -90,18 +92,18 @@ class Workload:
 
 @dataclass(slots=True)
 class Tuner:
-    """Plans, what they generate, the numbers of rows to measure them with, and what was measured so far."""
+    """The plans, their workload, the batch sizes, and the measurements so far."""
 
-    lm: LM  # as `spectr.load` gives it
+    lm: LM  # as `spectr.load` returns it
     plans: tuple[DecodingPlan, ...]
     workload: Workload
     rows: tuple[int, ...]
-    path: Path | None = None  # the profile; a run that is there goes on
+    path: Path | None = None  # the profile; an unfinished run in it is continued
     found: list[Measurement] = field(default_factory=list)
     finished: bool = False
 
     def resume(self) -> None:
-        """Take over the measurements in the file, if it is there and holds a run with the same settings."""
+        """Load the measurements of the file, if it exists and has a run with the same settings."""
         if self.path is None or not self.path.exists():
             return
         try:
@@ -119,12 +121,13 @@ class Tuner:
 
     @property
     def missing(self) -> int:
-        """How many measurements are left, if no plan has to be left out."""
+        """The number of remaining measurements, if no plan is left out."""
         return len(self.rows) * sum(ROUNDS * (1 + plans) for plans in rungs(len(self.plans))) - len(self.found)
 
     def run(self, minutes: float | None, say: Say, tick: Callable[[], None]) -> None:
-        """Measure until every number of rows is done or its share of the minutes is over. Every measurement is saved
-        at once."""
+        """Measure until every batch size is complete or its share of the minutes has passed.
+
+        Every measurement is saved immediately."""
         drafters = drafters_for(self.plans, self.lm.opened, DraftOptions())
         begun, complete = time.monotonic(), 0
         for number, rows in enumerate(self.rows, start=1):
@@ -136,12 +139,13 @@ class Tuner:
     def _measure(
         self, rows: int, drafters: Sequence[Drafter], until: float, say: Say, tick: Callable[[], None]
     ) -> bool:
-        """Whether all rounds with this number of rows were measured before the time `until`; the first always is."""
+        """Measure one batch size; return whether all rounds were done before `until`. The first round is always
+        measured."""
         lms, left_out = dict[int, LM](), set[int]()
         while (turn := next_round(self.of(rows), len(self.plans), left_out)) is not None:
             number, missing = turn
             if number % ROUNDS == 0:
-                say(f"{format_bytes(rows)}: rounds {number + 1} to {number + ROUNDS}, plans left: {len(missing)}")
+                say(f"{rows_label(rows)}: rounds {number + 1} to {number + ROUNDS}, plans left: {len(missing)}")
             for plan in missing:
                 if number and time.monotonic() > until:
                     return False
@@ -150,7 +154,7 @@ class Tuner:
                 except (SpectrError, torch.OutOfMemoryError) as error:
                     if plan == PLAIN:
                         raise
-                    say(f"left out {self.plans[plan]} with {format_bytes(rows)}: {error}")
+                    say(f"left out {self.plans[plan]} with {rows_label(rows)}: {error}")
                     left_out.add(plan)
                     continue
                 self.found.append(Measurement(rows, number, plan, *self.workload.generate(lms[plan], rows, number)))
@@ -159,23 +163,23 @@ class Tuner:
         return True
 
     def _warmed_up(self, plan: int, drafter: Drafter, rows: int) -> LM:
-        """The loaded model with this plan, after a generation that is not measured and captures graphs."""
-        made = with_drafter(self.lm, drafter, self.plans[plan].rule)
-        lm = LM(made.engine.with_parts(rows=rows), made.opened)
+        """Return the loaded model with this plan, after an untimed generation that captures graphs."""
+        planned = with_drafter(self.lm, drafter, self.plans[plan].rule)
+        lm = LM(planned.engine.with_parts(rows=rows), planned.opened)
         self.workload.generate(lm, rows, 0, None if lm.engine.parts.captures else _WARM)
         return lm
 
     def of(self, rows: int) -> list[Measurement]:
-        """What was measured with this number of rows."""
+        """Return the measurements at this batch size."""
         return [one for one in self.found if one.rows == rows]
 
     def results(self) -> dict[int, list[Result]]:
-        """By number of rows, what was measured of each plan; without rows of which plain decoding was not measured."""
+        """Return the results of all plans by batch size, without sizes at which plain decoding was not measured."""
         found = {rows: results(self.of(rows)) for rows in self.rows}
         return {rows: several for rows, several in found.items() if several}
 
     def profile(self) -> Profile | None:
-        """What `spectr.load` needs of it; None if too little was measured to choose from."""
+        """Return the profile for `spectr.load`, or None if too little was measured."""
         found = self.results()
         if not found:
             return None
@@ -188,7 +192,7 @@ class Tuner:
         return Profile(fingerprint(net), net.device.type, _versions(), self.plans, choices)
 
     def as_data(self) -> dict[str, Any]:
-        """The profile, and the run that it follows from."""
+        """Return the profile and the measurements behind it as JSON data."""
         profile = self.profile()
         return {
             "what": "the fastest plan for each number of rows, measured by spectr tune; spectr.load takes it as plan",
@@ -202,7 +206,7 @@ class Tuner:
         }
 
     def save(self) -> None:
-        """Write the file anew, aside and renamed, so that it is whole whenever the process ends."""
+        """Write the file atomically, so that it is complete whenever the process ends."""
         if self.path is None or not self.found:
             return
         text = json.dumps(self.as_data(), indent=1, ensure_ascii=False, allow_nan=False)
@@ -215,7 +219,7 @@ class Tuner:
             raise ArgumentError(f"cannot write {self.path}: {error.strerror or error}; choose another --out") from None
 
     def _settings(self) -> dict[str, Any]:
-        """What a run must share with one that goes on with it."""
+        """Return the settings that must be equal for a run to be continued."""
         net, work = self.lm.opened.target.model, self.workload
         return {
             "target": fingerprint(net),
@@ -231,10 +235,10 @@ class Tuner:
         }
 
 
-def format_bytes(rows: int) -> str:
-    """A number of rows in words.
+def rows_label(rows: int) -> str:
+    """Describe a batch size.
 
-    >>> format_bytes(4)
+    >>> rows_label(4)
     '4 rows at a time'
     """
     return f"{rows} row{'s' * (rows > 1)} at a time"

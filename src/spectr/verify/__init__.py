@@ -1,4 +1,7 @@
-"""Rules: which path of a token tree is kept. One file per rule; those in `lossy` say so. Knows no models."""
+"""Rules, which decide which path of a token tree is kept: one file per rule, the lossy ones in `lossy`.
+
+A rule sees logits and drafts as tensors; nothing here depends on a model.
+"""
 
 from typing import Any
 
@@ -39,7 +42,7 @@ RULES = Registry(
 
 
 def rule(name: str, **options: Any) -> Rule:
-    """The rule called `name`.
+    """Return the rule registered as `name`.
 
     >>> rule("kseq").card.siblings
     ('iid', 'hybrid', 'fixed')

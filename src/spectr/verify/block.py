@@ -1,8 +1,8 @@
-"""Block verification (Sun et al. 2024): one chain judged as a whole. Optimal over all one-path verifiers.
+"""Block verification (Sun et al. 2024) tests one chain as a whole. It is optimal among verifiers of a single path.
 
-A path x_1 … x_L from a proposal: w_i = min(1, w_{i−1}·target(x_i)/proposal(x_i)) is the chance to keep at least i
-tokens. With Z_i = Σ (w_i·target − proposal)⁺ a coin of chance Z_i / (Z_i + 1 − w_i) says whether i tokens would do
-(w_L at the end), and the *longest* success counts, not the run before the first failure.
+For a path x_1 … x_L drawn from a proposal, w_i = min(1, w_{i−1}·target(x_i)/proposal(x_i)) is the probability of
+keeping at least i tokens. With Z_i = Σ (w_i·target − proposal)⁺, a coin at each depth succeeds with Z_i / (Z_i + 1 −
+w_i), and with w_L at the last depth. The path is kept up to its *deepest* success, not up to its first failure.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,56 +16,58 @@ from spectr.rows import pick_rows
 from spectr.transport.laws import residual
 from spectr.types import Coins, Draft, LogitsAt, Verdict
 from spectr.verify.descent import conclude
-from spectr.verify.rule import Card, Rule, Way, law_of, laws_in
+from spectr.verify.rule import Card, Descent, Rule, law_of, laws_in
 
 __all__ = ["Block", "ProposedPath", "keep_longest", "path_tokens"]
 
 
 @dataclass(frozen=True, slots=True)
 class ProposedPath:
-    """A path of up to L tokens per row, and the laws along it where they are asked for."""
+    """A path of up to L tokens per row, and a function that computes the distributions along it on demand."""
 
     nodes: Tensor  # (B, L + 1) int64 from the root, padded with -1
-    tokens: Tensor  # (B, L + 1) int64: the token after each node; beyond the end anything
+    tokens: Tensor  # (B, L + 1) int64: the token after each node; arbitrary beyond the end
     laws: Callable[[Tensor], Tensor]
-    """Depths (B, M) → target's law and the law the next token was proposed from, (B, M, 2, V)."""
+    """Maps depths (B, M) to the target's distribution and the one the next token was proposed from, (B, M, 2, V)."""
 
     @property
     def length(self) -> Tensor:
-        """Tokens on the path, (B,)."""
+        """The number of tokens on the path, (B,)."""
         return (self.nodes >= 0).sum(-1) - 1
 
 
 def path_tokens(draft: Draft, nodes: Tensor) -> Tensor:
-    """The token after each of `nodes` (B, L + 1) on a path; beyond the end 0."""
+    """Return the token after each of `nodes` (B, L + 1) on a path, and the root's token beyond its end."""
     after = torch.nn.functional.pad(nodes[:, 1:], (0, 1), value=0)
     return draft.tokens.gather(-1, after.clamp_min(0))
 
 
-def _climbs(path: ProposedPath, depth: Tensor, laws: Tensor) -> Tensor:
-    """log target / proposal of the token after each depth (B, M), 0 where the path has ended."""
+def _log_ratios(path: ProposedPath, depth: Tensor, laws: Tensor) -> Tensor:
+    """Return log(target / proposal) of the token after each depth (B, M), 0 where the path has ended."""
     token = path.tokens.gather(-1, depth)[..., None, None].expand(*depth.shape, 2, 1)
-    owed, given = laws.gather(-1, token).squeeze(-1).double().unbind(-1)
-    return torch.where(depth < path.length[:, None], owed.log() - torch.where(given > 0, given, 1.0).log(), 0.0)
+    target_mass, proposal_mass = laws.gather(-1, token).squeeze(-1).double().unbind(-1)
+    return torch.where(
+        depth < path.length[:, None], target_mass.log() - torch.where(proposal_mass > 0, proposal_mass, 1.0).log(), 0.0
+    )
 
 
 def _stop_chance(kept: Tensor, missing: Tensor, depth: Tensor, length: Tensor) -> Tensor:
-    """Chance of the coin at each depth, from w and Z; the root is always kept."""
+    """Return the probability of the coin at each depth, given w (`kept`) and Z (`missing`); it is 1 at the root."""
     scale = missing + 1 - kept
     inner = torch.where(scale > 0, missing / torch.where(scale > 0, scale, 1.0), 1.0)
     chance = torch.where(depth < length, inner, torch.where(depth == length, kept, 0.0))
     return torch.where(depth == 0, 1.0, chance)
 
 
-def _look_along(path: ProposedPath, pieces: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """w and the coin's chance at every depth, float64 (B, L + 1), from consecutive (depths, laws there).
+def _coins_along(path: ProposedPath, pieces: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return w and the coin's probability at every depth, float64 (B, L + 1), given consecutive (depths, laws) pairs.
 
-    w is a walk in logarithms that is never let above zero.
+    log w is the running sum of the log ratios, clipped at zero after every term.
     """
     last = torch.zeros_like(path.nodes[:, :1], dtype=torch.float64)  # log w so far
     kept, chances = [], []
     for depth, laws in pieces:
-        walk = last + torch.nn.functional.pad(_climbs(path, depth, laws).cumsum(-1), (1, 0))
+        walk = last + torch.nn.functional.pad(_log_ratios(path, depth, laws).cumsum(-1), (1, 0))
         walk = walk - walk.cummax(-1).values.clamp_min(0)
         here, last = walk[:, :-1].exp(), walk[:, -1:]
         target, proposal = laws.unbind(-2)
@@ -76,19 +78,19 @@ def _look_along(path: ProposedPath, pieces: Iterable[tuple[Tensor, Tensor]]) -> 
 
 
 def _longest(success: Tensor) -> Tensor:
-    """The deepest success (B,); 0 if there is none."""
+    """Return the depth (B,) of the deepest success, 0 if there is none."""
     depth = torch.arange(success.shape[-1], device=success.device)
     return torch.where(success, depth, 0).amax(-1)
 
 
 def keep_longest(path: ProposedPath, coins: Coins, *, lazily: bool) -> tuple[Tensor, Tensor]:
-    """The node (B,) where the kept path ends, and the weights (B, V) of the token after it."""
+    """Return the node (B,) where the kept path ends, and the weights (B, V) of the token after it."""
     every = torch.arange(path.nodes.shape[1], device=path.nodes.device).expand_as(path.nodes)
     if lazily:
-        kept, chances = _look_along(path, ((depth, path.laws(depth)) for depth in every.split(1, -1)))
+        kept, chances = _coins_along(path, ((depth, path.laws(depth)) for depth in every.split(1, -1)))
     else:
         whole_path = path.laws(every)
-        kept, chances = _look_along(path, [(every, whole_path)])
+        kept, chances = _coins_along(path, [(every, whole_path)])
     last = _longest(coins.flip(chances, path.nodes.clamp_min(0), Purpose.BLOCK))[:, None]
     end = path.laws(last) if lazily else pick_rows(whole_path, last)
     target, proposal = end.squeeze(1).unbind(-2)
@@ -98,21 +100,21 @@ def keep_longest(path: ProposedPath, coins: Coins, *, lazily: bool) -> tuple[Ten
 
 
 class Block(Rule):
-    """One chain, judged as a whole; never keeps less than testing token by token."""
+    """Verifies one chain as a whole; it keeps at least as many tokens as a test token by token."""
 
     card = Card("block", "judges one chain as a whole", ("iid", "without_replacement"), ("sun2024block",), tree=False)
 
-    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
-        """Every row of the chain: one after the other, or all at once."""
-        tree, given = way.tree, laws_in(draft)
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, descent: Descent) -> Verdict:
+        """Verify the chain, depth by depth or all depths at once."""
+        tree, draft_laws = descent.tree, laws_in(draft)
         last = torch.where(draft.alive, tree.depth, -1).argmax(-1, keepdim=True)
         nodes = pick_rows(tree.path, last).squeeze(1)
 
         def laws(depth: Tensor) -> Tensor:
             at = nodes.gather(-1, depth).clamp_min(0)
-            return torch.stack([law_of(logits(at)), pick_rows(given, at)], -2)
+            return torch.stack([law_of(logits(at)), pick_rows(draft_laws, at)], -2)
 
         path = ProposedPath(nodes, path_tokens(draft, nodes), laws)
-        end, weights = keep_longest(path, coins, lazily=way.lazily)
+        end, weights = keep_longest(path, coins, lazily=descent.lazily)
         bonus = coins.pick(weights[:, None], end[:, None], Purpose.BONUS).squeeze(1)
         return conclude(tree, end, bonus)

@@ -1,4 +1,4 @@
-"""Draw from the target at every node and go on while the token was drafted: what top-k trees and lookups need."""
+"""Draws from the target at every node and goes on while the token was drafted; for top-k trees and prompt lookup."""
 
 from torch import Tensor
 
@@ -7,13 +7,14 @@ from spectr.rows import Rows
 from spectr.types import SIBLINGS, Coins, Draft, LogitsAt, Verdict
 from spectr.verify.descent import conclude, descend
 from spectr.verify.follow import child_with_token, node_ids
-from spectr.verify.rule import Card, Rule, Way, law_of
+from spectr.verify.rule import Card, Descent, Rule, law_of
 
 __all__ = ["Match"]
 
 
 class Match(Rule):
-    """Any tree, any sibling law, no draft law: the token drawn never depends on the draft."""
+    """Accepts any tree with any kind of siblings and needs no draft laws: the drawn token never depends on the
+    draft."""
 
     card = Card(
         "match",
@@ -24,14 +25,14 @@ class Match(Rule):
         draws="fixed",
     )
 
-    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
-        """A token per node looked at."""
-        tree = way.tree
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, descent: Descent) -> Verdict:
+        """Draw one token at each visited node and follow it down the tree."""
+        tree = descent.tree
 
         def decide(nodes: Tensor | None) -> tuple[Tensor, Rows]:
             law = law_of(logits(nodes))
             token = coins.pick(law, node_ids(draft, nodes), Purpose.BONUS)
             return child_with_token(tree, draft, nodes, token), Rows.of(token)
 
-        trail = descend(decide, tree, lazily=way.lazily)
+        trail = descend(decide, tree, lazily=descent.lazily)
         return conclude(tree, trail.end, trail.at_end())

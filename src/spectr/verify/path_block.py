@@ -1,8 +1,9 @@
-"""Optimal selection down the tree, block verification back up.
+"""Selects a path down the tree with the optimal coupling, then block-verifies that path.
 
-Forward: at each node the coupling *selects* a child, without the accept-or-reject test, down to a leaf; the law of a
-selected token is known in closed form. Backward: block verification of that one path, with the selected laws as its
-proposal. Testing the same path token by token would be the walk with the same coupling, so this keeps no less.
+Forward: at each node the coupling *selects* a child, without the accept-or-reject test, down to a leaf; the
+distribution of a selected token is known in closed form. Backward: block verification of that one path, with these
+distributions as its proposal. Testing the same path token by token would be the walk with the same coupling, so this
+rule keeps at least as many tokens.
 """
 
 import torch
@@ -17,36 +18,36 @@ from spectr.types import Coins, Draft, LogitsAt, Verdict
 from spectr.verify.block import ProposedPath, keep_longest, path_tokens
 from spectr.verify.descent import conclude, descend
 from spectr.verify.follow import child_in_slot, drafted_at, node_ids
-from spectr.verify.rule import Card, Rule, Way, law_of, laws_in
+from spectr.verify.rule import Card, Descent, Rule, law_of, laws_in
 
 __all__ = ["PathBlock"]
 
 
 def _with_target(target: Tensor, law: Rows) -> Rows:
-    """Target and selected law side by side, (…, 2, V)."""
+    """Stack the target's and the selected token's distributions, (…, 2, V)."""
     return Rows(lambda target, *parts: torch.stack([target, law.compute(*parts)], -2), (target, *law.parts))
 
 
 class PathBlock(Rule):
-    """The best path by selection, then the most of it that block verification keeps."""
+    """Selects one path of the tree and keeps as much of it as block verification allows."""
 
     def __init__(self, coupling: str = "optimal", **options: object) -> None:
-        made = named_coupling(coupling, **options)
-        if not isinstance(made, SelectingCoupling):
+        inner = named_coupling(coupling, **options)
+        if not isinstance(inner, SelectingCoupling):
             raise MismatchError(
-                f"path_block needs a coupling that selects (maximal, kseq_plus, optimal), got {coupling!r}"
+                f"path_block requires a coupling that selects one draft (maximal, kseq_plus, optimal), got {coupling!r}"
             )
-        self.coupling = made
+        self.coupling = inner
         self.card = Card(
             "path_block",
             "picks a path with the optimal coupling and judges it as a whole",
-            made.siblings,
+            inner.siblings,
             ("spectr", "sun2024block", "sun2023spectr"),
         )
 
-    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
-        """A selection per node looked at, then the laws of one path."""
-        tree, laws = way.tree, laws_in(draft)
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, descent: Descent) -> Verdict:
+        """Select a child at each visited node, then block-verify the selected path."""
+        tree, laws = descent.tree, laws_in(draft)
 
         def decide(nodes: Tensor | None) -> tuple[Tensor, Rows]:
             children, drafted = drafted_at(tree, draft, nodes)
@@ -55,8 +56,8 @@ class PathBlock(Rule):
             slot = coins.pick(chosen.chance, node_ids(draft, nodes), Purpose.CHILD)
             return child_in_slot(tree, children, slot), _with_target(target, chosen.law)
 
-        trail = descend(decide, tree, lazily=way.lazily)
+        trail = descend(decide, tree, lazily=descent.lazily)
         path = ProposedPath(trail.nodes, path_tokens(draft, trail.nodes), trail.at)
-        end, weights = keep_longest(path, coins, lazily=way.lazily)
+        end, weights = keep_longest(path, coins, lazily=descent.lazily)
         bonus = coins.pick(weights[:, None], end[:, None], Purpose.BONUS).squeeze(1)
         return conclude(tree, end, bonus)

@@ -1,8 +1,8 @@
-"""The race: target and drafter share their noise, and the text is a function of the seed alone.
+"""The race: target and drafter share their noise, so the text is a function of the seed alone.
 
 At absolute position t every token v has noise E_t(v) ~ Exp(1). The text is defined without any drafter, as
-y_t = argmin E_t(v) / target(v | y_<t); speculation only guesses it. So nothing a drafter does can bias the output, and
-the same seed gives the same text with any drafter, any tree, or none. No draft law, no residual, no softmax.
+y_t = argmin E_t(v) / target(v | y_<t); drafts only guess it. A drafter therefore cannot bias the output, and the same
+seed gives the same text with any drafter, any tree, or none. The rule needs no draft laws, no residual and no softmax.
 """
 
 from torch import Tensor
@@ -11,13 +11,13 @@ from spectr.rows import Rows
 from spectr.types import SIBLINGS, Coins, Draft, LogitsAt, Verdict
 from spectr.verify.descent import conclude, descend
 from spectr.verify.follow import child_with_token
-from spectr.verify.rule import Card, Rule, Way
+from spectr.verify.rule import Card, Descent, Rule
 
 __all__ = ["Race"]
 
 
 class Race(Rule):
-    """Keep the path along which every token is the race's winner; the bonus is the next winner."""
+    """Keeps the path on which every token wins its race; the bonus token is the next winner."""
 
     card = Card(
         "race",
@@ -28,14 +28,14 @@ class Race(Rule):
         draws="race",
     )
 
-    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
-        """One pass over the logits of the nodes looked at."""
-        tree = way.tree
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, descent: Descent) -> Verdict:
+        """Find the winner at each visited node and follow it down the tree."""
+        tree = descent.tree
 
         def decide(nodes: Tensor | None) -> tuple[Tensor, Rows]:
             depth = tree.depth if nodes is None else tree.depth.gather(-1, nodes)
             winner = coins.race(logits(nodes), depth)
             return child_with_token(tree, draft, nodes, winner), Rows.of(winner)
 
-        trail = descend(decide, tree, lazily=way.lazily)
+        trail = descend(decide, tree, lazily=descent.lazily)
         return conclude(tree, trail.end, trail.at_end())

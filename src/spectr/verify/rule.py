@@ -1,4 +1,7 @@
-"""What a rule is, and the card on which it says what it holds for. Knows no models: a rule sees policy logits."""
+"""The interface of a rule, and the card that declares which drafts it is valid for.
+
+A rule sees policy logits, never a model.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -13,38 +16,38 @@ from spectr.transport.laws import law_of
 from spectr.trees.shape import Topology, topology
 from spectr.types import Coins, Draft, LogitsAt, Siblings, Verdict
 
-__all__ = ["Card", "Rule", "Way", "law_of", "laws_in"]
+__all__ = ["Card", "Descent", "Rule", "law_of", "laws_in"]
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a rule holds for. The engine compares it with the drafter once, at construction."""
+    """Declares which drafts a rule is valid for. The engine compares it with the drafter once, at construction."""
 
     name: str
     summary: str
     siblings: tuple[Siblings, ...]
     papers: tuple[str, ...]
     lossless: bool = True
-    tree: bool = True  # False: chains only
-    capturable: bool = True  # no host round trip inside
-    needs_laws: bool = True  # reads the draft laws
-    draws: Siblings | None = None  # what a drafter that has the choice should draw; None: the first of `siblings`
+    tree: bool = True  # False: the rule verifies single chains only
+    capturable: bool = True  # the rule makes no host round trip
+    needs_laws: bool = True  # the rule reads the draft laws
+    draws: Siblings | None = None  # the kind of siblings a drafter should prefer; None: the first of `siblings`
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """The tree to go down, and how: node by node, or everywhere at once."""
+class Descent:
+    """The tree to descend, and whether to look at its nodes one by one (`lazily`) or all at once."""
 
     tree: Topology
     lazily: bool
 
 
 def laws_in(draft: Draft) -> Tensor:
-    """The draft laws (B, N, V), of a draft that must have them."""
+    """Return the draft laws (B, N, V), or raise if the draft has none."""
     if draft.laws is None:
         raise MismatchError(
-            "this rule needs the law each child was drawn from, and the draft has none; use race or match, or a "
-            "drafter that gives its laws"
+            "this rule requires the distributions the children were drawn from (draft.laws), and the draft has none; "
+            "use the rule race or match, or a drafter that returns its laws"
         )
     if draft.laws.dtype not in (torch.float32, torch.float64):
         raise MismatchError(f"draft laws must be float32 or float64, got {draft.laws.dtype}; convert before drawing")
@@ -55,8 +58,8 @@ def _as_function(logits: Tensor | LogitsAt, draft: Draft) -> LogitsAt:
     if not isinstance(logits, Tensor):
         return logits
     if logits.dim() != 3 or logits.shape[:2] != draft.tokens.shape:
-        wanted = tuple(draft.tokens.shape)
-        raise ArgumentError(f"logits must be (B, N, V) with (B, N) = {wanted}, got {tuple(logits.shape)}")
+        expected = tuple(draft.tokens.shape)
+        raise ArgumentError(f"logits must be (B, N, V) with (B, N) = {expected}, got {tuple(logits.shape)}")
     return partial(pick_rows, logits)
 
 
@@ -65,7 +68,7 @@ class Rule(ABC):
 
     card: Card
     bias_bound: float = 0.0
-    """Total variation that one emitted token may be off by; 0 for a lossless rule."""
+    """The largest total variation between the distribution of an emitted token and the target's; 0 if lossless."""
 
     def __call__(
         self,
@@ -76,21 +79,22 @@ class Rule(ABC):
         tree: Topology | None = None,
         lazily: bool | None = None,
     ) -> Verdict:
-        """The verdict on `draft`, given the target's policy logits at its nodes: (B, N, V), or a function of nodes.
+        """Return the verdict on `draft`, given the target's policy logits at its nodes: (B, N, V), or a function of
+        nodes.
 
-        `tree`: the draft's topology, where it was made already (the target call's mask needs it).
+        `tree` is the draft's topology, if it was computed before (the attention mask of the target call needs it).
 
-        `lazily`: look at nodes one by one down the path (cheapest on a CPU, the default there) or at all at once
-        (fewest kernels, the default elsewhere). The verdict is the same.
+        `lazily` looks at the nodes one by one down the path (cheapest on a CPU, the default there); otherwise all nodes
+        are processed at once (fewest kernels, the default elsewhere). The verdict is the same.
         """
         self.check(draft)
         if lazily is None:
             lazily = draft.tokens.device.type == "cpu"
-        way = Way(topology(draft) if tree is None else tree, lazily)
-        return self.verdict(_as_function(logits, draft), draft, coins, way)
+        descent = Descent(topology(draft) if tree is None else tree, lazily)
+        return self.verdict(_as_function(logits, draft), draft, coins, descent)
 
     def check(self, draft: Draft) -> None:
-        """Refuse a draft this rule does not hold for: with the wrong sibling law it would be silently biased."""
+        """Refuse a draft this rule is not valid for: with the wrong kind of siblings the output would be biased."""
         card = self.card
         if draft.siblings not in card.siblings:
             raise MismatchError(
@@ -106,5 +110,5 @@ class Rule(ABC):
             laws_in(draft)
 
     @abstractmethod
-    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
-        """The verdict, for a draft that was checked."""
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, descent: Descent) -> Verdict:
+        """Return the verdict on a draft that has passed `check`."""

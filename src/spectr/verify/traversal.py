@@ -1,7 +1,7 @@
-"""Traversal verification (Weng et al. 2025): leaves first, each rejected node handing its parent what is left.
+"""Traversal verification (Weng et al. 2025) tests leaves first and returns the mass of a rejected node to its parent.
 
-On a chain it is block verification, at depth 1 recursive rejection. Nodes are entered and tested in depth-first order,
-which does not depend on the coins, so the loop over 2N events has a fixed length.
+On a chain it equals block verification, at depth 1 recursive rejection. Nodes are entered and tested in depth-first
+order, which does not depend on the coins, so the loop over 2N events has a fixed length.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from spectr.transport.laws import normalise, without
 from spectr.trees.shape import Topology
 from spectr.types import Coins, Draft, LogitsAt, Verdict
 from spectr.verify.descent import conclude
-from spectr.verify.rule import Card, Rule, Way, law_of, laws_in
+from spectr.verify.rule import Card, Descent, Rule, law_of, laws_in
 
 __all__ = ["Traversal"]
 
 
 def _events(tree: Topology, alive: Tensor) -> tuple[Tensor, Tensor]:
-    """When each alive node is entered and tested, (B, N) each, in depth-first order; dead nodes at time 2N."""
+    """Return the times at which alive nodes are entered and tested in depth-first order, (B, N) each; 2N if dead."""
     earlier, deeper = tree.path[:, :, None], tree.path[:, None]
     differ = earlier != deeper  # (B, N, N, D + 1)
     first = differ.int().argmax(-1, keepdim=True)
@@ -35,31 +35,33 @@ def _events(tree: Topology, alive: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _timetable(times: Tensor, length: int) -> Tensor:
-    """Which node each moment belongs to, (B, length); -1 if none."""
+    """Invert `times` (B, N): return the node of each moment, (B, length), -1 if there is none."""
     ids = torch.arange(times.shape[1], device=times.device).expand_as(times)
     return torch.full((times.shape[0], length + 1), -1, device=times.device).scatter_(-1, times, ids)[:, :length]
 
 
 @dataclass(slots=True)
 class _State:
-    """What the traversal has left at each node. Mutable: it lives inside one verdict."""
+    """The remaining laws and acceptance probabilities at each node. Mutable; it is local to one verdict."""
 
     target: Tensor  # (B, N, V)
     draft: Tensor  # (B, N, V)
-    chance: Tensor  # (B, N) float64: acceptance of the node as it stands
-    end: Tensor  # (B,) the accepted node, -1 while there is none
+    chance: Tensor  # (B, N) float64: current acceptance probability of the node
+    end: Tensor  # (B,) the accepted node, -1 until there is one
 
     def enter(self, node: Tensor, parent: Tensor, token: Tensor) -> None:
-        """Acceptance of a node when it is first looked at (B,)."""
+        """Set the acceptance probability of the nodes (B,) that are entered."""
         rows = torch.arange(len(node), device=node.device)
-        owed, given = (law[rows, parent, token].double() for law in (self.target, self.draft))
-        chance = torch.where(given > 0, self.chance[rows, parent] * owed / torch.where(given > 0, given, 1.0), 0.0)
+        target_mass, draft_mass = (law[rows, parent, token].double() for law in (self.target, self.draft))
+        chance = torch.where(
+            draft_mass > 0, self.chance[rows, parent] * target_mass / torch.where(draft_mass > 0, draft_mass, 1.0), 0.0
+        )
         fresh = (node > 0) & (self.end < 0)
         at = node.clamp_min(0)
         self.chance[rows, at] = torch.where(fresh, chance.clamp_max(1.0), self.chance[rows, at])
 
     def reject(self, rejected: Tensor, parent: Tensor, token: Tensor, *, replace: bool) -> None:
-        """Hand the parents (B,) of rejected nodes what is left."""
+        """Replace the laws and acceptance probabilities at the parents (B,) of rejected nodes by what remains."""
         rows = torch.arange(len(parent), device=parent.device)
         target, draft, chance = self.target[rows, parent], self.draft[rows, parent], self.chance[rows, parent]
         left = (target * chance[:, None].to(target.dtype) - draft).clamp_min_(0)
@@ -74,18 +76,18 @@ class _State:
 
 
 class Traversal(Rule):
-    """Leaves first; iid siblings, or without replacement in the order drawn."""
+    """Tests leaves first; valid for iid siblings, and for siblings drawn without replacement in the order drawn."""
 
     card = Card(
         "traversal",
-        "starts at the leaves and hands rejected mass to the parent",
+        "starts at the leaves and returns the mass of rejected nodes to their parents",
         ("iid", "without_replacement"),
         ("weng2025traversal",),
     )
 
-    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
-        """One event after the other; on a CPU until every row has ended."""
-        tree, length = way.tree, 2 * draft.tokens.shape[1]
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, descent: Descent) -> Verdict:
+        """Process the events in order; on a CPU, stop as soon as every row has accepted a node."""
+        tree, length = descent.tree, 2 * draft.tokens.shape[1]
         entered, tested = (_timetable(times, length) for times in _events(tree, draft.alive))
         chance = torch.ones_like(draft.tokens, dtype=torch.float64)
         target = law_of(logits(None))

@@ -1,7 +1,7 @@
-"""SpecTr's selection of a path, with any coupling: at each node the coupling says which child comes out, or none.
+"""SpecTr's walk down the tree with any coupling: at each node the coupling decides which child is accepted, if any.
 
-Live drafts shrink on the way: what is below the chosen token, over all copies of it, is what is drafted next. The
-walk ends with a token from the residual, or at a leaf with one from the target.
+The drafts at the next node are the children of all copies of the accepted token. The walk ends with a token drawn from
+the residual, or at a leaf with one drawn from the target.
 """
 
 from torch import Tensor
@@ -13,25 +13,25 @@ from spectr.transport.coupling import Coupling
 from spectr.types import Coins, Draft, LogitsAt, Verdict
 from spectr.verify.descent import conclude, descend
 from spectr.verify.follow import child_in_slot, drafted_at, node_ids
-from spectr.verify.rule import Card, Rule, Way, law_of, laws_in
+from spectr.verify.rule import Card, Descent, Rule, law_of, laws_in
 
 __all__ = ["Walk"]
 
 
 class Walk(Rule):
-    """Token by token down the tree with one coupling."""
+    """Accepts tokens one by one down the tree with one coupling."""
 
     def __init__(
         self, coupling: str | Coupling = "optimal", name: str = "walk", summary: str = "", **options: object
     ) -> None:
         self.coupling = named_coupling(coupling, **options) if isinstance(coupling, str) else coupling
-        held = self.coupling
-        text = summary or f"walks down the tree with any coupling, here {held.name!r}"
-        self.card = Card(name, text, held.siblings, held.papers, held.lossless)
+        inner = self.coupling
+        text = summary or f"walks down the tree with any coupling, here {inner.name!r}"
+        self.card = Card(name, text, inner.siblings, inner.papers, inner.lossless)
 
-    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, way: Way) -> Verdict:
-        """A choice per node looked at, and one draw from what the last of them left."""
-        tree, laws = way.tree, laws_in(draft)
+    def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, descent: Descent) -> Verdict:
+        """Choose a child at each visited node, then draw the bonus from the residual of the last one."""
+        tree, laws = descent.tree, laws_in(draft)
 
         def decide(nodes: Tensor | None) -> tuple[Tensor, Rows]:
             children, drafted = drafted_at(tree, draft, nodes)
@@ -39,6 +39,6 @@ class Walk(Rule):
             slot = coins.pick(outcome.choices, node_ids(draft, nodes), Purpose.CHILD)
             return child_in_slot(tree, children, slot), outcome.residual
 
-        trail = descend(decide, tree, lazily=way.lazily)
+        trail = descend(decide, tree, lazily=descent.lazily)
         bonus = coins.pick(trail.at_end()[:, None], trail.end[:, None], Purpose.BONUS)
         return conclude(tree, trail.end, bonus.squeeze(1))

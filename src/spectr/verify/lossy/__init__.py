@@ -1,1 +1,1 @@
-"""Rules that change the output law, on purpose and by a stated bound. Everything outside this folder is lossless."""
+"""Rules that change the output distribution on purpose, by at most a stated bound. All other rules are lossless."""

@@ -1,7 +1,7 @@
-"""Lenience (Leviathan et al. 2023): accept with min(1, target / (lenience · law)), residual unchanged. LOSSY.
+"""Lenience (Leviathan et al. 2023) accepts with min(1, target / (lenience · law)) and keeps the residual. LOSSY.
 
-No token comes out more than 1 / lenience times as often as it should, so one token is off by at most 1 − lenience in
-total variation. Lenience 1 is lossless.
+No token is emitted more than 1 / lenience times as often as the target would, so the distribution of a token is off by
+at most 1 − lenience in total variation. Lenience 1 is lossless.
 """
 
 from typing import ClassVar
@@ -17,7 +17,7 @@ __all__ = ["Lenience"]
 
 
 class LenientCoupling(RelaxedCoupling):
-    """The test is made easier by a constant factor."""
+    """Divides the acceptance test by a constant factor."""
 
     name: ClassVar[str] = "lenience"
     papers: ClassVar[tuple[str, ...]] = ("leviathan2023",)
@@ -32,7 +32,7 @@ class LenientCoupling(RelaxedCoupling):
 
 
 class Lenience(Walk):
-    """The walk with an eased test; `lenience` in (0, 1]."""
+    """The walk with a relaxed test; `lenience` lies in (0, 1]."""
 
     def __init__(self, lenience: float = 0.9, coupling: str = "optimal") -> None:
         if not 0 < lenience <= 1:

@@ -1,7 +1,8 @@
-"""The bias–rejection front (Yin et al. 2024): the fewest rejections that a bias budget allows. LOSSY.
+"""The bias–rejection frontier (Yin et al. 2024): the fewest rejections that a bias budget allows. LOSSY.
 
-A lossless test rejects TV(target, law). Rejecting R ≤ TV costs at least TV − R in total variation, and shrinking every
-rejection by one factor attains that: with a budget per token, R = (TV − budget)⁺ and the bias is min(budget, TV).
+A lossless test rejects with probability TV(target, law). Rejecting with R ≤ TV costs at least TV − R in total
+variation, and shrinking every rejection by one factor attains that bound: with a budget per token, R = (TV − budget)⁺
+and the bias is min(budget, TV).
 """
 
 from typing import ClassVar
@@ -18,7 +19,7 @@ __all__ = ["Pareto"]
 
 
 class ParetoCoupling(RelaxedCoupling):
-    """Every rejection is shrunk by the factor that spends the budget."""
+    """Shrinks every rejection probability by the factor that spends the budget."""
 
     name: ClassVar[str] = "pareto"
     papers: ClassVar[tuple[str, ...]] = ("yin2024",)
@@ -34,7 +35,7 @@ class ParetoCoupling(RelaxedCoupling):
 
 
 class Pareto(Walk):
-    """The walk that spends at most `budget` total variation on each token."""
+    """The walk whose tokens are each off by at most `budget` in total variation."""
 
     def __init__(self, budget: float = 0.01, coupling: str = "optimal") -> None:
         if not 0 <= budget <= 1:

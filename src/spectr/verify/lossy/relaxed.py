@@ -1,7 +1,7 @@
-"""Accepting a selected draft more often than is lossless, in the canonical form, so that several drafts work too.
+"""Couplings that accept a selected draft more often than is lossless; they work for several drafts as well.
 
-A relaxation is a function from target and selected law to an acceptance at least min(1, target / law); the residual
-stays (target − law)⁺, which for any such function is the choice of least bias.
+A relaxation maps the target and the selected token's law to an acceptance of at least min(1, target / law). The
+residual remains (target − law)⁺, which has the least bias for any such function.
 """
 
 from abc import abstractmethod
@@ -20,7 +20,7 @@ __all__ = ["RelaxedCoupling", "selecting"]
 
 
 class RelaxedCoupling(Coupling):
-    """A selecting coupling whose test is relaxed. Lossy."""
+    """A selecting coupling with a relaxed, lossy test."""
 
     name: ClassVar[str] = "relaxed"
     lossless: ClassVar[bool] = False
@@ -30,14 +30,15 @@ class RelaxedCoupling(Coupling):
 
     @abstractmethod
     def test(self, lossless: Tensor, gap: Tensor) -> Tensor:
-        """Relaxed acceptance from the lossless one, min(1, target / law) (…, k), and 1 − Σ min(target, law) (…, 1)."""
+        """Map the lossless acceptance min(1, target / law) (…, k) to the relaxed one; `gap` is TV(target, law) (…,
+        1)."""
 
     def settle(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Outcome:
-        """Select, then the relaxed test."""
+        """Select one of the sampled drafts and apply the relaxed test to it."""
         return self._test_selected(target, self.inner.select(target, draft, drafted), drafted)
 
     def outcome(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Outcome:
-        """As `settle`, with fixed drafts selected among the others."""
+        """Select one of the drafts, of which some may be fixed, and apply the relaxed test to it."""
         return self._test_selected(target, self.inner.selection(target, draft, drafted), drafted)
 
     def _test_selected(self, target: Tensor, chosen: Selection, drafted: Drafted) -> Outcome:
@@ -46,21 +47,23 @@ class RelaxedCoupling(Coupling):
         return Outcome(chosen.chance * self.test(lossless, gap), left_over(target, chosen.law))
 
     def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
-        """Σ law · test: needs the selected law alone, which does not depend on what was drafted."""
+        """Return Σ law · test, which depends on the selected token's law but not on the drafted tokens."""
         law = self.selected_law(target, draft, k, most)
         relaxed = self.test(one_draft_test(target, law), 1 - overlap(target, law)[..., None])
         return (law * relaxed).sum(-1, dtype=torch.float64)
 
     def selected_law(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
-        """The law of the selected token for k (…) drafts."""
+        """Return the law of the selected token for k (…) drafts, (…, V)."""
         likely = draft.argmax(-1, keepdim=True).expand(*target.shape[:-1], most)
         live = torch.arange(most, device=target.device) < k[..., None]
         return self.inner.select(target, draft, Drafted(likely, live)).law.all()
 
 
 def selecting(name: str) -> SelectingCoupling:
-    """The selecting coupling called `name`."""
-    made = named_coupling(name)
-    if not isinstance(made, SelectingCoupling):
-        raise MismatchError(f"a relaxed test needs a coupling that selects (maximal, kseq_plus, optimal), got {name!r}")
-    return made
+    """Return the selecting coupling called `name`."""
+    inner = named_coupling(name)
+    if not isinstance(inner, SelectingCoupling):
+        raise MismatchError(
+            f"a relaxed test requires a coupling that selects one draft (maximal, kseq_plus, optimal), got {name!r}"
+        )
+    return inner

@@ -1,4 +1,4 @@
-"""The bias–rejection front and the two laws after a rejection, against linear programs and enumerated texts."""
+"""The bias–rejection frontier and the two laws after a rejection, against linear programs and enumerated texts."""
 
 import itertools
 
@@ -27,7 +27,7 @@ def law_pairs(draw: st.DrawFn, most: int = 5) -> Pair:
 
 
 def least_bias_of(taken: Tensor, target: Tensor) -> float:
-    """The linear program over all laws after a rejection, for accepted masses `taken`: Σ of what lies above target."""
+    """Solve the linear program over all laws after a rejection, for accepted masses `taken`: Σ (output − target)⁺."""
     size, rejected = len(target), float(1 - taken.sum())
     above = np.hstack([np.eye(size), -np.eye(size)])  # resampled mass, excess
     found = linprog(
@@ -38,7 +38,7 @@ def least_bias_of(taken: Tensor, target: Tensor) -> float:
 
 
 def least_bias_at(target: Tensor, draft: Tensor, rejected: float) -> float:
-    """The joint program over tests and laws after a rejection that reject so often."""
+    """Solve the joint program over tests with this rejection rate and laws after a rejection."""
     size = len(target)
     above = np.hstack([np.eye(size), np.eye(size), -np.eye(size)])  # accepted, resampled, excess
     rows = [[1.0] * size + [0.0] * 2 * size, [0.0] * size + [1.0] * size + [0.0] * size]
@@ -52,15 +52,15 @@ def least_bias_at(target: Tensor, draft: Tensor, rejected: float) -> float:
 
 @settings(max_examples=60)
 @given(law_pairs(), st.floats(0, 1))
-def test_the_front_is_the_linear_programs(pair: Pair, share: float) -> None:
+def test_the_frontier_equals_the_linear_program(pair: Pair, share: float) -> None:
     rejected = share * float(total_variation(*pair))
     assert float(least_bias(*pair, rejected)) == pytest.approx(least_bias_at(*pair, rejected), abs=1e-7)
 
 
 @settings(max_examples=200)
 @given(law_pairs(), st.floats(0, 1), st.lists(st.floats(0, 1), min_size=5, max_size=5))
-def test_the_front_is_attained_and_never_passed(pair: Pair, share: float, accept: list[float]) -> None:
-    """Shrinking every rejection of the lossless test by one factor attains it; any other test stays above."""
+def test_the_frontier_is_attained_and_never_exceeded(pair: Pair, share: float, accept: list[float]) -> None:
+    """Shrinking every rejection of the lossless test by one factor attains it; any other test is above."""
     target, draft = pair
     shrunk = decoding_opt(target, draft, 1 - share * (1 - relaxed_test(target, draft, 0.0)))
     assert float(shrunk.bias) == pytest.approx(float(least_bias(target, draft, shrunk.rejected)), abs=1e-10)
@@ -82,8 +82,8 @@ def test_decoding_opt_has_the_least_bias_of_its_test(pair: Pair, accept: list[fl
 
 @settings(max_examples=80)
 @given(law_pairs(), st.floats(0, 1))
-def test_over_acceptance_lies_on_the_front(pair: Pair, epsilon: float) -> None:
-    """Its law after a rejection is the lossless one."""
+def test_over_acceptance_lies_on_the_frontier(pair: Pair, epsilon: float) -> None:
+    """Its law after a rejection is that of the lossless test."""
     target, draft = pair
     found = decoding_opt(target, draft, relaxed_test(target, draft, epsilon))
     assert float(found.bias) == pytest.approx(float(least_bias(target, draft, found.rejected)), abs=1e-10)
@@ -91,7 +91,7 @@ def test_over_acceptance_lies_on_the_front(pair: Pair, epsilon: float) -> None:
     assert float(uno.rejected) == pytest.approx(float(found.rejected), abs=1e-12)
 
 
-def test_without_ease_only_one_of_them_is_lossless() -> None:
+def test_without_relaxation_only_decoding_opt_is_lossless() -> None:
     target, draft = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], dtype=torch.float64)
     test = relaxed_test(target, draft, 0.0)
     assert float(decoding_opt(target, draft, test).bias) == pytest.approx(0, abs=1e-15)
@@ -101,8 +101,7 @@ def test_without_ease_only_one_of_them_is_lossless() -> None:
 @pytest.mark.parametrize("after", ["opt", "uno"])
 @pytest.mark.parametrize("epsilon", [0.0, 0.05, 0.3])
 def test_along_texts(after: str, epsilon: float) -> None:
-    """Every text of four tokens: how likely it comes out, what it is worth to the target, and how often it was drawn
-    after a rejection."""
+    """Probability, log-likelihood and rejections of every text of four tokens."""
     pair, length = zipf_chain(3, seed=7), 4
     rejected = score = plain = bias = 0.0
     for text in itertools.product(range(3), repeat=length):
@@ -124,7 +123,7 @@ def test_along_texts(after: str, epsilon: float) -> None:
     assert (found.rejected, found.bias, found.score, found.lossless_score) == pytest.approx(expected, abs=1e-10)
 
 
-def test_what_is_refused() -> None:
+def test_bad_arguments_are_refused() -> None:
     target, draft = torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=torch.float64)
     with pytest.raises(ArgumentError, match=r"epsilon must be at least 0 and finite, got -0\.1"):
         relaxed_test(target, draft, -0.1)
