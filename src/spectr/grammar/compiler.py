@@ -1,11 +1,12 @@
 """From a grammar to what masks are computed with, for one vocabulary: within limits, and each grammar once."""
 
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +21,8 @@ __all__ = ["CompiledGrammar", "GrammarCompiler", "GrammarLimits"]
 
 _LIGHT_BYTES, _LIGHT_REPEATS, _LIGHT_COUNT = 2048, 12, 32
 """A grammar of users that is shorter, repeats less often, and counts no further takes about a second at most."""
-_HEAVY_BYTES = 1 << 15  # so much of any grammar is tried first
+_HEAVY_BYTES = 1 << 14  # so much of any grammar is tried first
+_COUNTED = re.compile(r"\]\{(?:\d+,)?(\d+)\}")  # characters with a bound on their number, as maxLength becomes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,17 @@ class GrammarCompiler:
         self.trial = Trial(vocabulary, self.limits.seconds, self.limits.memory)
         self._lock = threading.Lock()
         self._known: OrderedDict[Grammar, Future[CompiledGrammar]] = OrderedDict()
+
+    def limit_time(self, seconds: float) -> None:
+        """Set the processor time that compiling one grammar may take from now on."""
+        self.limits = replace(self.limits, seconds=seconds)
+        self.trial.seconds = seconds
+
+    def find(self, grammar: Grammar) -> CompiledGrammar | None:
+        """The grammar if it has been compiled, without waiting."""
+        with self._lock:
+            found = self._known.get(grammar)
+        return found.result() if found is not None and found.done() and found.exception() is None else None
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """The grammar for this vocabulary; raises ArgumentError if it is not one, or takes more than the limits."""
@@ -122,11 +135,11 @@ def _size(promise: "Future[CompiledGrammar]") -> int:
 
 
 def _needs_trial(grammar: Grammar) -> bool:
-    """Whether compiling might take more than a moment. What schemas and choices come to is known; what users write may
-    take any time, such as many optional parts in a row."""
+    """Whether compiling might take more than about a second. Schemas and choices take long if they are large or bound
+    the lengths of strings; a grammar that users write may take any time, such as many optional parts in a row."""
     text = grammar.text
     if not grammar.is_foreign:
-        return len(text) > _HEAVY_BYTES
+        return len(text) > _HEAVY_BYTES or sum(map(int, _COUNTED.findall(text))) > _LIGHT_COUNT
     counts = [
         int(number) for part in text.split("{")[1:] for number in part.partition("}")[0].split(",") if number.isdigit()
     ]

@@ -5,9 +5,10 @@ Nothing here knows of grammars.
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
 from functools import reduce
+from itertools import count
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
@@ -44,6 +45,7 @@ _REFUSED = {
 }
 _MOST_OPTIONS = 256  # of anyOf, after the options of several were combined
 _MOST_MERGES = 64  # of references to references, and allOf in allOf
+_MOST_REDUCTIONS = 200_000  # of one document: references and allOf that repeat each other grow exponentially
 
 
 def same(value: Any, other: Any) -> bool:
@@ -104,6 +106,7 @@ class Document:
     """A schema, within which references point."""
 
     root: Any
+    _reductions: Iterator[int] = field(default_factory=count, repr=False, compare=False)
 
     def reduced(self, schema: Subschema, path: str) -> Subschema:
         """The keywords that apply, without `$ref`, `allOf`, `const`, and what is a comment to grammars."""
@@ -116,6 +119,11 @@ class Document:
             raise ArgumentError(f"{path}: a schema must be an object, true or false, got {_shown(schema)}")
         if left == 0:
             raise ArgumentError(f"{path}: references and allOf must not lead in circles; give the type a name in $defs")
+        if next(self._reductions) >= _MOST_REDUCTIONS:
+            raise ArgumentError(
+                f"{path}: a schema must come to at most {_MOST_REDUCTIONS:,} schemas that are merged; name fewer "
+                "references in each other's allOf, anyOf and oneOf"
+            )
         _check_keywords(schema, path)
         node = _modern({name: value for name, value in schema.items() if name in _KNOWN or name in _OLD})
         parts: list[Any] = [node]
@@ -270,6 +278,21 @@ def _kinds_in_common(one: Any, other: Any) -> list[str]:
     return wide + [kind for kind in theirs if kind == "integer" and "number" in ours and kind not in wide]
 
 
+def _in_common(one: list[Any], other: list[Any]) -> list[Any]:
+    known = {_hashable(value) for value in other}
+    return [value for value in one if _hashable(value) in known]
+
+
+def _hashable(value: Any) -> Hashable:
+    """A key that is equal for two values exactly if they are the `same`."""
+    if isinstance(value, bool | list):
+        return (type(value), value if isinstance(value, bool) else tuple(map(_hashable, value)))
+    if isinstance(value, dict):
+        return dict, frozenset((name, _hashable(part)) for name, part in value.items())
+    made: Hashable = value
+    return made
+
+
 def _products(one: list[Any], other: list[Any]) -> list[Any]:
     return [_both(ours, theirs) for ours in one for theirs in other]
 
@@ -280,7 +303,7 @@ _MERGED: dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(("anyOf", "oneOf"), _products),
     **dict.fromkeys(("uniqueItems", "unevaluatedProperties", "unevaluatedItems"), lambda one, other: one and other),
     "type": _kinds_in_common,
-    "enum": lambda one, other: [value for value in one if any(same(value, again) for again in other)],
+    "enum": _in_common,
     "required": lambda one, other: list(dict.fromkeys([*one, *other])),
     "multipleOf": lambda one, other: math.lcm(int(one), int(other)),
 }

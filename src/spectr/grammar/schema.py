@@ -78,12 +78,13 @@ def schema_ebnf(schema: Any, layout: Layout, *, strict: bool) -> str:
     """The grammar of the JSON texts that are valid under a schema; if it is `strict`, without properties and items that
     the schema does not name."""
     _check_size(schema)
-    rules = cleaned(_Converter(Document(schema), _marks(layout), strict).rules(), "root")
-    if rules is None:
+    try:
+        return _converted(_Converter(Document(schema), _marks(layout), strict))
+    except RecursionError:
         raise ArgumentError(
-            "a schema must admit some value, and this one admits none; look at its bounds and its enums"
-        )
-    return written(unrolled(rules))
+            "a schema must not be nested so deeply, or have numbers of so many digits, that the interpreter's stack is "
+            "too small for it; name parts of it in $defs, and use smaller bounds"
+        ) from None
 
 
 def _check_size(schema: Any) -> None:
@@ -347,3 +348,12 @@ def _bounds(node: Node) -> Bounds:
     low, above = max(lows, default=(None, False))
     high, below = min(highs, key=lambda bound: (bound[0], not bound[1]), default=(None, False))
     return Bounds(low, high, above, below)
+
+
+def _converted(converter: _Converter) -> str:
+    rules = cleaned(converter.rules(), "root")
+    if rules is None:
+        raise ArgumentError(
+            "a schema must admit some value, and this one admits none; look at its bounds and its enums"
+        )
+    return written(unrolled(rules))
