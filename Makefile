@@ -37,7 +37,7 @@ test: lint ## lint, then the tests and doctests that are neither slow nor need a
 test-slow: $(DEV) ## the tests marked slow or network
 	$(BIN)/python $(PYTEST) -m "(slow or network) and not scale"
 
-test-scale: $(FLEET) ## several processes: batches, failover, Ray (installed once), one model over three; at most ten minutes
+test-scale: $(FLEET) ## several processes: batches, failover, Ray (installed once), one model over three; at most six minutes
 	$(BIN)/python -m pytest -m scale tests
 
 test-gpu: $(DEV) ## the tests that need a CUDA device

@@ -1,11 +1,13 @@
-"""A small model in a folder, and files of requests for it."""
+"""A small model in a folder, files of requests for it, and the texts of a server that nobody disturbs."""
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fleet.processes import Heard, hear_all, server, started
 from tests.lm.conftest import _llama, _save, tokenizer
 
 Requests = Callable[..., Path]
@@ -14,6 +16,15 @@ Requests = Callable[..., Path]
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(_save(_llama(0, 320), tmp_path_factory.mktemp("fleet"), tokenizer()))
+
+
+@pytest.fixture(scope="session")
+def undisturbed(folder: str) -> list[Heard]:
+    """16 streams of a server that nobody disturbs."""
+    with started(server(folder)) as (alone,):
+        heard = asyncio.run(hear_all(alone.url, range(16)))
+    assert all(one.is_sound for one in heard)
+    return heard
 
 
 def request_line(number: int, **body: Any) -> dict[str, Any]:

@@ -2,20 +2,17 @@
 
 import asyncio
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx2
+from tests.forked import Forked, run_spectr
 
 __all__ = ["Heard", "Process", "children", "hear", "hear_all", "ready", "server", "started"]
 
@@ -37,44 +34,35 @@ def children(pid: int, name: str) -> list[int]:
 class Process:
     """A command that listens on an address."""
 
-    running: subprocess.Popen[str]
-    url: str
-    said: list[str] = field(default_factory=list)
+    running: Forked
+    url: str = ""
 
     def kill(self) -> None:
         """As nothing can be caught."""
-        os.kill(self.running.pid, signal.SIGKILL)
-        self.running.wait()
+        self.running.kill()
 
 
 @contextmanager
-def started(*arguments: str, ready_line: str = r"https?://[\w.:\[\]]+") -> Iterator[Process]:
-    """`spectr` with some arguments, once it has said where it listens."""
-    command = [sys.executable, "-m", "spectr", *arguments]
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    said: list[str] = []
-    found = None
-    assert running.stderr is not None
-    for line in running.stderr:
-        said.append(line)
-        if (found := re.search(ready_line, line)) is not None:
-            break
-    assert found is not None, "".join(said)
-    reading = threading.Thread(target=lambda: said.extend(running.stderr or ()), daemon=True)
-    reading.start()
-    try:
-        yield Process(running, found.group(), said)
-    finally:
-        running.kill()
-        running.wait()
-        reading.join(5)
-        running.stderr.close()
+def started(*commands: Sequence[str]) -> Iterator[list[Process]]:
+    """`spectr` with some arguments, several at once, when all have said where they listen."""
+    with TemporaryDirectory() as folder:
+        made = [
+            Process(Forked(run_spectr, tuple(arguments), {}, log=Path(folder) / f"said-{number}"))
+            for number, arguments in enumerate(commands)
+        ]
+        try:
+            for process in made:
+                process.url = process.running.wait_for(lambda said: re.search(r"https?://[\w.:\[\]]+", said)).group()
+            yield made
+        finally:
+            for process in made:
+                process.kill()
 
 
-def server(folder: str, *more: str) -> Any:
-    """A server of the small model, in float64, so that its texts do not depend on who runs beside them."""
-    model = ("--model", folder, "--name", "tiny", "--dtype", "float64", "--drafter", "lookup")
-    return started("serve", "--port", "0", *model, *more)
+def server(folder: str, *more: str) -> list[str]:
+    """The command of a server of the small model, in float64, so that texts do not depend on who runs beside them."""
+    model = ["--model", folder, "--name", "tiny", "--dtype", "float64", "--drafter", "lookup"]
+    return ["serve", "--port", "0", *model, *more]
 
 
 def ready(url: str, replicas: int = 1, most: float = 300.0) -> None:

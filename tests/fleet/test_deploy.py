@@ -3,13 +3,17 @@
 import asyncio
 import os
 import signal
+import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from tests.fleet.processes import Heard, Process, children, hear, hear_all, ready, server, started
+from tests.fleet.processes import Heard, children, hear, hear_all, ready
+from tests.forked import Forked, run_spectr
 
 from spectr.fleet.plan import read_plan
 from spectr.fleet.replicas import Call
@@ -20,8 +24,6 @@ SHORT = 60
 
 
 def free_port() -> int:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -34,18 +36,19 @@ def write_plan(path: Path, folder: str, port: int, **more: Any) -> None:
     path.write_text("\n".join([*lines, 'environment: {OMP_NUM_THREADS: "1"}', ""]))
 
 
-def changed(fleet: Process) -> None:
+def times_ready(said: str) -> int:
+    return sum("serving tiny" in line for line in said.splitlines())
+
+
+def changed(fleet: Forked) -> None:
     """Have a plan read again, and wait until what it says runs."""
-    said = sum("serving tiny" in line for line in fleet.said)
-    os.kill(fleet.running.pid, signal.SIGHUP)
-    deadline = time.monotonic() + 600
-    while sum("serving tiny" in line for line in fleet.said) == said:
-        assert time.monotonic() < deadline, "".join(fleet.said)
-        time.sleep(0.1)
+    before = times_ready(fleet.said)
+    os.kill(fleet.pid, signal.SIGHUP)
+    fleet.wait_for(lambda said: times_ready(said) > before)
 
 
-def replicas(fleet: Process) -> list[int]:
-    return children(fleet.running.pid, "ServeReplica:spectr:Model")
+def replicas(fleet: Forked) -> list[int]:
+    return children(fleet.pid, "ServeReplica:spectr:Model")
 
 
 def texts(heard: list[Heard]) -> list[tuple[str, list[int], str | None]]:
@@ -72,15 +75,38 @@ async def under_load(url: str, meanwhile: Any) -> list[tuple[int, Heard]]:
     return heard
 
 
-def test_a_fleet_that_is_killed_grows_and_changes(folder: str, tmp_path: Path) -> None:
+@contextmanager
+def deployed(path: Path, log: Path) -> Iterator[Forked]:
+    """`spectr deploy` on a cluster of its own, of which no process is left behind."""
+    fleet = Forked(run_spectr, ("deploy", str(path)), {}, log=log)
+    try:
+        fleet.wait_for(times_ready)
+        yield fleet
+        below = children(fleet.pid, "")
+        os.kill(fleet.pid, signal.SIGTERM)
+        assert fleet.wait() == 0, fleet.said
+        assert below
+        assert gone(below), "processes of the cluster are left"
+    finally:
+        fleet.kill()
+
+
+def gone(processes: list[int]) -> bool:
+    """Whether processes end within a minute."""
+    deadline = time.monotonic() + 60
+    while (left := [one for one in processes if Path(f"/proc/{one}").exists()]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not left
+
+
+def test_a_fleet_that_is_killed_grows_and_changes(folder: str, tmp_path: Path, undisturbed: list[Heard]) -> None:
     """Two replicas behind one address and 16 streams: one is killed. A third joins. All are replaced under load."""
     pytest.importorskip("ray", reason="needs Ray: pip install 'spectr-lm[ray]'")
-    with server(folder) as alone:
-        expected = asyncio.run(hear_all(alone.url, STREAMS))
     path, port = tmp_path / "app.yaml", free_port()
+    url = f"http://127.0.0.1:{port}"
     write_plan(path, folder, port, replicas=2)
-    with started("deploy", str(path), ready_line=rf"http://127.0.0.1:{port}") as fleet:
-        ready(fleet.url, 2)
+    with deployed(path, tmp_path / "said") as fleet:
+        ready(url, 2)
         first = replicas(fleet)
         assert len(first) == 2
 
@@ -90,27 +116,26 @@ def test_a_fleet_that_is_killed_grows_and_changes(folder: str, tmp_path: Path) -
             os.kill(first[0], signal.SIGKILL)
             return True
 
-        heard = asyncio.run(hear_all(fleet.url, STREAMS, kill))
+        heard = asyncio.run(hear_all(url, STREAMS, kill))
         assert all(one.is_sound for one in heard)
-        assert texts(heard) == texts(expected)
-        page = httpx2.get(f"{fleet.url}/metrics").text
+        assert texts(heard) == texts(undisturbed)
+        page = httpx2.get(f"{url}/metrics").text
         assert float(page.split("\nspectr:router_failovers_total ")[1].split("\n")[0]) >= 1
 
         write_plan(path, folder, port, replicas=3)
         changed(fleet)
-        ready(fleet.url, 3)
+        ready(url, 3)
         second = replicas(fleet)
         assert len(second) == 3
         assert first[1] in second  # it was left alone
 
         write_plan(path, folder, port, replicas=2, revision="next")
-        loaded = asyncio.run(under_load(fleet.url, lambda: changed(fleet)))
+        loaded = asyncio.run(under_load(url, lambda: changed(fleet)))
         assert len(loaded) >= 8
         assert all(one.is_sound for _, one in loaded), [one.error for _, one in loaded if not one.is_sound]
         for number, one in loaded:
-            assert one.tokens == expected[number].tokens[:SHORT]
+            assert one.tokens == undisturbed[number].tokens[:SHORT]
         assert not set(second) & set(replicas(fleet))
-    assert children(os.getpid(), "ray") == []
 
 
 @pytest.mark.filterwarnings("ignore")  # Ray's own, when it is imported

@@ -29,6 +29,7 @@ DEFAULT = "smollm2-135m"
 _SIZE = 24
 _PROMPTS = [[3, 4, 5, 3, 4, 5, 3], [1], [2, 2, 2, 2], [3, 4, 5, 3, 4, 5, 3, 4, 5, 6, 7, 8, 9]]
 _NAMED = ("none", "lookup", "random", "ngram", "early_exit", "lookup+ngram")
+_STARTS = "The One A Rain It Why My Two In We No Every From Six Blue Water"
 _HEADS = ("feature", "blockwise")
 
 
@@ -105,8 +106,8 @@ def verdicts(opened: Any, rows: int, length: int) -> list[list[int]]:
 def default_texts(lm: Any) -> dict[str, tuple[list[Request], list[list[int]]]]:
     """Texts of the default model: drafters under the race at temperature 1, all rules at temperature 0. They are short:
     processes that share two cores wait for each other in every layer."""
-    starts = [lm.encode(text, raw=True)[:1] for text in ("The", "One", "A", "Rain", "It", "Why", "My", "Two")]
-    warm, greedy = _requests(starts, 4, Policy()), _requests(starts[:2], 2, Policy(0))
+    starts = [lm.encode(text, raw=True)[:1] for text in _STARTS.split()]
+    warm, greedy = _requests(starts, 2, Policy()), _requests(starts[:4], 2, Policy(0))
     found = {"race with its trained head": (warm, [result.tokens for result in lm.engine.generate(warm)])}
     for name, engine in _engines(lm.opened, None):
         asked = warm if name.startswith("race with") else greedy

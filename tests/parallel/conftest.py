@@ -37,7 +37,7 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Job:
         given = [str(ROOT / "tests" / "parallel" / "worker.py"), *map(str, arguments), str(out)]
         paths = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
         done = subprocess.run(
-            [*launcher, *given], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=170,
+            [*launcher, *given], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=600,
             check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-4000:]

@@ -1,12 +1,7 @@
-"""Ranks without torchrun, for tests of what happens when one of them fails: nobody but the ranks themselves ends them.
+"""Ranks without torchrun, for tests of what happens when one of them fails: only the ranks end the others."""
 
-They are forked from a process that has imported everything, so that a job starts in a second.
-"""
-
-import multiprocessing
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.forked import forkserver, say_into
 
 import spectr
 from spectr.models.parallel.target import ShardedTarget
@@ -84,10 +80,7 @@ def _rank(rank: int, size: int, port: int, folder: str, where: Path, job: Job, p
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }  # fmt: skip
-    said = os.open(where / f"said-{rank}", os.O_CREAT | os.O_WRONLY)
-    os.dup2(said, 1)
-    os.dup2(said, 2)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    say_into(where / f"said-{rank}")
     torch.set_num_threads(1)
     if plant is not None:
         plant()
@@ -108,8 +101,7 @@ class Ranks:
     def __init__(
         self, size: int, folder: Path, where: Path, job: Job = generate, plants: dict[int, Plant] | None = None
     ) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.parallel.ranks", "spectr.lm", "spectr.models.hf"])
+        context = forkserver()
         self.where, port = where, _free_port()
         self.processes = [
             context.Process(

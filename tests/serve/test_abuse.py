@@ -12,8 +12,9 @@ import pytest
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from spectr.serve import Limits, desk
+from spectr.serve import Limits, desk, events
 from spectr.serve.admission import Admission
+from spectr.serve.json_text import json_bytes
 from spectr.serve.problems import ApiError
 from spectr.serve.protocol import ChatRequest, CompletionRequest, as_problem
 from spectr.serve.replies import Reply
@@ -161,6 +162,32 @@ def test_large_responses_are_written_in_a_worker(client: httpx2.Client, monkeypa
     assert client.post("/v1/completions", json=asked).json()["choices"] == small
     assert all(name.startswith("spectr-worker") for name in threads)
     assert threads
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_repeated_prompt_is_written_in_a_worker(
+    client: httpx2.Client, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """JSON of long prompts is not written on the event loop."""
+    asked = {"prompt": "one two " * 60, "echo": True, "logprobs": 3, "max_tokens": 1, "seed": 3, "stream": stream}
+    threads: dict[bool, set[str]] = {False: set(), True: set()}
+
+    def noted(data: Any) -> bytes:
+        text = json_bytes(data)
+        threads[len(text) > 5000].add(threading.current_thread().name)
+        return text
+
+    monkeypatch.setattr(desk, "_SMALL", 20)
+    for module in (desk, events):
+        monkeypatch.setattr(module, "json_bytes", noted)
+    found = client.post("/v1/completions", json=asked)
+    assert found.status_code == 200
+    assert threads[True]
+    assert all(name.startswith("spectr-worker") for name in threads[True])
+    if stream:
+        lines = [json.loads(line[6:]) for line in found.text.splitlines() if line.startswith("data: {")]
+        assert lines[0]["choices"][0]["text"] == asked["prompt"]
+        assert len(lines[0]["choices"][0]["logprobs"]["top_logprobs"]) > 100
 
 
 def test_rates_count_every_post(other: Callable[..., Any]) -> None:

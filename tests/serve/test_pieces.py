@@ -1,7 +1,11 @@
 """Any way to cut a text into steps gives the same text: the sum of the pieces that a client gets does not depend on how
-many tokens came at once."""
+many tokens came at once. JSON that is written in pieces is that which is written at once."""
 
+import gc
+import json
 import random
+import threading
+import time
 from typing import Any
 
 from hypothesis import given, settings
@@ -9,6 +13,7 @@ from hypothesis import strategies as st
 from tests.lm.conftest import TEXTS, tokenizer
 
 from spectr.lm.output import TextReader
+from spectr.serve.json_text import json_bytes
 from spectr.text.stream import TextStream
 
 WORDS = tokenizer()
@@ -51,3 +56,38 @@ def test_a_stop_string_across_steps() -> None:
     tokens: Any = list(WORDS("one two three four")["input_ids"])
     for cut in range(len(tokens)):
         assert read(tokens, [cut], ["o thr"])[0] == "one tw"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=3), inner, max_size=5),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(JSON, st.integers(1, 300))
+def test_json_in_pieces_is_json(data: Any, repeats: int) -> None:
+    for whole in (data, {"a": [data] * repeats, "b": {"c": [[data], {}, []]}}):
+        assert json.loads(json_bytes(whole)) == whole
+        assert json_bytes(whole) == json.dumps(whole, ensure_ascii=False).encode()
+
+
+def test_json_in_pieces_lets_other_threads_run() -> None:
+    """Time in which the process computed and this thread did not come to its turn."""
+    entry = {f"token {number}": -number / 7 for number in range(15)}
+    data = {"logprobs": {"top_logprobs": [dict(entry) for _ in range(20_000)], "tokens": ["token"] * 20_000}}
+    gc.collect()
+    gc.freeze()
+    writer = threading.Thread(target=lambda: sizes.append(len(json_bytes(data))))
+    sizes: list[int] = []
+    worst, clock, busy = 0.0, time.perf_counter(), time.process_time()
+    writer.start()
+    while writer.is_alive():
+        time.sleep(0.001)
+        now, used = time.perf_counter(), time.process_time()
+        worst, clock, busy = max(worst, min(now - clock, used - busy)), now, used
+    gc.unfreeze()
+    assert sizes[0] > 5_000_000
+    assert worst < 0.05

@@ -21,7 +21,7 @@ from spectr.engine.handle import Mailbox
 from spectr.errors import ArgumentError
 from spectr.serve import Limits
 from spectr.serve.events import Event, EventStream
-from spectr.serve.wire import bounded_protocol
+from spectr.serve.wire import MOST_HEADER_BYTES, bounded_protocol
 
 
 def post(body: dict[str, Any], *headers: str) -> bytes:
@@ -39,20 +39,69 @@ def address(client: Any) -> str:
     return str(client.base_url).rstrip("/")
 
 
+def refused(got: bytes) -> tuple[int, str]:
+    """The status of a response, and the code of its error, which must have the form of all errors."""
+    head, _, body = got.partition(b"\r\n\r\n")
+    lines = head.split(b"\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(b": ") for line in lines[1:])}
+    assert headers[b"content-type"] == b"application/json"
+    assert headers[b"x-request-id"].startswith(b"req-")
+    error = json.loads(body)["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return int(lines[0].split()[1]), error["code"]
+
+
 def test_endless_headers(other: Callable[..., Any]) -> None:
     client, _ = other()
     with connect(address(client)) as made:
-        made.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
-        try:
-            for _ in range(200):
-                made.sendall(b"X-Long: " + b"x" * 2000 + b"\r\n")
-                time.sleep(0.001)
-            got = made.recv(4096)
-        except ConnectionError:
-            got = b""
-    assert got == b"" or got.startswith(b"HTTP/1.1 431")
+        made.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X-Long: " + b"x" * (MOST_HEADER_BYTES - 100))
+        made.sendall(b"x" * 200)
+        got = b""
+        while piece := made.recv(4096):
+            got += piece
+    assert refused(got) == (431, "headers_too_large")
     assert client.get("/health", headers={"x-long": "x" * 20_000}).status_code == 200
     assert client.post("/v1/completions", json={**LONG, "user": "x", "prompt": "o " * 100, "max_tokens": 1}).is_success
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x00\x01 nonsense\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: a\r\nBad Header: 1\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: b\r\n folded: c\r\n\r\n",
+        b"GET /h\xffealth HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+)
+def test_bytes_that_are_no_request(client: Any, data: bytes) -> None:
+    got, _ = raw(address(client), data, 20)
+    assert refused(got)[0] == 400
+    assert got.count(b"HTTP/1.1 ") == 1
+
+
+def test_headers_that_come_slowly(other: Callable[..., Any]) -> None:
+    client, _ = other(Limits(header_time=0.3))
+    got, took = raw(address(client), b"POST /v1/comple", 20)
+    assert refused(got) == (408, "timeout")
+    assert took < 10
+
+
+def test_bytes_that_are_no_request_amid_an_answer(other: Callable[..., Any]) -> None:
+    """They end the stream; nothing that could be taken for a part of it is sent."""
+    client, service = other()
+    with connect(address(client)) as made:
+        made.sendall(post({**LONG, "stream": True, "n": 4}))
+        got = made.recv(4096)
+        made.sendall(b"\x00\x01 nonsense\r\n\r\n")
+        with suppress(ConnectionError):
+            while piece := made.recv(65536):
+                got += piece
+    assert got.startswith(b"HTTP/1.1 200")
+    assert got.count(b"HTTP/1.1") == 1
+    assert b"invalid_http" not in got
+    settled(service, service.desk, 10)
 
 
 def test_a_request_before_the_answer_to_the_last(other: Callable[..., Any]) -> None:
@@ -94,8 +143,7 @@ def test_connections_are_bounded(other: Callable[..., Any]) -> None:
     client, _ = other(Limits(connections=3))
     held = [connect(address(client)) for _ in range(3)]
     time.sleep(0.1)
-    with connect(address(client)) as refused, suppress(ConnectionError):
-        assert refused.recv(10) == b""
+    assert refused(raw(address(client), b"", 20)[0]) == (503, "too_many_connections")
     for one in held:
         one.close()
     time.sleep(0.2)

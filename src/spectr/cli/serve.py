@@ -140,6 +140,15 @@ def serve(
     rate: Annotated[
         float | None, typer.Option(min=0.1, metavar="N", help="Requests per minute of one key.", rich_help_panel=LIMITS)
     ] = None,
+    grammar_timeout: Annotated[
+        float,
+        typer.Option(
+            min=1,
+            metavar="SECONDS",
+            help="Processor time to compile one schema, regex or grammar.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = 5.0,
     request_timeout: RequestTimeoutFlag = 600.0,
     drain_timeout: DrainTimeoutFlag = 30.0,
     audit_share: Annotated[
@@ -173,7 +182,8 @@ def serve(
         vllm_metrics, log_prompts, receipts,
         limits=Limits(
             body_bytes=max_body_bytes, prompt_tokens=max_prompt_tokens, texts=max_texts, running=max_running,
-            queue=max_queue, rate=rate, request_time=request_timeout, drain_time=drain_timeout,
+            queue=max_queue, rate=rate, compile_time=grammar_timeout, request_time=request_timeout,
+            drain_time=drain_timeout,
         ),
     )  # fmt: skip
     log_to_stderr(verbose or log_prompts)

@@ -1,11 +1,12 @@
 """Compiles grammars for one vocabulary, within limits of time and memory, and caches them."""
 
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +21,8 @@ __all__ = ["CompiledGrammar", "GrammarCompiler", "GrammarLimits", "needs_trial"]
 
 _LIGHT_BYTES, _LIGHT_REPEATS, _LIGHT_COUNT = 2048, 12, 32
 """A user's grammar within these limits (bytes, repetitions, largest count) compiles in about a second at most."""
-_HEAVY_BYTES = 1 << 15  # a longer grammar of any kind is tried first
+_HEAVY_BYTES = 1 << 14  # a longer grammar of any kind is tried first
+_COUNTED = re.compile(r"\]\{(?:\d+,)?(\d+)\}")  # a bounded number of characters, as maxLength is written
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,17 @@ class GrammarCompiler:
         self.trial = Trial(vocabulary, self.limits.seconds, self.limits.memory)
         self._lock = threading.Lock()
         self._known: OrderedDict[Grammar, Future[CompiledGrammar]] = OrderedDict()
+
+    def limit_time(self, seconds: float) -> None:
+        """Set the processor time that compiling one grammar may take from now on."""
+        self.limits = replace(self.limits, seconds=seconds)
+        self.trial.seconds = seconds
+
+    def find(self, grammar: Grammar) -> CompiledGrammar | None:
+        """The grammar if it has been compiled, without waiting."""
+        with self._lock:
+            found = self._known.get(grammar)
+        return found.result() if found is not None and found.done() and found.exception() is None else None
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Return the compiled grammar; raises ArgumentError if it is invalid or exceeds the limits."""
@@ -122,11 +135,12 @@ def _size(promise: "Future[CompiledGrammar]") -> int:
 
 
 def needs_trial(grammar: Grammar) -> bool:
-    """Return whether compiling might be slow. The cost of schemas and choices is known; rules written by users may take
-    any time, for example with many optional parts in a row."""
+    """Return whether compiling might take more than about a second. Schemas and choices take long if they are large or
+    bound the lengths of strings; a grammar written by a user may take any time, for example with many optional parts in
+    a row."""
     text = grammar.text
     if not grammar.is_foreign:
-        return len(text) > _HEAVY_BYTES
+        return len(text) > _HEAVY_BYTES or sum(map(int, _COUNTED.findall(text))) > _LIGHT_COUNT
     counts = [
         int(number) for part in text.split("{")[1:] for number in part.partition("}")[0].split(",") if number.isdigit()
     ]

@@ -1,9 +1,10 @@
 """Combines schemas that apply together into one: references, `allOf`, and keywords beside `anyOf`."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
 from functools import reduce
+from itertools import count
 from typing import Any
 from urllib.parse import unquote
 
@@ -15,6 +16,7 @@ __all__ = ["Document", "kinds_in_common"]
 _KNOWN = {"type", "enum", "anyOf", "oneOf", *(keyword for keywords in KINDS.values() for keyword in keywords)}
 _MOST_OPTIONS = 256  # options of an anyOf that results from combining several
 _MOST_MERGES = 64  # depth of references to references, and of allOf in allOf
+_MOST_REDUCTIONS = 200_000  # schemas reduced in one document: references and allOf can repeat each other exponentially
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class Document:
     """A root schema, within which references are resolved."""
 
     root: Any
+    _reductions: Iterator[int] = field(default_factory=count, repr=False, compare=False)
 
     def reduced(self, schema: Subschema, path: str) -> Subschema:
         """Return the keywords that apply, without `$ref`, `allOf`, `const`, and keywords that do not affect
@@ -35,6 +38,11 @@ class Document:
             raise ArgumentError(f"{path}: a schema must be an object, true or false, got {shown(schema)}")
         if left == 0:
             raise ArgumentError(f"{path}: references and allOf must not be circular; give the type a name in $defs")
+        if next(self._reductions) >= _MOST_REDUCTIONS:
+            raise ArgumentError(
+                f"{path}: a schema must expand to at most {_MOST_REDUCTIONS:,} schemas; use fewer references within "
+                "each other's allOf, anyOf and oneOf"
+            )
         check_keywords(schema, path)
         node = _modern({name: value for name, value in schema.items() if name in _KNOWN or name in _OLD})
         parts: list[Any] = [node]
@@ -121,6 +129,21 @@ def kinds_in_common(one: Any, other: Any) -> list[str]:
     return wide + [kind for kind in theirs if kind == "integer" and "number" in ours and kind not in wide]
 
 
+def _in_common(one: list[Any], other: list[Any]) -> list[Any]:
+    known = {_hashable(value) for value in other}
+    return [value for value in one if _hashable(value) in known]
+
+
+def _hashable(value: Any) -> Hashable:
+    """A key that is equal for two values exactly if they are equal in JSON."""
+    if isinstance(value, bool | list):
+        return (type(value), value if isinstance(value, bool) else tuple(map(_hashable, value)))
+    if isinstance(value, dict):
+        return dict, frozenset((name, _hashable(part)) for name, part in value.items())
+    made: Hashable = value
+    return made
+
+
 def _products(one: list[Any], other: list[Any]) -> list[Any]:
     return [_both(ours, theirs) for ours in one for theirs in other]
 
@@ -131,7 +154,7 @@ _MERGED: dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(("anyOf", "oneOf"), _products),
     **dict.fromkeys(("uniqueItems", "unevaluatedProperties", "unevaluatedItems"), lambda one, other: one and other),
     "type": kinds_in_common,
-    "enum": lambda one, other: [value for value in one if any(json_equal(value, again) for again in other)],
+    "enum": _in_common,
     "required": lambda one, other: list(dict.fromkeys([*one, *other])),
     "multipleOf": lambda one, other: math.lcm(int(one), int(other)),
 }

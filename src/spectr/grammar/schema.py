@@ -79,10 +79,13 @@ def schema_ebnf(schema: Any, layout: Layout, *, strict: bool) -> str:
 
     With `strict`, properties and items that the schema does not name are excluded."""
     _check_size(schema)
-    rules = prune_rules(_Converter(Document(schema), _marks(layout), strict).rules(), "root")
-    if rules is None:
-        raise ArgumentError("a schema must admit some value, and this one admits none; check its bounds and enums")
-    return format_rules(unroll(rules))
+    try:
+        return _converted(_Converter(Document(schema), _marks(layout), strict))
+    except RecursionError:
+        raise ArgumentError(
+            "a schema must not be nested so deeply, or have numbers of so many digits, that the interpreter's stack is "
+            "too small for it; name parts of it in $defs, and use smaller bounds"
+        ) from None
 
 
 def _check_size(schema: Any) -> None:
@@ -347,3 +350,10 @@ def _bounds(node: Node) -> Bounds:
     low, above = max(lows, default=(None, False))
     high, below = min(highs, key=lambda bound: (bound[0], not bound[1]), default=(None, False))
     return Bounds(low, high, above, below)
+
+
+def _converted(converter: _Converter) -> str:
+    rules = prune_rules(converter.rules(), "root")
+    if rules is None:
+        raise ArgumentError("a schema must admit some value, and this one admits none; check its bounds and enums")
+    return format_rules(unroll(rules))

@@ -1,16 +1,13 @@
 """From the body of a request to requests of the engine."""
 
-import json
 import re
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from spectr.coins import derived_seed
 from spectr.engine import Request
-from spectr.errors import ArgumentError
-from spectr.grammar import Grammar
+from spectr.grammar import CompiledGrammar
 from spectr.lm import LM
 from spectr.serve.problems import ApiError
 from spectr.serve.protocol import (
@@ -29,9 +26,6 @@ from spectr.serve.settings import Limits
 __all__ = ["Asked", "as_turns", "ask", "characters"]
 
 _RANDOM_BITS = 53  # a seed that any JSON reader keeps whole
-_MAKERS: dict[str, Callable[[Any], Grammar]] = {
-    "json_": Grammar.json_schema, "regex": Grammar.regex, "grammar": Grammar.ebnf, "choice": Grammar.choice,
-}  # fmt: skip
 _SAME = (
     "temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
 )  # fmt: skip
@@ -123,9 +117,10 @@ async def ask(
     _check_bounds(body, service.settings.limits)
     _check_sizes(body, service, most_texts)
     scope = tenant if service.settings.keys else ""
+    grammar = await service.grammars.compiled(body, tenant)
 
     def work(reader: LM) -> tuple[Asked, list[Request | None]]:
-        asked = _asked(body, service, reader)
+        asked = _asked(body, service, reader, grammar)
         return asked, asked.requests(scope)
 
     return await service.in_worker(work, tenant)
@@ -155,7 +150,9 @@ def _check_sizes(body: CompletionRequest | ChatRequest, service: Service, most_t
                        "stop_token_ids")  # fmt: skip
 
 
-def _asked(body: CompletionRequest | ChatRequest, service: Service, reader: LM) -> Asked:
+def _asked(
+    body: CompletionRequest | ChatRequest, service: Service, reader: LM, grammar: CompiledGrammar | None
+) -> Asked:
     lm = service.variant(body.spectr)
     prompts = _prompts(body, reader)
     n = body.n or 1
@@ -167,8 +164,8 @@ def _asked(body: CompletionRequest | ChatRequest, service: Service, reader: LM) 
         raise ApiError(400, f"a prompt must have at most {bound} tokens, got {longest}; shorten it", param,
                        "context_length_exceeded")  # fmt: skip
     settings = _settings(body, reader, service.context)
-    if (wanted := _grammar(body, service.settings.limits)) is not None:
-        settings["grammar"] = service.lm.compile_grammar(wanted)
+    if grammar is not None:
+        settings["grammar"] = grammar
     limit, drops = _limit(body)
     limits = [service.context - len(prompt) if limit is None else limit for prompt in prompts]
     seed = secrets.randbits(_RANDOM_BITS) if body.seed is None else body.seed
@@ -272,36 +269,6 @@ def _settings(body: CompletionRequest | ChatRequest, reader: LM, context: int) -
     if isinstance(body, CompletionRequest) and body.echo and logprobs is not None:
         found["prompt_logprobs"] = logprobs
     return {name: value for name, value in found.items() if value not in (None, [])}
-
-
-def _grammar(body: CompletionRequest | ChatRequest, limits: Limits) -> Grammar | None:
-    """What the text has to look like, if the body says."""
-    asked, form = body.structured_outputs, body.response_format
-    given: dict[str, Any] = {}
-    if asked is not None:
-        given = {name: value for name, value in asked if value not in (None, False)}
-        if len(given) != 1:
-            raise ApiError(400, f"structured_outputs takes one of json, regex, grammar and choice, got {len(given)}",
-                           "structured_outputs")  # fmt: skip
-    if form is not None and form.type != "text":
-        if given:
-            raise ApiError(400, "response_format and structured_outputs cannot both be given", "response_format")
-        schema = None if form.json_schema is None else form.json_schema.schema_
-        if form.type == "json_schema" and schema is None:
-            raise ApiError(
-                400, "a response_format of type json_schema needs json_schema.schema", "response_format.json_schema"
-            )
-        given = {"json_object": True} if form.type == "json_object" else {"json_": schema}
-    if not given:
-        return None
-    ((kind, value),) = given.items()
-    param = "structured_outputs" if asked is not None else "response_format"
-    if len(json.dumps(value)) > limits.grammar_bytes:
-        raise ApiError(400, f"a schema, regex or grammar must have at most {limits.grammar_bytes} bytes", param)
-    try:
-        return Grammar.json() if kind == "json_object" else _MAKERS[kind](value)
-    except ArgumentError as error:
-        raise ApiError(400, str(error), param, "invalid_grammar") from error
 
 
 def _bias(given: dict[str, float]) -> dict[int, float]:

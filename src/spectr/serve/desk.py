@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse
 
 from spectr.engine import Handle, Result, Step
 from spectr.engine import Request as EngineRequest
 from spectr.serve.admission import Admission
 from spectr.serve.asking import Asked, ask
 from spectr.serve.events import Ending, Event, EventStream, unless_disconnected
+from spectr.serve.json_text import json_bytes
 from spectr.serve.observe import Observations
 from spectr.serve.problems import ApiError, as_api_error
 from spectr.serve.protocol import ChatRequest, CompletionRequest
@@ -127,7 +127,7 @@ class _Job:
         results = await self.results()
 
         def written() -> Response:
-            return JSONResponse(self.reply.whole(results, self.receipt(results)))
+            return Response(json_bytes(self.reply.whole(results, self.receipt(results))), media_type="application/json")
 
         if self.reply.entries(results) <= _SMALL:
             return written()
@@ -165,9 +165,20 @@ class _Job:
                 async for chunk in chunks:
                     yield chunk
             results = [self._result(index, handle) for index, handle in enumerate(handles)]
-            options = self.asked.body.stream_options
-            usage = bool(options and options.include_usage)
-            yield self._event(self.reply.last(results, self.receipt(results), usage=usage), self.progress.id)
+            yield await self._last(results)
+
+    async def _last(self, results: Sequence[Result]) -> Event:
+        """The event after all texts; a worker makes it where the receipt repeats long prompts."""
+        options = self.asked.body.stream_options
+        usage = bool(options and options.include_usage)
+
+        def written(_: Any = None) -> tuple[dict[str, Any], bytes]:
+            data = self.reply.last(results, self.receipt(results), usage=usage)
+            return data, json_bytes(data)
+
+        is_small = sum(map(len, self.asked.prompts)) + sum(len(result.tokens) for result in results) <= _SMALL
+        data, text = written() if is_small else await self.desk.service.in_worker(written, self.tenant)
+        return replace(self._event(data, self.progress.id), written=text)
 
     def _event(self, data: dict[str, Any], id_: str) -> Event:
         return Event(data, id_ if self.tells_ids else None)
@@ -231,14 +242,22 @@ class _Job:
                 self.scored[prompt].set()
             if begins and self.asked.echoes:
                 await self.scored[prompt].wait()
-                result = self._result(first, handles[first])
-                echo = await self.desk.service.in_worker(lambda _: self.reply.echo(index, result), self.tenant)  # noqa: B023
-                yield self._event(echo, self.progress.move(index, ()))
+                yield await self._echo(index, self._result(first, handles[first]))
             if (chunk := self.reply.chunk(index, steps, told, begins=begins)) is not None:
                 ends = steps[-1].finish_reason is not None
                 yield self._event(chunk, self.progress.move(index, told, ends=ends))
                 told = []
             begins = False
+
+    async def _echo(self, index: int, result: Result) -> Event:
+        """The prompt of one text as an event, which a worker makes and writes: it can have megabytes."""
+
+        def written(_: Any) -> tuple[dict[str, Any], bytes]:
+            data = self.reply.echo(index, result)
+            return data, json_bytes(data)
+
+        data, text = await self.desk.service.in_worker(written, self.tenant)
+        return replace(self._event(data, self.progress.move(index, ())), written=text)
 
     async def _unseen(self, index: int, handle: Handle | None) -> AsyncIterator[tuple[list[Step], list[int]]]:
         """Steps of one text that the client does not have, and the tokens that it was not told on this connection."""

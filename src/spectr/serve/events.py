@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from starlette.responses import Response
 
+from spectr.serve.json_text import json_bytes
 from spectr.serve.problems import ApiError, as_api_error
 
 __all__ = ["Disconnected", "Ending", "Event", "EventStream", "unless_disconnected"]
@@ -21,6 +22,7 @@ Send = Callable[[Message], Awaitable[None]]
 Found = TypeVar("Found")
 _LOG = logging.getLogger("spectr.serve")
 _TICK = 1.0  # seconds between two looks at a stream
+_PIECE = 1 << 18  # bytes that are passed to the connection at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +31,13 @@ class Event:
 
     data: Mapping[str, Any]
     id: str | None = None
+    written: bytes | None = None  # its data as JSON, where a thread has written them beforehand
 
     @property
     def wire(self) -> bytes:
         """The event as it is sent."""
-        head = "" if self.id is None else f"id: {self.id}\n"
-        return f"{head}data: {json.dumps(self.data, ensure_ascii=False)}\n\n".encode()
+        head = b"" if self.id is None else f"id: {self.id}\n".encode()
+        return head + b"data: " + (json_bytes(self.data) if self.written is None else self.written) + b"\n\n"
 
 
 class Disconnected(Exception):  # noqa: N818 - nothing went wrong here
@@ -155,6 +158,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, send: Send, data: bytes) -> None:
-        self._is_sending = True
-        await send({"type": "http.response.body", "body": data, "more_body": True})
-        self._is_sending, self._sent = False, time.monotonic()
+        for start in range(0, len(data), _PIECE):
+            self._is_sending = True
+            await send({"type": "http.response.body", "body": data[start : start + _PIECE], "more_body": True})
+            self._is_sending, self._sent = False, time.monotonic()

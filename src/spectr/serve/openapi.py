@@ -27,8 +27,8 @@ _ERROR = {
         }
     },
 }
-_ALWAYS = (401, 403, 405, 500)  # statuses that any page may answer with
-_OF_BODIES = (400, 404, 408, 413, 415)
+_ALWAYS = (400, 401, 403, 405, 408, 431, 500, 503)  # statuses that any page may answer with
+_OF_BODIES = (404, 413, 415)
 
 
 def documented(

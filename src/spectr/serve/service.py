@@ -21,6 +21,7 @@ from spectr.lm import LM
 from spectr.models.packed import packed_bytes
 from spectr.pairing import as_rule, pair
 from spectr.registry import nearest
+from spectr.serve.grammars import GrammarCache
 from spectr.serve.problems import ApiError
 from spectr.serve.protocol import SpeculationFields
 from spectr.serve.settings import ServerSettings
@@ -64,6 +65,7 @@ class Service:
         self._workers = Workers(2, max(1, settings.limits.queue))
         self.failures = 0  # of the engine, since a request last succeeded
         self._local = threading.local()
+        self.grammars = GrammarCache(self.lm, settings.limits)
         self.desk: Any = None  # where requests are taken, once there is an application
 
     @property
@@ -140,8 +142,8 @@ class Service:
         self.lm.generate([0], max_new_tokens=min(8, self.context - 1), seed=0)
         self.lm.engine.warm_up()
         _ = self.fingerprint
-        with suppress(SpectrError):  # without xgrammar, or without a tokenizer: whoever asks for a grammar is told
-            _ = self.lm.grammars
+        with suppress(SpectrError):  # without xgrammar or a tokenizer, requests for grammars are refused one by one
+            self.grammars.prepare()
         self.is_warm = True
 
     def check_name(self, name: str | None) -> None:
@@ -196,6 +198,7 @@ class Service:
         """End the threads."""
         if self.witness is not None:
             self.witness.close()
+        self.grammars.close()
         self._workers.close()
 
 

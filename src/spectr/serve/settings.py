@@ -17,7 +17,7 @@ class Limits:
     bias_tokens: int = 1024  # entries of logit_bias
     logprobs: int = 1 << 19  # log-probabilities of one request: texts times tokens times those in place of each
     grammar_bytes: int = 64 << 10  # of a schema, regex or grammar
-    compile_time: float = 5.0  # to compile one of those
+    compile_time: float = 5.0  # of a processor, to compile one of those
     running: int = 64  # texts that run at once
     queue: int = 256  # texts that wait
     rate: float | None = None  # requests a minute for each key; None: any number

@@ -1,20 +1,33 @@
-"""Connections: uvicorn's HTTP protocol, with bounds on what a client can hold without sending a proper request."""
+"""Connections: uvicorn's HTTP protocol, with bounds on what a client can hold without sending a proper request. What is
+refused before there is a request has an answer in the form of all other errors, unless another answer is being sent."""
 
 import asyncio
+import json
+import logging
+import secrets
+from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from spectr.serve.problems import ApiError
 from spectr.serve.settings import Limits
 
 __all__ = ["MOST_HEADER_BYTES", "bounded_protocol"]
 
 MOST_HEADER_BYTES = 64 << 10  # of one request
 _OVERHEAD = 8  # bytes on the wire for each byte of a body that is sent in small chunks, at most
-_TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-)  # fmt: skip
 _Base: Any = HttpToolsProtocol  # its attributes are not annotated for subclasses
+_LOG = logging.getLogger("spectr.serve")
+
+
+def _response(error: ApiError, name: str) -> bytes:
+    """An error as a whole HTTP response, which closes the connection."""
+    body = json.dumps(error.body).encode()
+    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close",
+               "x-request-id": name, **error.headers}  # fmt: skip
+    lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}", *(f"{k}: {v}" for k, v in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode("ascii") + body
 
 
 class _Bounded(_Base):  # type: ignore[misc]
@@ -34,7 +47,8 @@ class _Bounded(_Base):  # type: ignore[misc]
         """Take a connection, unless there are too many."""
         super().connection_made(transport)
         if len(self.connections) > self.limits.connections:
-            transport.abort()
+            self._refuse(ApiError(503, f"this server has {self.limits.connections} connections, as many as it takes; "
+                                  "come again later", code="too_many_connections", wait=5))  # fmt: skip
         else:
             self._await_headers()
 
@@ -54,11 +68,13 @@ class _Bounded(_Base):  # type: ignore[misc]
         if before != self._is_reading_headers:
             self._bytes = 0
         most = MOST_HEADER_BYTES if self._is_reading_headers else _OVERHEAD * self.limits.body_bytes + MOST_HEADER_BYTES
-        if self._bytes > most:
-            if self.cycle is None or self.cycle.response_complete:
-                self.transport.write(_TOO_LARGE)
-            self._close()
-        elif self.cycle is None or self.cycle.response_complete:
+        if self._bytes > most and self._is_reading_headers:
+            self._refuse(ApiError(431, f"the headers of a request must have at most {MOST_HEADER_BYTES} bytes",
+                                  code="headers_too_large"))  # fmt: skip
+        elif self._bytes > most:
+            self._refuse(ApiError(413, f"a body must have at most {self.limits.body_bytes} bytes, and its chunks not "
+                                  "many times as many", code="body_too_large"))  # fmt: skip
+        elif self._is_idle:
             self._await_headers()
         else:
             self._stop("_headers_timer")
@@ -115,13 +131,43 @@ class _Bounded(_Base):  # type: ignore[misc]
         if self.cycle is not None:
             self.cycle.keep_alive = False
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse bytes that are no request; uvicorn calls this."""
+        self._refuse(ApiError(400, "the bytes that were sent are not a request of HTTP/1.1", code="invalid_http"))
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer with an error and close the connection. Where an answer is being sent, cancel that and close: an error
+        in the middle of it could be taken for a part of it."""
+        if self._is_idle:
+            name = f"req-{secrets.token_hex(12)}"
+            _LOG.info("%s %s %s", name, error.status, error.code)
+            self.transport.write(_response(error, name))
+            self._close()
+        else:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            self.transport.abort()
+
     def _close(self) -> None:
         self.transport.close()
         self._start_writing_timer()
 
     def _await_headers(self) -> None:
         if self._headers_timer is None:
-            self._headers_timer = self.loop.call_later(self.limits.header_time, self._close)
+            self._headers_timer = self.loop.call_later(self.limits.header_time, self._give_up_headers)
+
+    def _give_up_headers(self) -> None:
+        """Close a connection on which no whole request came in time; one that began is answered."""
+        if self._bytes:
+            self._refuse(ApiError(408, f"the headers of a request must arrive within {self.limits.header_time:g} "
+                                  "seconds", code="timeout"))  # fmt: skip
+        else:
+            self._close()
 
     def _start_writing_timer(self) -> None:
         if self._write_timer is None:

@@ -18,9 +18,9 @@ class Workers:
     """A few threads, and a queue for each key: of the keys that wait, the one that was served longest ago is next. All
     calls are from the event loop."""
 
-    def __init__(self, threads: int, most_waiting: int) -> None:
+    def __init__(self, threads: int, most_waiting: int, name: str = "spectr-worker") -> None:
         self._threads, self._most = threads, most_waiting
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="spectr-worker")
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self._running = 0
 

@@ -1,0 +1,96 @@
+"""Compiles the schemas, regexes and grammars of requests in a thread of their own, within the server's time limit."""
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from spectr.errors import ArgumentError
+from spectr.grammar import CompiledGrammar, Grammar, GrammarCompiler
+from spectr.lm import LM
+from spectr.serve.problems import ApiError
+from spectr.serve.protocol import ChatRequest, CompletionRequest
+from spectr.serve.settings import Limits
+from spectr.serve.workers import Workers
+
+__all__ = ["GrammarCache"]
+
+_KEPT = 64  # bodies whose grammar is known without converting it again
+_MAKERS: dict[str, Callable[[Any], Grammar]] = {
+    "json_": Grammar.json_schema, "regex": Grammar.regex, "grammar": Grammar.ebnf, "choice": Grammar.choice,
+    "json_object": lambda _: Grammar.json(),
+}  # fmt: skip
+
+
+class GrammarCache:
+    """Compiled grammars of a model. One is compiled at a time; keys take turns, and requests without a grammar, or with
+    one that is known, do not wait. All calls are from the event loop."""
+
+    def __init__(self, lm: LM, limits: Limits) -> None:
+        self._lm, self._limits = lm, limits
+        self._workers = Workers(1, max(1, limits.queue), "spectr-grammars")
+        self._known: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
+        self._compiler: GrammarCompiler | None = None
+
+    def prepare(self) -> GrammarCompiler:
+        """Read the vocabulary of the model once, and set the time limit. From any thread."""
+        if self._compiler is None:
+            compiler = self._lm.grammars
+            compiler.limit_time(self._limits.compile_time)
+            self._compiler = compiler
+        return self._compiler
+
+    async def compiled(self, body: CompletionRequest | ChatRequest, tenant: str) -> CompiledGrammar | None:
+        """The grammar that a body asks for, or None."""
+        if (wanted := _wanted(body)) is None:
+            return None
+        kind, value = wanted
+        text, param = json.dumps(value), "structured_outputs" if body.structured_outputs else "response_format"
+        if len(text) > (most := self._limits.grammar_bytes):
+            raise ApiError(400, f"a schema, regex or grammar must have at most {most} bytes, got {len(text)}", param,
+                           "invalid_grammar")  # fmt: skip
+        if (found := self._find(kind, text)) is not None:
+            return found
+        try:
+            made = await self._workers.run(tenant, lambda: self._compile(kind, value))
+        except ArgumentError as error:
+            raise ApiError(400, str(error), param, "invalid_grammar") from error
+        self._known[kind, text] = made.grammar
+        while len(self._known) > _KEPT:
+            self._known.popitem(last=False)
+        return made
+
+    def _find(self, kind: str, text: str) -> CompiledGrammar | None:
+        known = self._known.get((kind, text))
+        if known is None or self._compiler is None or (found := self._compiler.find(known)) is None:
+            return None
+        self._known.move_to_end((kind, text))
+        return found
+
+    def _compile(self, kind: str, value: Any) -> CompiledGrammar:
+        return self.prepare().compile(_MAKERS[kind](value))
+
+    def close(self) -> None:
+        """End the thread."""
+        self._workers.close()
+
+
+def _wanted(body: CompletionRequest | ChatRequest) -> tuple[str, Any] | None:
+    """The kind of grammar that a body asks for, and its text or schema."""
+    asked, form = body.structured_outputs, body.response_format
+    given: dict[str, Any] = {}
+    if asked is not None:
+        given = {name: value for name, value in asked if value not in (None, False)}
+        if len(given) != 1:
+            raise ApiError(400, f"structured_outputs takes one of json, regex, grammar and choice, got {len(given)}",
+                           "structured_outputs")  # fmt: skip
+    if form is not None and form.type != "text":
+        if given:
+            raise ApiError(400, "response_format and structured_outputs cannot both be given", "response_format")
+        schema = None if form.json_schema is None else form.json_schema.schema_
+        if form.type == "json_schema" and schema is None:
+            raise ApiError(
+                400, "a response_format of type json_schema needs json_schema.schema", "response_format.json_schema"
+            )
+        given = {"json_object": True} if form.type == "json_object" else {"json_": schema}
+    return next(iter(given.items()), None)
