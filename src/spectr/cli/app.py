@@ -17,25 +17,28 @@ from spectr.version import __version__
 __all__ = ["COMMANDS", "app", "main"]
 
 COMMANDS = {
-    "generate": LazyCommand("spectr.cli.generate:generate", "Generate text, and say what speculation did."),
+    "generate": LazyCommand("spectr.cli.generate:generate", "Generate text, and report what speculation did."),
     "chat": LazyCommand("spectr.cli.chat:chat", "Talk with a model in the terminal."),
     "serve": LazyCommand("spectr.cli.serve:serve", "Serve a model over HTTP, for OpenAI's clients."),
-    "play": LazyCommand("spectr.cli.serve:play", "See the tree think, in the browser."),
+    "play": LazyCommand("spectr.cli.serve:play", "Show the token tree of every step in the browser."),
     "replay": LazyCommand("spectr.cli.serve:replay", "Generate the text of a receipt again."),
     "batch": LazyCommand("spectr.cli.batch:batch", "Answer the requests of a file."),
     "route": LazyCommand("spectr.cli.route:route", "Put one address in front of several servers."),
     "deploy": LazyCommand("spectr.cli.deploy:deploy", "Serve a model with replicas on Ray."),
     "models": LazyCommand("spectr.cli.models:models", "List the models that can be loaded by name."),
-    "pull": LazyCommand("spectr.cli.models:pull_model", "Fetch a catalog model, once."),
+    "pull": LazyCommand(
+        "spectr.cli.models:pull_model",
+        "Fetch a catalog model, unless it is here already.",
+    ),
     "doctor": LazyCommand("spectr.cli.models:doctor", "Check the installation, the machine and a model."),
     "train": LazyCommand("spectr.cli.train:train", "Train a drafter on a target's own samples."),
-    "tune": LazyCommand("spectr.cli.tune:tune", "Find the fastest plan on this machine."),
+    "tune": LazyCommand("spectr.cli.tune:tune", "Find the fastest plan on this machine by measuring."),
     "tree": LazyCommand("spectr.cli.tree:app", "Draw token trees."),
     "rules": LazyCommand("spectr.cli.rules:app", "List, explain and compare the rules that accept drafts."),
     "cite": LazyCommand("spectr.cli.cite:cite", "Print the papers behind rules as BibTeX."),
     "bench": LazyCommand("spectr.cli.bench:app", "Measure on this machine."),
-    "audit": LazyCommand("spectr.cli.audit:audit", "Audit the output law: exactly, statistically, and by comparison."),
-    "theory": LazyCommand("spectr.cli.theory:app", "What speculation should give."),
+    "audit": LazyCommand("spectr.cli.audit:audit", "Check that the output has exactly the target's distribution."),
+    "theory": LazyCommand("spectr.cli.theory:app", "Predict how much faster speculation should be, and measure it."),
 }
 
 

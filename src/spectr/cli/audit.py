@@ -242,10 +242,10 @@ def audit(
         str, typer.Argument(help="Catalog name, hub id or folder; with --url, the model's name there.")
     ] = "smollm2-135m",
     exact: Annotated[
-        bool, typer.Option("--exact", help="All that needs no model: laws enumerated, policies, noise.")
+        bool, typer.Option("--exact", help="All that needs no model: enumeration, policies, noise.")
     ] = False,
     planted: Annotated[
-        bool, typer.Option("--planted", help="Audit faults planted on purpose; succeeds if each is seen.")
+        bool, typer.Option("--planted", help="Audit planted faults; succeeds if each one is found.")
     ] = False,
     everything: Annotated[
         bool, typer.Option("--all", help="Exact, planted, the model with every rule, and transformers.")
@@ -255,36 +255,38 @@ def audit(
     function: Annotated[
         str | None, typer.Option("--function", metavar="MODULE:NAME", help="A function (prompt ids, seed) -> tokens.")
     ] = None,
-    rule: Annotated[str | None, typer.Option("--rule", metavar="RULE", help="One rule; otherwise every one.")] = None,
+    rule: Annotated[str | None, typer.Option("--rule", metavar="RULE", help="One rule; by default all.")] = None,
     options: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="An option of the rule; may be repeated.")
     ] = None,
     drafter: Annotated[
-        str | None, typer.Option("--drafter", metavar="NAME", help="What drafts; otherwise several in turn.")
+        str | None, typer.Option("--drafter", metavar="NAME", help="The drafter; by default several in turn.")
     ] = None,
     direct: Annotated[
         bool, typer.Option("--direct", help="Sample from the model itself: no replay, few samples.")
     ] = False,
-    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="May be repeated.")] = None,
+    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A prompt; may be repeated.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Prompts are plain text: no chat template.")] = False,
-    temperature: Annotated[float, typer.Option(min=0.01, metavar="T", help="Of the law that is kept.")] = 1.0,
-    top_k: Annotated[int, typer.Option(min=0, metavar="K", help="Of the law that is kept; 0: all.")] = 0,
-    top_p: Annotated[float, typer.Option(metavar="P", help="Of the law that is kept.")] = 1.0,
+    temperature: Annotated[float, typer.Option(min=0.01, metavar="T", help="Of the target's distribution.")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, metavar="K", help="Of the target's distribution; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option(metavar="P", help="Of the target's distribution.")] = 1.0,
     vocabulary: Annotated[
         int, typer.Option(min=2, metavar="V", help="Replay the model on its V likeliest tokens.")
     ] = 32,
-    length: Annotated[int, typer.Option(min=1, max=3, metavar="L", help="Tokens of a text, for others.")] = 3,
+    length: Annotated[
+        int, typer.Option(min=1, max=3, metavar="L", help="Tokens of a text: --url, --direct, --function.")
+    ] = 3,
     samples: Annotated[
-        int | None, typer.Option(min=2, metavar="N", help="Texts of each sampler; otherwise what --bias needs.")
+        int | None, typer.Option(min=2, metavar="N", help="Texts of each sampler; by default what --bias needs.")
     ] = None,
-    bias: Annotated[float, typer.Option(metavar="TV", help="Total variation that is to be seen.")] = 0.02,
+    bias: Annotated[float, typer.Option(metavar="TV", help="Total variation that must be found.")] = 0.02,
     alarms: Annotated[float, typer.Option(metavar="P", help="False-alarm rate of the whole report.")] = 1e-6,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the first text; the others follow.")] = 0,
-    end: Annotated[str | None, typer.Option(metavar="TOKEN", help="--url: how a text's end is spelled.")] = None,
-    choices: Annotated[int, typer.Option(min=1, metavar="N", help="--url: texts of one call.")] = 64,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the first text.")] = 0,
+    end: Annotated[str | None, typer.Option(metavar="TOKEN", help="--url: how the end of a text is spelled.")] = None,
+    choices: Annotated[int, typer.Option(min=1, metavar="N", help="--url: texts per call.")] = 64,
     top: Annotated[int, typer.Option(min=1, metavar="N", help="--url: log-probabilities listed.")] = 20,
     header: Annotated[
-        list[str] | None, typer.Option(metavar="NAME:VALUE", help="--url: of every call; may be repeated.")
+        list[str] | None, typer.Option(metavar="NAME:VALUE", help="--url: a header of every call; may be repeated.")
     ] = None,
     body: Annotated[str, typer.Option(metavar="JSON", help="--url: more fields of every call.")] = "{}",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
@@ -293,10 +295,10 @@ def audit(
         Path | None, typer.Option("--out", metavar="FILE", help="Write everything as JSON into a file.")
     ] = None,
 ) -> None:
-    """Audit the output law: exactly, statistically, and by comparison. Exit status 0 if every lossless claim holds.
+    """Check that the output has exactly the target's distribution. The exit status is 0 if every lossless claim holds.
 
-    A lossy rule claims nothing: among all rules it is shown with the bias it states. If it is named by --rule the
-    question is whether its output has the target's law, and the exit status is 1 since it has not.
+    A lossy rule does not claim to be lossless: among all rules it is shown with the bias that it states. If it is
+    named by --rule, its output must have the target's distribution. It does not, and the exit status is 1.
     """
     kind = _only_one({
         "--exact": exact, "--planted": planted, "--all": everything, "--url": url is not None, "--direct": direct,

@@ -23,7 +23,7 @@ CLUSTER = "Workers"
 
 def batch(
     requests: Annotated[Path, typer.Argument(metavar="REQUESTS", help="Requests in OpenAI's batch format.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the results go.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File for the results.")],
     model: ModelFlag = "smollm2-135m",
     device: DeviceFlag = "auto",
     dtype: DtypeFlag = "auto",
@@ -32,7 +32,7 @@ def batch(
     nodes: NodesFlag = None,
     plan: PlanFlag = None,
     seed: Annotated[
-        int, typer.Option(metavar="N", help="Other numbers give other texts to requests without a seed.")
+        int, typer.Option(metavar="N", help="Another number gives requests without a seed other texts.")
     ] = 0,
     chunk: Annotated[int, typer.Option(min=1, metavar="N", help="Requests between two writes to disk.")] = 32,
     max_running: Annotated[int, typer.Option(min=1, metavar="N", help="Texts that a worker runs at once.")] = 64,
@@ -41,14 +41,14 @@ def batch(
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="A Ray cluster that runs, or auto. [default: a new one here]",
+            help="A running Ray cluster, or auto. [default: a new one here]",
             rich_help_panel=CLUSTER,
         ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, metavar="N", help="Workers on Ray.", rich_help_panel=CLUSTER)] = 1,
     as_json: JsonFlag = False,
 ) -> None:
-    """Answer the requests of a file. Started again after it was killed, it goes on where it was. A request without a
+    """Answer the requests of a file. If it was killed, the same command continues where it stopped. A request without a
     seed gets one from its custom_id, so that it has the same text on every run."""
     needs_server("spectr batch")
     from spectr.fleet.answering import BatchModel

@@ -49,7 +49,7 @@ def bench_rules(
     device: Annotated[
         str, typer.Option("--device", metavar="DEVICE", help="Where to measure: cpu, cuda, cuda:1, ...")
     ] = "cpu",
-    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Timings of which the median is taken.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Number of timings; the median is reported.")] = 5,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the JSON to a file.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -89,7 +89,7 @@ def bench_step(
     prompts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Text, one prompt a line, or JSON with `prompts`.")
     ] = None,
-    texts: Annotated[int, typer.Option(min=1, metavar="N", help="Use so many of the prompts, evenly spread.")] = 12,
+    texts: Annotated[int, typer.Option(min=1, metavar="N", help="Number of prompts to use, evenly spread.")] = 12,
     tokens: Annotated[int, typer.Option(min=8, metavar="N", help="Tokens of each text.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds over the prompts.")] = 3,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the JSON to a file.")] = None,
@@ -119,7 +119,8 @@ def bench_step(
 def bench_cpu(
     model: ModelFlag = "smollm2-135m",
     ways: Annotated[
-        str | None, typer.Option(metavar="NAME,NAME,...", help="Of transformers,spectr plain,spectr default,llama.cpp.")
+        str | None,
+        typer.Option(metavar="NAME,NAME,...", help="Some of: transformers,spectr plain,spectr default,llama.cpp."),
     ] = None,
     prompts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Text, one prompt a line, or JSON with `prompts`.")
@@ -129,12 +130,12 @@ def bench_cpu(
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Threads; otherwise one for each core.")
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The result; a run that is there goes on.")] = Path(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File for the result; a run in it is continued.")] = Path(
         "spectr-bench-cpu.json"
     ),
     as_json: JsonFlag = False,
 ) -> None:
-    """Decode on a CPU with transformers, spectr and llama.cpp in turn: the same file, prompts and threads."""
+    """Decode on a CPU with transformers, spectr and llama.cpp in turn, with the same file, prompts and threads."""
     from importlib.util import find_spec
 
     from spectr.cli.tables import cpu_table
@@ -167,12 +168,12 @@ def bench_acceptance(
     ] = "race,optimal,kseq,match,chain",
     nodes: Annotated[str, typer.Option(metavar="N,N,...", help="Nodes of a tree.")] = "16,64",
     temperatures: Annotated[str, typer.Option(metavar="T,T,...", help="0 is greedy.")] = "1",
-    tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Most tokens of each text.")] = 96,
+    tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Largest number of tokens of each text.")] = 96,
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the JSON to a file.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Count tokens per target call: rules, trees and temperatures on the same prompts."""
+    """Count tokens per target call for rules, trees and temperatures on the same prompts."""
     from spectr.cli.tables import acceptance_table
 
     if out is not None:
@@ -255,10 +256,10 @@ def bench_run(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="Catalog name, hub id or folder.")] = "smollm2-135m",
     preset: Annotated[str, typer.Option("--preset", metavar="NAME", help="quick or paper; flags change it.")] = "quick",
     drafter: Annotated[
-        str | None, typer.Option("--drafter", metavar="NAME", help="As for generate; otherwise what load gives.")
+        str | None, typer.Option("--drafter", metavar="NAME", help="As for generate; by default that of load.")
     ] = None,
     methods: Annotated[
-        str | None, typer.Option(metavar="NAME,NAME,...", help="Such as plain,kseq,race; a wrong one lists all.")
+        str | None, typer.Option(metavar="NAME,NAME,...", help="Such as plain,kseq,race; an unknown name lists all.")
     ] = None,
     tasks: Annotated[
         str | None, typer.Option(metavar="TASK,TASK,...", help="A kind, a public set, or KIND=FILE.jsonl.")
@@ -266,9 +267,9 @@ def bench_run(
     drafts: Annotated[str | None, typer.Option(metavar="K,K,...", help="Drafts of a tree.")] = None,
     lengths: Annotated[str | None, typer.Option(metavar="L,L,...", help="Tokens of a draft.")] = None,
     temperatures: Annotated[str | None, typer.Option(metavar="T,T,...", help="0 is greedy.")] = None,
-    tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Most tokens of a text.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Largest number of tokens of a text.")] = None,
     texts: Annotated[int | None, typer.Option(min=1, metavar="N", help="Prompts of each task.")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Times, each with other seeds.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Repetitions, each with other seeds.")] = None,
     ablations: Annotated[
         str | None, typer.Option(metavar="NAME,NAME,...", help="Of quality, size, vocabulary; '' for none.")
     ] = None,
@@ -280,20 +281,20 @@ def bench_run(
     endpoint: Annotated[
         list[str] | None, typer.Option(metavar="URL[#MODEL]", help="An OpenAI-compatible server; may be repeated.")
     ] = None,
-    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Before sources of an encoder-decoder model.")] = "",
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Of the first text.")] = None,
+    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Text before an encoder-decoder model's source.")] = "",
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of the first text.")] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(min=0.01, metavar="M", help="Stop then; the same command again goes on."),
+        typer.Option(min=0.01, metavar="M", help="Stop after this; the same command continues."),
     ] = None,
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
     dtype: DtypeFlag = "auto",
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The result; a run that is there goes on.")] = Path(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File for the result; a run in it is continued.")] = Path(
         "spectr-bench.json"
     ),
     as_json: JsonFlag = False,
 ) -> None:
-    """Compare whole methods side by side on real texts; an interrupted run goes on where it was."""
+    """Compare whole methods on real texts; the same command continues an interrupted run."""
     check_folder(out)
     from spectr.bench.grid import preset as named_preset
     from spectr.bench.run import Bench, Progress, run

@@ -17,7 +17,7 @@ def deploy(
     ],
     address: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="A Ray cluster that runs, or auto. [default: one here, until Ctrl-C]"),
+        typer.Option(metavar="ADDRESS", help="A running Ray cluster, or auto. [default: one here, until Ctrl-C]"),
     ] = None,
 ) -> None:
     """Serve a model with replicas on Ray, behind one address. Given again with a changed plan, it replaces replicas

@@ -49,7 +49,7 @@ WeightsFlag = Annotated[
     typer.Option(
         "--weights",
         metavar="STORAGE",
-        help="How weights are kept on a CPU: file (as they come), float32, or int8 (rounded: another model).",
+        help="How weights are stored on a CPU: file (as in the file), float32, or int8 (rounded: another model).",
         rich_help_panel=LOADING,
     ),
 ]
@@ -58,7 +58,7 @@ DrafterFlag = Annotated[
     typer.Option(
         "--drafter",
         metavar="NAME",
-        help="What drafts: auto, lookup, ngram, early_exit, random, none, a folder, the name of a model or of a "
+        help="The drafter: auto, lookup, ngram, early_exit, random, none, a folder, the name of a model or of a "
         "published head, or several with +.",
         rich_help_panel=SPECULATION,
     ),
@@ -66,7 +66,10 @@ DrafterFlag = Annotated[
 RuleFlag = Annotated[
     str,
     typer.Option(
-        "--rule", metavar="RULE", help="What accepts drafts: a rule of `spectr rules`.", rich_help_panel=SPECULATION
+        "--rule",
+        metavar="RULE",
+        help="The rule that accepts drafts; `spectr rules` lists them.",
+        rich_help_panel=SPECULATION,
     ),
 ]
 NodesFlag = Annotated[
@@ -75,7 +78,7 @@ NodesFlag = Annotated[
         "--nodes",
         min=2,
         metavar="N",
-        help="Most nodes of the token tree, root included.",
+        help="Largest number of nodes of the token tree, root included.",
         rich_help_panel=SPECULATION,
     ),
 ]
@@ -89,18 +92,29 @@ PlanFlag = Annotated[
     ),
 ]
 InsecureFlag = Annotated[
-    bool, typer.Option("--insecure", help="Serve other machines without a key.", rich_help_panel=ADDRESS)
+    bool, typer.Option("--insecure", help="Let other machines connect without a key.", rich_help_panel=ADDRESS)
 ]
 PortFlag = Annotated[
-    int, typer.Option("--port", min=0, max=65535, metavar="PORT", help="0: any that is free.", rich_help_panel=ADDRESS)
+    int,
+    typer.Option(
+        "--port", min=0, max=65535, metavar="PORT", help="Port to listen on; 0: any free port.", rich_help_panel=ADDRESS
+    ),
 ]
 RequestTimeoutFlag = Annotated[
     float,
-    typer.Option("--request-timeout", min=1, metavar="SECONDS", help="For a whole request.", rich_help_panel=LIMITS),
+    typer.Option(
+        "--request-timeout", min=1, metavar="SECONDS", help="Time limit of a request.", rich_help_panel=LIMITS
+    ),
 ]
 DrainTimeoutFlag = Annotated[
     float,
-    typer.Option("--drain-timeout", min=0, metavar="SECONDS", help="For what runs at SIGTERM.", rich_help_panel=LIMITS),
+    typer.Option(
+        "--drain-timeout",
+        min=0,
+        metavar="SECONDS",
+        help="Time for running requests after SIGTERM.",
+        rich_help_panel=LIMITS,
+    ),
 ]
 MaxTokensFlag = Annotated[
     int,
@@ -109,7 +123,7 @@ MaxTokensFlag = Annotated[
         "--max-tokens",
         min=1,
         metavar="N",
-        help="Most tokens to generate.",
+        help="Largest number of tokens to generate.",
         rich_help_panel=SAMPLING,
     ),
 ]

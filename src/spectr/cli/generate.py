@@ -195,7 +195,7 @@ def generate(
     rule: RuleFlag = "race",
     drafts: Annotated[
         int | None,
-        typer.Option(min=1, metavar="K", help="Drafts that are tried side by side.", rich_help_panel=SPECULATION),
+        typer.Option(min=1, metavar="K", help="Number of drafts side by side.", rich_help_panel=SPECULATION),
     ] = None,
     length: Annotated[
         int | None, typer.Option(min=1, metavar="L", help="Tokens of each draft.", rich_help_panel=SPECULATION)
@@ -209,7 +209,8 @@ def generate(
     ] = None,
     plan: PlanFlag = None,
     profile: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Where --plan auto begins.", rich_help_panel=SPECULATION)
+        str | None,
+        typer.Option(metavar="FILE", help="With --plan auto: the profile to start from.", rich_help_panel=SPECULATION),
     ] = None,
     max_new_tokens: MaxTokensFlag = 128,
     temperature: TemperatureFlag = None,
@@ -254,9 +255,7 @@ def generate(
     ] = None,
     stop: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TEXT", help="End before this text. May be given several times.", rich_help_panel=SAMPLING
-        ),
+        typer.Option(metavar="TEXT", help="End before this text; may be repeated.", rich_help_panel=SAMPLING),
     ] = None,
     seed: SeedFlag = None,
     raw: Annotated[
@@ -287,9 +286,9 @@ def generate(
         bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.", rich_help_panel=OUTPUT)
     ] = False,
 ) -> None:
-    """Generate text, and say what speculation did. The text streams to stdout; Ctrl-C keeps what has come.
+    """Generate text, and report what speculation did. The text streams to stdout; Ctrl-C keeps what came so far.
 
-    Sampling flags that are not given are those of the model's own files, as in transformers.
+    Sampling flags that are not given take the values of the model's own files, as in transformers.
     """
     text = check_text("the prompt", read_stdin("the prompt") if prompt == "-" else prompt)
     stops = [check_text("--stop", one) for one in stop or ()]

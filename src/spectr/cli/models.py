@@ -15,7 +15,7 @@ __all__ = ["doctor", "models", "pull_model"]
 def pull_model(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name of `spectr models`.")] = "smollm2-135m",
 ) -> None:
-    """Fetch a catalog model, once. Its file is printed."""
+    """Fetch a catalog model, unless it is here already. The path of its file is printed."""
     from spectr.models.catalog import pull
 
     typer.echo(pull(name, talk))
@@ -96,7 +96,7 @@ def doctor(
         typer.Option(
             "--model",
             metavar="NAME",
-            help="Also say what this model needs and what is chosen for it: a catalog name, hub id or folder.",
+            help="A catalog name, hub id or folder. Also say what this model needs and what is chosen for it.",
         ),
     ] = None,
     drafter: Annotated[
@@ -104,13 +104,11 @@ def doctor(
         typer.Option(
             "--drafter",
             metavar="NAME",
-            help="With --model: also say what this published head is, a folder or hub id, and run it: its acceptance "
-            "with the hidden states that its config means to us and to others, and the cost of a step.",
+            help="With --model: the folder or hub id of a published head. Also describe it, and measure its acceptance "
+            "for both ways in which configs count hidden states, and the cost of a step.",
         ),
     ] = None,
-    run: Annotated[
-        bool, typer.Option("--run", help="Also run the model, and say what is wrong with speculation, if anything is.")
-    ] = False,
+    run: Annotated[bool, typer.Option("--run", help="Also run the model, and report problems of speculation.")] = False,
     prompts: Annotated[
         Path | None,
         typer.Option(

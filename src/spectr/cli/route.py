@@ -28,7 +28,8 @@ def route(
     ] = True,
     request_timeout: RequestTimeoutFlag = 600.0,
     patience: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="For a server to be ready.", rich_help_panel=LIMITS)
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="Time to wait for a server to be ready.", rich_help_panel=LIMITS),
     ] = 30.0,
     drain_timeout: DrainTimeoutFlag = 30.0,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log a line for every request.")] = False,

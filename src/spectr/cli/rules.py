@@ -130,7 +130,7 @@ FamilyFlag = Annotated[
     str | None,
     typer.Option(
         metavar="|".join(_FAMILIES),
-        help="Distributions to compare on: the papers' two, one like a model's, or all. [default: all]",
+        help="Distributions: two of the papers, one shaped like a language model's, or all. [default: all]",
     ),
 ]
 TargetFlag = Annotated[
@@ -142,7 +142,7 @@ TargetFlag = Annotated[
     ),
 ]
 DraftFlag = Annotated[
-    Path | None, typer.Option("--draft-law", metavar="FILE", help="Your drafter's distribution, beside --target-law.")
+    Path | None, typer.Option("--draft-law", metavar="FILE", help="Your drafter's distribution; needs --target-law.")
 ]
 KFlag = Annotated[str, typer.Option("--k", metavar="K,K,...", help="Numbers of drafts.")]
 TemperaturesFlag = Annotated[
@@ -153,7 +153,7 @@ SizeFlag = Annotated[int | None, typer.Option(metavar="TOKENS", help="zipf: size
 ExponentFlag = Annotated[float | None, typer.Option(metavar="S", help="zipf: how fast it falls. [default: 1.3]")]
 NoiseFlag = Annotated[float | None, typer.Option(metavar="SIGMA", help="zipf: the drafter's error. [default: 1]")]
 SeedFlag = Annotated[int | None, typer.Option(metavar="N", help="zipf: seed of its noise. [default: 0]")]
-PlotFlag = Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw all of it into a .png, .svg or .pdf.")]
+PlotFlag = Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw a figure: .png, .svg or .pdf.")]
 
 
 @app.command("compare")

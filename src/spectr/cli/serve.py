@@ -93,7 +93,7 @@ def serve(
     ] = "127.0.0.1",
     port: PortFlag = 8000,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What clients call the model.", rich_help_panel=ADDRESS)
+        str | None, typer.Option(metavar="NAME", help="The model's name for clients.", rich_help_panel=ADDRESS)
     ] = None,
     api_key_file: Annotated[
         Path | None,
@@ -104,7 +104,9 @@ def serve(
     insecure: InsecureFlag = False,
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option(metavar="ORIGIN", help="Let pages of this origin call; several times.", rich_help_panel=ADDRESS),
+        typer.Option(
+            metavar="ORIGIN", help="Let web pages of this origin call; may be repeated.", rich_help_panel=ADDRESS
+        ),
     ] = None,
     device: DeviceFlag = "auto",
     dtype: DtypeFlag = "auto",
@@ -113,7 +115,7 @@ def serve(
     nodes: NodesFlag = None,
     plan: PlanFlag = None,
     compile_layers: Annotated[
-        bool, typer.Option("--compile", help="Compile layers; takes a while once.", rich_help_panel=SPECULATION)
+        bool, typer.Option("--compile", help="Compile layers; slow the first time.", rich_help_panel=SPECULATION)
     ] = False,
     tensor_parallel: Annotated[
         int,
@@ -122,20 +124,24 @@ def serve(
         ),
     ] = 1,
     max_running: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Texts that run at once.", rich_help_panel=LIMITS)
+        int, typer.Option(min=1, metavar="N", help="Largest number of texts that run at once.", rich_help_panel=LIMITS)
     ] = 64,
-    max_queue: Annotated[int, typer.Option(min=0, metavar="N", help="Texts that wait.", rich_help_panel=LIMITS)] = 256,
+    max_queue: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Largest number of texts that wait.", rich_help_panel=LIMITS)
+    ] = 256,
     max_prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Of one prompt.", rich_help_panel=LIMITS)
+        int | None,
+        typer.Option(min=1, metavar="N", help="Largest number of tokens of a prompt.", rich_help_panel=LIMITS),
     ] = None,
     max_body_bytes: Annotated[
-        int, typer.Option(min=1024, metavar="N", help="Of one request.", rich_help_panel=LIMITS)
+        int, typer.Option(min=1024, metavar="N", help="Largest size of a request.", rich_help_panel=LIMITS)
     ] = 4 << 20,
     max_texts: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Texts that one request may ask for.", rich_help_panel=LIMITS)
+        int, typer.Option(min=1, metavar="N", help="Largest number of texts of a request.", rich_help_panel=LIMITS)
     ] = 64,
     rate: Annotated[
-        float | None, typer.Option(min=0.1, metavar="N", help="Requests a minute of one key.", rich_help_panel=LIMITS)
+        float | None,
+        typer.Option(min=0.1, metavar="N", help="Requests per minute for each key.", rich_help_panel=LIMITS),
     ] = None,
     request_timeout: RequestTimeoutFlag = 600.0,
     drain_timeout: DrainTimeoutFlag = 30.0,
@@ -145,19 +151,19 @@ def serve(
             min=0,
             max=1,
             metavar="SHARE",
-            help="Recompute this share of steps, and check them.",
+            help="Share of steps to compute again and check.",
             rich_help_panel=OPERATION,
         ),
     ] = 0.0,
     vllm_metrics: Annotated[
-        bool, typer.Option("--vllm-metrics", help="Count under vLLM's names too.", rich_help_panel=OPERATION)
+        bool, typer.Option("--vllm-metrics", help="Also export metrics under vLLM's names.", rich_help_panel=OPERATION)
     ] = False,
     receipts: Annotated[bool, typer.Option(help="Put receipts into responses.", rich_help_panel=OPERATION)] = True,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Log a line for every request.", rich_help_panel=OPERATION)
     ] = False,
     log_prompts: Annotated[
-        bool, typer.Option("--log-prompts", help="Log what clients ask, too.", rich_help_panel=OPERATION)
+        bool, typer.Option("--log-prompts", help="Also log prompts.", rich_help_panel=OPERATION)
     ] = False,
 ) -> None:
     """Serve a model over HTTP, for OpenAI's clients. Ctrl-C or SIGTERM lets running requests finish first."""
@@ -214,7 +220,7 @@ def play(
     nodes: NodesFlag = 16,
     browser: Annotated[bool, typer.Option(help="Open the browser.")] = True,
 ) -> None:
-    """See the tree think, in the browser. Serves a model on this machine alone, until Ctrl-C."""
+    """Show the token tree of every step in the browser. Serves a model on this machine only, until Ctrl-C."""
     needs_server()
     from spectr.serve import ServerSettings
     from spectr.serve.run import serve as run_server

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="What speculation should give.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Predict how much faster speculation should be, and measure it.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
 @app.callback()
@@ -67,18 +69,18 @@ def _sentence(found: "Prediction", what: str, cost: float, longest: int) -> str:
 
 @app.command("predict")
 def predict_length(
-    cost: Annotated[float, typer.Option(metavar="C", help="What a draft adds to a target call, in target calls.")],
-    alpha: Annotated[float | None, typer.Option(metavar="A", help="How often a draft is accepted.")] = None,
+    cost: Annotated[float, typer.Option(metavar="C", help="Cost of one more draft, in target calls.")],
+    alpha: Annotated[float | None, typer.Option(metavar="A", help="Probability that a draft is accepted.")] = None,
     by_depth: Annotated[
-        str | None, typer.Option(metavar="A,A,...", help="How often at each depth, in place of --alpha.")
+        str | None, typer.Option(metavar="A,A,...", help="The same at each depth, instead of --alpha.")
     ] = None,
     operation_cost: Annotated[
-        float | None, typer.Option(metavar="C", help="The drafter's operations for a token over the target's.")
+        float | None, typer.Option(metavar="C", help="Operations per token: drafter divided by target.")
     ] = None,
-    longest: Annotated[int, typer.Option(min=0, metavar="N", help="Longest draft looked at.")] = 1000,
+    longest: Annotated[int, typer.Option(min=0, metavar="N", help="Longest draft to consider.")] = 1000,
     as_json: JsonFlag = False,
 ) -> None:
-    """Say how long drafts should be, and what they give."""
+    """Compute how long drafts should be, and how much faster they make it."""
     from spectr.theory import operations
 
     found = _predicted(alpha, by_depth, cost, longest)
@@ -197,19 +199,21 @@ def measure_laws(
     ] = None,
     layers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Layers of early_exit.")] = None,
     length: Annotated[int, typer.Option(min=1, metavar="L", help="Tokens of a draft.")] = 4,
-    tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Most tokens of each text.")] = 48,
-    temperature: Annotated[float, typer.Option(metavar="T", help="Above 0.")] = 1.0,
-    contexts: Annotated[int, typer.Option(min=1, metavar="N", help="In each domain, for acceptance against K.")] = 64,
-    nodes: Annotated[str, typer.Option(metavar="N,N,...", help="Pruned trees of the race; empty: none.")] = "16",
+    tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Largest number of tokens of each text.")] = 48,
+    temperature: Annotated[float, typer.Option(metavar="T", help="Temperature above 0.")] = 1.0,
+    contexts: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Contexts of each domain for acceptance by K.")
+    ] = 64,
+    nodes: Annotated[str, typer.Option(metavar="N,N,...", help="Nodes of pruned race trees; empty: none.")] = "16",
     epsilons: Annotated[
-        str, typer.Option(metavar="E,E,...", help="Decoding-OPT and -UNO with the test so much eased; empty: none.")
+        str, typer.Option(metavar="E,E,...", help="How much Decoding-OPT and -UNO relax the test; empty: none.")
     ] = "0,0.1",
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the texts.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the texts.")] = 0,
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the JSON to a file.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure a target and a drafter on real text: laws, and what theory makes of them, per domain."""
+    """Measure a target and a drafter on real text, and compare with the theory, for each domain of the prompts."""
     from spectr.data.prompts import built_in, read_prompts
     from spectr.theory.measure import Study, measure
 

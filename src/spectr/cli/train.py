@@ -49,7 +49,9 @@ def _distilled(how: "Distilling", context: typer.Context) -> "Trained":
 def train(
     context: typer.Context,
     target: Annotated[str, typer.Option("--target", metavar="NAME", help="Catalog name, hub id or folder.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the drafter; an interrupted run goes on there.")],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for the drafter; continues a run that was interrupted.")
+    ],
     prompts: Annotated[
         Path | None,
         typer.Option(
@@ -60,10 +62,10 @@ def train(
     ] = None,
     texts: Annotated[
         int,
-        typer.Option(min=2, metavar="N", help="How many prompts the target answers.", rich_help_panel=_TEXTS),
+        typer.Option(min=2, metavar="N", help="Number of prompts that the target answers.", rich_help_panel=_TEXTS),
     ] = 4000,
     tokens: Annotated[
-        int, typer.Option(min=8, metavar="N", help="Most tokens of an answer.", rich_help_panel=_TEXTS)
+        int, typer.Option(min=8, metavar="N", help="Largest number of tokens of an answer.", rich_help_panel=_TEXTS)
     ] = 256,
     rows: Annotated[
         int, typer.Option(min=1, metavar="N", help="Texts sampled at a time.", rich_help_panel=_TEXTS)
@@ -83,14 +85,14 @@ def train(
     ] = 2,
     depths: Annotated[
         int,
-        typer.Option(min=1, max=8, metavar="D", help="Tokens ahead that it is trained for.", rich_help_panel=_DRAFTER),
+        typer.Option(min=1, max=8, metavar="D", help="Number of tokens ahead to train for.", rich_help_panel=_DRAFTER),
     ] = 4,
     vocabulary: Annotated[
         int | None,
         typer.Option(
             min=64,
             metavar="N",
-            help="On a CPU it drafts only the N most frequent tokens; an eagle3 head everywhere.",
+            help="Draft only the N most frequent tokens: on a CPU, and with an eagle3 head everywhere.",
             rich_help_panel=_DRAFTER,
         ),
     ] = None,
@@ -119,7 +121,7 @@ def train(
     ] = "overlap",
     rate: Annotated[
         float,
-        typer.Option(min=1e-6, max=1.0, metavar="R", help="Learning rate, at its highest.", rich_help_panel=_TRAINING),
+        typer.Option(min=1e-6, max=1.0, metavar="R", help="Largest learning rate.", rich_help_panel=_TRAINING),
     ] = 4e-3,
     batch: Annotated[
         int, typer.Option(min=256, metavar="N", help="Tokens of a training step.", rich_help_panel=_TRAINING)
@@ -130,8 +132,8 @@ def train(
 ) -> None:
     """Train a drafter on a target's own samples, for `spectr.load(target, drafter=DIR)` and `--drafter DIR`.
 
-    Its stages: the target answers prompts, its features are read off, the drafter is trained on them. After Ctrl-C the
-    same command goes on where it was.
+    The target answers prompts, its features are recorded, and the drafter is trained on them. After Ctrl-C the
+    same command continues where it stopped.
     """
     check_new_folder("--out", out)
     _one_of("--kind", kind, ["feature", "blockwise"])

@@ -57,17 +57,17 @@ def _drawn(found: "Valued") -> Tree:
 
 @app.command("show")
 def show(
-    nodes: Annotated[int, typer.Option(min=1, metavar="N", help="Most nodes, the root included.")] = 16,
+    nodes: Annotated[int, typer.Option(min=1, metavar="N", help="Largest number of nodes, the root included.")] = 16,
     chances: Annotated[
         str,
-        typer.Option(metavar="P,P/P,P", help="How often a node goes on to its first child, its second, ...; by depth."),
+        typer.Option(metavar="P,P/P,P", help="Shares of nodes that continue with child 1, 2, ...; by depth."),
     ] = "0.6,0.15,0.06,0.03",
     stats: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Measured chances: the JSON of `spectr generate --json`.")
+        Path | None, typer.Option(metavar="FILE", help="Measured shares: the JSON of `spectr generate --json`.")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Draw the static tree that keeps most tokens on average, with the chance that each node is kept."""
+    """Draw the static tree that keeps the most tokens on average, with the probability that each node is kept."""
     from spectr.trees.budget import best_shape
 
     found = best_shape(_chances(chances) if stats is None else _measured(stats), nodes)

@@ -74,23 +74,28 @@ def tune(
         str, typer.Option("--drafters", "--drafter", metavar="NAME,NAME,...", help="Drafters to try, as for generate.")
     ] = "auto,lookup",
     rules: Annotated[
-        str, typer.Option(metavar="RULE,RULE,...", help="Lossless rules. Under race texts keep to their seeds.")
+        str,
+        typer.Option(
+            metavar="RULE,RULE,...", help="Lossless rules to try. Under race, the plan does not change texts."
+        ),
     ] = "race",
     prompts: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Text, one prompt a line, or JSON with `prompts`; else built-in ones."),
     ] = None,
-    texts: Annotated[int, typer.Option(min=1, metavar="N", help="Most prompts to use.")] = 16,
-    tokens: Annotated[int, typer.Option(min=8, metavar="N", help="Most tokens of each text.")] = 48,
+    texts: Annotated[int, typer.Option(min=1, metavar="N", help="Largest number of prompts to use.")] = 16,
+    tokens: Annotated[int, typer.Option(min=8, metavar="N", help="Largest number of tokens of each text.")] = 48,
     temperature: Annotated[
-        float | None, typer.Option(min=0, metavar="T", help="Of all texts; by default the model's own.")
+        float | None, typer.Option(min=0, metavar="T", help="Temperature of all texts; by default the model's own.")
     ] = None,
     rows: Annotated[
         str | None,
-        typer.Option(metavar="N,N,...", help="Texts at a time, each tuned for; by default 1, on a GPU 1,4,16."),
+        typer.Option(
+            metavar="N,N,...", help="Numbers of texts at once to tune for; by default 1, and on a GPU 1,4,16."
+        ),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0.01, metavar="M", help="Begin no round later; the same command goes on.")
+        float | None, typer.Option(min=0.01, metavar="M", help="Start no round after this; the same command continues.")
     ] = None,
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
     dtype: DtypeFlag = "auto",
@@ -99,7 +104,7 @@ def tune(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Find the fastest plan on this machine, plain decoding included, by measuring; a stopped run can go on."""
+    """Find the fastest plan on this machine by measuring. Plain decoding is one of them. A stopped run can continue."""
     many = None if rows is None else numbers("--rows", rows, int, 1)
     if out is not None:
         check_folder(out)
