@@ -22,10 +22,10 @@ Results go to stdout, everything else to stderr, and `--json` prints JSON and no
 | exit code | meaning |
 |---|---|
 | 0 | success |
-| 1 | the command ran, and its answer is bad news: an audit that fails, a doctor with advice |
+| 1 | the command ran and found a problem: an audit that fails, a doctor with advice |
 | 2 | refused: one line on stderr that begins with `spectr:` says why |
-| 130 | interrupted by Ctrl-C; what had come is kept, and stderr says what |
-| 141 | whoever read stdout has gone away, as in a pipe into `head` |
+| 130 | interrupted by Ctrl-C; what was done so far is kept, and stderr says what |
+| 141 | the reader of stdout has closed it, as in a pipe into `head` |
 
 This page is the output of `python tools/cli_help.py`.
 """
