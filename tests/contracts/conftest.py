@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.heads import random_head
-from tests.tiny import llama
+from tests.tiny import llama, noisy_copy
 from transformers import PreTrainedModel
 
 import spectr
@@ -43,13 +43,7 @@ def net() -> PreTrainedModel:
 @pytest.fixture(scope="session")
 def near(net: PreTrainedModel) -> Target:
     """A model with the target's weights and a little noise, which drafts well."""
-    copy = llama(3, layers=3)
-    copy.load_state_dict(net.state_dict())
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for weights in copy.parameters():
-            weights += 0.02 * torch.randn(weights.shape, generator=generator)
-    return Target(copy)
+    return Target(noisy_copy(net))
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from tests.predicting import Follower
 
 from spectr.draft import drafter
 from spectr.draft.lookup import Lookup
-from spectr.draft.reference import LENGTH, Referring, ReferringDrafting, _References
+from spectr.draft.reference import LENGTH, References, Referring, ReferringDrafting
 from spectr.policy import History
 from spectr.types import Draft, Opening, Scene
 
@@ -227,14 +227,14 @@ def test_many_texts(seed: int) -> None:
 @pytest.mark.parametrize("table", ["tokens", "size", "start", "since", "place", "reach", "next_tokens"])
 def test_a_table_that_does_not_move_is_seen(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: one table of the references does not move with its rows."""
-    copy_rows = _References.copy_rows
+    copy_rows = References.copy_rows
 
-    def stays(references: _References, sources: list[int], targets: list[int]) -> None:
+    def stays(references: References, sources: list[int], targets: list[int]) -> None:
         before = getattr(references, table).clone()
         copy_rows(references, sources, targets)
         getattr(references, table).copy_(before)
 
-    monkeypatch.setattr(_References, "copy_rows", stays)
+    monkeypatch.setattr(References, "copy_rows", stays)
     assert not compared(0)[0]
 
 

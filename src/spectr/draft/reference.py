@@ -18,7 +18,7 @@ from spectr.rows import cached_arange, copy_to_device
 from spectr.types import ORIGINS, Draft, Drafter, Drafting, Layers, Opening, Scene, Siblings, TextState
 from spectr.verify import Card
 
-__all__ = ["LENGTH", "Referring", "ReferringDrafting", "fits"]
+__all__ = ["LENGTH", "References", "Referring", "ReferringDrafting", "fits"]
 
 LENGTH = 16
 """The most tokens of the branch."""
@@ -87,7 +87,7 @@ class ReferringDrafting(DelegatingDrafting):
 
     def __init__(self, drafter: Referring, inner: Drafting, opening: Opening) -> None:
         super().__init__(inner)
-        self.drafter, self.references = drafter, _References(opening.rows, torch.device(opening.device))
+        self.drafter, self.references = drafter, References(opening.rows, torch.device(opening.device))
         self._selects = isinstance(drafter.drafter, SwitchingDrafter) and drafter.drafter.observe is not None
         self._has_branch = False  # in the last step some row had a branch
         self._is_alone = False  # in the last step the other drafter was left out
@@ -180,7 +180,7 @@ class _Branch:
 _TABLES = {"tokens": -1, "size": 0, "start": 0, "since": 0, "place": 0, "reach": 0, "next_tokens": -1}
 
 
-class _References:
+class References:
     """The references of R rows, and the position of each row's text in its reference.
 
     `place` is the index of the reference token that should follow the first `since` tokens of the row's text. After n

@@ -46,8 +46,8 @@ class Placement:
 
     def begin(self, cohort: list[RequestState]) -> None:
         """Puts requests into the rows after the active ones, with the prefixes that other rows already have."""
-        rows, session, drafting = self.memory.opened()
         self.prefilling, first = cohort, len(self.active)
+        rows, session, drafting = self.memory.opened()
         known = [self._known_prefix(state, row) for row, state in enumerate(cohort, start=first)]
         self._copy_prefixes(known)
         rows.put(first, [state.resumed for state in cohort], self.parts.stops)

@@ -183,7 +183,7 @@ class StepRunner:
 
 
 def _graph_key(parts: StepParts, choice: int) -> tuple[Any, ...]:
-    """What a captured step depends on beside its tensors."""
+    """What a captured step depends on besides its tensors."""
     reach = parts.rows.policies.reach if "no_repeat_ngram_size" in parts.features else 0
     return len(parts.rows), parts.longest, choice, parts.features, parts.unread, parts.logprobs, reach
 
