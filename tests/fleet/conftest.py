@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.lm.conftest import _llama, _save, tokenizer
+from tests.saved import save_model, small_llama, tokenizer
 
 Requests = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(_save(_llama(0, 320), tmp_path_factory.mktemp("fleet"), tokenizer()))
+    return str(save_model(small_llama(0, 320), tmp_path_factory.mktemp("fleet"), tokenizer()))
 
 
 def request_line(number: int, **body: Any) -> dict[str, Any]:
