@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 import spectr
 from spectr.draft import Plan, drafter
 from spectr.draft.adaptive import adaptive
-from spectr.draft.reference import References, ReferringDrafting
+from spectr.draft.reference import ReferenceDrafting, References
 from spectr.engine import Engine, Handle, Request, Result
 from spectr.errors import ArgumentError, MismatchError
 from spectr.models.target import Target
@@ -306,7 +306,7 @@ def test_tokens_that_are_given_between_steps(build: Build, texts: list[Result]) 
     stepped.turn()
     (lane,) = stepped.scheduler.lanes.values()
     drafting = lane.memory.drafting
-    assert isinstance(drafting, ReferringDrafting)
+    assert isinstance(drafting, ReferenceDrafting)
     while lane.active:
         for row, state in enumerate(lane.active):
             at = [handle._delivery for handle in handles].index(state.delivery)

@@ -9,7 +9,7 @@ that prefix and prefills the rest.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spectr.draft.reference import ReferringDrafting
+from spectr.draft.reference import ReferenceDrafting
 from spectr.engine.memory import LaneMemory
 from spectr.engine.parts import EngineParts
 from spectr.engine.prefix import PrefixCache, common_prefix
@@ -98,7 +98,7 @@ class Placement:
         the row prefill all of its prompt."""
         request = state.request
         state.shares_prefix = drafting.begin(row, state.text, request.limit, request.source)
-        if isinstance(drafting, ReferringDrafting):
+        if isinstance(drafting, ReferenceDrafting):
             drafting.predict(row, request.reference, len(request.prompt))
         state.prefilled = known if state.shares_prefix else 0
 

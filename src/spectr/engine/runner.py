@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spectr.draft.reference import LENGTH, ReferringDrafting
+from spectr.draft.reference import LENGTH, ReferenceDrafting
 from spectr.engine.grammars import RowGrammars
 from spectr.engine.parts import EngineParts
 from spectr.engine.placement import Placement
@@ -65,7 +65,7 @@ class StepRunner:
         if not self.launched:
             self._since = time.perf_counter()  # the time before belongs to no step
         choice = drafting.choose(len(self.placement.active))
-        if isinstance(drafting, ReferringDrafting):
+        if isinstance(drafting, ReferenceDrafting):
             for row, state in enumerate(self.placement.active):
                 if state.walk is not None:
                     drafting.refer(row, state.walk.forced(LENGTH))
@@ -79,7 +79,9 @@ class StepRunner:
 
         marks: list[float] = []
         if self.captures and not may_wait:
-            self._drop_stale_graphs(rows.version + getattr(drafting, "version", 0))
+            version = rows.version + getattr(drafting, "version", 0)
+            if self._version != version:
+                self.memory.graphs, self._version = Captured(), version
             readout = self.memory.graphs(_graph_key(parts, choice), lambda _: step([]), rows.active)
         else:
             readout = step(marks)
@@ -123,10 +125,6 @@ class StepRunner:
             return None
         most = max(counts)
         return next((count for count in _LOGPROB_COUNTS if count >= most), most) if self.captures else most
-
-    def _drop_stale_graphs(self, version: int) -> None:
-        if self._version != version:
-            self.memory.graphs, self._version = Captured(), version
 
     def _evidence(self, readout: StepReadout) -> PendingEvidence | None:
         """Copies what the step just launched decides with, if the witness wants this step."""
