@@ -178,13 +178,13 @@ def test_a_coin_at_the_end_of_a_chunk_stays_on_weight() -> None:
 
 def test_rough_noise_is_near_the_exact() -> None:
     """The compiled noise of a large vocabulary is over its whole range a hundred times as accurate as assumed."""
-    from spectr.coins import _gumbel_states
+    from spectr.coins import gumbel_states
     from spectr.kernels.cpu.noise import ROUGH, rough_noise
 
     for number in range(20):
         seed, position = torch.tensor([7919 * number, -number]), torch.tensor([[number, 3], [4, 5]])
         exact = gumbel(seed, position, 50_001)
-        rough = rough_noise(_gumbel_states(seed, position), 50_001)
+        rough = rough_noise(gumbel_states(seed, position), 50_001)
         assert (exact - rough).abs().max() < ROUGH / 50
 
 
@@ -205,7 +205,7 @@ def test_a_large_race_is_won_by_the_same_token() -> None:
 def test_near_ties_of_a_large_race_are_decided_by_exact_noise() -> None:
     """Logits that compensate the noise of eight tokens leave sums that differ by the last digit of float32. Approximate
     noise alone would choose another winner in many of these races."""
-    from spectr.coins import _gumbel_states
+    from spectr.coins import gumbel_states
     from spectr.kernels.cpu.noise import rough_noise
 
     depth, tied, wrong = torch.tensor([[0]]), torch.arange(40, 8192, 1019), 0
@@ -215,6 +215,6 @@ def test_near_ties_of_a_large_race_are_decided_by_exact_noise() -> None:
         logits[..., tied] = (12.0 - gumbel(coins.seed, torch.tensor([[3]]), 8192)[..., tied]).float()
         meant = coins.noisy_logits(logits, depth).argmax(-1)
         assert torch.equal(coins.race(logits, depth), meant)
-        rough = logits + rough_noise(_gumbel_states(coins.seed, torch.tensor([[3]])), 8192)
+        rough = logits + rough_noise(gumbel_states(coins.seed, torch.tensor([[3]])), 8192)
         wrong += int(not torch.equal(rough.argmax(-1), meant))
     assert wrong > 10

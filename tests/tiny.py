@@ -5,10 +5,15 @@ with or without drafts), whose sums are rounded in different orders. In float32 
 sometimes changes a token, depending on the CPU; in float64 they differ by 1e-14.
 """
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+import copy
 
-__all__ = ["llama", "widen"]
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+__all__ = ["llama", "noisy_copy", "widen", "word_tokenizer"]
 
 
 def widen(net: PreTrainedModel, scale: float = 0.2) -> PreTrainedModel:
@@ -31,3 +36,19 @@ def llama(
     }  # fmt: skip
     made = LlamaForCausalLM(LlamaConfig(vocab_size=size, num_hidden_layers=layers, **{**shape, **config}))
     return widen(made).to(dtype)  # type: ignore[arg-type]
+
+
+def noisy_copy(net: PreTrainedModel, noise: float = 0.02) -> PreTrainedModel:
+    """A model with the weights of another and a little noise, which drafts well for it."""
+    near, generator = copy.deepcopy(net), torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for weights in near.parameters():
+            weights += noise * torch.randn(weights.shape, generator=generator)
+    return near
+
+
+def word_tokenizer(size: int) -> PreTrainedTokenizerFast:
+    """A tokenizer of the words w0 to w(size - 1)."""
+    core = Tokenizer(WordLevel({f"w{number}": number for number in range(size)}, "w0"))
+    core.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=core)

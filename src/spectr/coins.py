@@ -19,7 +19,17 @@ from spectr.checks import whole
 from spectr.kernels import usable
 from spectr.notices import notice
 
-__all__ = ["Purpose", "SeededCoins", "derived_seed", "draw", "gumbel", "likeliest", "seed_word", "uniform"]
+__all__ = [
+    "Purpose",
+    "SeededCoins",
+    "derived_seed",
+    "draw",
+    "gumbel",
+    "gumbel_states",
+    "likeliest",
+    "seed_word",
+    "uniform",
+]
 
 
 class Purpose(IntEnum):
@@ -90,8 +100,8 @@ def uniform(seed: Tensor, committed: Tensor, node: Tensor, purpose: int) -> Tens
     return _bits53(_absorb(state[:, None], node)) * 2.0**-53
 
 
-def _gumbel_states(seed: Tensor, position: Tensor) -> Tensor:
-    """(B, M): one generator state per row and position."""
+def gumbel_states(seed: Tensor, position: Tensor) -> Tensor:
+    """Returns one generator state (B, M) per row and position, from which the noise of tokens is computed."""
     return _absorb(_absorb(torch.full_like(seed, _NOISE_STREAM), seed)[:, None], position)
 
 
@@ -101,7 +111,7 @@ def gumbel(seed: Tensor, position: Tensor, vocabulary: int) -> Tensor:
     Small E decide the race, so E = −log1p(−u) with u = (k + ½)·2^−53, which is exact to many digits for small E.
     """
     token = torch.arange(vocabulary, device=seed.device)
-    return _gumbel_of(_gumbel_states(seed, position)[..., None], token)
+    return _gumbel_of(gumbel_states(seed, position)[..., None], token)
 
 
 def _gumbel_of(state: Tensor, token: Tensor) -> Tensor:
@@ -189,7 +199,7 @@ class SeededCoins:
         the winner, the first among equals."""
         from spectr.kernels.cpu.noise import candidates
 
-        states = _gumbel_states(self.seed, self.committed[:, None] + depth).expand(logits.shape[:2]).flatten()
+        states = gumbel_states(self.seed, self.committed[:, None] + depth).expand(logits.shape[:2]).flatten()
         laws, winners = logits.flatten(0, 1), list[int]()
         for row, tokens in enumerate(candidates(states, laws)):
             if tokens is not None and len(tokens) == 1:
@@ -226,7 +236,7 @@ class SeededCoins:
         elif _is_large(logits):
             from spectr.kernels.cpu import noise as on_cpu
 
-            noise = on_cpu.rough_noise(_gumbel_states(self.seed, position), logits.shape[-1])
+            noise = on_cpu.rough_noise(gumbel_states(self.seed, position), logits.shape[-1])
         else:
             noise = gumbel(self.seed, position, logits.shape[-1])
         return logits + (noise if self.quiet is None else noise.masked_fill_(self.quiet[:, None, None], 0.0))

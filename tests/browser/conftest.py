@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.lm.conftest import _llama, _save, tokenizer
+from tests.saved import save_model, small_llama, tokenizer
 
 import spectr
 from spectr.lm import LM
@@ -21,7 +21,7 @@ _FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-
 
 @pytest.fixture(scope="session")
 def lm(tmp_path_factory: pytest.TempPathFactory) -> LM:
-    folder = _save(_llama(0, 320), tmp_path_factory.mktemp("shown"), tokenizer())
+    folder = save_model(small_llama(0, 320), tmp_path_factory.mktemp("shown"), tokenizer())
     return spectr.load(str(folder), "ngram", dtype="float64", nodes=8)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.lm.conftest import _llama, _save, tokenizer
+from tests.saved import save_model, small_llama, tokenizer
 
 from spectr.cli import main
 
@@ -43,19 +43,19 @@ def spectr(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A small model with a chat template."""
-    return str(_save(_llama(0, 320), tmp_path_factory.mktemp("tiny"), tokenizer()))
+    return str(save_model(small_llama(0, 320), tmp_path_factory.mktemp("tiny"), tokenizer()))
 
 
 @pytest.fixture(scope="session")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A small model that never ends a text and has a long context, so that it must be interrupted."""
-    net, words = _llama(0, 320), tokenizer()
+    net, words = small_llama(0, 320), tokenizer()
     net.config.max_position_embeddings = 1 << 15
     net.config.eos_token_id = net.generation_config.eos_token_id = words.eos_token = None
-    return str(_save(net, tmp_path_factory.mktemp("endless"), words))
+    return str(save_model(net, tmp_path_factory.mktemp("endless"), words))
 
 
 @pytest.fixture(scope="session")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model without a chat template."""
-    return _save(_llama(0, 320), tmp_path_factory.mktemp("plain"), tokenizer(template=None))
+    return save_model(small_llama(0, 320), tmp_path_factory.mktemp("plain"), tokenizer(template=None))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.cli.conftest import COMMAND
 from tests.heads import random_head
-from tests.lm.conftest import _save, tokenizer
+from tests.saved import save_model, tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 Spectr = Callable[..., Any]
@@ -81,7 +81,7 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
         max_position_embeddings=512, eos_token_id=1, pad_token_id=0, bos_token_id=None,
     )  # fmt: skip
     net = LlamaForCausalLM(config)
-    folder = _save(net, tmp_path_factory.mktemp("deep"), tokenizer())
+    folder = save_model(net, tmp_path_factory.mktemp("deep"), tokenizer())
     return str(folder), str(random_head(net, "eagle3", tmp_path_factory.mktemp("head")))
 
 

@@ -6,15 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from tests.asking import Stepped
+from tests.contracts.ways import Way, asked
 from tests.heads import random_head
-from tests.tiny import llama
+from tests.late import run_as_on_a_gpu
+from tests.tiny import llama, noisy_copy
 from transformers import PreTrainedModel
 
 import spectr
 from spectr.draft import Plan, drafter
 from spectr.draft.adaptive import replanned
 from spectr.draft.options import DraftOptions
-from spectr.engine import Request
+from spectr.engine import Engine, Request, Result
 from spectr.models.blockwise import blockwise_of
 from spectr.models.early import truncated
 from spectr.models.head import head_of
@@ -43,13 +46,7 @@ def net() -> PreTrainedModel:
 @pytest.fixture(scope="session")
 def near(net: PreTrainedModel) -> Target:
     """A model with the target's weights and a little noise, which drafts well."""
-    copy = llama(3, layers=3)
-    copy.load_state_dict(net.state_dict())
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for weights in copy.parameters():
-            weights += 0.02 * torch.randn(weights.shape, generator=generator)
-    return Target(copy)
+    return Target(noisy_copy(net))
 
 
 @pytest.fixture(scope="session")
@@ -102,6 +99,75 @@ def makers(
     short = Target(llama(9, SIZE, max_position_embeddings=24))
     made["short"] = lambda plan: drafter("model", model=short, plan=plan)
     return made
+
+
+def on_gpu(name: str, plan: Plan) -> tuple[Target, Any]:
+    """A target and a drafter of each kind that can be captured."""
+    net = llama(3, layers=3, dtype=torch.float32).to("cuda")  # type: ignore[arg-type]  kernels take no float64
+    target = Target(net)
+    match name:
+        case "feature":
+            head = Target(head_of(net, 1, (0,)).eval())
+            return target, drafter("feature", head=head, target=target, plan=plan, wants_features=(0,))
+        case "model":
+            small = llama(4, dtype=torch.float32).to("cuda")  # type: ignore[arg-type]
+            return target, drafter("model", model=Target(small), plan=plan)
+        case "early_exit":
+            return target, drafter("early_exit", model=Target(truncated(net, 1)), plan=plan)
+        case "blockwise":
+            return target, drafter("blockwise", heads=blockwise_of(net, 3), target=target, plan=plan)
+        case "random":
+            return target, drafter("random", plan=plan)
+    return target, drafter(name)
+
+
+@pytest.fixture
+def build(net: PreTrainedModel, makers: dict[str, Make], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
+    """A function that makes the engine of a way."""
+
+    def made(way: Way, target: Target | None = None, **options: Any) -> Engine:
+        if way.late:
+            run_as_on_a_gpu(monkeypatch)
+        return Engine(target or Target(net), makers[way.name](way.plan), spectr.rule(way.rule), **options)
+
+    return made
+
+
+_KNOWN: dict[Any, Any] = {}
+
+
+@pytest.fixture
+def alone(net: PreTrainedModel, makers: dict[str, Make]) -> Callable[..., list[Result]]:
+    """A function that runs requests one by one, each in its own engine, whose steps are read at once."""
+
+    def found(way: Way, requests: list[Request], key: object = None) -> list[Result]:
+        where = None if key is None else (key, way.rule, way.name, way.plan)
+        if where is None or where not in _KNOWN:
+            results = []
+            for request in requests:
+                stepped = Stepped(Engine(Target(net), makers[way.name](way.plan), spectr.rule(way.rule)))
+                results += stepped.finish([stepped.submit(request)])
+            if where is None:
+                return results
+            _KNOWN[where] = results
+        return list(_KNOWN[where])
+
+    return found
+
+
+@pytest.fixture
+def meant(alone: Callable[..., list[Result]]) -> Callable[[Way], list[Result]]:
+    """A function that returns the results of the eight requests alone; under the race texts equal those of plain
+    decoding."""
+
+    def found(way: Way) -> list[Result]:
+        results = alone(way, asked(), "asked")
+        if way.rule == "race":
+            plain = alone(Way("race", "none", Plan()), asked(), "asked")
+            assert [result.tokens for result in results] == [result.tokens for result in plain]
+        return results
+
+    return found
 
 
 QUICK = 3

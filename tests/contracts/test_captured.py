@@ -6,12 +6,11 @@ length and a rounded set of features. On a GPU they are graphs.
 """
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from tests.asking import EndReader, Stepped, trace, under
-from tests.contracts.conftest import Make, llama, requests
+from tests.contracts.conftest import Make, llama, on_gpu, requests
 from tests.gpu import no_host_sync
 from tests.late import run_as_on_a_gpu
 from transformers import PreTrainedModel
@@ -20,9 +19,6 @@ import spectr
 from spectr.draft import Plan, drafter
 from spectr.engine import Engine, Request, Step
 from spectr.errors import LawError, MismatchError
-from spectr.models.blockwise import blockwise_of
-from spectr.models.early import truncated
-from spectr.models.head import head_of
 from spectr.models.target import Target
 from spectr.policy import Policy
 
@@ -238,26 +234,6 @@ def test_a_turn_that_fails_leaves_nothing_to_rely_on(net: PreTrainedModel, monke
     result = engine.generate([request])[0]
     assert result.reused == 0
     assert result.tokens == Engine(Target(net), drafter("none"), spectr.rule("race")).generate([request])[0].tokens
-
-
-def on_gpu(name: str, plan: Plan) -> tuple[Target, Any]:
-    """A target and a drafter of each kind that can be captured."""
-    net = llama(3, layers=3, dtype=torch.float32).to("cuda")  # type: ignore[arg-type]  kernels take no float64
-    target = Target(net)
-    match name:
-        case "feature":
-            head = Target(head_of(net, 1, (0,)).eval())
-            return target, drafter("feature", head=head, target=target, plan=plan, wants_features=(0,))
-        case "model":
-            small = llama(4, dtype=torch.float32).to("cuda")  # type: ignore[arg-type]
-            return target, drafter("model", model=Target(small), plan=plan)
-        case "early_exit":
-            return target, drafter("early_exit", model=Target(truncated(net, 1)), plan=plan)
-        case "blockwise":
-            return target, drafter("blockwise", heads=blockwise_of(net, 3), target=target, plan=plan)
-        case "random":
-            return target, drafter("random", plan=plan)
-    return target, drafter(name)
 
 
 class TestOnGpu:

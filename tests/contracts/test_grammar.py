@@ -225,7 +225,7 @@ def test_resumed(name: str, build: Callable[..., Engine], meant: Callable[[Way],
 @pytest.mark.slow
 def test_texts_that_find_no_room_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """They start over later, and their grammars continue where they were."""
-    monkeypatch.setattr(lane, "_AHEAD", 100)
+    monkeypatch.setattr(lane, "_HEADROOM", 100)
     target = Target(llama(3, max_position_embeddings=1024))
 
     def made() -> Engine:
@@ -349,10 +349,10 @@ def test_planted_faults_are_seen(fault: str, build: Callable[..., Engine], monke
     """With wrong masks texts differ, or violate the grammar."""
     way = WAYS[1]
     want = build(way).generate(asked())
-    walked, commit = RowGrammars._walked, GrammarWalk.commit
+    masks, commit = RowGrammars._masks, GrammarWalk.commit
 
     def planted(self: RowGrammars, paths: Any) -> torch.Tensor:
-        found = walked(self, paths)
+        found = masks(self, paths)
         return found.roll(1, 0) if fault == "masks of another row" else torch.full_like(found, -1)
 
     def late(self: GrammarWalk, tokens: Any) -> None:
@@ -363,7 +363,7 @@ def test_planted_faults_are_seen(fault: str, build: Callable[..., Engine], monke
     if fault == "a step late":
         monkeypatch.setattr(GrammarWalk, "commit", late)
     else:
-        monkeypatch.setattr(RowGrammars, "_walked", planted)
+        monkeypatch.setattr(RowGrammars, "_masks", planted)
     try:
         found = build(way).generate(asked())
     except ArgumentError:

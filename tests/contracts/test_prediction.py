@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 import spectr
 from spectr.draft import Plan, drafter
 from spectr.draft.adaptive import adaptive
-from spectr.draft.reference import ReferringDrafting, _References
+from spectr.draft.reference import ReferenceDrafting, References
 from spectr.engine import Engine, Handle, Request, Result
 from spectr.errors import ArgumentError, MismatchError
 from spectr.models.target import Target
@@ -306,7 +306,7 @@ def test_tokens_that_are_given_between_steps(build: Build, texts: list[Result]) 
     stepped.turn()
     (lane,) = stepped.scheduler.lanes.values()
     drafting = lane.memory.drafting
-    assert isinstance(drafting, ReferringDrafting)
+    assert isinstance(drafting, ReferenceDrafting)
     while lane.active:
         for row, state in enumerate(lane.active):
             at = [handle._delivery for handle in handles].index(state.delivery)
@@ -378,48 +378,48 @@ def _text(one: Any) -> list[int]:
 def test_the_reference_of_a_neighbour_is_seen(name: str, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: each row reads the reference of the row before it."""
 
-    def leaky(references: _References, place: torch.Tensor, count: int) -> torch.Tensor:
+    def leaky(references: References, place: torch.Tensor, count: int) -> torch.Tensor:
         rows = len(place)
         at = (place[:, None] + torch.arange(count)).clamp_max(references.tokens.shape[1] - 1)
         return references.tokens[:rows].roll(1, 0).gather(1, at)
 
-    assert seen(name, lambda: monkeypatch.setattr(_References, "_read", leaky))
+    assert seen(name, lambda: monkeypatch.setattr(References, "_read", leaky))
 
 
 @pytest.mark.parametrize("name", ["none", "model"])
 def test_a_stale_reference_is_seen(name: str, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: a row keeps its reference for later requests."""
-    put = _References.put
+    put = References.put
 
-    def stale(references: _References, row: int, tokens: Any, after: int) -> None:
+    def stale(references: References, row: int, tokens: Any, after: int) -> None:
         if not references._sizes[row]:
             put(references, row, tokens, after)
 
-    assert seen(name, lambda: monkeypatch.setattr(_References, "put", stale))
+    assert seen(name, lambda: monkeypatch.setattr(References, "put", stale))
 
 
 @pytest.mark.parametrize("name", ["none", "model"])
 @pytest.mark.parametrize("table", ["tokens", "size", "since", "place"])
 def test_a_table_that_does_not_move_is_seen(name: str, table: str, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: one table of the references does not move with its rows."""
-    copy_rows = _References.copy_rows
+    copy_rows = References.copy_rows
 
-    def stays(references: _References, sources: list[int], targets: list[int]) -> None:
+    def stays(references: References, sources: list[int], targets: list[int]) -> None:
         before = getattr(references, table).clone()
         copy_rows(references, sources, targets)
         getattr(references, table).copy_(before)
 
-    assert seen(name, lambda: monkeypatch.setattr(_References, "copy_rows", stays))
+    assert seen(name, lambda: monkeypatch.setattr(References, "copy_rows", stays))
 
 
 @pytest.mark.parametrize("name", ["none", "model"])
 def test_a_place_that_was_left_is_seen(name: str, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: a row begins at the place where the last request was in its reference."""
-    put = _References.put
+    put = References.put
 
-    def left(references: _References, row: int, tokens: Any, after: int) -> None:
+    def left(references: References, row: int, tokens: Any, after: int) -> None:
         place = int(references.place[row])
         put(references, row, tokens, after)
         references.place[row] = min(place, len(tokens)) if tokens else place
 
-    assert seen(name, lambda: monkeypatch.setattr(_References, "put", left))
+    assert seen(name, lambda: monkeypatch.setattr(References, "put", left))

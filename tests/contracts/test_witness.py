@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.conftest import PROMPTS, SIZE, Make, llama
-from tests.contracts.test_captured import on_gpu
+from tests.contracts.conftest import PROMPTS, SIZE, Make, llama, on_gpu
 from tests.contracts.test_grammar import asked as structured
 from tests.grammars import ENDS, compiled
 from tests.late import run_as_on_a_gpu

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from scipy.stats import chi2
 from tests.asking import EndReader, Stepped, trace, under
+from tests.chance import chi_square
 from tests.late import run_as_on_a_gpu
-from tests.tiny import llama
+from tests.tiny import llama, noisy_copy
 from transformers import PreTrainedModel
 
 import spectr
@@ -37,12 +37,7 @@ def net() -> PreTrainedModel:
 @pytest.fixture(scope="module")
 def near(net: PreTrainedModel) -> Target:
     """A model with the target's weights and a little noise."""
-    copy, generator = llama(3, layers=3), torch.Generator().manual_seed(5)
-    copy.load_state_dict(net.state_dict())
-    with torch.no_grad():
-        for weights in copy.parameters():
-            weights += 0.02 * torch.randn(weights.shape, generator=generator)
-    return Target(copy)
+    return Target(noisy_copy(net))
 
 
 @pytest.fixture(scope="module")
@@ -354,31 +349,25 @@ class _PeekingDrafting:
 LENGTH, ROWS = 3, 2_400
 
 
-def exact(net: PreTrainedModel, prompt: list[int]) -> dict[tuple[int, ...], float]:
-    """Exact probabilities of every continuation of three tokens, from plain forward passes."""
-    law = {(): 1.0}
+def exact(net: PreTrainedModel, prompt: list[int]) -> torch.Tensor:
+    """Exact probabilities (V, …, V) of every continuation of `LENGTH` tokens, from plain forward passes."""
+    law, texts = torch.ones(1, dtype=torch.float64), [prompt]
     for _ in range(LENGTH):
-        texts = list(law)
         with torch.no_grad():
-            logits = net(torch.tensor([[*prompt, *text] for text in texts])).logits[:, -1].double()
-        chances = logits.softmax(-1).tolist()
-        law = {(*t, x): law[t] * c for t, row in zip(texts, chances, strict=True) for x, c in enumerate(row)}
-    return law
+            logits = net(torch.tensor(texts)).logits[:, -1].double()
+        law = (law[:, None] * logits.softmax(-1)).flatten()
+        texts = [[*text, token] for text in texts for token in range(logits.shape[-1])]
+    return law.view(*[logits.shape[-1]] * LENGTH)
 
 
 def surprise(net: PreTrainedModel, make: Callable[[], Drafter], rule: str) -> float:
     """The chi-square statistic of texts against exact probabilities, as a multiple of its quantile at 1 − 1e-8."""
-    prompt, found = [3, 4, 3, 4, 3], dict[tuple[int, ...], int]()
-    engine = Engine(Target(net), make(), spectr.rule(rule))
+    prompt = [3, 4, 3, 4, 3]
+    expected = exact(net, prompt) * ROWS
+    found, engine = torch.zeros_like(expected), Engine(Target(net), make(), spectr.rule(rule))
     for result in engine.generate([Request(prompt, seed=i, max_new_tokens=LENGTH) for i in range(ROWS)]):
-        text = tuple(result.tokens)
-        found[text] = found.get(text, 0) + 1
-    expected = {text: chance * ROWS for text, chance in exact(net, prompt).items()}
-    likely = [text for text, mean in expected.items() if mean > 5]
-    statistic = sum((found.get(text, 0) - expected[text]) ** 2 / expected[text] for text in likely)
-    rare = ROWS - sum(expected[text] for text in likely)
-    statistic += (ROWS - sum(found.get(text, 0) for text in likely) - rare) ** 2 / max(rare, 5.0)
-    return statistic / float(chi2.isf(1e-8, len(likely)))
+        found[tuple(result.tokens)] += 1
+    return chi_square(found, expected, 1e-8)
 
 
 def test_a_choice_that_looks_at_the_draft_is_seen(net: PreTrainedModel, far: Target) -> None:

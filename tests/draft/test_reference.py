@@ -9,18 +9,18 @@ from tests.predicting import Follower
 
 from spectr.draft import drafter
 from spectr.draft.lookup import Lookup
-from spectr.draft.reference import LENGTH, Referring, ReferringDrafting, _References
+from spectr.draft.reference import LENGTH, ReferenceDrafter, ReferenceDrafting, References
 from spectr.policy import History
 from spectr.types import Draft, Opening, Scene
 
 SIZE = 100
 
 
-def opened(rows: int = 1, **options: object) -> ReferringDrafting:
-    return Referring(drafter("none"), **options).open(Opening(rows, 999, SIZE, None))  # type: ignore[arg-type]
+def opened(rows: int = 1, **options: object) -> ReferenceDrafting:
+    return ReferenceDrafter(drafter("none"), **options).open(Opening(rows, 999, SIZE, None))  # type: ignore[arg-type]
 
 
-def proposed(drafting: ReferringDrafting, texts: list[list[int]], active: list[bool] | None = None) -> Draft:
+def proposed(drafting: ReferenceDrafting, texts: list[list[int]], active: list[bool] | None = None) -> Draft:
     history, root = History.of(texts, SIZE), torch.tensor([text[-1] for text in texts])
     runs = torch.tensor(active or [True] * len(texts))
     return drafting.propose(Scene(history, root, runs, None, None, None, None, 999))  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ def test_given_tokens_stand_before_a_prediction_and_leave_it() -> None:
 
 
 def test_what_both_draft_is_one_node() -> None:
-    drafting = Referring(Lookup(drafts=1, length=2)).open(Opening(1, 99, SIZE, None))
+    drafting = ReferenceDrafter(Lookup(drafts=1, length=2)).open(Opening(1, 99, SIZE, None))
     text = [1, 2, 3, 4, 1, 2, 3]
     drafting.begin(0, text, 99, None)
     assert paths(proposed(drafting, [text])) == [[(4, 1)]]
@@ -78,7 +78,7 @@ def test_what_both_draft_is_one_node() -> None:
 # Where a row stands.
 
 
-def begun(references: list[list[int]], prompts: list[list[int]], **options: object) -> ReferringDrafting:
+def begun(references: list[list[int]], prompts: list[list[int]], **options: object) -> ReferenceDrafting:
     drafting = opened(len(references), **options)
     for row, (reference, prompt) in enumerate(zip(references, prompts, strict=True)):
         drafting.begin(row, prompt, 999, None)
@@ -86,7 +86,7 @@ def begun(references: list[list[int]], prompts: list[list[int]], **options: obje
     return drafting
 
 
-def branch(drafting: ReferringDrafting, text: list[int]) -> tuple[int, ...]:
+def branch(drafting: ReferenceDrafting, text: list[int]) -> tuple[int, ...]:
     """The tokens drafted for the only row."""
     found = paths(proposed(drafting, [text]))[0]
     return found[0] if found else ()
@@ -227,14 +227,14 @@ def test_many_texts(seed: int) -> None:
 @pytest.mark.parametrize("table", ["tokens", "size", "start", "since", "place", "reach", "next_tokens"])
 def test_a_table_that_does_not_move_is_seen(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: one table of the references does not move with its rows."""
-    copy_rows = _References.copy_rows
+    copy_rows = References.copy_rows
 
-    def stays(references: _References, sources: list[int], targets: list[int]) -> None:
+    def stays(references: References, sources: list[int], targets: list[int]) -> None:
         before = getattr(references, table).clone()
         copy_rows(references, sources, targets)
         getattr(references, table).copy_(before)
 
-    monkeypatch.setattr(_References, "copy_rows", stays)
+    monkeypatch.setattr(References, "copy_rows", stays)
     assert not compared(0)[0]
 
 

@@ -6,16 +6,12 @@ from typing import Any
 import pytest
 import torch
 from tests.asking import Stepped, trace, under
-from tests.tiny import widen
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
+from tests.tiny import widen, word_tokenizer
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
     GenerationConfig,
     PreTrainedModel,
-    PreTrainedTokenizerFast,
 )
 
 import spectr
@@ -79,13 +75,6 @@ def test_greedy_is_that_of_transformers(name: str) -> None:
         assert found == meant
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    """Words w0 to w19."""
-    core = Tokenizer(WordLevel({f"w{number}": number for number in range(SIZE)}, "w0"))
-    core.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=core)
-
-
 TOKENS = {name: value for name, value in SHARED.items() if name.endswith("_id")}
 
 
@@ -94,7 +83,7 @@ def test_no_padding_is_written_and_every_text_ends() -> None:
     token."""
     net = tiny("marian")
     net.generation_config = GenerationConfig(bad_words_ids=[[0]], forced_eos_token_id=2, **TOKENS)
-    lm, most = spectr.load(net, "ngram", tokenizer=tokenizer()), 6
+    lm, most = spectr.load(net, "ngram", tokenizer=word_tokenizer(SIZE)), 6
     for source in ("w5 w6 w7 w8 w5", "w9 w4"):
         flat = {"max_new_tokens": most, "seed": 1, "n": 150, "temperature": 3.0}  # padding would come
         texts = [out.tokens for out in lm.generate([source], **flat)]
@@ -118,10 +107,10 @@ def test_settings_of_the_model_are_those_of_transformers(name: str, forced: int 
     )  # fmt: skip
     most, begins = 15, 1 if forced is None else 2
     for source in ("w5 w6 w7 w8 w5", "w9 w4", "w3 w13 w14"):
-        ids = torch.tensor([tokenizer()(source)["input_ids"]])
+        ids = torch.tensor([word_tokenizer(SIZE)(source)["input_ids"]])
         meant = net.generate(ids, do_sample=False, max_new_tokens=most)[0, begins:].tolist()
         for drafts in ("none", "lookup", "ngram"):
-            lm = spectr.load(net, drafts, tokenizer=tokenizer())
+            lm = spectr.load(net, drafts, tokenizer=word_tokenizer(SIZE))
             assert lm.generate(source, most + 1 - begins, temperature=0).tokens == meant
 
 

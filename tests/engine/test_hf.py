@@ -5,15 +5,12 @@ from typing import Any
 import pytest
 import torch
 from tests import tiny
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
+from tests.tiny import word_tokenizer
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
     MinPLogitsWarper,
     PreTrainedModel,
-    PreTrainedTokenizerFast,
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     T5Config,
@@ -101,13 +98,6 @@ RICH: dict[str, Any] = {
 }  # fmt: skip
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of the words w0 to w23."""
-    core = Tokenizer(WordLevel({f"w{number}": number for number in range(24)}, "w0"))
-    core.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=core)
-
-
 def text_of(ids: torch.Tensor) -> str:
     return " ".join(f"w{id_}" for id_ in ids.tolist())
 
@@ -136,7 +126,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
 
 def test_a_model_has_one_policy_inside_transformers_and_out(rich: PreTrainedModel, asked: list[Request]) -> None:
     """The distribution after every text is the same, and so are the texts of one seed."""
-    lm, ids = spectr.load(rich, "ngram", tokenizer=tokenizer()), IDS[:1]
+    lm, ids = spectr.load(rich, "ngram", tokenizer=word_tokenizer(24)), IDS[:1]
     for seed in range(5):
         outside = lm.generate(text_of(ids[0]), 14, seed=seed)
         inside = rich.generate(ids, custom_generate=spectr.hf.generate, drafter="none", seed=seed, max_new_tokens=14)
@@ -157,7 +147,7 @@ def test_a_model_has_one_policy_inside_transformers_and_out(rich: PreTrainedMode
 
 @pytest.mark.parametrize("drafter", ["none", "lookup", "ngram"])
 def test_temperature_0_is_greedy_and_keeps_the_penalties(rich: PreTrainedModel, drafter: str) -> None:
-    lm = spectr.load(rich, drafter, tokenizer=tokenizer())
+    lm = spectr.load(rich, drafter, tokenizer=word_tokenizer(24))
     for ids in (IDS[:1], IDS[1:, 3:]):
         meant = rich.generate(ids, do_sample=False, max_new_tokens=30)[0, ids.shape[1] :].tolist()
         found = lm.generate(text_of(ids[0]), 30, temperature=0).tokens
@@ -171,14 +161,14 @@ def test_temperature_0_is_greedy_and_keeps_the_penalties(rich: PreTrainedModel, 
 
 def test_a_config_that_says_greedy_is_greedy(rich: PreTrainedModel) -> None:
     rich.generation_config.do_sample = False
-    lm = spectr.load(rich, "ngram", tokenizer=tokenizer())
+    lm = spectr.load(rich, "ngram", tokenizer=word_tokenizer(24))
     meant = rich.generate(IDS[:1], max_new_tokens=20)[0, 7:].tolist()
     assert lm.generate(text_of(IDS[0]), 20, seed=3).tokens == meant
     assert lm.generate(text_of(IDS[0]), 20, seed=3, temperature=1.0).tokens != meant
 
 
 def test_settings_of_a_call_override_those_of_the_model(rich: PreTrainedModel, asked: list[Request]) -> None:
-    lm = spectr.load(rich, "none", tokenizer=tokenizer())
+    lm = spectr.load(rich, "none", tokenizer=word_tokenizer(24))
     own = dict(lm.opened.settings)
     for given in ({}, {"temperature": 1.0}, {"top_k": 0}, {"repetition_penalty": 1.0}, {"suppress_tokens": ()},
                   {"bad_words": "w4"}, {"logit_bias": {8: 2.0}}):  # fmt: skip

@@ -7,6 +7,7 @@ from tests.tiny import llama
 import spectr
 from spectr.draft import drafter
 from spectr.engine import Engine, Request, lane
+from spectr.engine.memory import LaneMemory
 from spectr.errors import NoRoomError
 from spectr.models import memory
 from spectr.models.target import Target
@@ -61,6 +62,23 @@ def test_a_text_that_never_fits(target: Target, monkeypatch: pytest.MonkeyPatch)
         made.generate([REQUESTS[0]])
     short = Request([3, 4, 5, 3, 4], 0, 40)
     assert made.generate([short])[0].tokens == engine(target).generate([short])[0].tokens
+
+
+def test_an_error_while_room_is_made_ends_all_requests(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that have left the queue and have no row yet: none waits for ever."""
+    grow = LaneMemory.grow
+
+    def fails_for_two_rows(memory: LaneMemory, rows: int, slots: int) -> None:
+        if rows > 1:
+            raise RuntimeError("the device is gone")
+        grow(memory, rows, slots)
+
+    monkeypatch.setattr(LaneMemory, "grow", fails_for_two_rows)
+    made = engine(target)
+    handles = made.scheduler.submit([Request([3, 4], 0, 8), Request([9, 8], 1, 8)])
+    for handle in handles:
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            handle.result(timeout=60)
 
 
 def test_beginnings_are_shared_within_a_scope_only(target: Target) -> None:

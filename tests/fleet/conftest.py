@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 from tests.fleet.processes import Heard, hear_all, server, started
-from tests.lm.conftest import _llama, _save, tokenizer
+from tests.saved import save_model, small_llama, tokenizer
 
 Requests = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(_save(_llama(0, 320), tmp_path_factory.mktemp("fleet"), tokenizer()))
+    return str(save_model(small_llama(0, 320), tmp_path_factory.mktemp("fleet"), tokenizer()))
 
 
 @pytest.fixture(scope="session")

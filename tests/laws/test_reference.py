@@ -16,7 +16,7 @@ from spectr.audit.step_law import LanguageModel, StepLaw
 from spectr.audit.toys import CORNERS, Corner, toy_pair
 from spectr.draft.lookup import Lookup
 from spectr.draft.none import NoDrafter
-from spectr.draft.reference import Referring, ReferringDrafting
+from spectr.draft.reference import ReferenceDrafter, ReferenceDrafting
 from spectr.policy import History
 from spectr.types import Draft, Drafter, Opening, Scene
 from spectr.verify import Rule
@@ -27,7 +27,7 @@ REFERENCES = [(0, 1, 2, 2), (2, 2), (1, 0, 1)]
 SEEN, ROUNDING = 1e-3, 1e-12
 
 
-def propose(drafting: ReferringDrafting, text: tuple[int, ...], size: int) -> Draft:
+def propose(drafting: ReferenceDrafting, text: tuple[int, ...], size: int) -> Draft:
     root = torch.tensor([text[-1]])
     scene = Scene(History.of([list(text)], size), root, root >= 0, None, None, None, None, 99)  # type: ignore[arg-type]
     return drafting.propose(scene)
@@ -58,11 +58,11 @@ def outcomes(
         yield tokens, chance * float(coins.weight), after
 
 
-def law_of_texts(rule: Rule, target: LanguageModel, drafting: ReferringDrafting, size: int, steps: int) -> StepLaw:
+def law_of_texts(rule: Rule, target: LanguageModel, drafting: ReferenceDrafting, size: int, steps: int) -> StepLaw:
     """Return the law of the texts that `steps` steps generate after the prompt."""
     states = [((), 1.0, KnownCoins.none(1), drafting)]
     for _ in range(steps):
-        found: list[tuple[tuple[int, ...], float, KnownCoins, ReferringDrafting]] = []
+        found: list[tuple[tuple[int, ...], float, KnownCoins, ReferenceDrafting]] = []
         for text, weight, known, own in states:
             draft = propose(own, (*PROMPT, *text), size)
             logits = logits_of(target, draft, text)
@@ -75,8 +75,8 @@ def law_of_texts(rule: Rule, target: LanguageModel, drafting: ReferringDrafting,
     return StepLaw(chances)
 
 
-def opened(inner: str, reference: tuple[int, ...], size: int, *, races: bool) -> ReferringDrafting:
-    drafting = Referring(INNER[inner], races).open(Opening(1, 99, size, None))
+def opened(inner: str, reference: tuple[int, ...], size: int, *, races: bool) -> ReferenceDrafting:
+    drafting = ReferenceDrafter(INNER[inner], races).open(Opening(1, 99, size, None))
     drafting.begin(0, PROMPT, 99, None)
     drafting.predict(0, [token % size for token in reference], len(PROMPT))
     return drafting

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import torch
 from tests.grammar.test_schema import SCHEMAS
-from tests.lm.conftest import _llama, _save, tokenizer
+from tests.saved import save_model, small_llama, tokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -58,9 +58,9 @@ def fallback() -> PreTrainedTokenizerFast:
 def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> LM:
     """A model with byte-fallback tokens and padded logits."""
     words = fallback()
-    net = _llama(7, 320)
+    net = small_llama(7, 320)
     net.generation_config.eos_token_id = net.config.eos_token_id = 2
-    return spectr.load(str(_save(net, tmp_path_factory.mktemp("fallback"), words)), "none")
+    return spectr.load(str(save_model(net, tmp_path_factory.mktemp("fallback"), words)), "none")
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ def test_tokens_that_do_not_spell_texts() -> None:
     core = Tokenizer(models.WordPiece({name: at for at, name in enumerate(names)}, unk_token="[UNK]"))
     core.pre_tokenizer, core.normalizer = pre_tokenizers.BertPreTokenizer(), normalizers.Lowercase()
     words = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", unk_token="[UNK]")
-    odd = spectr.load(_llama(3, 64).eval(), "none", tokenizer=words)
+    odd = spectr.load(small_llama(3, 64).eval(), "none", tokenizer=words)
     with pytest.raises(ArgumentError, match="whose tokens spell the text"):
         odd.generate([5, 6], 4, grammar=Grammar.json())
 
@@ -215,7 +215,7 @@ def test_tokens_that_are_added() -> None:
     words = tokenizer()
     words.add_tokens(["<tool call>"])
     words.add_special_tokens({"additional_special_tokens": ["<secret>"]})
-    net = _llama(3, 330).eval()
+    net = small_llama(3, 330).eval()
     net.generation_config.eos_token_id = 1
     lm = spectr.load(net, "none", tokenizer=words)
     pieces = lm.grammars.vocabulary.pieces

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from tests.lm.conftest import _llama, _save, tokenizer
+from tests.saved import save_model, small_llama, tokenizer
 
 import spectr
 from spectr.lm import LM
@@ -18,7 +18,7 @@ from spectr.serve.service import Service
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _save(_llama(0, 320), tmp_path_factory.mktemp("served"), tokenizer())
+    return save_model(small_llama(0, 320), tmp_path_factory.mktemp("served"), tokenizer())
 
 
 @pytest.fixture(scope="session")

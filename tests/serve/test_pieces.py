@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.lm.conftest import TEXTS, tokenizer
+from tests.saved import TEXTS, tokenizer
 
 from spectr.lm.output import TextReader
 from spectr.serve.json_text import json_bytes

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from tests.lm.conftest import TEXTS
+from tests.saved import TEXTS
 
 from spectr.lm import LM
 from spectr.serve.service import Service

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.lm.conftest import _llama, _save, tokenizer
+from tests.saved import save_model, small_llama, tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import spectr
@@ -24,7 +24,7 @@ ASK = "the quick brown fox"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _save(_llama(0, 320), tmp_path_factory.mktemp("target"), tokenizer())
+    return save_model(small_llama(0, 320), tmp_path_factory.mktemp("target"), tokenizer())
 
 
 def settings(folder: Path, out: Path, seconds: float = 3.0, **more: object) -> Distilling:
@@ -120,7 +120,7 @@ def test_parallel_heads(folder: Path, tmp_path: Path) -> None:
 
 
 def test_another_target_is_refused(made: Path, folder: Path, tmp_path: Path) -> None:
-    other = _save(_llama(7, 320), tmp_path, tokenizer())
+    other = save_model(small_llama(7, 320), tmp_path, tokenizer())
     with pytest.raises(MismatchError, match="was trained for"):
         spectr.load(str(other), made)
     first, half = (spectr.load(str(folder), "none", dtype=dtype) for dtype in ("float32", "bfloat16"))
@@ -230,7 +230,7 @@ def test_a_drafter_is_trained_further(folder: Path, made: Path, tmp_path: Path) 
 
 
 def test_what_belongs_to_another_target_is_refused_before_the_work(made: Path, tmp_path: Path) -> None:
-    other = _save(_llama(1, 320), tmp_path / "other", tokenizer())
+    other = save_model(small_llama(1, 320), tmp_path / "other", tokenizer())
     with pytest.raises(MismatchError, match="other weights"):
         distil(settings(other, tmp_path / "out", begin_with=made), lambda _: None)
     assert not (tmp_path / "out" / "samples.safetensors").exists()
@@ -244,7 +244,7 @@ def test_a_head_in_the_format_of_others(tmp_path: Path, capsys: pytest.CaptureFi
         max_position_embeddings=512, eos_token_id=1, pad_token_id=0, bos_token_id=None,
     )  # fmt: skip
     (tmp_path / "target").mkdir()
-    target, out = _save(LlamaForCausalLM(config), tmp_path / "target", tokenizer()), tmp_path / "head"
+    target, out = save_model(LlamaForCausalLM(config), tmp_path / "target", tokenizer()), tmp_path / "head"
     assert command(target, out, "--format", "eagle3", "--kind", "blockwise") == 2
     assert "trains a new head of its own kind" in capsys.readouterr().err
     assert command(target, out, "--format", "eagle3", "--vocabulary", "200", "--minutes", "0.05") == 0
@@ -271,7 +271,7 @@ def test_an_eagle3_head_learns(tmp_path: Path) -> None:
         net.get_input_embeddings().weight.normal_(0, 1)
         net.lm_head.weight.normal_(0, 1)
     (tmp_path / "target").mkdir()
-    target = _save(net, tmp_path / "target", tokenizer())
+    target = save_model(net, tmp_path / "target", tokenizer())
     reached = []
     for name, steps in (("fresh", 1), ("trained", 150)):
         course = Course(600.0, steps=steps, depths=2, budget=1024, warm_up=10, rate=1e-2)

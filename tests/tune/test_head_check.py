@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.heads import random_head
-from tests.lm.conftest import _save, tokenizer
+from tests.saved import save_model, tokenizer
 from tests.tiny import widen
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -27,7 +27,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=10, num_attention_heads=4,
         max_position_embeddings=512, eos_token_id=None, pad_token_id=0, bos_token_id=None,
     )  # fmt: skip
-    return _save(widen(LlamaForCausalLM(config), 0.3), tmp_path_factory.mktemp("target"), tokenizer())  # type: ignore[arg-type]
+    return save_model(widen(LlamaForCausalLM(config), 0.3), tmp_path_factory.mktemp("target"), tokenizer())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "peagle", "dflash", "dspark"])

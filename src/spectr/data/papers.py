@@ -1,4 +1,4 @@
-"""The papers behind the rules, as BibTeX: the entries of `papers.bib` beside this module.
+"""The papers behind the rules, as BibTeX: the entries of `papers.bib` next to this module.
 
 Rules and couplings refer to a paper by its key. The comment line above an entry is how prose cites it.
 """

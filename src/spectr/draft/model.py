@@ -124,7 +124,7 @@ class ModelDrafting(SingleChoice):
             self._skipped[target] = skipped
 
     def make_room(self, rows: int, slots: int) -> None:
-        """In a session of its own."""
+        """Allocates room in the draft model's session."""
         self.model.make_room(self.session, rows, session_slots(slots, self._largest))
         extra = max(0, rows - len(self.counts))
         self.counts = torch.nn.functional.pad(self.counts, (0, extra))

@@ -18,7 +18,7 @@ from spectr.rows import cached_arange, copy_to_device
 from spectr.types import ORIGINS, Draft, Drafter, Drafting, Layers, Opening, Scene, Siblings, TextState
 from spectr.verify import Card
 
-__all__ = ["LENGTH", "Referring", "ReferringDrafting", "fits"]
+__all__ = ["LENGTH", "ReferenceDrafter", "ReferenceDrafting", "References", "fits"]
 
 LENGTH = 16
 """The most tokens of the branch."""
@@ -30,7 +30,7 @@ _NEAR = 12  # tokens around the expected place where a shorter match is enough
 
 
 @dataclass(frozen=True, slots=True)
-class Referring:
+class ReferenceDrafter:
     """Drafts with another drafter, and adds a branch from the row's reference. For rules that need no draft
     distributions."""
 
@@ -68,26 +68,26 @@ class Referring:
         wanted: Layers | None = getattr(self.drafter, "wants_features", None)
         return wanted
 
-    def open(self, opening: Opening) -> "ReferringDrafting":
+    def open(self, opening: Opening) -> "ReferenceDrafting":
         """Opens the other drafter and tables for references."""
-        return ReferringDrafting(self, self.drafter.open(opening), opening)
+        return ReferenceDrafting(self, self.drafter.open(opening), opening)
 
 
 def fits(drafter: Drafter, card: Card) -> bool:
     """Whether a rule takes a branch without a draft distribution in addition to a drafter's tree: race and match do."""
-    return card.tree and not card.needs_laws and Referring(drafter).siblings in card.siblings
+    return card.tree and not card.needs_laws and ReferenceDrafter(drafter).siblings in card.siblings
 
 
-class ReferringDrafting(DelegatingDrafting):
+class ReferenceDrafting(DelegatingDrafting):
     """The drafting of the other drafter, and the references of the rows.
 
     A row begins without a reference. `predict` sets one until the row ends; `refer` sets tokens for the next step only,
     which are drafted instead of the reference.
     """
 
-    def __init__(self, drafter: Referring, inner: Drafting, opening: Opening) -> None:
+    def __init__(self, drafter: ReferenceDrafter, inner: Drafting, opening: Opening) -> None:
         super().__init__(inner)
-        self.drafter, self.references = drafter, _References(opening.rows, torch.device(opening.device))
+        self.drafter, self.references = drafter, References(opening.rows, torch.device(opening.device))
         self._selects = isinstance(drafter.drafter, SwitchingDrafter) and drafter.drafter.observe is not None
         self._has_branch = False  # in the last step some row had a branch
         self._is_alone = False  # in the last step the other drafter was left out
@@ -180,7 +180,7 @@ class _Branch:
 _TABLES = {"tokens": -1, "size": 0, "start": 0, "since": 0, "place": 0, "reach": 0, "next_tokens": -1}
 
 
-class _References:
+class References:
     """The references of R rows, and the position of each row's text in its reference.
 
     `place` is the index of the reference token that should follow the first `since` tokens of the row's text. After n

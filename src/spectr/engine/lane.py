@@ -92,6 +92,17 @@ class Lane:
     def _begin_cohort(self) -> bool:
         """Gives rows to the next requests whose prompts can be prefilled together; False if there are none."""
         cohort: list[RequestState] = []
+        try:
+            self._choose(cohort)
+        except BaseException:
+            self.queue.extendleft(reversed(cohort))  # where `fail` finds them
+            raise
+        if cohort:
+            self.placement.begin(cohort)
+        return bool(cohort)
+
+    def _choose(self, cohort: list[RequestState]) -> None:
+        """Moves requests from the queue to a cohort as long as they can join it and there is room."""
         longest = 0
         while self.queue and len(self.active) + len(cohort) < self.parts.rows:
             state = self.queue[0]
@@ -99,14 +110,11 @@ class Lane:
                 self.queue.popleft()
                 continue
             if cohort and not self.placement.can_join(state, cohort, longest):
-                break
+                return
             if not self._make_room(len(self.active) + len(cohort) + 1, state):
-                break
+                return
             longest = max(longest, len(state.text))
             cohort.append(self.queue.popleft())
-        if cohort:
-            self.placement.begin(cohort)
-        return bool(cohort)
 
     # Room
 

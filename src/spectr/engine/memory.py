@@ -15,7 +15,7 @@ _SIZES = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 
 def rounded_slots(needed: int) -> int:
-    """Rounds a number of slots up to one of few sizes, so that few graphs are captured and rows seldom grow."""
+    """Rounds a number of slots up to one of few sizes, so that rows seldom grow."""
     return next((size for size in _SIZES if size >= needed), needed)
 
 
@@ -68,6 +68,10 @@ class LaneMemory:
             drafting = drafter.open(opening)
         self.rows = Rows(rows, slots, target.vocabulary, self.device, self.parts.policies)
         self.session, self.drafting, self.slots = session, drafting, slots
+
+    def rounded_length(self, length: int) -> int:
+        """Rounds a length up to one of few, at most `slots`, so that few graphs are captured."""
+        return min(next((size for size in _SIZES if size >= length), self.slots), self.slots)
 
     def copy_caches(self, sources: list[int], targets: list[int], tokens: int) -> None:
         """Copies the first `tokens` tokens of the caches of target and drafter from rows to rows."""

@@ -9,7 +9,7 @@ that prefix and prefills the rest.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spectr.draft.reference import ReferringDrafting
+from spectr.draft.reference import ReferenceDrafting
 from spectr.engine.memory import LaneMemory
 from spectr.engine.parts import EngineParts
 from spectr.engine.prefix import PrefixCache, common_prefix
@@ -46,8 +46,8 @@ class Placement:
 
     def begin(self, cohort: list[RequestState]) -> None:
         """Puts requests into the rows after the active ones, with the prefixes that other rows already have."""
-        rows, session, drafting = self.memory.opened()
         self.prefilling, first = cohort, len(self.active)
+        rows, session, drafting = self.memory.opened()
         known = [self._known_prefix(state, row) for row, state in enumerate(cohort, start=first)]
         self._copy_prefixes(known)
         rows.put(first, [state.resumed for state in cohort], self.parts.stops)
@@ -98,7 +98,7 @@ class Placement:
         the row prefill all of its prompt."""
         request = state.request
         state.shares_prefix = drafting.begin(row, state.text, request.limit, request.source)
-        if isinstance(drafting, ReferringDrafting):
+        if isinstance(drafting, ReferenceDrafting):
             drafting.predict(row, request.reference, len(request.prompt))
         state.prefilled = known if state.shares_prefix else 0
 

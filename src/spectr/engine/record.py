@@ -1,7 +1,7 @@
 """Records of steps for a witness, which checks them while the engine runs (see `spectr.audit.witness`).
 
-A record has what the verdict was computed from and what came out, in memory of its own. The engine does not depend on
-how a step is checked.
+A record has copies of what the verdict was computed from and of what came out. The engine does not depend on how a step
+is checked.
 """
 
 from collections.abc import Callable

@@ -5,9 +5,8 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spectr.draft.reference import LENGTH, ReferringDrafting
+from spectr.draft.reference import LENGTH, ReferenceDrafting
 from spectr.engine.grammars import RowGrammars
-from spectr.engine.memory import rounded_slots
 from spectr.engine.parts import EngineParts
 from spectr.engine.placement import Placement
 from spectr.engine.readout import HostReadout, PendingReadout, StepReadout, copy_to_host
@@ -66,12 +65,12 @@ class StepRunner:
         if not self.launched:
             self._since = time.perf_counter()  # the time before belongs to no step
         choice = drafting.choose(len(self.placement.active))
-        if isinstance(drafting, ReferringDrafting):
+        if isinstance(drafting, ReferenceDrafting):
             for row, state in enumerate(self.placement.active):
                 if state.walk is not None:
                     drafting.refer(row, state.walk.forced(LENGTH))
-        can_ask = self.device.type == "cpu" or drafting.is_behind  # the drafter may wait for the device
-        parts = self._step_parts(can_ask)
+        may_wait = self.device.type == "cpu" or drafting.is_behind  # the drafter may wait for the device
+        parts = self._step_parts(may_wait)
         count, longest = len(parts.rows), parts.longest
 
         def step(marks: list[float]) -> StepReadout:
@@ -79,8 +78,10 @@ class StepRunner:
             return run_step(replace(parts, session=window), marks)
 
         marks: list[float] = []
-        if self.captures and not can_ask:
-            self._drop_stale_graphs(rows.version + getattr(drafting, "version", 0))
+        if self.captures and not may_wait:
+            version = rows.version + getattr(drafting, "version", 0)
+            if self._version != version:
+                self.memory.graphs, self._version = Captured(), version
             readout = self.memory.graphs(_graph_key(parts, choice), lambda _: step([]), rows.active)
         else:
             readout = step(marks)
@@ -90,7 +91,7 @@ class StepRunner:
         states = list(self.placement.active)
         self.launched.append(LaunchedStep(states, pending, marks, choice, self._evidence(readout)))
 
-    def _step_parts(self, can_ask: bool) -> StepParts:
+    def _step_parts(self, may_wait: bool) -> StepParts:
         """What a step of the active rows is called with, but for the target's session. Captured steps round the number
         of rows, their length and the set of policy features up, so that few graphs are captured."""
         rows, _, drafting = self.memory.opened()
@@ -100,10 +101,10 @@ class StepRunner:
         features |= frozenset() if grammars is None else {MASKED}
         longest = max(len(state.text) for state in active) + self.unread_tokens
         if self.captures:
-            longest = min(rounded_slots(longest + self.nodes), self.memory.slots) - self.nodes
+            longest = self.memory.rounded_length(longest + self.nodes) - self.nodes
         return StepParts(
             self.parts.target, None, drafting, self.parts.rule, rows.window(count), features, longest,
-            None if can_ask else self._width, self._logprob_count(), self.optimality_gap,
+            None if may_wait else self._width, self._logprob_count(), self.optimality_gap,
             self.traces, self.parts.witness is not None, grammars,
         )  # fmt: skip
 
@@ -124,10 +125,6 @@ class StepRunner:
             return None
         most = max(counts)
         return next((count for count in _LOGPROB_COUNTS if count >= most), most) if self.captures else most
-
-    def _drop_stale_graphs(self, version: int) -> None:
-        if self._version != version:
-            self.memory.graphs, self._version = Captured(), version
 
     def _evidence(self, readout: StepReadout) -> PendingEvidence | None:
         """Copies what the step just launched decides with, if the witness wants this step."""
@@ -183,7 +180,7 @@ class StepRunner:
 
 
 def _graph_key(parts: StepParts, choice: int) -> tuple[Any, ...]:
-    """What a captured step depends on beside its tensors."""
+    """What a captured step depends on besides its tensors."""
     reach = parts.rows.policies.reach if "no_repeat_ngram_size" in parts.features else 0
     return len(parts.rows), parts.longest, choice, parts.features, parts.unread, parts.logprobs, reach
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from spectr.draft.reference import Referring
+from spectr.draft.reference import ReferenceDrafter
 from spectr.engine.handle import Delivery, Handle
 from spectr.engine.lane import Lane
 from spectr.engine.parts import EngineParts
@@ -136,7 +136,10 @@ class Scheduler:
             refers = request.refers or (request.grammar is not None and self.parts.drafts_forced_text)
             key = (request.has_hooks, request.optimality_gap, refers, request.trace)
             if key not in self.lanes:
-                parts = _with_references(self.parts) if refers else self.parts
+                parts = self.parts
+                if refers:
+                    drafter = ReferenceDrafter(parts.drafter, races=parts.rule.card.name == "race")
+                    parts = replace(parts, drafter=drafter)
                 self.lanes[key] = Lane(parts, on_host=key[0], optimality_gap=key[1], traces=request.trace)
             self.lanes[key].queue.append(state)
 
@@ -154,11 +157,6 @@ class Scheduler:
                 return self.turn()
         finally:
             _thread_local.is_running = False
-
-
-def _with_references(parts: EngineParts) -> EngineParts:
-    """Returns the parts with a drafter that also drafts from a reference of each row."""
-    return replace(parts, drafter=Referring(parts.drafter, races=parts.rule.card.name == "race"))
 
 
 def _serve(reference: "weakref.ref[Scheduler]", news: threading.Condition) -> None:

@@ -66,7 +66,8 @@ def _early_exit(pairing: Pairing) -> Drafter:
 
 
 def _model(pairing: Pairing, opened: "OpenedModel") -> Drafter:
-    _refuse_hidden_states(pairing)
+    if pairing.options.hidden_states is not None:
+        raise ArgumentError("hidden_states is an option of published heads, and this drafter is none; leave it out")
     _check_tokens(pairing.target.tokenizer, opened.tokenizer)
     if (opened.start is None) != (pairing.target.start is None):
         raise MismatchError("target and drafter must both have an encoder, or neither; choose another drafter")
@@ -86,11 +87,6 @@ def _trained(pairing: Pairing, folder: Path) -> Drafter:
         return named_drafter("blockwise", heads=head, target=target, plan=pairing.plan(length=head.shape.depths))
     plan, taps = pairing.plan(**default_tree(pairing)), head.shape.taps
     return named_drafter("feature", head=target_of(head), target=target, plan=plan, wants_features=taps)
-
-
-def _refuse_hidden_states(pairing: Pairing) -> None:
-    if pairing.options.hidden_states is not None:
-        raise ArgumentError("hidden_states is an option of published heads, and this drafter is none; leave it out")
 
 
 def _published(pairing: Pairing, checkpoint: "Checkpoint") -> Drafter:

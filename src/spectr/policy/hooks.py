@@ -124,7 +124,7 @@ class _Group:
     texts: Tensor  # (K, L) int64, including left padding
 
     def split(self) -> Iterator["_Group"]:
-        """Yields each node as a group of its own."""
+        """Yields a group for each node."""
         for at, (row, node) in enumerate(zip(self.rows, self.nodes, strict=True)):
             yield _Group([row], [node], self.texts[at : at + 1])
 

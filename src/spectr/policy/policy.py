@@ -70,7 +70,7 @@ class Policy:
     forced_eos_token_id: Sequence[int] | int | None = field(
         default=None, kw_only=True
     )  # the tokens that may be the last one at the limit
-    min_new_tokens: int = 0  # fewer tokens are not followed by a stop token
+    min_new_tokens: int = 0  # no stop token is generated before this many tokens
     min_length: int = field(default=0, kw_only=True)  # the same, including the prompt
     processors: Sequence[Processor] = ()  # functions of texts (K, L) and logits (K, V), like LogitsProcessor
     allowed: Allowed | None = None  # a function from a text to the tokens that may follow

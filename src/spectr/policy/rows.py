@@ -124,11 +124,7 @@ class PolicyRows(PolicyTables):
         """Returns the edited logits in the rows that use a feature, and the original logits in the others."""
         if logits.device.type == "cpu" and all(name in used for used in self.used):
             return edited
-        return torch.where(self._rows_using(name)[:, None, None], edited, logits)
-
-    def _rows_using(self, name: str) -> Tensor:
-        """(B,) bool: which rows use a feature."""
-        return self._uses[:, FEATURES.index(name)]
+        return torch.where(self._uses[:, FEATURES.index(name), None, None], edited, logits)
 
     def _setting(self, name: str, like: Tensor) -> Tensor:
         """(B, 1, 1): a setting in the dtype of logits."""

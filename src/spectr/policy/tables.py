@@ -159,7 +159,7 @@ class PolicyTables:
             return
         new = PolicyTables(extra, self.vocabulary, self.device)
         self.policies, self.used = [*self.policies, *new.policies], [*self.used, *new.used]
-        for name in ("_wants", "_floats", "_wholes"):
+        for name in ("_uses", "_floats", "_wholes"):
             setattr(self, name, torch.cat([getattr(self, name), getattr(new, name)]))
         self.sets = {name: _add_rows(values, rows) for name, values in self.sets.items()}
         self.last, self.before = _add_rows(self.last, rows), _add_rows(self.before, rows)

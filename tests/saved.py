@@ -1,0 +1,54 @@
+"""Small models with tokenizers that tests save to folders, as a user would have them."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+__all__ = ["TEMPLATE", "TEXTS", "save_model", "small_llama", "tokenizer"]
+
+TEXTS = [
+    "the quick brown fox jumps over the lazy dog", "tides rise and fall with the moon — twice a day",
+    "naïve café ☕ 漢字 and emoji 🙂 are text too", "one two three four five six seven eight nine ten",
+]  # fmt: skip
+TEMPLATE = (
+    "{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def tokenizer(texts: list[str] = TEXTS, template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer of 320 tokens, with a chat template."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    special = ["<pad>", "</s>", "<user>", "<assistant>", "<system>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    core.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet)
+    )
+    made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", pad_token="<pad>")
+    made.chat_template = template
+    return made
+
+
+def save_model(net: torch.nn.Module, folder: Path, words: PreTrainedTokenizerFast) -> Path:
+    """Draws random weights, and saves a model with its tokenizer."""
+    with torch.no_grad():
+        for weights in net.parameters():
+            if weights.dim() > 1:
+                weights.normal_(0, 0.15)
+    net.save_pretrained(folder)  # type: ignore[operator]
+    words.save_pretrained(folder)
+    return folder
+
+
+def small_llama(seed: int, size: int) -> LlamaForCausalLM:
+    """A Llama model of `size` tokens that ends texts with token 1."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=size, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=512, eos_token_id=1, pad_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
