@@ -140,6 +140,70 @@ def stray_transformers(package: Path) -> list[str]:
     return [found.where for found in imports(package) if found.package == "transformers" and found.importer != "models"]
 
 
+INTERNALS = "models/internals.py"  # the one module that may use private names of transformers and torch
+PUBLIC_MODULES = {
+    "transformers", "transformers.utils", "transformers.utils.hub", "transformers.modeling_outputs",
+}  # fmt: skip
+"""Modules that transformers documents. `transformers.utils` exports the names of its `hub`, which mypy does not see."""
+FOREIGN_PRIVATE = {
+    "_attn_implementation", "_buffers", "_device_mesh", "_forward_hooks", "_forward_pre_hooks", "_is_stateful",
+    "_model_mapping", "_modules", "_parameters", "_prefix_allowed_tokens_fn", "_supports_sdpa", "hf_quantizer", "set_",
+}  # fmt: skip
+"""Private names of transformers and torch that were in use once, whoever's attribute they are taken to be."""
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not (name.startswith("__") and name.endswith("__"))
+
+
+def is_self(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def own_names(package: Path) -> set[str]:
+    """Names that spectr itself gives to functions, classes, variables and attributes of `self`."""
+    found = set()
+    for path in modules(package):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node.value):
+                found.add(node.attr)
+    return found - FOREIGN_PRIVATE
+
+
+def mentioned(node: ast.AST) -> list[str]:
+    """Names that a node reads or writes on an object or in a class body; `getattr` counts, and `os._exit` does not."""
+    if isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "os"):
+        return [node.attr]
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return [node.id]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("attr"):
+        return [str(part.value) for part in node.args[1:2] if isinstance(part, ast.Constant)]
+    return []
+
+
+def foreign_private(package: Path) -> list[str]:
+    """Uses of modules that transformers does not document, and of private names that spectr does not define."""
+    faults, own = [], own_names(package)
+    for path in modules(package):
+        if path == package / INTERNALS:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            where = f"{path.relative_to(package)}:{getattr(node, 'lineno', 0)}"
+            for module, name in targets(node, dotted(package, path)):
+                is_deep = module.startswith("transformers") and module not in PUBLIC_MODULES
+                is_hidden = module.startswith(("torch", "transformers")) and any(
+                    is_private(part) for part in [*module.split("."), name]
+                )
+                faults += [f"{where}: {module} {name}".rstrip()] * (is_deep or is_hidden)
+            names = [name for name in mentioned(node) if name != "_"]
+            faults += [f"{where}: {n}" for n in names if n in FOREIGN_PRIVATE or (is_private(n) and n not in own)]
+    return faults
+
+
 def undocumented(package: Path) -> list[str]:
     """Folders without `__init__.py`, and modules without a docstring."""
     folders = {path.parent for path in modules(package)}
@@ -212,6 +276,10 @@ def test_only_models_import_transformers() -> None:
     assert stray_transformers(PACKAGE) == []
 
 
+def test_private_names_of_others_stay_in_one_module() -> None:
+    assert foreign_private(PACKAGE) == [], f"move the name to {INTERNALS}, with a test in test_internals.py"
+
+
 def test_importing_spectr_leaves_transformers_alone() -> None:
     code = "import sys, spectr; print('transformers' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
@@ -277,6 +345,40 @@ def test_an_upward_import_is_found(tmp_path: Path, path: str, code: str) -> None
 def test_a_downward_import_passes(tmp_path: Path, path: str, code: str) -> None:
     package = plant(tmp_path, path, code)
     assert upward(package) == impure_transport(package) == unplaced(package) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from transformers.cache_utils import Cache",
+        "import transformers.masking_utils",
+        "from torch._dynamo import config",
+        "from transformers import _x",
+        "def f(model):\n    return model.config._attn_implementation",
+        "def f(model):\n    return getattr(model, '_is_stateful', False)",
+        "class Net:\n    _supports_sdpa = True",
+        "def f(module):\n    module._modules = {}",
+        "def f(part):\n    return part.set_(part)",
+        "import torch\nx = torch._C._something",
+        "class Net:\n    def f(self):\n        return self._device_mesh",
+    ],
+)
+def test_a_foreign_private_name_is_found(tmp_path: Path, code: str) -> None:
+    assert foreign_private(plant(tmp_path, "models/hf.py", code)) != []
+    assert foreign_private(plant(tmp_path / "internals", INTERNALS, code)) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from transformers import Cache\nfrom transformers.utils import logging",
+        "import os\nos._exit(0)",
+        "class A:\n    def __init__(self):\n        self._own = 1\n\ndef f(a):\n    return a._own",
+        "for _ in range(3):\n    print(__name__, [].__len__())",
+    ],
+)
+def test_own_and_documented_names_pass(tmp_path: Path, code: str) -> None:
+    assert foreign_private(plant(tmp_path, "models/hf.py", code)) == []
 
 
 def test_planted_faults_are_found(tmp_path: Path) -> None:

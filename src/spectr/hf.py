@@ -102,11 +102,13 @@ def _apart(processors: list[Any]) -> tuple[list[Any], dict[str, Any]]:
 def _policies(processors: Any, ids: Tensor, prompts: Sequence[Sequence[int]], *, sampling: bool) -> list[Policy]:
     """What transformers prepared. A constraint by prefix goes by the rows of the batch, so it becomes a hook of each;
     all others look at a text alone, or are refused."""
+    from spectr.models.internals import prefix_function
+
     every, settings = _apart(list(_flat(processors))) if sampling else (list(_flat(processors)), {"temperature": 0.0})
-    functions = [p._prefix_allowed_tokens_fn for p in every if hasattr(p, "_prefix_allowed_tokens_fn")]
+    functions = [function for p in every if (function := prefix_function(p)) is not None]
     if len(functions) > 1:
         raise ArgumentError(f"one prefix_allowed_tokens_fn can be heeded, got {len(functions)}; make one of them")
-    others = [p for p in every if not hasattr(p, "_prefix_allowed_tokens_fn")]
+    others = [p for p in every if prefix_function(p) is None]
     if not functions:
         return [Policy(**settings, processors=others)] * len(prompts)
     hooks = [_Prefix(functions[0], row, ids[row], len(prompt)) for row, prompt in enumerate(prompts)]

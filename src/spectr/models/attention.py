@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from spectr.kernels import present
+from spectr.models.internals import attention_name, sdpa_attention_forward, sdpa_mask
 
 __all__ = ["group_heads"]
 
@@ -68,7 +67,7 @@ def group_heads(model: PreTrainedModel) -> None:
     config = model.config.get_text_config(decoder=True)
     kv = getattr(config, "num_key_value_heads", None)
     grouped = kv is not None and kv != getattr(config, "num_attention_heads", kv)
-    if config._attn_implementation != "sdpa" or not (grouped or (_HAS_KERNEL and model.device.type == "cuda")):
+    if attention_name(config) != "sdpa" or not (grouped or (_HAS_KERNEL and model.device.type == "cuda")):
         return
     if _HAS_KERNEL:
         import spectr.kernels.attention  # noqa: F401  registers it

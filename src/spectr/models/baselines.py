@@ -20,6 +20,7 @@ from transformers.utils import logging
 
 from spectr.errors import ArgumentError
 from spectr.models.hf import OpenedModel
+from spectr.models.internals import attention_name
 from spectr.models.packed import unpacked
 from spectr.models.tuned import stock_kernels
 from spectr.policy import Policy
@@ -77,7 +78,7 @@ def _quiet() -> Iterator[None]:
 @contextmanager
 def _stock(net: PreTrainedModel) -> Iterator[None]:
     """Run the model as transformers does, and leave it as it was found."""
-    tuned = net.config._attn_implementation == "spectr_grouped" or any("forward" in vars(m) for m in net.modules())
+    tuned = attention_name(net.config) == "spectr_grouped" or any("forward" in vars(m) for m in net.modules())
     with stock_kernels(net) if tuned else nullcontext():
         yield
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
+from transformers import Cache
+
+from spectr.models.internals import without_base
 
 __all__ = ["SlotCache"]
 
@@ -42,11 +44,6 @@ def _spread(slots: Tensor, buffer: Tensor) -> Tensor:
     return slots.to(buffer.device)[:, None, :, None].expand(*buffer.shape[:-2], -1, buffer.shape[-1])
 
 
-def _unnamed(part: Tensor) -> Tensor:
-    """A view as a tensor that does not say it is part of another: compilers ask."""
-    return part.new_empty(0).set_(part.untyped_storage(), part.storage_offset(), part.shape, part.stride())
-
-
 def _is_part(buffer: Tensor, joint: Tensor) -> bool:
     return buffer.untyped_storage().data_ptr() == joint.untyped_storage().data_ptr()
 
@@ -60,7 +57,7 @@ class _Joint:
 
     def parts(self, layer: int) -> tuple[Tensor, Tensor]:
         """Those of one layer."""
-        return _unnamed(self.keys[layer]), _unnamed(self.values[layer])
+        return without_base(self.keys[layer]), without_base(self.values[layer])
 
     def holds(self, layer: _Layer) -> bool:
         """Whether a layer's buffers are part of it."""
@@ -239,8 +236,8 @@ class _Window(SlotCache):
 
     def _rows_of(self, layer: int) -> _Layer:
         """One layer's buffers, of these rows."""
-        held = self.whole.layers[layer]
-        keys, values = (None if b is None else _unnamed(b[self.start : self.stop]) for b in (held.keys, held.values))
+        whole, rows = self.whole.layers[layer], slice(self.start, self.stop)
+        keys, values = (None if b is None else without_base(b[rows]) for b in (whole.keys, whole.values))
         return _Layer(keys, values)
 
     def _room(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -106,7 +106,7 @@ class CompiledLayers:
         config: Any = torch.compiler.config
         config.recompile_limit = max(config.recompile_limit, _SHAPES)
         self.layers, kinds = layers, dict[tuple[Any, ...], _Run]()
-        self._modules = [*layers, *beside]
+        self._replaced = [*layers, *beside]
         self._forwards: list[Callable[..., Any]] = []
         for at, layer in enumerate(layers):
             kind = _kind(layer)
@@ -140,13 +140,13 @@ class CompiledLayers:
         """While this is open the layers, and what is beside them, run compiled."""
         if self._where != self._places():
             raise MismatchError("weights were moved or replaced since the layers were compiled; load the model again")
-        before = [vars(module).get("forward") for module in self._modules]
-        for module, forward in zip(self._modules, self._forwards, strict=True):
+        before = [vars(module).get("forward") for module in self._replaced]
+        for module, forward in zip(self._replaced, self._forwards, strict=True):
             module.forward = forward
         try:
             yield
         finally:
-            for module, own in zip(self._modules, before, strict=True):
+            for module, own in zip(self._replaced, before, strict=True):
                 if own is None:
                     del module.forward
                 else:

@@ -238,7 +238,7 @@ class CpuTarget(Target):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model, _CHUNK)
-        self.joint, self.program, self._buffers = True, _Program(model), _Buffers()
+        self.joint, self.program, self._scratch_buffers = True, _Program(model), _Buffers()
         self.threads = torch.get_num_threads()
 
     @property
@@ -294,7 +294,7 @@ class CpuTarget(Target):
 
     def _scratch(self, rows: int, attended: int) -> dict[str, Any]:
         """Buffers for so many tokens that look at so many slots."""
-        program, take = self.program, self._buffers.take
+        program, take = self.program, self._scratch_buffers.take
         first = program.layers[0]
         queries, keys, values = (getattr(first.self_attn, f"{name}_proj").matrix.padded for name in "qkv")
         inner = first.mlp.gate_proj.matrix.padded

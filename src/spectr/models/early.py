@@ -7,6 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from spectr.errors import ArgumentError
+from spectr.models.internals import copy_with_children
 from spectr.models.layers import layer_path
 
 __all__ = ["truncated"]
@@ -23,9 +24,9 @@ def truncated(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     made: PreTrainedModel = _fork(model, cut)
     inner: Any = made
     for name in path[:-1]:
-        inner._modules[name] = _fork(inner._modules[name], cut)
-        inner = inner._modules[name]
-    inner._modules[path[-1]] = nn.ModuleList(list(inner._modules[path[-1]].children())[:layers])
+        setattr(inner, name, _fork(getattr(inner, name), cut))
+        inner = getattr(inner, name)
+    setattr(inner, path[-1], nn.ModuleList(list(getattr(inner, path[-1]).children())[:layers]))
     return made
 
 
@@ -42,8 +43,7 @@ def _cut(config: Any, layers: int) -> Any:
 
 def _fork(module: Any, config: Any) -> Any:
     """The same module, with a dictionary of children of its own and a config of its own."""
-    made: Any = copy.copy(module)
-    made._modules = dict(made._modules)
+    made = copy_with_children(module)
     if hasattr(made, "config"):
         made.config = config
     return made

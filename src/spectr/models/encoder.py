@@ -3,8 +3,7 @@
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 from spectr.errors import ArgumentError
 from spectr.models.cache import SlotCache

@@ -18,6 +18,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from spectr.draft.model import LACKING
 from spectr.kernels.cpu.matrix import Matrix
 from spectr.models.int8 import rounded
+from spectr.models.internals import supports_sdpa
 from spectr.models.packed import PackedLinear
 from spectr.types import Layers
 
@@ -180,11 +181,11 @@ class TakesFeatures:
         return CausalLMOutputWithPast(logits=self.logits(found))  # type: ignore[arg-type]
 
 
+@supports_sdpa
 class FeatureHead(TakesFeatures, Borrowing, PreTrainedModel):  # type: ignore[no-untyped-call]
     """The trained part: one layer that joins features and embeddings, and a few decoder layers."""
 
     config_class = LlamaConfig
-    _supports_sdpa = True
 
     def __init__(self, shape: HeadShape) -> None:
         config = shape.config()

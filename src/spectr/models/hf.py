@@ -21,6 +21,7 @@ from spectr.models.generation_config import default_settings
 from spectr.models.gguf.build import config_of, model_of
 from spectr.models.gguf.reader import GgufFile, open_gguf
 from spectr.models.hub import why_not_on_hub
+from spectr.models.internals import attention_name, has_auto_class
 from spectr.models.memory import kv_bytes, require_memory, weights_on_disk
 from spectr.models.packed import pack
 from spectr.models.parallel.group import RankGroup, join
@@ -252,7 +253,7 @@ def open_loaded(net: PreTrainedModel, tokenizer: Any = None, group: RankGroup | 
         raise ArgumentError(f"a model must be a name, a folder, or a loaded model of transformers, got {net!r}")
     if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "decode")):
         raise ArgumentError(f"tokenizer must be a loaded tokenizer of transformers, got {tokenizer!r}")
-    if net.device.type == "cuda" and net.config.get_text_config(decoder=True)._attn_implementation == "sdpa":
+    if net.device.type == "cuda" and attention_name(net.config.get_text_config(decoder=True)) == "sdpa":
         notice(
             "this model keeps its own attention, so trees are scored without spectr's kernel, slower; let spectr.load "
             "open its folder to have it"
@@ -314,7 +315,7 @@ def _has_sentencepiece_model(folder: str) -> bool:
 def _auto_of(model: str, config: Any) -> Any:
     """What loads a model of this config, if it writes text from text."""
     auto: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    if type(config) not in auto._model_mapping and auto.__name__ not in (getattr(config, "auto_map", None) or {}):
+    if not has_auto_class(auto, config) and auto.__name__ not in (getattr(config, "auto_map", None) or {}):
         raise MismatchError(
             f"{model!r} is a {config.model_type} model, which does not write text from text; use a causal or a "
             "sequence-to-sequence language model"

@@ -1,6 +1,5 @@
 """Linear layers and embeddings whose weights stay packed, on a CPU: modules of transformers keep working with them."""
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 
 from spectr.kernels.cpu.kinds import GROUP, KINDS
 from spectr.kernels.cpu.matrix import Matrix, fits
+from spectr.models.internals import copy_with_children
 
 __all__ = ["PackedEmbedding", "PackedLinear", "block_matrix", "embedded_rows", "pack", "packed_bytes", "unpacked"]
 
@@ -126,9 +126,7 @@ def unpacked(model: nn.Module) -> nn.Module:
             return linear
         if isinstance(module, PackedEmbedding):
             return _ScaledEmbedding(weight(module.matrix), module.scale)
-        fork = copy.copy(module)
-        fork._modules = {name: change(child) for name, child in module._modules.items()}
-        return fork
+        return copy_with_children(module, change)
 
     found: nn.Module = change(model)
     return found

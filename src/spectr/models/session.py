@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers import DynamicCache, EncoderDecoderCache
 
 from spectr.errors import ArgumentError
 from spectr.models.cache import SlotCache

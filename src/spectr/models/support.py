@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache
 
 from spectr.errors import MismatchError
 from spectr.models.drivers.alibi import Alibi
@@ -13,6 +12,7 @@ from spectr.models.drivers.bart import Bart
 from spectr.models.drivers.call import Driver
 from spectr.models.drivers.causal import Causal
 from spectr.models.drivers.t5 import T5
+from spectr.models.internals import is_recurrent
 
 __all__ = ["UNBOUNDED", "Family", "Needs", "driver_of", "needs_of"]
 
@@ -37,12 +37,6 @@ class Needs:
     source: int | None  # positions of the encoder, None where there is none
 
 
-def _is_recurrent(model: PreTrainedModel) -> bool:
-    """Recurrent state cannot be rolled back to a path of a tree."""
-    layers = DynamicCache(config=model.config).layers
-    return bool(getattr(model, "_is_stateful", False)) or any("Linear" in type(layer).__name__ for layer in layers)
-
-
 def _ropes(config: Any) -> set[Any]:
     """The kinds of rotary scaling in use; some configs have one for each kind of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
@@ -60,7 +54,7 @@ def _refuse(model: PreTrainedModel, parameters: frozenset[str]) -> None:
         raise MismatchError(
             f"{name} has no output layer over tokens; load it as a causal or sequence-to-sequence model"
         )
-    if _is_recurrent(model):
+    if is_recurrent(model):
         raise MismatchError(
             f"{name} keeps a recurrent state, which cannot be kept along one path of a tree; use attention models"
         )

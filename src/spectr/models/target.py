@@ -55,7 +55,7 @@ class Target:
 
     def __init__(self, model: PreTrainedModel, chunk: int = 512) -> None:
         self.model = model
-        self._modules = tuple(model.modules())  # as found; a user's model stays in the mode it is in between calls
+        self._all_modules = tuple(model.modules())  # as found; a user's model stays in the mode it is in between calls
         self.needs = needs_of(model)
         self.driver = driver_of(model, self.needs)
         self.chunk = chunk  # prompt tokens per call
@@ -151,14 +151,14 @@ class Target:
         check_sources(sources, session.rows, self.needs.source)
         size = self.memory(len(sources), max(map(len, sources)))
         require_memory(size, self.device, f"{len(sources)} encoded sources", "use fewer rows or shorter sources")
-        with evaluation_mode(self._modules):
+        with evaluation_mode(self._all_modules):
             session.store.memory = encode(self.model, sources, session.cache)
 
     @torch.no_grad()
     def encode_row(self, session: Session, row: int, source: list[int]) -> None:
         """Give one row of a session the text it answers to; the others keep theirs."""
         self.check_source(source)
-        with evaluation_mode(self._modules):
+        with evaluation_mode(self._all_modules):
             made = encode(self.model, [source], session.cache)
         if session.store.memory is None:
             session.store.memory = made.for_rows(session.rows)
@@ -345,7 +345,7 @@ class Target:
         wanted = select is not None or session.wants_features
         extra_layers = [self.layers[at] for at in session.extra_layers]
         looking = capture_hidden_states(self.head, select, extra_layers) if wanted else nullcontext(list[Tensor]())
-        with looking as entered, evaluation_mode(self._modules):
+        with looking as entered, evaluation_mode(self._all_modules):
             logits = self.driver(call)
         session.features = entered[0] if session.wants_features else None
         if store.features is not None and session.features is not None and not session.is_view:

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from spectr.models.attention import group_heads
 from spectr.models.head import FeatureHead
 from spectr.models.int8 import int8_products
+from spectr.models.internals import attention_name
 
 __all__ = ["stock_kernels", "tune", "tune_head"]
 
@@ -28,8 +29,7 @@ def tune_head(head: FeatureHead) -> None:
 @contextmanager
 def stock_kernels(model: PreTrainedModel) -> Iterator[None]:
     """The model as transformers runs it."""
-    ours = model.config._attn_implementation
-    if ours == "spectr_grouped":
+    if attention_name(model.config) == "spectr_grouped":
         model.set_attn_implementation("sdpa")
     try:
         yield

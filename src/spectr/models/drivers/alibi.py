@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.models.bloom.modeling_bloom import build_alibi_tensor as bloom_alibi
-from transformers.models.falcon.modeling_falcon import build_alibi_tensor as falcon_alibi
 
 from spectr.models.drivers.call import Call, additive, during
+from spectr.models.internals import bloom_alibi, falcon_alibi
 
 __all__ = ["Alibi"]
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput
 
 from spectr.models.cache import SlotCache
 from spectr.models.session import Memory
@@ -57,8 +58,6 @@ def during(hooks: Sequence[Callable[[], Any]]) -> Iterator[None]:
 
 def through_memory(model: nn.Module, call: Call, mask: Tensor) -> Tensor:
     """One call of an encoder-decoder model's decoder, with a self-attention mask (B, 1 or H, T, M)."""
-    from transformers.modeling_outputs import BaseModelOutput
-
     if call.memory is None:
         raise RuntimeError("sources must be encoded before the decoder is called")
     out = model(

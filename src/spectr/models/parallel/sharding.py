@@ -8,10 +8,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
-from transformers.distributed.configuration_utils import DistributedConfig
-from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
 from spectr.errors import MismatchError
+from spectr.models.internals import DistributedConfig, apply_tensor_parallelism, is_sharded
 from spectr.models.parallel.group import RankGroup
 from spectr.models.parallel.target import LeadingTarget, ShardedTarget
 
@@ -51,7 +50,7 @@ def sharding_keywords(device: torch.device, size: int) -> dict[str, Any]:
 
 def shard(net: Any, group: RankGroup) -> None:
     """Keep this rank's shards of a model that is loaded whole."""
-    if getattr(net, "_device_mesh", None) is not None:
+    if is_sharded(net):
         return
     mesh = init_device_mesh(group.device.type, (group.size,), mesh_dim_names=("tp",))
     is_tied = net.get_output_embeddings().weight is net.get_input_embeddings().weight

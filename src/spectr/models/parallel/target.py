@@ -5,9 +5,7 @@ verdict what is kept. Sessions, windows and views are known to the others by nam
 hashes of what they ran.
 """
 
-import copy
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -19,6 +17,7 @@ from transformers import PreTrainedModel
 
 from spectr.errors import MismatchError, NoRoomError
 from spectr.models.early import truncated
+from spectr.models.internals import copy_with_parameters
 from spectr.models.memory import available, format_bytes
 from spectr.models.parallel.group import RankGroup
 from spectr.models.parallel.message import Message
@@ -73,14 +72,8 @@ def _whole(tensor: Any) -> Tensor:
 def _unsharded(module: nn.Module, weight: Tensor, bias: Tensor | None = None) -> nn.Module:
     """A copy of an embedding or a linear layer with whole weights that does what its class does: transformers lets the
     sharded one talk to other ranks by a `forward` of its own."""
-    made: Any = copy.copy(module)
-    vars(made).pop("forward", None)
-    made._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
-    if "bias" in module._parameters:
-        made._parameters["bias"] = None if bias is None else nn.Parameter(bias, requires_grad=False)
-    made._forward_hooks, made._forward_pre_hooks = OrderedDict(), OrderedDict()
-    found: nn.Module = made
-    return found
+    own_bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+    return copy_with_parameters(module, {"weight": nn.Parameter(weight, requires_grad=False), "bias": own_bias})
 
 
 class ShardedTarget(Target):

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
-from transformers.models.qwen3.modeling_qwen3 import (
+
+from spectr.models.internals import (
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
     Qwen3Attention,
     Qwen3MLP,
-    eager_attention_forward,
+    attention_function,
     rotate_half,
 )
-
 from spectr.models.published.formats import BlockForm
 from spectr.models.published.sharing import PublishedHead
 from spectr.rows import cached_arange
@@ -55,8 +55,7 @@ class _Attention(Qwen3Attention):
         queries, keys, values = (self._heads(layer(joined)) for layer in (self.q_proj, self.k_proj, self.v_proj))
         keys, values = self._written(keys, values, rotary, cache)
         queries = _turned(self.q_norm(queries[:, -count:]).transpose(1, 2), (r[:, -count:] for r in rotary))
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        seen, _ = attend(self, queries, keys, values, mask, dropout=0.0, scaling=self.scaling)
+        seen, _ = attention_function(self.config)(self, queries, keys, values, mask, dropout=0.0, scaling=self.scaling)
         found: Tensor = self.o_proj(seen.reshape(*block.shape[:-1], -1))
         return found
 

@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import (
+
+from spectr.models.head import TakesFeatures
+from spectr.models.internals import (
     LlamaAttention,
     LlamaDecoderLayer,
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
+    Qwen3Attention,
+    Qwen3DecoderLayer,
+    Qwen3MLP,
 )
-from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3MLP
-
-from spectr.models.head import TakesFeatures
 from spectr.models.published.formats import Eagle3Form
 from spectr.models.published.sharing import PublishedHead, first_unseen
 

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from spectr.draft.model import LACKING
 from spectr.models.int8 import rounded
+from spectr.models.internals import LlamaRMSNorm, supports_sdpa
 from spectr.models.packed import PackedEmbedding, PackedLinear
 from spectr.models.published.formats import Form
 from spectr.rows import cached_arange
@@ -58,10 +58,10 @@ class Readout(nn.Module):
         return found
 
 
+@supports_sdpa
 class PublishedHead(PreTrainedModel):  # type: ignore[no-untyped-call]
     """A head with its form, fitted to a target."""
 
-    _supports_sdpa = True
     rows: Tensor  # (U,) int64: the target's tokens that are drafted
 
     def __init__(self, form: Form, *, norms: bool) -> None:
