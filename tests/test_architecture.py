@@ -175,11 +175,14 @@ def own_names(package: Path) -> set[str]:
 
 
 def mentioned(node: ast.AST) -> list[str]:
-    """Names that a node reads or writes on an object or in a class body; `getattr` counts, and `os._exit` does not."""
+    """Names that a node reads or writes on an object, sets in a class body or passes as a keyword. `getattr` counts,
+    and `os._exit` does not."""
     if isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "os"):
         return [node.attr]
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
         return [node.id]
+    if isinstance(node, ast.keyword) and node.arg is not None:
+        return [node.arg]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("attr"):
         return [str(part.value) for part in node.args[1:2] if isinstance(part, ast.Constant)]
     return []
@@ -360,6 +363,7 @@ def test_a_downward_import_passes(tmp_path: Path, path: str, code: str) -> None:
         "def f(module):\n    module._modules = {}",
         "def f(part):\n    return part.set_(part)",
         "import torch\nx = torch._C._something",
+        "def f(call):\n    return call(_quiet=True)",
         "class Net:\n    def f(self):\n        return self._device_mesh",
     ],
 )

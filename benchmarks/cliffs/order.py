@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from benchmarks.record import Found
-from spectr.models.hf import Loading
+from spectr.models.loading import Loading
 
 __all__ = ["Order", "Trial"]
 

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.inflate.model import LLAMA_8B, Size
 from benchmarks.record import Found
-from spectr.models.hf import Loading
+from spectr.models.loading import Loading
 
 __all__ = ["Grid", "Order"]
 

@@ -167,7 +167,7 @@ def test_a_replayed_net_is_the_net(lm: spectr.LM) -> None:
 
 
 def test_what_transformers_is_not_audited_with(lm: spectr.LM) -> None:
-    with pytest.raises(ArgumentError, match="alone, sampling"):
+    with pytest.raises(ArgumentError, match="with which transformers is audited"):
         settings_of(Policy(0))
     with pytest.raises(ValueError, match="has none; use early_exit"):
         audit_transformers(lm, Scope([[3, 4]], drafter="lookup"))

@@ -32,7 +32,7 @@ def test_doctor(spectr: Spectr) -> None:
     assert ran.code == 0
     assert found["packages"]["torch"]
     assert found["model"]["weights, float32"] == "513.1 MiB"
-    assert found["model"]["weights, file"] == "92.1 MiB of Q4_1, Q8_0, run as they are on a CPU"
+    assert found["model"]["weights, file"] == "92.1 MiB of Q4_1, Q8_0, not unpacked on a CPU"
     assert found["advice"] == []
     assert "comes with spectr" in found["model"]["drafter, auto"]
     shown = spectr("doctor")

@@ -131,7 +131,7 @@ def test_sources_and_encoders_belong_together() -> None:
     causal = Engine(Target(LlamaForCausalLM(config)), drafter("none"), spectr.rule("race"))
     with pytest.raises(MismatchError, match="has no encoder"):
         causal.generate([Request([3], source=[4, 5])])
-    with pytest.raises(MismatchError, match="answers to a source"):
+    with pytest.raises(MismatchError, match="needs a source"):
         Engine(Target(tiny("t5")), drafter("none"), spectr.rule("race")).generate([Request([3, 4])])
 
 

@@ -51,7 +51,7 @@ def check(name: str, rows: int, columns: int) -> None:
     assert np.abs(alone.numpy() - right).max() < 2e-6 * np.abs(right).max()
     for count in range(1, 18):
         np.testing.assert_array_equal(matrix.multiply(inputs[:count]).numpy(), alone[:count].numpy())
-    found = matrix.look(torch.arange(rows)).double().numpy()
+    found = matrix.float_rows(torch.arange(rows)).double().numpy()
     assert np.abs(found - numbers).max() < 1e-6 * np.abs(numbers).max()
     np.testing.assert_array_equal(matrix.raw(), data)
 
@@ -69,7 +69,7 @@ def test_some_rows_and_a_bias() -> None:
     matrix, chosen = Matrix.packed("Q4_1", data, 64, bias), torch.tensor([99, 3, 50, 51])
     inputs = torch.randn(5, 64)
     whole = matrix.multiply(inputs)
-    assert torch.equal(matrix.some(chosen).multiply(inputs), whole[:, chosen])
+    assert torch.equal(matrix.select_rows(chosen).multiply(inputs), whole[:, chosen])
     plain = Matrix.packed("Q4_1", data, 64).multiply(inputs)
     assert torch.equal(whole, plain + bias)
 
@@ -131,13 +131,13 @@ def test_what_was_compiled_is_kept_and_checked(tmp_path: Path, monkeypatch: pyte
     said: list[str] = []
     first = Library(library().processor)
     first.load({"INT8"}, said.append)
-    assert said == ["compiling kernels for this processor, once: INT8, decoder"]
+    assert said == ["compiling kernels for this processor (once): INT8, decoder"]
     Library(library().processor).load({"INT8"}, said.append)
     assert len(said) == 1
     file = next(tmp_path.rglob("INT8.o"))
     file.write_bytes(file.read_bytes()[:-7])
     again = Library(library().processor)
     again.load({"INT8"}, said.append)
-    assert said[1:] == ["compiling kernels for this processor, once: INT8"]
+    assert said[1:] == ["compiling kernels for this processor (once): INT8"]
     assert again.address("multiply_INT8")
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]

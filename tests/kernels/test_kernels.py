@@ -275,7 +275,7 @@ def test_few_tokens_are_picked_by_others() -> None:
 
 def test_seen_slots() -> None:
     from spectr.kernels.mask import seen_slots
-    from spectr.models.target import Fresh, _seen
+    from spectr.models.fresh_tokens import FreshTokens, visible_slots
 
     generator = torch.Generator().manual_seed(8)
     for rows, count, scratch, used, size in ((1, 3, 5, 20, 30), (3, 4, 4, 1500, 1600), (2, 7, 9, 12, 40)):
@@ -283,7 +283,9 @@ def test_seen_slots() -> None:
         places = filled[:, None] + torch.arange(scratch)
         slots = torch.where(torch.rand(rows, scratch, generator=generator) < 0.2, size, places)
         within = torch.rand(rows, count, scratch, generator=generator) < 0.5
-        meant = _seen(filled, Fresh(torch.zeros(rows, count), torch.zeros(rows, count), slots, within, used))
+        meant = visible_slots(
+            filled, FreshTokens(torch.zeros(rows, count), torch.zeros(rows, count), slots, within, used)
+        )
         given = [part.to(DEVICE) for part in (filled, slots, within)]
         assert torch.equal(seen_slots(*given, used).cpu(), meant)
 

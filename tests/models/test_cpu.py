@@ -8,7 +8,8 @@ import torch
 from tests.models.conftest import PARENTS, ancestors
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from spectr.models.cpu import CpuTarget, is_known_family, target_of
+from spectr.models.cpu import CpuTarget, target_of
+from spectr.models.cpu_program import is_known_family
 from spectr.models.early import truncated
 from spectr.models.packed import PackedLinear, pack, packed_bytes
 from spectr.models.target import Target

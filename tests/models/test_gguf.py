@@ -139,11 +139,11 @@ def test_other_arithmetic_unpacks_the_file(tmp_path: Path) -> None:
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MismatchError, match="is a 'bert' model, and GGUF files are run for llama, qwen2, qwen3"):
+    with pytest.raises(MismatchError, match="is a 'bert' model; GGUF files are supported for llama, qwen2, qwen3"):
         config_of(open_gguf(write(tmp_path / "a.gguf", architecture="bert")))
     with pytest.raises(MismatchError, match="mixture of experts"):
         config_of(open_gguf(write(tmp_path / "b.gguf", **{"llama.expert_count": 8})))
-    with pytest.raises(MismatchError, match="turns 8 of the 16 numbers of a head"):
+    with pytest.raises(MismatchError, match="rotary positions to 8 of the 16 values of a head"):
         config_of(open_gguf(write(tmp_path / "c.gguf", **{"llama.rope.dimension_count": 8})))
     with pytest.raises(ArgumentError, match="weights must be file, float32 or int8, got 'int4'"):
         open_model(str(tmp_path / "a.gguf"), weights="int4")

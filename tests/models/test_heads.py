@@ -365,9 +365,7 @@ def test_sizes_of_large_targets() -> None:
     assert (small.states.chosen, small.taps) == ((2, 16, 29), (1, 15, 28))
     assert (small.config.num_key_value_heads, small.config.head_dim) == (8, 128)
     assert (small.vocabulary.own_output, small.vocabulary.is_mapped, small.norm_before_residual) == (32000, True, False)
-    with pytest.raises(
-        MismatchError, match="reads 12288 numbers of the target, and 3 hidden states of a target that is"
-    ):
+    with pytest.raises(MismatchError, match="reads 12288 values of the target, and 3 hidden states of width"):
         form_of(Checkpoint("8b", config, (), shapes), Source(8192, 80, 128256, 131072))
 
     some = {"norm.weight": (6144,), "lm_head.weight": (32000, 6144), "embed_tokens.weight": (128256, 6144), "d2t": (1,)}
@@ -407,7 +405,7 @@ def _settings(**settings: Any) -> Change:
 
 
 REFUSED: dict[str, tuple[Change, str]] = {
-    "width": (_tensors(fc__weight=torch.zeros(16, 40)), "reads 40 numbers of the target, and 3 hidden"),
+    "width": (_tensors(fc__weight=torch.zeros(16, 40)), "reads 40 values of the target, and 3 hidden"),
     "states": (lambda c, t: ({**c, "eagle_aux_hidden_state_layer_ids": [2, 5, 9]}, t), r"\[9\] are not among 1 … 7"),
     "mask": (
         _tensors(mask_hidden=torch.zeros(1, 1, 48)),
@@ -421,14 +419,14 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "shape": (_tensors(layers__0__self_attn__o_proj__weight=torch.zeros(16, 8)), r"has shape \(16, 8\) and must have"),
     "kind": (_settings(model_type="gemma3_text"), "decoder layers of kind 'gemma3_text'"),
-    "heads": (_settings(num_attention_heads=2), "16 rows of queries, and its config says 2 heads of 4"),
+    "heads": (_settings(num_attention_heads=2), "queries of width 16, and its config says 2 heads of 4"),
     "rope": (
         _settings(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
         "of type 'dynamic'",
     ),
     "embedding": (_tensors(embed_tokens__weight=torch.zeros(20, 16)), "embeds 20 tokens, and the target has 24"),
     "vocabulary": (_tensors(lm_head__weight=torch.zeros(20, 16)), "20 of the target's 24 tokens, and has no d2t"),
-    "eagle1": (lambda c, _: (c, {"fc.weight": torch.zeros(16, 32)}), "as EAGLE-1 and EAGLE-2 heads have"),
+    "eagle1": (lambda c, _: (c, {"fc.weight": torch.zeros(16, 32)}), "like EAGLE-1 and EAGLE-2 heads"),
 }
 
 
@@ -446,7 +444,7 @@ def test_what_does_not_fit_is_refused_with_figures(tmp_path: Path, change: Chang
 def test_offsets_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
     config, tensors = Case("eagle3", SOME_EAGLE3).files()
     folder = write_head(tmp_path, (config, {**tensors, "d2t": tensors["d2t"] + 5}))
-    with pytest.raises(MismatchError, match=r"d2t of .* must lead to different tokens in 0 … 23"):
+    with pytest.raises(MismatchError, match=r"d2t of .* must map to different tokens in 0 … 23"):
         spectr.load(golden_target(), str(folder))
 
 

@@ -14,7 +14,7 @@ from spectr.errors import ArgumentError
 from spectr.models.head import FeatureHead, head_of
 from spectr.models.int8 import Int8Linear, full_weight, int8_products
 from spectr.models.target import Target
-from spectr.models.trained import Trained, fingerprint, pupil, save_drafter
+from spectr.models.trained import Trained, fingerprint, load_for_training, save_drafter
 from spectr.models.tuned import tune_head
 
 pytest.importorskip("triton")
@@ -31,12 +31,12 @@ def drafted(head: FeatureHead, *, compiles: bool = True) -> Tensor:
 
     tree = torch.tensor([[[1, 0, 0], [1, 1, 0], [1, 0, 1]]]).bool().to(head.device)
     tokens, depth = torch.tensor([[5, 6, 7]], device=head.device), torch.tensor([[0, 1, 1]], device=head.device)
-    session.given = features(5, 1 + len(head.shape.taps))
+    session.input_features = features(5, 1 + len(head.shape.taps))
     target.read(session, [[3, 4, 5, 6, 7]])
-    session.given = features(3, 1)
+    session.input_features = features(3, 1)
     plain = target.score(session, tokens, tree, depth)
     target.rewind(session, [5])
-    session.given = features(3, 1)
+    session.input_features = features(3, 1)
     if compiles:
         target.compile()
     return torch.cat([plain, target.score(session, tokens, tree, depth)], 1)
@@ -92,7 +92,7 @@ def test_a_head_tuned_on_a_cpu_can_be_saved_and_a_rounded_one_not(tmp_path: Path
     about = Trained("tiny", fingerprint(net), head.as_data())
     head.shorten()
     save_drafter(tmp_path, head, about, torch.arange(61))
-    assert torch.allclose(pupil(tmp_path, net).join.weight, head.join.weight, atol=0.01)
+    assert torch.allclose(load_for_training(tmp_path, net).join.weight, head.join.weight, atol=0.01)
     tune_head(head)
     with pytest.raises(ArgumentError, match="rounded weights"):
         save_drafter(tmp_path, head, about, torch.arange(61))

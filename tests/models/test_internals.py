@@ -31,6 +31,7 @@ MODULES = {
     "transformers.distributed.tensor_parallel": ["apply_tensor_parallelism"],
     "transformers.integrations.sdpa_attention": ["sdpa_attention_forward"],
     "transformers.masking_utils": ["sdpa_mask"],
+    "transformers.utils.hub": ["cached_file"],
     "transformers.modeling_utils": ["ALL_ATTENTION_FUNCTIONS"],
     "transformers.models.bloom.modeling_bloom": ["build_alibi_tensor"],
     "transformers.models.falcon.modeling_falcon": ["build_alibi_tensor"],
@@ -184,6 +185,14 @@ def test_alibi_slopes_are_the_bias_of_position_one(family: str) -> None:
     bias = build(torch.ones(1, 3, dtype=torch.int64), 4, torch.float32).view(4, 3)
     slopes = torch.tensor([2.0 ** (-2 * (head + 1)) for head in range(4)])  # Press et al. 2022 for 4 heads
     assert torch.allclose(bias, slopes[:, None] * torch.arange(3), rtol=1e-2)  # Falcon rounds to bfloat16
+
+
+def test_files_that_are_not_there_are_no_error(tmp_path: Path) -> None:
+    from spectr.models.internals import find_file
+
+    (tmp_path / "config.json").write_text("{}")
+    assert find_file(str(tmp_path), "config.json") == str(tmp_path / "config.json")
+    assert find_file(str(tmp_path), "model.safetensors") is None
 
 
 def test_copies_have_children_of_their_own_and_share_weights() -> None:

@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 from spectr.errors import ArgumentError, MismatchError
 from spectr.models import memory
 from spectr.models.catalog import FetchError
-from spectr.models.hf import Loading, chosen_dtype, model_size, open_loaded, open_model
+from spectr.models.hf import model_size, open_loaded, open_model
+from spectr.models.loading import Loading, chosen_dtype
 from spectr.models.memory import available, kv_bytes, weights_on_disk
 
 
@@ -63,7 +64,7 @@ def test_options_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(FetchError, match=r"could not be loaded: .* Should have a `model_type`"):
         open_model(str(tmp_path))
     if not torch.cuda.is_available():
-        with pytest.raises(ArgumentError, match="no CUDA device is found"):
+        with pytest.raises(ArgumentError, match="there is no CUDA device"):
             open_model(str(tmp_path), device="cuda")
         assert Loading().place.type == "cpu"
 
@@ -71,7 +72,7 @@ def test_options_that_are_not_there(tmp_path: Path) -> None:
 def test_models_of_other_things(tmp_path: Path) -> None:
     AutoModel.from_config(AutoConfig.for_model("vit", hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
                                                intermediate_size=16)).save_pretrained(tmp_path)  # fmt: skip
-    with pytest.raises(MismatchError, match="vit model, which does not write text"):
+    with pytest.raises(MismatchError, match="vit model, which does not generate text"):
         open_model(str(tmp_path))
 
 

@@ -44,7 +44,7 @@ def test_one_process_needs_nothing(folder: Path) -> None:
 
 @pytest.mark.parametrize("option", [{"device_map": "auto"}, {"weights": "int8"}])
 def test_options_that_do_not_go_together_are_refused(folder: Path, option: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match="tensor_parallel spreads plain weights"):
+    with pytest.raises(ArgumentError, match="tensor_parallel shards unquantised weights"):
         spectr.load(folder, "none", tensor_parallel=2, **option)
     with pytest.raises(ArgumentError, match="tensor_parallel must be at least 1, got 0"):
         spectr.load(folder, "none", tensor_parallel=0)

@@ -70,7 +70,7 @@ def test_rows_hold_the_same(name: str, device: str) -> None:
 def test_a_session_reads_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
     target = _target("cpu")
     session = _opened(target, [4])
-    session.reading = target.graph_prefill(session)
+    session.prefill = target.graph_prefill(session)
     calls: list[Any] = []
     read = GraphPrefill.read
     monkeypatch.setattr(GraphPrefill, "read", lambda *given: [calls.append(given), read(*given)])
@@ -84,7 +84,7 @@ def test_short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is said once, and prompts are read as ever."""
     target = _target("cpu")
     session = _opened(target, [4])
-    session.reading = target.graph_prefill(session)
+    session.prefill = target.graph_prefill(session)
 
     def open_none(*_: Any, **__: Any) -> Session:
         raise torch.OutOfMemoryError("no memory is left")
@@ -94,4 +94,4 @@ def test_short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         target.rewind(session, [25, 4, 25])
         target.read(session.window(1, 2, 4), [[5] * 9], [4])
         assert session.filled.tolist() == [25, 13, 25]
-    assert session.reading.is_off
+    assert session.prefill.is_off

@@ -88,7 +88,7 @@ def test_sessions_grow(name: str, make: Any) -> None:
     full = [prompt + [4] * (16 - len(prompt)) for prompt in play.prompts]  # sixteen, if eleven are asked for
     play.target.read(session, full)
     play.target.grow(session, 5)
-    with pytest.raises(ArgumentError, match="16 slots and 17 are needed"):
+    with pytest.raises(ArgumentError, match="16 slots per row and 17 are needed"):
         play.next_is_right(session, full)
     play.target.grow(session, 40)
     play.target.read(session, [[4] * 20, [6]])
@@ -143,7 +143,7 @@ def test_a_view_writes_scratch_and_commits_nothing(make: Any) -> None:
     assert (view.pending, view.filled.tolist()) == (0, [11, 7])
     play.target.keep(play.session, torch.tensor([[0, 1], [0, -1]]))
     assert view.filled.tolist() == [13, 8]
-    with pytest.raises(ArgumentError, match="a view reads nothing"):
+    with pytest.raises(ArgumentError, match="a view cannot read"):
         play.target.read(view, [[1], [1]])
 
 
@@ -222,7 +222,7 @@ def test_sources(make: Any) -> None:
         play.target.score(session, play.tokens, play.seen, play.depth)
     with pytest.raises(ArgumentError, match="128 positions, got one of 129"):
         play.target.encode(session, [[5] * 129, [5]])
-    with pytest.raises(ArgumentError, match="2 rows needs one source, got 1"):
+    with pytest.raises(ArgumentError, match="one source for each of 2 rows, got 1"):
         play.target.encode(session, [[5]])
     with pytest.raises(ArgumentError, match="at least one token"):
         play.target.encode(session, [[5], []])
@@ -240,7 +240,7 @@ def test_limits_have_figures(make: Any) -> None:
         target.read(target.open(1, 48), [[5] * 60])
     with pytest.raises(ArgumentError, match="at least one row"):
         target.open(0, 8)
-    with pytest.raises(ArgumentError, match="2 rows needs a text"):
+    with pytest.raises(ArgumentError, match="one text for each of 2 rows"):
         target.read(play.session, [[5]])
     with pytest.raises(ArgumentError, match="at least 0, got"):
         target.rewind(play.session, [4, -1])
@@ -248,6 +248,6 @@ def test_limits_have_figures(make: Any) -> None:
         target.score(play.session, play.tokens, torch.ones(2, 7, 9, dtype=torch.bool), play.depth)
     session = target.open(1, 4)
     target.read(session, [[5, 6, 7] * 4])
-    with pytest.raises(ArgumentError, match="16 slots and 19 are needed"):
+    with pytest.raises(ArgumentError, match="16 slots per row and 19 are needed"):
         target.score(session, play.tokens[:1], play.seen[:1], play.depth[:1])
     assert play.target.memory(2, 100) == 2 * 2 * 100 * 3 * 2 * 8 * 4

@@ -15,7 +15,7 @@ from spectr.cli import main
 from spectr.cli.output import talk
 from spectr.errors import ArgumentError, MismatchError
 from spectr.models.head import head_of
-from spectr.models.trained import fingerprint, pupil
+from spectr.models.trained import fingerprint, load_for_training
 from spectr.train.distil import Distilling, distil
 from spectr.train.loop import Course
 
@@ -223,7 +223,7 @@ def test_a_drafter_is_trained_further(folder: Path, made: Path, tmp_path: Path) 
     assert about.kind == "feature"
     assert about.training["begun_with"] == made.name
     net = spectr.load(str(folder), "none").opened.target.model
-    old, new = (pupil(out, net).join.weight.detach().flatten() for out in (made, tmp_path))
+    old, new = (load_for_training(out, net).join.weight.detach().flatten() for out in (made, tmp_path))
     fresh = head_of(net, 1).join.weight.detach().flatten()
     assert 0.7 < float(torch.cosine_similarity(old, new, 0)) < 1 - 1e-6
     assert abs(float(torch.cosine_similarity(fresh, new, 0))) < 0.1

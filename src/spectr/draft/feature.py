@@ -75,7 +75,7 @@ class FeatureDrafting(ModelDrafting):
             + copy_to_device(starts, self.target.device)[:, None]
         )
         features = self.target.window(self.source, first, first + len(texts), 0)
-        window.given = self.target.features_at(features, places - 1)
+        window.input_features = self.target.features_at(features, places - 1)
         self.model.read(window, texts, starts)
 
     def _pending_tokens(self, scene: Scene) -> PendingTokens:
@@ -84,7 +84,7 @@ class FeatureDrafting(ModelDrafting):
         places = start + cached_arange(pending.tokens.shape[1], start.device) - 1
         known = scene.texts.length[:, None] - 2  # the root's own feature is to come
         features = self.target.window(self.source, 0, len(scene.root), scene.longest)
-        self._window.given = self.target.features_at(features, torch.minimum(places, known))
+        self._window.input_features = self.target.features_at(features, torch.minimum(places, known))
         return pending
 
     def _first(self, pending: PendingTokens) -> Tensor:
@@ -94,7 +94,7 @@ class FeatureDrafting(ModelDrafting):
 
     def _deeper(self, pending: PendingTokens, frontier: Frontier) -> Tensor:
         assert self._expected is not None
-        self._window.given = pick_rows(self._expected, frontier.parents)
+        self._window.input_features = pick_rows(self._expected, frontier.parents)
         logits = super()._deeper(pending, frontier)
         self._expected = torch.cat([self._expected, self._window.features], 1)
         return logits

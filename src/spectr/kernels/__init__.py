@@ -1,6 +1,7 @@
-"""Fused forms of what the plain code says, for CUDA. Each is tested against the plain one; nothing here is a new idea.
+"""Fused kernels for CUDA, each tested against the plain code that it replaces. Kernels for CPUs are in `cpu`.
 
-Knows tensors and nothing else. Imported only where a tensor is on a CUDA device, since Triton ships with those builds.
+This folder depends on tensors alone. Its modules are imported only for tensors on a CUDA device, because Triton is part
+of the CUDA builds of torch.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from spectr.notices import notice
 
-__all__ = ["placed", "present", "usable"]
+__all__ = ["has_kernels", "on_own_device", "usable"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,26 +24,30 @@ T = TypeVar("T")
 def _has_triton() -> bool:
     found = find_spec("triton") is not None
     if not found and torch.cuda.is_available():
-        notice("triton is not installed, so steps on the GPU run without spectr's kernels, slower: pip install triton")
+        notice(
+            "triton is not installed, so steps on the GPU run without spectr's kernels, which is slower: pip install "
+            "triton"
+        )
     return found
 
 
-def present() -> bool:
-    """There are kernels for some device here."""
+def has_kernels() -> bool:
+    """Return whether there is a CUDA device and Triton."""
     return torch.cuda.is_available() and _has_triton()
 
 
 def usable(*tensors: Tensor) -> bool:
-    """These tensors can go to a kernel: on a CUDA device, float32 or narrower, and Triton is there."""
+    """Return whether kernels can take these tensors: they are on a CUDA device, not float64, and Triton is
+    installed."""
     return all(x.is_cuda and x.dtype != torch.float64 for x in tensors) and _has_triton()
 
 
-def placed(launch: Callable[P, T]) -> Callable[P, T]:
-    """Launch on the device of the first tensor given, whichever is current: Triton asks for no other."""
+def on_own_device(launch: Callable[P, T]) -> Callable[P, T]:
+    """Launch on the device of the first tensor argument; Triton launches on the current device."""
 
     @wraps(launch)
-    def there(*args: P.args, **kwargs: P.kwargs) -> T:
-        with torch.cuda.device_of(next(given for given in args if isinstance(given, Tensor))):
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        with torch.cuda.device_of(next(value for value in args if isinstance(value, Tensor))):
             return launch(*args, **kwargs)
 
-    return there
+    return wrapped

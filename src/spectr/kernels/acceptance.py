@@ -1,10 +1,10 @@
-"""How much two laws overlap, and the gradient of it, one row of logits at a time. Forms of `spectr.train.objective`."""
+"""The overlap of two distributions and its gradient, one row of logits at a time; equals `spectr.train.objective`."""
 
 import torch
 import triton
 import triton.language as tl
 
-from spectr.kernels import placed
+from spectr.kernels import on_own_device
 
 __all__ = ["fused_acceptance"]
 
@@ -49,9 +49,10 @@ def _acceptance(
         tl.store(draft + ids, (grad * scale).to(draft.dtype.element_ty), mask=ids < size)
 
 
-@placed
+@on_own_device
 def fused_acceptance(draft: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, heat: float, mix: float):
-    """Overlap and cross-entropy (M,) of logits (M, V); `draft` is overwritten by the gradient of the weighted loss."""
+    """Return overlap and cross-entropy (M,) of logits (M, V); overwrite `draft` with the gradient of the weighted
+    loss."""
     rows, size = draft.shape
     overlap = torch.empty(rows, dtype=torch.float32, device=draft.device)
     entropy = torch.empty_like(overlap)

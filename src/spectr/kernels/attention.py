@@ -1,8 +1,9 @@
-"""Attention of a small tree over a long text: many short pieces of the text at once, then their parts joined.
+"""Attention of a small tree over a long text: many short pieces of the text in parallel, whose results are then
+combined.
 
-A step asks a few dozen queries of each group of heads. Kernels made for long queries leave most of the chip idle there,
-and want the mask once for every head. Here a program takes one piece of the text for one group; the mask is read as it
-is, and the answers lie as the next product wants them.
+A step has a few dozen queries for each group of heads. Kernels for long queries leave most of the chip idle with so
+few, and need a copy of the mask for every head. Here one program handles one piece of the text for one group. The mask
+is read without copies, and the output has the layout that the next product reads.
 """
 
 from typing import NamedTuple
@@ -12,25 +13,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spectr.kernels import placed
+from spectr.kernels import on_own_device
 
 __all__ = ["tree_attention"]
 
-_PROGRAMS = 200  # worth starting at once
-_LONG = 32  # blocks of keys; in longer texts the pieces weigh more than what it takes to join them
+_PROGRAMS = 200  # programs to start in parallel
+_LONG = 32  # blocks of keys; in longer texts the cost of combining pieces matters less
 _PROGRAMS_LONG = 264
 
 
 class _Block(NamedTuple):
-    """What one program holds at a time."""
+    """Sizes of what one program holds at a time."""
 
-    queries: int  # at most
+    queries: int  # upper bound
     keys: int
     stages: int
 
 
 _BLOCKS = {128: _Block(64, 64, 3), 256: _Block(32, 32, 2)}
-"""By how wide a head is at most: what fits into the shared memory of every chip since 2020."""
+"""By the width of a head, upper bound: blocks that fit into the shared memory of every chip since 2020."""
 
 
 @triton.jit
@@ -42,7 +43,8 @@ def _pieces(
     WIDTH: tl.constexpr, KEY_WIDE: tl.constexpr, DEEP: tl.constexpr, VALUE_WIDE: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, TURNS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Queries of one group over one piece of the text; with WHOLE it is all of it, and the answer is written."""
+    """Attend with the queries of one group to one piece of the text; with WHOLE the piece is all of it, and the result
+    is written to `out`."""
     block, pair, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row, head = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
     at = block * QUERIES + tl.arange(0, QUERIES)
@@ -53,7 +55,7 @@ def _pieces(
         query + row * query_row + (own * query_head + token * query_token)[:, None] + wide[None, :],
         mask=real[:, None] & (wide < WIDTH)[None, :], other=0.0,
     )  # fmt: skip
-    most = tl.full([QUERIES], -3.0e38, tl.float32)  # what is masked lies below, and weighs nothing
+    most = tl.full([QUERIES], -3.0e38, tl.float32)  # masked scores are lower and get weight zero
     total = tl.zeros([QUERIES], tl.float32)
     answer = tl.zeros([QUERIES, VALUE_WIDE], tl.float32)
     keys = key + row * key_row + head * key_head
@@ -101,7 +103,7 @@ def _join(
     found, out, heads, groups, count, pieces, pairs,
     DEEP: tl.constexpr, VALUE_WIDE: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """The pieces of one query, weighed by how well they matched."""
+    """Combine the pieces of one query, weighted by their softmax sums."""
     at, pair = tl.program_id(0), tl.program_id(1)
     row, head = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
     piece, deep = tl.arange(0, PIECES), tl.arange(0, VALUE_WIDE)
@@ -117,8 +119,9 @@ def _join(
 
 
 def _turns(programs: int, length: int, keys: int) -> int:
-    """How many blocks of keys one program takes: all, which saves joining, or so few that there are enough programs.
-    Not any number, for few kernels: four to the doubling, and of pieces powers of two."""
+    """Return how many blocks of keys one program takes: all, so that nothing has to be combined, or so few that there
+    are enough programs. The result is rounded so that few kernels are compiled: to four values per power of two, or to
+    a power of two."""
     blocks = triton.cdiv(length, keys)
     pieces = (_PROGRAMS if blocks <= _LONG else _PROGRAMS_LONG) // programs
     if pieces <= 1:
@@ -128,15 +131,15 @@ def _turns(programs: int, length: int, keys: int) -> int:
 
 
 def _even(part: Tensor) -> Tensor:
-    """With numbers of one token side by side."""
+    """Return the tensor with a stride of 1 in the last dimension."""
     return part if part.stride(-1) == 1 else part.contiguous()
 
 
 @torch.library.custom_op("spectr::tree_attention", mutates_args=())
-@placed
+@on_own_device
 def tree_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """(B, T, H, e): queries (B, H, T, d) over keys (B, K, M, d) and values (B, K, M, e) shared by groups of heads, with
-    an added mask (B, 1, T, M). Heads are at most 256 wide."""
+    """Return the attention (B, T, H, e) of queries (B, H, T, d) over keys (B, K, M, d) and values (B, K, M, e), which
+    are shared by groups of heads, with an additive mask (B, 1, T, M). Heads are at most 256 wide."""
     batch, every, count, width = query.shape
     heads, length, deep = key.shape[1], key.shape[2], value.shape[-1]
     out = query.new_empty(batch, count, every, deep)

@@ -1,7 +1,7 @@
-"""One depth of a pruned tree in two passes: children take their places in the pool, and the best become the next beam.
+"""One depth of a pruned tree in two passes: children are added to the pool of nodes, and the best become the next beam.
 
-The children of a node come best first, so the best W of all are among the first W of each. There are few of those, and
-each counts how many are ahead of it.
+The children of a node are sorted, best first, so the best W of all are among the first W of each node. These are few,
+and each of them counts how many are better.
 """
 
 from functools import partial
@@ -12,32 +12,32 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spectr.kernels import placed
+from spectr.kernels import on_own_device
 
-__all__ = ["Above", "Below", "can_expand", "expanded"]
+__all__ = ["BeamNodes", "Expansion", "can_expand", "expanded"]
 
 _CHUNK = 32
-_MOST = 1024  # children that may be in the beam
+_MOST = 1024  # candidates for the beam
 
 
-class Above(NamedTuple):
-    """M nodes of a beam."""
+class BeamNodes(NamedTuple):
+    """The M nodes of a beam."""
 
     scores: Tensor  # (B, M) float32
-    places: Tensor  # (B, M) in the pool
+    places: Tensor  # (B, M) indices in the pool
     ancestors: Tensor  # (B, M, S) bool
     paths: Tensor  # (B, M, depth)
 
 
-class Below(NamedTuple):
-    """Their children, and those W of them that are expanded next."""
+class Expansion(NamedTuple):
+    """The P children of a beam, and the W best of them, which are expanded next."""
 
-    scores: Tensor  # (B, P) of all children
-    parents: Tensor  # (B, P) places in the pool
-    scored: Tensor  # (B, P) places among the scored nodes, -1 if there is none
+    scores: Tensor  # (B, P)
+    parents: Tensor  # (B, P) indices in the pool
+    scored: Tensor  # (B, P) indices among the scored nodes, -1 if not scored
     tokens: Tensor  # (B, W)
-    came: Tensor  # (B, W) which of the M is the parent
-    places: Tensor  # (B, W) in the pool
+    came: Tensor  # (B, W) index of the parent in the beam
+    places: Tensor  # (B, W) indices in the pool
     best: Tensor  # (B, W) scores
     ancestors: Tensor  # (B, W, S + W)
     paths: Tensor  # (B, W, depth + 1)
@@ -45,7 +45,7 @@ class Below(NamedTuple):
 
 @triton.jit
 def _value(chances, above, row, node, child, nodes, count, real):
-    """The score of children: their chance times what led to them; the least where a drafter computed nonsense."""
+    """Return scores of children: log-probability plus the parent's score; −inf for NaN."""
     chance = tl.load(chances + row * nodes * count + child, mask=real, other=-float("inf"))
     chance = tl.where(chance == chance, tl.minimum(chance, 0.0), -float("inf"))
     return chance + tl.load(above + row * nodes + node, mask=real, other=0.0)
@@ -57,7 +57,7 @@ def _place(
     nodes, count, few, beam, before, first,
     CHILDREN: tl.constexpr, CANDIDATES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """All children of one row, and which of them are the best."""
+    """Write all children of one row, and the best of them."""
     row = tl.program_id(0).to(tl.int64)
     every = row * nodes * count
     child = tl.arange(0, CHILDREN)
@@ -91,7 +91,7 @@ def _inherit(
     chosen, came, above_ancestors, above_paths, ancestors, paths, nodes, beam, first, depth,
     SEEN: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """What one node of the beam has from its parent, and itself."""
+    """Write ancestors and path of one node of the beam: its parent's and itself."""
     row, own = tl.program_id(0).to(tl.int64), tl.program_id(1)
     line = row * beam + own
     parent = row * nodes + tl.load(came + line)
@@ -106,20 +106,20 @@ def _inherit(
 
 
 def can_expand(nodes: int, count: int, beam: int) -> bool:
-    """Whether `expanded` is made for that."""
+    """Return whether `expanded` supports these sizes."""
     return nodes * min(count, beam) <= _MOST
 
 
-@placed
-def expanded(above: Above, chances: Tensor, tokens: Tensor, beam: int, before: int) -> Below:
-    """The children (B, M, C) of a beam, best first for each node, and the `beam` best of them; `before` children stood
-    in the pool."""
+@on_own_device
+def expanded(above: BeamNodes, chances: Tensor, tokens: Tensor, beam: int, before: int) -> Expansion:
+    """Expand a beam by children (B, M, C), sorted best first for each node, and pick the `beam` best of them. `before`
+    is the number of nodes that are already in the pool."""
     batch, nodes, count = chances.shape
     first, depth = above.ancestors.shape[-1], above.paths.shape[-1]
     few = min(beam, count)
     int64 = partial(torch.empty, dtype=torch.int64, device=chances.device)
     float32 = partial(torch.empty, dtype=torch.float32, device=chances.device)
-    made = Below(
+    made = Expansion(
         float32(batch, nodes * count), int64(batch, nodes * count), int64(batch, nodes * count),
         int64(batch, beam), int64(batch, beam), int64(batch, beam), float32(batch, beam),
         torch.empty(batch, beam, first + beam, dtype=torch.bool, device=chances.device), int64(batch, beam, depth + 1),

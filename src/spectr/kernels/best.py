@@ -1,8 +1,8 @@
-"""The likeliest tokens after every node: softmax, noise and selection over a large vocabulary in few passes.
+"""The most likely tokens after every node: softmax, noise and selection over a large vocabulary in few passes.
 
-The k largest of many numbers lie in the k blocks whose largest are largest. So one pass leaves the largest number of
-every block, the next picks blocks, and the last two pick and order the few thousand numbers that are left. A pick is
-exact: the k-th largest is found bit by bit, and of equal numbers the first are taken.
+The k largest values are in the k blocks with the largest maxima. The first pass computes the maximum of every block,
+the second picks blocks, and the last two pick and sort among the few thousand values that are left. The selection is
+exact: the k-th largest value is found bit by bit, and of equal values the first are taken.
 """
 
 from functools import partial
@@ -12,26 +12,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spectr.kernels import placed
+from spectr.kernels import on_own_device
 from spectr.kernels.noise import _absorb, _mix, _rough_gumbel
 
 __all__ = ["best_chances", "can_pick"]
 
-_BLOCK = 32  # numbers of which only the largest is looked at first
+_BLOCK = 32  # values per block
 _CHUNK = 1024
-_MOST = 256  # to pick
+_MOST = 256  # tokens to pick
 
 
 @triton.jit
 def _key(values):
-    """Whole numbers in the same order, all above the least there is."""
+    """Return int32 keys in the order of the values, all above the smallest int32."""
     bits = values.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def _picked(key, count):
-    """Which are the `count` largest."""
+    """Return a mask of the `count` largest keys."""
     least = tl.where(tl.sum((key >= 0).to(tl.int32), 0) >= count, 0, -2147483648)
     for bit in tl.static_range(30, -1, -1):
         tried = least + (1 << bit)
@@ -47,7 +47,7 @@ def _survey(
     logits, seed, position, score_scale, quiet, scores, largest, sums, vocabulary, nodes, blocks, stream,
     NOISY: tl.constexpr, QUIET: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Scores of one chunk, the largest of each of its blocks, and what a softmax needs of it."""
+    """Write the scores of one chunk, the maximum of each of its blocks, and the chunk's part of the softmax sum."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = part * CHUNK + tl.arange(0, CHUNK)
     inside = token < vocabulary
@@ -61,7 +61,7 @@ def _survey(
             state = _absorb(state, tl.load(position + row).to(tl.uint64))
             value += _rough_gumbel(_mix(state + token.to(tl.uint64) * 0x9E3779B97F4A7C15))
     value *= tl.load(score_scale + row // nodes)
-    value = tl.where(value == value, tl.minimum(value, 3.0e38), -float("inf"))  # of a drafter that overflows
+    value = tl.where(value == value, tl.minimum(value, 3.0e38), -float("inf"))  # a drafter may overflow
     tl.store(scores + row * vocabulary + token, value, mask=inside)
     block = part * (CHUNK // BLOCK) + tl.arange(0, CHUNK // BLOCK)
     most = tl.max(tl.reshape(value, [CHUNK // BLOCK, BLOCK]), 1)
@@ -74,7 +74,7 @@ def _survey(
 
 @triton.jit
 def _pick_blocks(largest, picked, blocks, count, WIDE: tl.constexpr):
-    """The blocks to look into, in order."""
+    """Write the numbers of the blocks with the largest maxima, in order."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, WIDE)
     value = tl.load(largest + row * blocks + block, mask=block < blocks, other=-float("inf"))
@@ -87,7 +87,7 @@ def _pick_tokens(
     scores, picked, sums, chosen, vocabulary, count, parts,
     WIDE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The best tokens of the blocks, in the order of the vocabulary, and the logarithm of the softmax's sum."""
+    """Write the best tokens of the blocks, in the order of the vocabulary, and the logarithm of the softmax sum."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, WIDE)
     block = tl.load(picked + row * count + at // BLOCK, mask=at // BLOCK < count, other=0)
@@ -107,7 +107,7 @@ def _pick_tokens(
 
 @triton.jit
 def _rank(scores, chosen, values, tokens, vocabulary, count, WIDE: tl.constexpr):
-    """The best first."""
+    """Write log-probabilities and tokens, best first."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, WIDE)
     real = at < count
@@ -122,18 +122,19 @@ def _rank(scores, chosen, values, tokens, vocabulary, count, WIDE: tl.constexpr)
 
 
 def can_pick(vocabulary: int, count: int) -> bool:
-    """Whether `best_chances` is made for that."""
+    """Return whether `best_chances` supports these sizes."""
     return count <= min(_MOST, vocabulary // _BLOCK)
 
 
-@placed
+@on_own_device
 def best_chances(
     logits: Tensor, place: tuple[Tensor, Tensor, int] | None, score_scale: Tensor, quiet: Tensor | None, count: int
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (B, M, count) and tokens of the largest of softmax((logits + noise) · score_scale), best first.
+    """Return the `count` largest log-probabilities (B, M, count) of softmax((logits + noise) · score_scale), best
+    first, and their tokens.
 
-    The noise of logits (B, M, V) is that of a `place`: seed (B,), position (B, M) and stream. There is none without a
-    place, nor in rows that are `quiet` (B,) bool. `score_scale` is (B,) float32. No row depends on another.
+    `place` selects the noise of logits (B, M, V): seed (B,), position (B, M) and stream. Without it, and in rows that
+    are `quiet` (B,) bool, no noise is added. `score_scale` is (B,) float32. Rows do not depend on each other.
     """
     logits, score_scale = logits.contiguous(), score_scale.contiguous()
     batch, nodes, vocabulary = logits.shape

@@ -1,8 +1,9 @@
-"""Products of few rows with int8 matrices: half the bytes of bfloat16, and bytes are all that such a product costs.
+"""Products of few rows with int8 matrices. Such a product is limited by memory traffic, and int8 is half of bfloat16.
 
-Tiles of the matrix become the rows' type in registers. Where the matrix has too few rows to fill the chip, its columns
-are cut in parts whose sums are added in a second pass, always in the same order. Chips since Hopper set a kernel up
-while the one before it ends: what is launched with `_early` says so, and first of all waits.
+Tiles of the matrix are converted to the rows' dtype in registers. If the matrix has too few rows to fill the chip, its
+columns are split into parts, whose sums are added in a second pass in a fixed order. Since Hopper a kernel can be set
+up while the one before it ends (programmatic dependent launch): kernels launched with `_early` allow that, and wait
+first.
 """
 
 from functools import cache
@@ -15,25 +16,25 @@ from torch import Tensor
 from torch.nn.functional import linear
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from spectr.kernels import placed
+from spectr.kernels import on_own_device
 
 __all__ = ["int8_product"]
 
-_MOST = 256  # given rows; for more the matrix is made anew in their type
+_MOST = 256  # input rows; for more, the matrix is converted to their dtype first
 
 
 class _Cut(NamedTuple):
-    """How a product is cut into programs."""
+    """How a product is split into programs."""
 
-    rows: int  # of a tile of the matrix
-    columns: int
+    rows: int  # rows of a tile of the matrix
+    columns: int  # columns of a tile
     warps: int
-    programs: int  # worth starting at once
-    tall: bool  # tiles of the matrix are the left side of a product, not the right one
+    programs: int  # programs to start in parallel
+    tall: bool  # tiles of the matrix are the left operand, not the right one
 
 
 _CUTS = {16: _Cut(64, 128, 4, 512, False), 64: _Cut(128, 128, 4, 400, False), 256: _Cut(128, 64, 8, 132, True)}
-"""By how many rows are given at most."""
+"""By the number of input rows, upper bound."""
 
 
 _HOPPER = (9, 0)
@@ -45,14 +46,14 @@ def _sets_up_early(device: int) -> bool:
 
 
 def _early() -> dict[str, bool]:
-    """What a kernel that begins with `_begin` is launched with."""
+    """Return launch options for a kernel that begins with `_begin`."""
     can = not triton.knobs.runtime.interpret and _sets_up_early(torch.cuda.current_device())
     return {"EARLY": True, "launch_pdl": True} if can else {"EARLY": False}
 
 
 @triton.jit
 def _begin(EARLY: tl.constexpr):
-    """Let the next kernel be set up, and wait until all before this one is written."""
+    """Allow the next kernel to be set up, and wait until the kernels before this one have written their results."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -60,13 +61,13 @@ def _begin(EARLY: tl.constexpr):
 
 @triton.jit
 def _matrix(places, here, inside, EVEN: tl.constexpr):
-    """A tile of it, zeros beyond; where tiles come out even, nothing is asked."""
+    """Load a tile of the matrix, zeros beyond its end; with EVEN no tile reaches beyond it."""
     return tl.load(places) if EVEN else tl.load(places, mask=here & inside, other=0)
 
 
 @triton.jit
 def _given(places, real, inside, EVEN: tl.constexpr):
-    """Given rows, zeros beyond those that are real."""
+    """Load a tile of input rows, zeros beyond the last one."""
     return tl.load(places, mask=real, other=0.0) if EVEN else tl.load(places, mask=real & inside, other=0.0)
 
 
@@ -76,7 +77,7 @@ def _tiles(
     FEW: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURNS: tl.constexpr,
     EVEN: tl.constexpr, TALL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Some given rows times one tile of rows of the matrix, over one part of the columns."""
+    """Multiply some input rows by one tile of rows of the matrix, over one part of the columns."""
     tile, block, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = tile * ROWS + tl.arange(0, ROWS)
     own = block * FEW + tl.arange(0, FEW)
@@ -113,7 +114,7 @@ def _sum(parts, out, size, PARTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.c
 
 
 def _turns(tiles: int, width: int, cut: _Cut) -> int:
-    """How many tiles of columns one program takes: all, or so few that there are enough programs, each with as many."""
+    """Return how many tiles of columns one program takes: all, or so few that there are enough programs."""
     every = triton.cdiv(width, cut.columns)
     parts = 1
     while every % (2 * parts) == 0 and 2 * parts * tiles <= cut.programs:
@@ -142,14 +143,15 @@ def _few(given: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("spectr::int8_product", mutates_args=())
-@placed
+@on_own_device
 def int8_product(given: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """(R, N): rows (R, C) times the transpose of an int8 matrix (N, C) whose rows have a `scale` (N,)."""
+    """Return (R, N): rows (R, C) times the transpose of an int8 matrix (N, C) whose rows have a `scale` (N,)."""
     if len(given) > _MOST or not (given.is_cuda or triton.knobs.runtime.interpret):
-        return linear(given, weight.to(given.dtype).mul_(scale.to(given.dtype)[:, None]))  # scaled first: fp16 is small
+        # The weights are scaled before the product, because float16 would overflow.
+        return linear(given, weight.to(given.dtype).mul_(scale.to(given.dtype)[:, None]))
     return _few(given.contiguous(), weight, scale)
 
 
 @int8_product.register_fake
 def _(given: Tensor, weight: Tensor, scale: Tensor) -> Tensor:  # noqa: ARG001
-    return given.new_empty(given.shape[0], weight.shape[0])  # len() would fix them
+    return given.new_empty(given.shape[0], weight.shape[0])  # len() would make sizes constant

@@ -1,22 +1,23 @@
-"""K-SEQ's ρ and φ by sections: each pass evaluates 32 candidates in registers, and rows with one draft are skipped."""
+"""Finds K-SEQ's ρ and φ by sectioning: each pass evaluates 32 candidates in registers; rows with one draft are
+skipped."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from spectr.kernels import placed
+from spectr.kernels import on_own_device
 
 __all__ = ["kseq_plan"]
 
-_CHUNK = 512  # small: few rows branch, and those should fill the chip
-_PASSES = 5  # 32 to the fifth: ρ to float32
+_CHUNK = 512  # small, because few rows branch and these should fill the chip
+_PASSES = 5  # 32^5 sections give ρ to float32 precision
 _SECTIONS = 32
 
 
 @triton.jit
 def _per_visit(chance, k, MOST: tl.constexpr):
-    """(1 − (1 − chance)^k) / chance as the sum Σ (1 − chance)^i over i < k: nothing cancels."""
+    """Return (1 − (1 − chance)^k) / chance as the sum Σ (1 − chance)^i over i < k, which has no cancellation."""
     total = tl.zeros_like(chance)
     power = tl.zeros_like(chance) + 1.0
     for turn in range(MOST):
@@ -27,7 +28,7 @@ def _per_visit(chance, k, MOST: tl.constexpr):
 
 @triton.jit
 def _narrow(low, high, sums, k, MOST: tl.constexpr, J: tl.constexpr):
-    """The section in which 1 − (1 − S/ρ)^k − S first falls to zero: its ends."""
+    """Return the ends of the section in which 1 − (1 − S/ρ)^k − S first falls to zero."""
     step = tl.arange(0, J)
     ratio = tl.log(high / low) / J
     rho = tl.where(step == J - 1, high, low * tl.exp(ratio * (step + 1)))
@@ -72,7 +73,7 @@ def _visits(
     target, draft, count, ends, sums, plan, vocabulary, rows,
     PASSES: tl.constexpr, MOST: tl.constexpr, J: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The last section's upper end becomes ρ; sums the mass one visit accepts at exactly that ρ."""
+    """Store the upper end of the last section as ρ, and sum the mass that one visit accepts at exactly that ρ."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     k = tl.load(count + row).to(tl.int32)
     if k < 2:
@@ -90,7 +91,7 @@ def _visits(
     inside = token < vocabulary
     owed = tl.load(target + row * vocabulary + token, mask=inside, other=0.0)
     given = tl.load(draft + row * vocabulary + token, mask=inside, other=0.0)
-    visit = tl.minimum(given, tl.div_rn(owed, tl.zeros_like(owed) + rho.to(tl.float32)))  # as torch divides
+    visit = tl.minimum(given, tl.div_rn(owed, tl.zeros_like(owed) + rho.to(tl.float32)))  # rounds as torch does
     tl.atomic_add(plan + 3 * row + 2, tl.sum(visit.to(tl.float64), 0))
 
 
@@ -103,9 +104,9 @@ def _phi(plan, count, rows, MOST: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(plan + 3 * row + 1, tl.where(k < 2, k, _per_visit(beta, k, MOST)), mask=inside)
 
 
-@placed
+@on_own_device
 def kseq_plan(target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
-    """(ρ, φ) of each row, float64 (…, 2), for float32 laws (…, V) and k (…) ≤ most live drafts."""
+    """Return (ρ, φ) of each row, float64 (…, 2), for float32 distributions (…, V) and k (…) ≤ most live drafts."""
     vocabulary = target.shape[-1]
     owed, given, count = (x.reshape(-1, *x.shape[k.dim() :]).contiguous() for x in (target, draft, k))
     rows = len(count)

@@ -1,11 +1,11 @@
-"""What each fresh token sees, in one pass: the committed text, and of the scratch what is allowed."""
+"""The slots that each fresh token attends to, in one pass: the committed text and its part of the scratch."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from spectr.kernels import placed
+from spectr.kernels import on_own_device
 
 __all__ = ["seen_slots"]
 
@@ -14,7 +14,7 @@ _CHUNK = 1024
 
 @triton.jit
 def _seen(filled, slots, within, out, count, scratch, used, CHUNK: tl.constexpr):
-    """One chunk of what one token sees. Scratch stands after the text; what is padding stands elsewhere."""
+    """Write one chunk of one token's mask. Scratch slots follow the text; the slots of padding are elsewhere."""
     line, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = line // count
     start = tl.load(filled + row)
@@ -26,9 +26,10 @@ def _seen(filled, slots, within, out, count, scratch, used, CHUNK: tl.constexpr)
     tl.store(out + line * used + slot, (after < 0) | (there & allowed), mask=slot < used)
 
 
-@placed
+@on_own_device
 def seen_slots(filled: Tensor, slots: Tensor, within: Tensor, used: int) -> Tensor:
-    """(B, T, used) bool: slots below `filled` (B,), and those of `slots` (B, S) that `within` (B, T, S) allows."""
+    """Return (B, T, used) bool: slots below `filled` (B,), and those of `slots` (B, S) that `within` (B, T, S)
+    allows."""
     batch, count, scratch = within.shape
     out = torch.empty(batch, count, used, dtype=torch.bool, device=filled.device)
     grid = (batch * count, triton.cdiv(used, _CHUNK))

@@ -1,11 +1,11 @@
-"""Coins and race noise by kernel: the winner of a race in one pass over the logits, without writing the noise."""
+"""Kernels for coins and race noise: the winner of a race in one pass over the logits, without storing the noise."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from spectr.kernels import placed
+from spectr.kernels import on_own_device
 
 __all__ = ["fused_uniform", "race_winner", "rough_noise"]
 
@@ -26,7 +26,7 @@ def _absorb(state, word):
 
 @triton.jit
 def _gumbel(state):
-    """−log(−log1p(−u)) in float64; for small u by series, where 1 − u would round."""
+    """Return −log(−log1p(−u)) in float64; a series is used for small u, where 1 − u would round."""
     u = ((state >> 11).to(tl.int64).to(tl.float64) + 0.5) * 1.1102230246251565e-16
     series = u * (1.0 + u * (0.5 + u * (1.0 / 3 + u * (0.25 + u * 0.2))))
     exponential = tl.where(u < 1e-4, series, -tl.log(1.0 - tl.minimum(u, 0.9999999999999999)))
@@ -35,7 +35,7 @@ def _gumbel(state):
 
 @triton.jit
 def _rough_gumbel(state):
-    """The same in float32, good to 1e-5: enough to see who cannot win."""
+    """Return the same in float32, with an error below 1e-5: enough to rule out tokens that cannot win."""
     u = ((state >> 11).to(tl.int64).to(tl.float32) + 0.5) * 1.1102230246251565e-16
     series = u * (1.0 + u * (0.5 + u * (1.0 / 3 + u * (0.25 + u * (0.2 + u * (1.0 / 6 + u / 7))))))
     exponential = tl.where(u < 0.1, series, -tl.log(1.0 - tl.minimum(u, 0.9999999)))
@@ -44,7 +44,7 @@ def _rough_gumbel(state):
 
 @triton.jit
 def _winners(logits, seed, position, best, where, vocabulary, nodes, stream, CHUNK: tl.constexpr):
-    """The best of one chunk: all tokens roughly, those that rounding may hide behind the best exactly."""
+    """Write the best token of one chunk: all tokens approximately first, then those close to the best exactly."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     state = _absorb(tl.cast(stream, tl.uint64), tl.load(seed + row // nodes).to(tl.uint64))
     state = _absorb(state, tl.load(position + row).to(tl.uint64))
@@ -84,7 +84,7 @@ def _coins(seed, committed, node, out, purpose, nodes, entries, stream, BLOCK: t
 
 @triton.jit
 def _rough(seed, position, out, vocabulary, nodes, stream, CHUNK: tl.constexpr):
-    """The noise of one chunk, in float32."""
+    """Write the noise of one chunk, in float32."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     state = _absorb(tl.cast(stream, tl.uint64), tl.load(seed + row // nodes).to(tl.uint64))
     state = _absorb(state, tl.load(position + row).to(tl.uint64))
@@ -93,18 +93,18 @@ def _rough(seed, position, out, vocabulary, nodes, stream, CHUNK: tl.constexpr):
     tl.store(out + row * vocabulary + token, noise, mask=token < vocabulary)
 
 
-@placed
+@on_own_device
 def fused_uniform(seed: Tensor, committed: Tensor, node: Tensor, purpose: int, stream: int) -> Tensor:
-    """`coins.uniform` in one kernel."""
+    """Return what `coins.uniform` returns, computed by one kernel."""
     out = torch.empty(node.shape, dtype=torch.float64, device=node.device)
     grid = (triton.cdiv(node.numel(), 128),)
     _coins[grid](seed, committed, node.contiguous(), out, purpose, node.shape[-1], node.numel(), stream, BLOCK=128)
     return out
 
 
-@placed
+@on_own_device
 def race_winner(logits: Tensor, seed: Tensor, position: Tensor, stream: int) -> Tensor:
-    """argmax of logits (B, M, V) plus noise of (seed (B,), position (B, M)) in a stream: (B, M) int64."""
+    """Return the argmax (B, M) of logits (B, M, V) plus the noise of seed (B,), position (B, M) and stream."""
     batch, nodes, vocabulary = logits.shape
     parts = triton.cdiv(vocabulary, _CHUNK)
     best = torch.empty(batch, nodes, parts, dtype=torch.float64, device=logits.device)
@@ -115,9 +115,9 @@ def race_winner(logits: Tensor, seed: Tensor, position: Tensor, stream: int) -> 
     return where.gather(-1, best.argmax(-1, keepdim=True)).squeeze(-1)
 
 
-@placed
+@on_own_device
 def rough_noise(seed: Tensor, position: Tensor, vocabulary: int, stream: int) -> Tensor:
-    """The noise (B, M, V) of (seed (B,), position (B, M)) in a stream, float32."""
+    """Return the noise (B, M, V) of seed (B,), position (B, M) and stream, in float32."""
     out = torch.empty(*position.shape, vocabulary, device=seed.device)
     grid = (position.numel(), triton.cdiv(vocabulary, _CHUNK))
     _rough[grid](seed, position.contiguous(), out, vocabulary, position.shape[1], stream, CHUNK=_CHUNK)

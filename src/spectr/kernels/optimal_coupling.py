@@ -1,6 +1,6 @@
-"""The optimal selection by kernels: a histogram, the level tables of a row, level laws and chances of its drafts.
+"""Kernels for the optimal selection: a histogram, the level tables of a row, level distributions and chances of drafts.
 
-Rows with at most one live draft need none of it and are left at once, so the cost follows the nodes that branch.
+Programs of rows with at most one live draft return at once, so the cost depends on the nodes that branch.
 """
 
 import torch
@@ -8,17 +8,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spectr.kernels import placed
+from spectr.kernels import on_own_device
 
 __all__ = ["class_law", "optimal_selection"]
 
-_CHUNK = 512  # small: few rows branch, and those should fill the chip
+_CHUNK = 512  # small, because few rows branch and these should fill the chip
 
 
 @triton.jit
 def _class(owed, given, lowest: tl.constexpr, width: tl.constexpr, BINS: tl.constexpr):
-    """The class of a token, as `transport.optimal.Bins.of` has it. Constants, since a plain argument would be rounded
-    to float32 and move the borders of the classes."""
+    """Return the class of a token, as `transport.optimal.Bins.of` defines it. The borders are constants, because a
+    plain argument would be rounded to float32 and move them."""
     ratio = tl.where(given > 0, owed / tl.where(given > 0, given, 1.0), float("inf"))
     place = (tl.log(ratio) - lowest) / width + 1.0
     return tl.minimum(tl.maximum(place, 0.0), BINS - 1.0).to(tl.int64)
@@ -64,9 +64,10 @@ def _class_law(
     tl.store(out + row * vocabulary + token, (given * scale).to(tl.float32), mask=inside)
 
 
-@placed
+@on_own_device
 def class_law(target: Tensor, draft: Tensor, mean: Tensor, lowest: float, width: float) -> Tensor:
-    """draft × mean of the class, float32 (…, V), for means (…, bins): `transport.optimal.Bins.law` in one pass."""
+    """Return draft × mean of the class, float32 (…, V), for means (…, bins): `transport.optimal.Bins.law` in one
+    pass."""
     vocabulary, bins = target.shape[-1], mean.shape[-1]
     rows = [x.reshape(-1, x.shape[-1]).contiguous() for x in (target, draft, mean)]
     out = torch.empty_like(rows[0])
@@ -82,7 +83,7 @@ def _add(a, b):
 
 @triton.jit
 def _tables(masses, count, tables, MOST: tl.constexpr, BINS: tl.constexpr):
-    """value, mean, up, down and the mean over the draft law's sum, BINS each."""
+    """Write value, mean, up, down, and the mean divided by the sum of the draft's distribution, BINS entries each."""
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BINS)
     k = tl.load(count + row).to(tl.int32)
@@ -128,7 +129,7 @@ def _tables(masses, count, tables, MOST: tl.constexpr, BINS: tl.constexpr):
 
 @triton.jit
 def _level_law(table, own, BINS: tl.constexpr):
-    """Law of the level of a draft of class `own`, over all levels."""
+    """Return the distribution over all levels of a draft of class `own`."""
     place = tl.arange(0, BINS)
     value, mean = tl.load(table + own), tl.load(table + BINS + own)
     rises = mean > value
@@ -151,7 +152,7 @@ def _laws(
     target, draft, tokens, live, count, tables, laws, vocabulary, lowest: tl.constexpr, width: tl.constexpr,
     K: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
-    """The level law of one draft and its running sum, (2, BINS)."""
+    """Write the level distribution of one draft and its running sum, (2, BINS)."""
     row, draft_slot = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = row * K + draft_slot
     if tl.load(count + row) < 2:
@@ -168,7 +169,7 @@ def _laws(
 
 @triton.jit
 def _chances(live, count, laws, chance, K: tl.constexpr, BINS: tl.constexpr, PART: tl.constexpr):
-    """What some levels add to the chance of each draft to sit highest, first of equals."""
+    """Add the part of some levels to the probability that each draft has the highest level; ties go to the first."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.load(count + row) < 2:
         if part == 0:
@@ -189,12 +190,13 @@ def _chances(live, count, laws, chance, K: tl.constexpr, BINS: tl.constexpr, PAR
             tl.atomic_add(chance + at, tl.sum(alone, 0))
 
 
-@placed
+@on_own_device
 def optimal_selection(
     laws: tuple[Tensor, Tensor], tokens: Tensor, live: Tensor, bins: int, lowest: float, width: float
 ) -> tuple[Tensor, Tensor]:
-    """(chance (…, k), mean of each class over the draft law's sum (…, bins)), float64, for laws (target, draft)
-    float32 (…, V); `bins` is a power of two."""
+    """Return the chance of each draft (…, k), and the mean of each class divided by the sum of the draft's distribution
+    (…, bins), both float64. `laws` are the target's and the draft's distributions, float32 (…, V); `bins` is a power of
+    two."""
     lead, k = tokens.shape[:-1], tokens.shape[-1]
     target, draft = (law.reshape(-1, law.shape[-1]).contiguous() for law in laws)
     ids, on = tokens.reshape(-1, k).contiguous(), live.reshape(-1, k).to(torch.int32)

@@ -1,11 +1,12 @@
-"""The borders of top-k and of the nucleus, found without sorting.
+"""The borders of top-k and top-p, found without sorting.
 
-Both ask where a running weight, largest logits first, reaches a target. For a rank every token weighs 1, for the
-nucleus its share of the softmax. Two passes weigh classes of logits, first coarse ones and then those within the class
-that reaches the target. The tokens of the class that is left, a few hundred of usual logits, are collected, and one
-program a row finds the border among them, digit by digit in keys that have the order of the logits. Shares are whole
-numbers that add up to about 2^61, so their sums do not depend on which program comes first, and differ from those of
-the softmax by less than 1e-12. Where nearly all logits of a row are alike more are collected, and it takes longer.
+Both are the logit at which a running weight, largest logits first, reaches a target. For top-k every token weighs 1,
+for top-p (the nucleus) its probability. Two passes sum the weights of classes of logits, first coarse classes and then
+those within the class that reaches the target. The tokens of the class that is left, a few hundred for typical logits,
+are collected, and one program per row finds the border among them, digit by digit, in integer keys with the order of
+the logits. Probabilities are integers that add up to about 2^61, so their sums do not depend on the order of the
+programs, and differ from those of the softmax by less than 1e-12. If nearly all logits of a row are equal, more tokens
+are collected, and it takes longer.
 """
 
 import torch
@@ -13,12 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spectr.kernels import placed
+from spectr.kernels import on_own_device
 from spectr.kernels.best import _key
 
 __all__ = ["nucleus_border", "rank_border"]
 
-# Digits of a class in bits, and what a program takes at a time; measured on an H200.
+# Bits of a digit, and tokens per program; tuned on an H200.
 _RANK = {"BITS": 8, "CHUNK": 2048, "num_warps": 4}
 _NUCLEUS = {"BITS": 4, "CHUNK": 2048, "num_warps": 4}
 _FINISH = {"CHUNK": 2048, "num_warps": 8}
@@ -28,38 +29,39 @@ _KEYS = tl.constexpr(0xFFFFFFFF)
 
 @triton.jit
 def _limits(bound, vocabulary, NUCLEUS: tl.constexpr):
-    """Whether a bound excludes anything. A mass that is NaN does not."""
+    """Return whether a bound excludes anything; a mass that is NaN does not."""
     return bound < 1.0 if NUCLEUS else (bound >= 1) & (bound < vocabulary)
 
 
 @triton.jit
 def _order(value):
-    """Keys that have the order of the numbers if taken as unsigned. Both zeros have the same."""
+    """Return keys that, as unsigned integers, have the order of the values. Both zeros have the same key."""
     return _key(tl.where(value == 0.0, 0.0, value)) ^ -2147483648
 
 
 @triton.jit
 def _logit(key):
-    """The number that has a key."""
+    """Return the value that has a key."""
     signed = key ^ -2147483648
     return (signed ^ ((signed >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _exponent(value):
-    """What the softmax takes: a NaN is no token here, and an infinite logit the largest there is."""
+    """Return the logit for the softmax: NaN becomes −inf, and +inf the largest finite value."""
     return tl.where(value == value, tl.minimum(value, _LARGEST), -float("inf"))
 
 
 @triton.jit(do_not_specialize=["nodes"])
 def _peaks(logits, bounds, peaks, vocabulary, nodes, CHUNK: tl.constexpr):
-    """The largest logit of one chunk and the sum of exp(logit − largest); float32, since it only scales the shares."""
+    """Write the largest logit of one chunk and the sum of exp(logit − largest), in float32, as they only scale
+    weights."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if not _limits(tl.load(bounds + row // nodes), vocabulary, True):
         return
     token = part * CHUNK + tl.arange(0, CHUNK)
     value = _exponent(tl.load(logits + row * vocabulary + token, mask=token < vocabulary, other=-float("inf")))
-    most = tl.maximum(tl.max(value, 0), -_LARGEST)  # finite, so that a chunk without tokens weighs nothing
+    most = tl.maximum(tl.max(value, 0), -_LARGEST)  # finite, so that a chunk without tokens has weight 0
     place = 2 * (row * tl.num_programs(1) + part)
     tl.store(peaks + place, most)
     tl.store(peaks + place + 1, tl.sum(tl.exp(value - most), 0))
@@ -67,9 +69,11 @@ def _peaks(logits, bounds, peaks, vocabulary, nodes, CHUNK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["nodes", "parts"])
 def _measure(bounds, peaks, measures, vocabulary, nodes, parts, PARTS: tl.constexpr, CLASSES: tl.constexpr):
-    """Of a row the largest logit, what turns exp(logit − largest) into a share, and the classes in a unit of logits.
+    """Write for a row its largest logit, the factor from exp(logit − largest) to integer weights, and the number of
+    classes per unit of logits.
 
-    Tokens further than log(V / ((1 − mass) · sum)) below the largest hold less than 1 − mass, so the border is above.
+    Tokens more than log(V / ((1 − mass) · sum)) below the largest have less than 1 − mass together, so the border is
+    above them.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
     mass = tl.maximum(tl.load(bounds + row // nodes), 0.0)
@@ -88,7 +92,7 @@ def _measure(bounds, peaks, measures, vocabulary, nodes, parts, PARTS: tl.conste
 
 @triton.jit
 def _measured(measures, row, NUCLEUS: tl.constexpr):
-    """What was measured; ranks need nothing of it."""
+    """Load what `_measure` wrote; top-k does not need it."""
     if NUCLEUS:
         measures += 3 * row
         top, scale, steps = tl.load(measures), tl.load(measures + 1), tl.load(measures + 2)
@@ -99,7 +103,7 @@ def _measured(measures, row, NUCLEUS: tl.constexpr):
 
 @triton.jit
 def _class(value, top, steps, NUCLEUS: tl.constexpr, CLASSES: tl.constexpr):
-    """The class of a logit, larger for larger logits: by the distance to the largest, or the first bits of the key."""
+    """Return the class of a logit, larger for larger logits: by distance to the largest, or by the key's first bits."""
     if NUCLEUS:
         below = tl.minimum((top - _exponent(value).to(tl.float64)) * steps, CLASSES - 1.0)
         found = CLASSES - 1 - below.to(tl.int32)
@@ -110,11 +114,11 @@ def _class(value, top, steps, NUCLEUS: tl.constexpr, CLASSES: tl.constexpr):
 
 @triton.jit
 def _weights(value, digit, top, scale, NUCLEUS: tl.constexpr, BITS: tl.constexpr):
-    """What the logits of each digit weigh together; those of a digit below 0 do not count."""
+    """Return the sum of the weights for each digit; logits with a digit below 0 do not count."""
     if NUCLEUS:
         share = (tl.exp(_exponent(value).to(tl.float64) - top) * scale).to(tl.int64)
         sums = tl.zeros([1 << BITS], tl.int64)
-        for one in tl.static_range(1 << BITS):  # all at once, Triton computes the shares again for every digit
+        for one in tl.static_range(1 << BITS):  # without the loop, Triton computes the weights again for every digit
             weight = tl.sum(tl.where(digit == one, share, 0), 0)
             sums = tl.where(tl.arange(0, 1 << BITS) == one, weight, sums)
     else:
@@ -124,7 +128,7 @@ def _weights(value, digit, top, scale, NUCLEUS: tl.constexpr, BITS: tl.constexpr
 
 @triton.jit
 def _target(tally, bound, NUCLEUS: tl.constexpr, BITS: tl.constexpr):
-    """The weight to reach, at least 1: the largest logit always stays. The first tally holds all there is."""
+    """Return the weight to reach, at least 1, so that the largest logit always stays. The first tally has the total."""
     target = bound
     if NUCLEUS:
         total = tl.sum(tl.load(tally + tl.arange(0, 1 << BITS)), 0)
@@ -135,16 +139,16 @@ def _target(tally, bound, NUCLEUS: tl.constexpr, BITS: tl.constexpr):
 
 @triton.jit
 def _reached(sums, above, target, BITS: tl.constexpr):
-    """The digit in which the weight reaches the target, largest first, and the weight above that digit."""
+    """Return the digit in which the weight, largest first, reaches the target, and the weight above that digit."""
     digit = tl.arange(0, 1 << BITS)
     reached = above + tl.cumsum(sums, 0, reverse=True)
-    reaches = (reached >= target) & (reached - sums < target)  # one digit, or none where nothing has weight
+    reaches = (reached >= target) & (reached - sums < target)  # one digit, or none if all weights are 0
     return tl.sum(tl.where(reaches, digit, 0), 0), tl.sum(tl.where(reaches, reached - sums, 0), 0)
 
 
 @triton.jit
 def _narrowed(tally, state, bound, turn, NUCLEUS: tl.constexpr, BITS: tl.constexpr):
-    """The classes that are left after `turn` passes, as their common first digits, and the weight above them."""
+    """Return the classes that are left after `turn` passes, as their common first digits, and the weight above them."""
     first, above = tl.load(state + 2 * turn - 2), tl.load(state + 2 * turn - 1)
     sums = tl.load(tally + ((turn - 1) << BITS) + tl.arange(0, 1 << BITS))
     digit, above = _reached(sums, above, _target(tally, bound, NUCLEUS, BITS), BITS)
@@ -156,7 +160,7 @@ def _tally(
     logits, bounds, measures, tally, state, flawed, vocabulary, nodes, turn,
     NUCLEUS: tl.constexpr, BITS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Adds to a row's tally what one chunk weighs, by the next digit of the classes that are left."""
+    """Add the weights of one chunk to a row's tally, by the next digit of the classes that are left."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     bound = tl.load(bounds + row // nodes)
     if not _limits(bound, vocabulary, NUCLEUS):
@@ -185,8 +189,8 @@ def _collect(
     logits, bounds, measures, tally, state, kept, held, vocabulary, nodes,
     NUCLEUS: tl.constexpr, BITS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Appends to a row's `kept` the keys of one chunk that are in the class that is left, in any order; `held` has how
-    many there are, the largest, and the smallest counted from the end of all keys."""
+    """Append the keys of one chunk that are in the class that is left to a row's `kept`, in any order. `held` has their
+    number, the largest key, and the largest of (last key − key)."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     bound = tl.load(bounds + row // nodes)
     if not _limits(bound, vocabulary, NUCLEUS):
@@ -215,7 +219,7 @@ def _finish(
     bounds, measures, tally, state, flawed, kept, held, border, vocabulary, nodes,
     NUCLEUS: tl.constexpr, BITS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The border of one row, among the keys that were kept. Digits that all of them share are skipped."""
+    """Write the border of one row, found among the collected keys. Digits that all of them share are skipped."""
     row = tl.program_id(0).to(tl.int64)
     bound = tl.load(bounds + row // nodes)
     found = tl.cast(-float("inf"), tl.float32)
@@ -236,7 +240,7 @@ def _finish(
                 place = start + tl.arange(0, CHUNK)
                 key = tl.load(kept + row * vocabulary + place, mask=place < count, other=0)
                 known = (key.to(tl.int64) & _KEYS) >> shift
-                left = (known >> BITS) == (low >> shift >> BITS)  # padding is key 0, below all numbers
+                left = (known >> BITS) == (low >> shift >> BITS)  # padding has key 0, below those of all values
                 digit = tl.where(left, (known & ((1 << BITS) - 1)).to(tl.int32), -1)
                 sums += _weights(_logit(key), digit, top, scale, NUCLEUS, BITS)
             digit, above = _reached(sums, above, target, BITS)
@@ -251,7 +255,7 @@ def _search(logits: Tensor, bounds: Tensor, nucleus: bool) -> Tensor:
     logits, bounds, rows = logits.contiguous(), bounds.contiguous(), batch * nodes
     how = _NUCLEUS if nucleus else _RANK
     parts, kind = triton.cdiv(vocabulary, how["CHUNK"]), {"NUCLEUS": nucleus, "BITS": how["BITS"]}
-    # (R, 2, digits) weights; (R, 3, 2) first digits and the weight above; (R, 3) what was collected; (R,) has a NaN
+    # (R, 2, digits) weights; (R, 3, 2) first digits and weight above; (R, 3) collected keys; (R,) is there a NaN
     sizes = [rows * 2 << how["BITS"], rows * 6, rows * 3, rows]
     tally, state, held, flawed = torch.zeros(sum(sizes), dtype=torch.int64, device=logits.device).split(sizes)
     kept = torch.empty(rows, vocabulary, dtype=torch.int32, device=logits.device)
@@ -274,16 +278,16 @@ def _search(logits: Tensor, bounds: Tensor, nucleus: bool) -> Tensor:
     return border
 
 
-@placed
+@on_own_device
 def rank_border(logits: Tensor, count: Tensor) -> Tensor:
-    """The `count`-th (B,) int64 largest of logits (B, M, V) float32, as (B, M); −inf where the count is below 1 or not
-    below V, and where a logit is NaN."""
+    """Return the `count`-th (B,) int64 largest of logits (B, M, V) float32, as (B, M); −inf if the count is below 1 or
+    at least V, or if a logit is NaN."""
     return _search(logits, count, nucleus=False)
 
 
-@placed
+@on_own_device
 def nucleus_border(logits: Tensor, mass: Tensor) -> Tensor:
-    """The smallest logit (B, M) of the smallest set of likeliest tokens that holds at least `mass` (B,) float64 of the
-    softmax of logits (B, M, V) float32; −inf where the mass is not below 1, where every token is excluded, and where a
-    logit is NaN."""
+    """Return the smallest logit (B, M) of the smallest set of most likely tokens whose probabilities sum to at least
+    `mass` (B,) float64, for logits (B, M, V) float32; −inf if the mass is at least 1, if all tokens are excluded, or if
+    a logit is NaN."""
     return _search(logits, mass, nucleus=True)

@@ -38,7 +38,8 @@ def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options
     it returns on rank 0 alone, and the others follow until rank 0 ends, and end then.
     """
     from spectr.models.generation_config import unsupported_settings
-    from spectr.models.hf import Loading, open_loaded, open_model
+    from spectr.models.hf import open_loaded, open_model
+    from spectr.models.loading import Loading
 
     drafting, loading = ([f.name for f in fields(kind)] for kind in (DraftOptions, Loading))
     known = [*drafting, *loading, "capture", "compile", "progress", "rows", "tokenizer"]

@@ -66,7 +66,7 @@ class ForwardTimer:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hold back the advice that transformers logs on every call."""
+    """Silence the warnings that transformers logs on every call."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
@@ -77,7 +77,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _stock(net: PreTrainedModel) -> Iterator[None]:
-    """Run the model as transformers does, and leave it as it was found."""
+    """Run a model with transformers' own kernels and restore spectr's afterwards."""
     tuned = attention_name(net.config) == "spectr_grouped" or any("forward" in vars(m) for m in net.modules())
     with stock_kernels(net) if tuned else nullcontext():
         yield
@@ -97,18 +97,18 @@ def _configured(net: PreTrainedModel, config: GenerationConfig) -> Iterator[None
 _unpacked: "WeakKeyDictionary[PreTrainedModel, Any]" = WeakKeyDictionary()
 
 
-def _usual(net: PreTrainedModel) -> PreTrainedModel:
-    """The model that transformers runs: one with packed weights is unpacked to float32, once."""
+def _runnable(net: PreTrainedModel) -> PreTrainedModel:
+    """Return the model that transformers runs: a copy in float32 of a model with packed weights, made once."""
     if net not in _unpacked:
         made = unpacked(net)
         _unpacked[net] = None if made is net else made
-    found: PreTrainedModel = _unpacked[net] or net
-    return found
+    runnable: PreTrainedModel = _unpacked[net] or net
+    return runnable
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineText:
-    """One text that transformers wrote."""
+    """One text that transformers generated."""
 
     tokens: list[int]
     calls: int  # of the target
@@ -119,7 +119,7 @@ class BaselineText:
 
 @dataclass(frozen=True, slots=True)
 class TransformersBaseline:
-    """`model.generate` of one model: plain, with an assistant, or with prompt lookup of so many tokens."""
+    """`model.generate` of one model: plain, with an assistant, or with prompt lookup of `lookup` tokens."""
 
     net: PreTrainedModel
     stops: frozenset[int] = frozenset()
@@ -129,10 +129,10 @@ class TransformersBaseline:
     def write(
         self, prompt: Sequence[int], seed: int, settings: Mapping[str, Any], source: Sequence[int] | None = None
     ) -> BaselineText:
-        """Write a text after `prompt`, or in answer to `source` if the model has an encoder. `settings` holds the
-        temperature and what else a generation config takes, such as max_new_tokens."""
-        if _usual(self.net) is not self.net:
-            return replace(self, net=_usual(self.net)).write(prompt, seed, settings, source)
+        """Generate a text after `prompt`; `source` is the input of the encoder, if the model has one. `settings` are
+        the temperature and other fields of a generation config, such as max_new_tokens."""
+        if _runnable(self.net) is not self.net:
+            return replace(self, net=_runnable(self.net)).write(prompt, seed, settings, source)
         target, draft = ForwardTimer(), ForwardTimer()
         torch.manual_seed(seed)  # transformers has no other source of randomness
         with ExitStack() as stack:
@@ -174,16 +174,16 @@ class TransformersBaseline:
 
 @torch.no_grad()
 def plain_rows(opened: OpenedModel, texts: Sequence[tuple[int, ...]]) -> Tensor:
-    """Logits (n, V) after texts, each by a plain forward pass of the model as transformers runs it."""
-    net: Any = _usual(opened.target.model)
+    """Return the logits (n, V) after each text, from plain forward passes with transformers' own kernels."""
+    net: Any = _runnable(opened.target.model)
     with _stock(net):
         found = [net(torch.tensor([text], device=net.device), use_cache=False).logits[0, -1] for text in texts]
     return torch.stack(found).float().cpu()
 
 
 def greedy_text(opened: OpenedModel, prompt: Sequence[int], length: int) -> list[int]:
-    """What transformers generates greedily, up to a stop token."""
-    net: Any = _usual(opened.target.model)
+    """Return the tokens that transformers generates greedily, up to a stop token."""
+    net: Any = _runnable(opened.target.model)
     ids = torch.tensor([list(prompt)], device=net.device)
     settings = {"do_sample": False, "max_new_tokens": length, "pad_token_id": 0, "eos_token_id": sorted(opened.stops)}
     with _stock(net):
@@ -197,8 +197,8 @@ class _ReplayConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
 
 
 class ReplayNet(PreTrainedModel, GenerationMixin):
-    """A causal model whose logits are looked up. The keys of its one layer are the token ids, so that a cache of
-    transformers remembers the text however it is cropped."""
+    """A causal model whose logits come from a function of the text. The keys of its one layer are the token ids, so
+    that a cache of transformers holds the text even after it is cropped."""
 
     config_class = _ReplayConfig
     main_input_name = "input_ids"
@@ -220,7 +220,7 @@ class ReplayNet(PreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
         **_: Any,
     ) -> CausalLMOutputWithPast:
-        """Rows after each of the last `logits_to_keep` tokens, or after every new one."""
+        """Return the logits after each of the last `logits_to_keep` tokens, or after every new one."""
         words = input_ids.float()[:, None, :, None]
         if past_key_values is not None:
             words, _values = past_key_values.update(words, words, 0)
@@ -232,8 +232,8 @@ class ReplayNet(PreTrainedModel, GenerationMixin):
 
 
 class TransformersSampler:
-    """Texts sampled by transformers after one prompt, with an assistant model or with none. `settings` is what
-    `generate` takes besides: temperature, top_k, assistant_ensemble_weight, …"""
+    """Samples texts with transformers after one prompt, with or without an assistant model. `settings` are other
+    arguments of `generate`: temperature, top_k, assistant_ensemble_weight, …"""
 
     def __init__(
         self, net: PreTrainedModel, prompt: Sequence[int], assistant: PreTrainedModel | None = None, **settings: Any
@@ -243,7 +243,7 @@ class TransformersSampler:
         self.settings = {"do_sample": True, **_UNFILTERED, "temperature": 1.0, "pad_token_id": 0, **settings, **helper}
 
     def __call__(self, seeds: Sequence[int], length: int) -> list[tuple[int, ...]]:
-        """One call for each seed; the global generator is left as it was."""
+        """Sample one text for each seed; the state of torch's global generator is restored."""
         with torch.random.fork_rng(devices=[self.net.device] if self.net.device.type == "cuda" else []), _quiet():
             return [self._text(seed, length) for seed in seeds]
 
@@ -256,9 +256,12 @@ class TransformersSampler:
 
 
 def settings_of(policy: Policy) -> dict[str, Any]:
-    """A policy in the words of transformers' `generate`."""
+    """Return a policy as keyword arguments of transformers' `generate`."""
     if policy.temperature == 0 or not policy.capturable or policy.logit_bias or policy.bad_words:
-        raise ArgumentError("transformers is audited with temperature, top_k, top_p, min_p, typical_p alone, sampling")
+        raise ArgumentError(
+            "the policy must sample and use only temperature, top_k, top_p, min_p, typical_p and repetition_penalty, "
+            "which is what transformers is audited with"
+        )
     names = ("temperature", "top_k", "top_p", "typical_p", "repetition_penalty")
     found = {name: getattr(policy, name) for name in names}
     return {**found, "min_p": policy.min_p} if policy.min_p else found

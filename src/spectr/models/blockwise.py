@@ -1,7 +1,7 @@
-"""Parallel heads: one guess for each of the next few tokens from the root alone, all in one call (Stern et al. 2018).
+"""Parallel heads: one prediction for each of the next few tokens, all in one call (Stern et al. 2018).
 
-Head i expects the feature i tokens below the root, whatever was drafted in between, so its law is the same for all
-nodes of a depth: cheap, and worse the deeper it guesses.
+Head i predicts the feature i tokens below the root without knowing the tokens in between, so that its distribution is
+the same for all nodes of a depth. That is cheap, and the deeper, the less accurate.
 """
 
 from dataclasses import asdict, dataclass
@@ -18,7 +18,7 @@ __all__ = ["BlockwiseHead", "BlockwiseShape", "blockwise_of"]
 
 @dataclass(frozen=True, slots=True)
 class BlockwiseShape:
-    """The target's width, how many tokens ahead, and the inner width of each head."""
+    """The target's width, the number of depths, and the inner width of each head."""
 
     width: int
     depths: int = 4
@@ -26,7 +26,7 @@ class BlockwiseShape:
 
 
 class _Block(nn.Module):
-    """One guess: a residual layer and a norm."""
+    """One head: a residual layer and a norm."""
 
     def __init__(self, shape: BlockwiseShape) -> None:
         super().__init__()
@@ -35,12 +35,12 @@ class _Block(nn.Module):
         self.norm = nn.RMSNorm(shape.width, eps=1e-5)
 
     def forward(self, rows: Tensor) -> Tensor:
-        found: Tensor = self.norm(rows + self.down(nn.functional.silu(self.up(rows))))
-        return found
+        features: Tensor = self.norm(rows + self.down(nn.functional.silu(self.up(rows))))
+        return features
 
 
 class BlockwiseHead(Borrowing, nn.Module):
-    """What joins the feature before the root with the root's embedding, and a block for each depth."""
+    """A layer that joins the feature before the root with the root's embedding, and a block for each depth."""
 
     def __init__(self, shape: BlockwiseShape) -> None:
         nn.Module.__init__(self)
@@ -51,36 +51,36 @@ class BlockwiseHead(Borrowing, nn.Module):
 
     @property
     def deepest(self) -> int | None:
-        """As many depths as it has heads."""
+        """The number of depths, one for each block."""
         return self.shape.depths
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its weights."""
+        """The dtype of the weights."""
         return self.join.weight.dtype
 
     def guesses(self, tokens: Tensor, features: Tensor) -> Tensor:
-        """Expected features (…, D, H) below `tokens` (…), given the features (…, H) of the tokens before them."""
+        """Predict the features (…, D, H) below `tokens` (…) from the features (…, H) of the tokens before them."""
         joined = self.join(torch.cat([features.to(self.dtype), self.embed(tokens).to(self.dtype)], -1))
         return torch.stack([block(joined) for block in self.blocks], -2)
 
     def expected(self, tokens: Tensor, features: Tensor, depths: int) -> list[Tensor]:
-        """For training: at each position what the head for each depth expected there, from the root above it."""
+        """Return for each depth the features (B, T, H) that its block predicts at every position, for training."""
         before = nn.functional.pad(features, (0, 0, 1, 0))[:, :-1]
-        found = self.guesses(tokens, before)  # (B, T, D, H)
-        return [nn.functional.pad(found[:, :, d], (0, 0, d, 0))[:, : tokens.shape[1]] for d in range(depths)]
+        guesses = self.guesses(tokens, before)  # (B, T, D, H)
+        return [nn.functional.pad(guesses[:, :, d], (0, 0, d, 0))[:, : tokens.shape[1]] for d in range(depths)]
 
     def ahead(self, tokens: Tensor, features: Tensor) -> Tensor:
-        """Logits (B, D, V) of the tokens below roots (B,) with the features (B, H) before them."""
+        """Return logits (B, D, V) for the depths below roots `tokens` (B,) with the features (B, H) before them."""
         return self.logits(self.guesses(tokens, features))
 
     def as_data(self) -> dict[str, Any]:
-        """The sizes, for a file."""
+        """Return the sizes as plain data, for a file."""
         return asdict(self.shape)
 
 
 def blockwise_of(target: PreTrainedModel, depths: int = 4) -> BlockwiseHead:
-    """Fresh parallel heads for this target, on its device, in float32."""
+    """Return new, untrained parallel heads for this target, on its device, in float32."""
     config: Any = target.config.get_text_config(decoder=True)
     width = int(config.hidden_size)
     inner = int(getattr(config, "intermediate_size", None) or 4 * width)

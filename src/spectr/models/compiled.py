@@ -1,8 +1,8 @@
-"""Decoder layers compiled once for all of them, in a few seconds, whatever the number of layers, nodes and slots.
+"""Compiles the decoder layers of a model once for all layers, in a few seconds, for any number of nodes and slots.
 
-The layers of a model do the same with different weights and different buffers of the cache. So one of them, emptied of
-its weights, is compiled as a function of weights, buffers and states, and every layer calls it with its own. Sizes stay
-symbols. Elementwise work between the products becomes a handful of kernels; the products stay as they are.
+The layers of a model differ only in their weights and cache buffers. One layer without its weights is compiled as a
+function of weights, buffers and states, and every layer calls it with its own. Sizes stay symbolic. The elementwise
+work between matrix products becomes a few kernels; the products themselves do not change.
 """
 
 import copy
@@ -18,17 +18,17 @@ from torch.func import functional_call
 from spectr.errors import MismatchError
 from spectr.folders import home
 from spectr.models.cache import SlotCache
-from spectr.models.joint import families, join_in, joined_weights
+from spectr.models.joint import join_products, joined_weights, joint_groups
 
 __all__ = ["CompiledLayers"]
 
-_SHAPES = 64  # how often a function may be compiled again: one token or several, one row or several, for each model
+_SHAPES = 64  # compilations per function: one token or several, one row or several, for each model
 _BACKEND = "inductor"
 _Run = Callable[[dict[str, Tensor], tuple[Any, ...], dict[str, Any]], Any]
 
 
 class _OneLayer(SlotCache):
-    """The buffers of one layer, whichever it is."""
+    """The cache buffers of a single layer, so that the compiled function does not depend on the layer's number."""
 
     def __init__(self, cache: SlotCache, layer: int) -> None:
         super().__init__(cache.size, cache.rows)
@@ -42,7 +42,7 @@ class _OneLayer(SlotCache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
-        """As the whole cache."""
+        """Write to the layer's buffers, as `SlotCache.update` does."""
         return super().update(key_states, value_states, 0)
 
 
@@ -50,19 +50,19 @@ def _plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str | tuple)
 
 
-def _holds(value: Any) -> bool:
+def _is_mutable(value: Any) -> bool:
     return isinstance(value, Tensor | list | dict | set)
 
 
 def _kind(layer: nn.Module) -> tuple[Any, ...]:
-    """What a layer does, weights and number aside."""
+    """Return a key of what a layer computes; layers with the same key differ in weights and number only."""
     found: list[Any] = []
     for name, module in layer.named_modules():
         own = {key: value for key, value in vars(module).items() if key != "layer_idx"}
-        said = {key: value for key, value in own.items() if _plain(value)}
-        held = {key: id(value) for key, value in own.items() if _holds(value) and not key.startswith("_")}
-        said |= held  # a table that is no weight is the layer's own: it is not taken for another's
-        found.append((name, type(module), tuple(sorted(said.items(), key=lambda pair: pair[0]))))
+        settings = {key: value for key, value in own.items() if _plain(value)}
+        tables = {key: id(value) for key, value in own.items() if _is_mutable(value) and not key.startswith("_")}
+        settings |= tables  # layers with different tables that are no weights are not the same
+        found.append((name, type(module), tuple(sorted(settings.items(), key=lambda pair: pair[0]))))
     return (*found, *((name, tuple(weights.shape), weights.dtype) for name, weights in layer.named_parameters()))
 
 
@@ -71,25 +71,24 @@ def _weights(layer: nn.Module) -> dict[str, Tensor]:
 
 
 def _joined(layer: nn.Module) -> dict[str, Tensor]:
-    """Weights by the names of the compiled form."""
-    found = {**_weights(layer), **dict(joined_weights(layer, families(layer)))}
+    """Return a layer's weights by the names that the compiled function uses."""
+    found = {**_weights(layer), **dict(joined_weights(layer, joint_groups(layer)))}
     return {name: weight for name, weight in found.items() if weight is not None}
 
 
 def _emptied(layer: nn.Module) -> nn.Module:
-    """A copy without weights."""
+    """Return a copy of a layer without the memory of its weights."""
     weights = _weights(layer).values()
     memo: dict[int, Any] = {id(w): torch.empty_like(w, device="meta") for w in weights}
-    for name, weight in layer.named_parameters():
+    for weight in layer.parameters():
         memo[id(weight)] = nn.Parameter(memo[id(weight)], requires_grad=False)
-        del name
     return copy.deepcopy(layer, memo)
 
 
 def _compiled(layer: nn.Module) -> _Run:
-    """One function for all layers of this kind."""
+    """Return the compiled function for all layers that compute the same as this one."""
     empty = _emptied(layer)
-    join_in(empty, families(layer))
+    join_products(empty, joint_groups(layer))
 
     def run(weights: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return functional_call(empty, weights, args, kwargs)
@@ -99,7 +98,7 @@ def _compiled(layer: nn.Module) -> _Run:
 
 
 class CompiledLayers:
-    """Layers that can be switched to their compiled form, and modules beside them, such as the last norm."""
+    """Decoder layers, and modules beside them such as the last norm, that can be switched to compiled functions."""
 
     def __init__(self, layers: Sequence[nn.Module], beside: Sequence[nn.Module] = ()) -> None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home() / "compiled"))  # kept between runs
@@ -115,10 +114,10 @@ class CompiledLayers:
             self._forwards.append(self._forward(at, kinds[kind]))
         self._forwards += [torch.compile(module.forward, dynamic=True, backend=_BACKEND) for module in beside]
         self.kinds = len(kinds)
-        self._where = self._places()
+        self._addresses = self._weight_addresses()
 
-    def _places(self) -> list[int]:
-        """Where the weights lie, which the compiled form was told."""
+    def _weight_addresses(self) -> list[int]:
+        """Return the addresses of the weights, which compiled functions keep."""
         return [weight.data_ptr() for layer in self.layers for weight in _weights(layer).values()]
 
     def _forward(self, at: int, run: _Run) -> Callable[..., Any]:
@@ -130,15 +129,15 @@ class CompiledLayers:
             if name is None:
                 return usual(*args, **kwargs)
             if len(kwargs[name].layers) <= at or kwargs[name].layers[at].keys is None:
-                usual(*args, **kwargs)  # makes the buffers
+                usual(*args, **kwargs)  # allocates the buffers
             return run(weights, args, {**kwargs, name: _OneLayer(kwargs[name], at)})
 
         return forward
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """While this is open the layers, and what is beside them, run compiled."""
-        if self._where != self._places():
+        """Run the layers and the modules beside them compiled while the context is open."""
+        if self._addresses != self._weight_addresses():
             raise MismatchError("weights were moved or replaced since the layers were compiled; load the model again")
         before = [vars(module).get("forward") for module in self._replaced]
         for module, forward in zip(self._replaced, self._forwards, strict=True):

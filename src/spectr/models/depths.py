@@ -1,7 +1,8 @@
-"""A head several depths deep over whole texts at once: what training sees is what drafting does.
+"""Runs a head at several draft depths over whole texts at once, so that training matches drafting.
 
-At depth 1 every position reads the true feature of the token before. At depth d it reads what depth d − 1 expected
-there, and sees true entries of the text up to the root of its draft, then one expected entry of each depth on the way.
+At depth 1 every position reads the target's feature of the token before. At depth d it reads what depth d − 1 predicted
+there. It attends to true entries of the text up to the root of its draft, then to one predicted entry of each depth in
+between.
 """
 
 from dataclasses import dataclass, field
@@ -15,15 +16,15 @@ __all__ = ["Recurrent", "expected_features"]
 
 
 class Recurrent(Protocol):
-    """A head that reads features of the target at the root of a draft and its own below."""
+    """A head that reads features of the target at the root of a draft and its own predictions below."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its weights."""
+        """The dtype of the weights."""
         ...
 
     def features(self, tokens: Tensor, features: Tensor, **attention: Any) -> Tensor:
-        """What it hands on (B, T, H) at `tokens` (B, T), given the features of the tokens before them."""
+        """Predict the features (B, T, H) at `tokens` (B, T) from the features of the tokens before them."""
         ...
 
 
@@ -41,7 +42,7 @@ def _join(before: Tensor | None, fresh: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class _DepthCache(Cache):
-    """Keys and values of all depths so far, one after the other."""
+    """A cache that appends the keys and values of each depth to those of the depths before."""
 
     layers: list[_Entries] = field(default_factory=list)  # type: ignore[assignment]
 
@@ -65,8 +66,8 @@ class _DepthCache(Cache):
 
 
 def depth_mask(length: int, depth: int, like: Tensor) -> Tensor:
-    """(1, 1, T, depth · T) added: at depth d position t sees true entries up to t − d + 1, and of depth j that at
-    t − d + j."""
+    """Return the additive mask (1, 1, T, depth · T): at depth d, position t attends to true entries up to t − d + 1 and
+    to the entry of each depth j at t − d + j."""
     at = torch.arange(length, device=like.device)
     gap = at[:, None] - at  # t − s
     blocks = [gap >= depth - 1] + [gap == depth - j for j in range(2, depth + 1)]
@@ -76,26 +77,27 @@ def depth_mask(length: int, depth: int, like: Tensor) -> Tensor:
 
 
 def _shifted(features: Tensor) -> Tensor:
-    """Of the token before."""
+    """Return features (B, T, H) moved by one, so that each position has those of the token before."""
     return torch.nn.functional.pad(features, (0, 0, 1, 0))[:, :-1]
 
 
 def expected_features(head: Recurrent, tokens: Tensor, features: Tensor, depths: int) -> list[Tensor]:
-    """What the head expects (B, T, H) at each of `depths` depths, for texts (B, T) with true features (B, T, H)."""
-    cache, found, given = _DepthCache(), list[Tensor](), features
+    """Return the features (B, T, H) that the head predicts at each of `depths` depths, for texts (B, T) with the
+    target's features (B, T, H)."""
+    cache, predicted, inputs = _DepthCache(), list[Tensor](), features
     positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
     dtype = (
         torch.get_autocast_dtype(tokens.device.type) if torch.is_autocast_enabled(tokens.device.type) else head.dtype
     )
     for depth in range(1, depths + 1):
         mask = depth_mask(tokens.shape[1], depth, torch.empty(0, dtype=dtype, device=tokens.device))
-        given = head.features(
+        inputs = head.features(
             tokens,
-            _shifted(given),
+            _shifted(inputs),
             position_ids=positions,
             attention_mask=mask,
             past_key_values=cache,
             use_cache=True,
         )
-        found.append(given)
-    return found
+        predicted.append(inputs)
+    return predicted

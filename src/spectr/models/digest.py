@@ -1,8 +1,8 @@
-"""A digest of all weights of a model: two models with the same digest compute with the same numbers.
+"""A digest of all weights of a model: two models with the same digest have the same weights.
 
-Every tensor is summed as whole numbers, each weighted by its place, where it lies: a model of many gigabytes takes a
-second or two on its GPU, and nothing is copied. Whole numbers wrap around and do not round, so the digest does not
-depend on the device. It guards against mistakes, not against forgery.
+The bits of every tensor are summed as integers, each weighted by its index, on the device of the tensor: many gigabytes
+take a second or two on a GPU, and nothing is copied. Integers wrap around and do not round, so the digest does not
+depend on the device. It detects mistakes, not forgery.
 """
 
 import hashlib
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 __all__ = ["weights_digest"]
 
-_CHUNK = 1 << 24  # numbers at a time
+_CHUNK = 1 << 24  # elements at a time
 _PRIME = 1_000_003
 _WHOLES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def weights_digest(model: nn.Module) -> str:
-    """Hexadecimal digits that change if any weight, its dtype or its shape does."""
+    """Return 32 hexadecimal digits that depend on the name, dtype, shape and value of every weight."""
     digest = hashlib.sha256()
     for name, tensor in _tensors(model):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {_sum(tensor)};".encode())
@@ -27,15 +27,15 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """All weights by name; those whose shards lie on several ranks are put together, one at a time."""
-    for found in (model.named_parameters(), model.named_buffers()):
-        for name, tensor in sorted(found, key=lambda pair: pair[0]):
+    """Yield all weights by name. Weights that are sharded over ranks are gathered one at a time."""
+    for named in (model.named_parameters(), model.named_buffers()):
+        for name, tensor in sorted(named, key=lambda pair: pair[0]):
             yield name, tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 @torch.no_grad()
 def _sum(tensor: Tensor) -> int:
-    """Of the bits of all numbers, weighted by their places."""
+    """Sum the bits of all elements as integers, weighted by their indices."""
     if tensor.is_complex() or tensor.numel() == 0 or tensor.is_meta:
         return 0
     bits = tensor.detach().contiguous().view(-1)

@@ -1,4 +1,4 @@
-"""What is installed, what there is to run on, and what a model needs: facts, and advice where something is missing."""
+"""Reports the installed packages, the device, and the needs of a model, with advice where something is missing."""
 
 import os
 import platform
@@ -15,8 +15,9 @@ from transformers import AutoConfig
 from spectr.models.catalog import CATALOG, FetchError, home, locate
 from spectr.models.gguf.build import config_of
 from spectr.models.gguf.reader import open_gguf
-from spectr.models.hf import chosen_dtype, is_gguf
+from spectr.models.hf import is_gguf
 from spectr.models.hub import why_not_on_hub
+from spectr.models.loading import chosen_dtype
 from spectr.models.memory import available, format_bytes, kv_bytes, weights_on_disk
 from spectr.models.trained import shipped_targets
 from spectr.version import __version__, installed
@@ -62,7 +63,7 @@ def _device() -> dict[str, Any]:
 
 
 def _dtype(config: Any) -> str:
-    """The dtype that a model gets if the user names none, and why."""
+    """Return the default dtype of a model and the reason for it."""
     dtype, reason = chosen_dtype(config, _place())
     return f"{str(dtype).removeprefix('torch.')}: {reason}"
 
@@ -75,21 +76,21 @@ def _cache() -> dict[str, Any]:
         "folder": str(folder),
         "free": format_bytes(shutil.disk_usage(existing).free),
         "models": ", ".join(name for name in CATALOG if locate(name)) or "none yet",
-        "hub": "not asked, since HF_HUB_OFFLINE is set" if offline else "asked for models that are not here",
+        "hub": "not used, because HF_HUB_OFFLINE is set" if offline else "used for models that are not on this machine",
     }
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a model's files are."""
+    """The location of a model's files."""
 
     source: str  # in words
-    config: str  # what transformers loads the config from, or a GGUF file
-    folder: Path | None  # with the weights, where they are on this machine
+    config: str  # folder or id from which transformers loads the config, or a GGUF file
+    folder: Path | None  # folder with the weights, if they are on this machine
 
 
 def _find(model: str) -> _Place | None:
-    """The files of a catalog name, a folder or a hub id; None for a catalog model that is not here yet."""
+    """Find the files of a catalog name, a folder, a GGUF file or a hub id; None for a catalog model not yet fetched."""
     if model in CATALOG:
         there = locate(model)
         return None if there is None else _Place("catalog", str(there), there)
@@ -97,7 +98,7 @@ def _find(model: str) -> _Place | None:
         return _Place("GGUF file", model, Path(model))
     if Path(model).exists():
         if not (Path(model) / "config.json").is_file():
-            raise FetchError(f"{model!r} is no folder of a model: it has no config.json")
+            raise FetchError(f"{model!r} is not the folder of a model: it has no config.json")
         return _Place("folder", model, Path(model))
     if (why := why_not_on_hub(model)) is not None:
         raise FetchError(f"{model!r} is not known: {why}. Catalog models: {', '.join(CATALOG)}")
@@ -108,33 +109,33 @@ def _find(model: str) -> _Place | None:
 
 
 def _drafter(model: str) -> str:
-    """What drafter="auto" means. Only the names of drafters are compared here; loading compares the weights."""
+    """Return what drafter="auto" means. Only names are compared here; loading compares the weights."""
     if model in shipped_targets():
         return "the one trained for this model, which comes with spectr"
     return (
-        "none or lookup: no trained drafter for this model comes with spectr, so it decodes plainly, but for what it "
-        "repeats; train one with `spectr train`, or name another"
+        "none or lookup: no trained drafter for this model comes with spectr, so only text that repeats is drafted; "
+        "train one with `spectr train`, or name another"
     )
 
 
 def _needs_of_file(path: Path) -> dict[str, Any]:
-    """Weights and cache of the model in a GGUF file."""
+    """Return the sizes of the weights and the cache of a GGUF file."""
     file = open_gguf(path)
     config = config_of(file)
     slots, numbers = min(config.max_position_embeddings, 4096), sum(prod(t.shape) for t in file.tensors.values())
     return {
         "dtype, auto": _dtype(config) if _place().type == "cpu" else "bfloat16: GGUF files are unpacked on a GPU",
-        "weights, file": f"{format_bytes(file.bytes)} of {file.kinds}, run as they are on a CPU",
+        "weights, file": f"{format_bytes(file.bytes)} of {file.kinds}, not unpacked on a CPU",
         "weights, float32": format_bytes(4 * numbers),
         f"cache of {slots} tokens, float32": format_bytes(kv_bytes(config, 1, slots, torch.float32)),
     }
 
 
 def _needs(model: str) -> dict[str, Any]:
-    """Weights and cache of a model, from its config and files alone, and what is chosen for it."""
+    """Return the sizes of a model's weights and cache, from its config and files alone, and its defaults."""
     place = _find(model)
     if place is None:
-        return {"weights": f"not here yet: spectr pull {model}", "drafter, auto": _drafter(model)}
+        return {"weights": f"not fetched yet: run spectr pull {model}", "drafter, auto": _drafter(model)}
     if is_gguf(place.config):
         return {"source": place.source, **_needs_of_file(Path(place.config)), "drafter, auto": _drafter(model)}
     try:
@@ -154,8 +155,8 @@ def _needs(model: str) -> dict[str, Any]:
 
 
 def examine(model: str | None = None) -> dict[str, Any]:
-    """Everything, as plain data; `advice` lists what must be done before models can run. A model that is not known, or
-    cannot be fetched, is an error."""
+    """Return the report as plain data; `advice` lists what must be done before models can run. Raise if the model is
+    not known or cannot be fetched."""
     found: dict[str, Any] = {
         "spectr": __version__,
         "python": platform.python_version(),

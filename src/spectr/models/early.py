@@ -1,4 +1,4 @@
-"""A model that stops after its first layers, made of the very weights of the whole one: nothing is copied."""
+"""A model of the first layers of another, which shares the weights of the whole model."""
 
 import copy
 from typing import Any
@@ -14,11 +14,11 @@ __all__ = ["truncated"]
 
 
 def truncated(model: PreTrainedModel, layers: int) -> PreTrainedModel:
-    """`model` with only its first `layers` layers before the final norm and the output layer; it shares all weights,
-    and `model` itself stays as it is."""
+    """Return `model` with only its first `layers` layers before the final norm and the output layer. It shares all
+    weights with `model`, which is not changed."""
     config = model.config.get_text_config(decoder=True)
     if not 1 <= layers <= config.num_hidden_layers:
-        raise ArgumentError(f"layers must be 1 to {config.num_hidden_layers}, got {layers}")
+        raise ArgumentError(f"layers must be between 1 and {config.num_hidden_layers}, got {layers}")
     path = layer_path(model)
     cut = _cut(model.config, layers)
     made: PreTrainedModel = _fork(model, cut)
@@ -31,7 +31,8 @@ def truncated(model: PreTrainedModel, layers: int) -> PreTrainedModel:
 
 
 def _cut(config: Any, layers: int) -> Any:
-    """A config of so many layers. Lists with an entry per layer are cut first, since their lengths are checked."""
+    """Return a config with `layers` layers. Lists with an entry per layer are cut first, since transformers compares
+    their lengths with the number of layers."""
     made = copy.deepcopy(config)
     text = made.get_text_config(decoder=True)
     for name in ("layer_types", "mlp_layer_types", "no_rope_layers"):
@@ -42,7 +43,7 @@ def _cut(config: Any, layers: int) -> Any:
 
 
 def _fork(module: Any, config: Any) -> Any:
-    """The same module, with a dictionary of children of its own and a config of its own."""
+    """Return a shallow copy of a module with children and a config of its own."""
     made = copy_with_children(module)
     if hasattr(made, "config"):
         made.config = config

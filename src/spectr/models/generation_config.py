@@ -1,7 +1,7 @@
-"""A model's `generation_config` as settings of a policy: the defaults of that model, with the meanings of transformers.
+"""Translates a model's `generation_config` to settings of a policy, with the meanings that transformers gives them.
 
-Only what a checkpoint says itself is taken over, and none of the values that transformers fills in for what it leaves
-open (greedy decoding, top_k=50). Does not depend on how models are loaded.
+Only values that the checkpoint sets are used, and none of the defaults that transformers fills in (greedy decoding,
+top_k=50). This module does not depend on how models are loaded.
 """
 
 from collections.abc import Iterable
@@ -20,11 +20,11 @@ _SETTINGS = {
         "min_new_tokens",
     )
 } | {"bad_words_ids": "bad_words"}  # fmt: skip
-"""What a generation config says about the distribution of texts, and the setting of a policy that does the same."""
+"""Fields of a generation config that change the distribution of texts, and the equivalent settings of a policy."""
 
 _OFF: dict[str, Any] = {"num_beams": 1, "guidance_scale": 1, "encoder_repetition_penalty": 1,
                         "encoder_no_repeat_ngram_size": 0}  # fmt: skip
-"""Values that change nothing, besides None."""
+"""Values other than None that have no effect."""
 
 _UNSUPPORTED = {
     "num_beams": "there is no beam search, so texts are sampled, or greedy with temperature=0",
@@ -42,15 +42,15 @@ _UNSUPPORTED = {
     "forced_bos_token_id": "end the prompt with it",
     "stop_strings": "give them as stop",
 }
-"""What a generation config may say besides, and what to do instead."""
+"""Fields without an equivalent setting, and what to do instead."""
 
 
 def _ids(value: Any) -> list[int]:
     return list(value) if isinstance(value, Iterable) else [] if value is None else [int(value)]
 
 
-def _meant(name: str, value: Any, config: Any) -> Any:
-    """A value as transformers understands it; None where it ignores it."""
+def _effective(name: str, value: Any, config: Any) -> Any:
+    """Return a value with the meaning that transformers gives it, None if transformers ignores it."""
     if name in ("epsilon_cutoff", "eta_cutoff"):
         return value if 0 < value < 1 else None
     if name in ("top_p", "typical_p"):
@@ -64,13 +64,13 @@ def _meant(name: str, value: Any, config: Any) -> Any:
 
 
 def _named(value: Any) -> list[int]:
-    """All token ids in the value of a setting that names tokens."""
+    """Return all token ids in the value of a setting that names tokens."""
     parts = _ids(value)
     return [token for part in parts for token in (part if isinstance(part, Iterable) else [part])]
 
 
 def _complaint(name: str, value: Any, vocabulary: int) -> str | None:
-    """Why a policy cannot have this value, or None."""
+    """Return why a policy cannot have this value, or None if it can."""
     try:
         Policy(**{name: value})
     except ArgumentError as error:
@@ -80,15 +80,15 @@ def _complaint(name: str, value: Any, vocabulary: int) -> str | None:
     return None
 
 
-def _said(net: Any, vocabulary: int) -> tuple[dict[str, Any], list[str]]:
-    """The settings that a model's generation config stands for, and what is wrong with those that a policy refuses."""
+def _translate(net: Any, vocabulary: int) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings equivalent to a model's generation config, and the errors of those that a policy refuses."""
     config = net.generation_config
     if config is None:
         return {}, []
     found, complaints = dict[str, Any](), list[str]()
     for name, setting in _SETTINGS.items():
         value = getattr(config, name, None)
-        value = None if value is None else _meant(name, value, config)
+        value = None if value is None else _effective(name, value, config)
         if setting in ("suppress_tokens", "begin_suppress_tokens"):  # ids that have no logit are ignored
             value = tuple(token for token in _ids(value) if 0 <= token < vocabulary) or None
         if value is None:
@@ -103,34 +103,34 @@ def _said(net: Any, vocabulary: int) -> tuple[dict[str, Any], list[str]]:
 
 
 def _as_counted(found: dict[str, Any], net: Any) -> dict[str, Any]:
-    """Least lengths. One of new tokens stands in place of one of the whole text; and transformers counts the token that
-    is forced upon the beginning of an encoder-decoder model's answers as new, which here is part of the prompt."""
+    """Adjust minimum lengths. `min_new_tokens` replaces `min_length`. transformers counts the token that is forced at
+    the beginning of an encoder-decoder model's answers as new; here it is part of the prompt."""
     least = found.get("min_new_tokens")
     if least is None:
         return found
-    begins = net.config.is_encoder_decoder and net.generation_config.forced_bos_token_id is not None
+    is_forced = net.config.is_encoder_decoder and net.generation_config.forced_bos_token_id is not None
     kept = {name: value for name, value in found.items() if name != "min_length"}
-    return {**kept, "min_new_tokens": least - 1 if begins else least}
+    return {**kept, "min_new_tokens": least - 1 if is_forced else least}
 
 
 def default_settings(net: Any, vocabulary: int) -> dict[str, Any]:
-    """Settings of `Policy` that the generation config of a model with so many logits stands for.
+    """Return the settings of `Policy` that are equivalent to a model's generation config.
 
-    `do_sample=False` is temperature 0. Where the config does not say whether to sample, texts are sampled.
+    `do_sample=False` means temperature 0. If the config does not say whether to sample, texts are sampled.
     """
-    return _said(net, vocabulary)[0]
+    return _translate(net, vocabulary)[0]
 
 
 def unsupported_settings(net: Any, vocabulary: int) -> str | None:
-    """A sentence about what a model's generation config says of the distribution of texts and is not done, or None."""
+    """Return a sentence that lists the fields of a model's generation config that have no effect here, or None."""
     config = net.generation_config
     if config is None:
         return None
     names = [name for name in _UNSUPPORTED if getattr(config, name, None) not in (None, _OFF.get(name))]
-    if net.config.is_encoder_decoder:  # what its answers begin with belongs to their prompt
+    if net.config.is_encoder_decoder:  # here that token is part of the prompt
         names = [name for name in names if name != "forced_bos_token_id"]
     reasons = [f"{name} ({_UNSUPPORTED[name]})" for name in names]
-    reasons += [f"what is not valid here ({complaint})" for complaint in _said(net, vocabulary)[1]]
+    reasons += [f"an invalid value ({complaint})" for complaint in _translate(net, vocabulary)[1]]
     if not reasons:
         return None
     return f"the model's generation_config also sets the following, which is not used: {', '.join(reasons)}"

@@ -1,7 +1,8 @@
-"""A function that is run once, captured at its second time, and replayed from then on: one graph for every shape.
+"""CUDA graphs of functions: the first call runs, the second is captured, later ones are replayed. Each shape has a
+graph.
 
-A step launches a thousand kernels and more, and a host needs longer for that than a GPU for the work; a graph is one
-launch.
+A step launches more than a thousand kernels, which takes the host longer than the work takes the GPU. Replaying a graph
+is one launch.
 """
 
 import warnings
@@ -20,37 +21,38 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Graph:
-    """What goes in, what comes out, and what happens in between."""
+    """A captured graph with its static input and output."""
 
-    given: Tensor
-    made: Any
+    input: Tensor
+    output: Any
     graph: torch.cuda.CUDAGraph
 
 
 def _is_refused_capture(error: RuntimeError) -> bool:
-    """Whether CUDA refused to record, or had no memory for a graph's own pool; other errors are the function's own."""
+    """Return whether CUDA refused the capture or had no memory for the graph's pool; other errors are the
+    function's."""
     return isinstance(error, torch.OutOfMemoryError) or "captur" in str(error).lower()
 
 
 @dataclass(slots=True)
 class Captured:
-    """Calls functions of one tensor, on a CPU plainly. A key stands for one function."""
+    """Calls functions of one tensor through graphs; on a CPU it calls them directly. A key identifies a function."""
 
     stream: Any = None
     pool: Any = None
     seen: set[Hashable] = field(default_factory=set)
     graphs: dict[Hashable, _Graph] = field(default_factory=dict)
-    plain: set[Hashable] = field(default_factory=set)  # what could not be captured
+    plain: set[Hashable] = field(default_factory=set)  # keys that could not be captured
 
     def __call__(self, key: Hashable, make: Callable[[Tensor], T], given: Tensor) -> T:
-        """What `make` gives; it may change weights on the way, as an optimizer's step does."""
+        """Return `make(given)`. The function may change tensors in place, as an optimizer's step does."""
         if given.device.type != "cuda":
             return make(given)
         key = (key, tuple(given.shape))
         if key not in self.graphs:
             if key not in self.seen or key in self.plain:
                 self.seen.add(key)
-                return self._aside(make, given)
+                return self._run_on_side_stream(make, given)
             try:
                 self._add(key, self._capture(make, given))
             except RuntimeError as error:  # nothing was computed
@@ -59,23 +61,23 @@ class Captured:
                 self.plain.add(key)
                 reason = str(error).splitlines()[0]
                 warnings.warn(f"this step cannot be captured as a graph and runs uncaptured: {reason}", stacklevel=2)
-                return self._aside(make, given)
-        graph = self.graphs[key] = self.graphs.pop(key)  # used last
-        graph.given.copy_(given)
+                return self._run_on_side_stream(make, given)
+        graph = self.graphs[key] = self.graphs.pop(key)  # the most recently used is last
+        graph.input.copy_(given)
         graph.graph.replay()
-        made: T = graph.made
-        return made
+        output: T = graph.output
+        return output
 
     def _add(self, key: Hashable, graph: _Graph) -> None:
-        """The one used longest ago goes where there are many."""
+        """Keep a graph; with more than `_MOST` graphs the least recently used one is dropped."""
         if len(self.graphs) >= _MOST:
             oldest = next(iter(self.graphs))
             del self.graphs[oldest]
             self.seen.discard(oldest)
         self.graphs[key] = graph
 
-    def _aside(self, make: Callable[[Tensor], T], given: Tensor) -> T:
-        """Run it on a stream of its own, as a first run before a capture must."""
+    def _run_on_side_stream(self, make: Callable[[Tensor], T], given: Tensor) -> T:
+        """Run the function on a side stream, as CUDA requires of the run before a capture."""
         self.stream = self.stream or torch.cuda.Stream()
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
@@ -84,10 +86,10 @@ class Captured:
         return made
 
     def _capture(self, make: Callable[[Tensor], Any], given: Tensor) -> _Graph:
-        """Record it; nothing is computed yet."""
+        """Record the function; nothing is computed yet."""
         self.pool = self.pool or torch.cuda.graph_pool_handle()
-        held, graph = given.clone(), torch.cuda.CUDAGraph()
+        static, graph = given.clone(), torch.cuda.CUDAGraph()
         # other threads may use the device meanwhile
         with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
-            made = make(held)
-        return _Graph(held, made, graph)
+            output = make(static)
+        return _Graph(static, output, graph)

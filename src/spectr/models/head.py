@@ -1,9 +1,9 @@
-"""A feature head: a few decoder layers over the target's own features, with the target's embedding and output layer.
+"""A feature head: a few decoder layers over the target's hidden states, with the target's embedding and output layer.
 
-At position t it takes the features of token t − 1 (what entered the target's output layer there, and what left some of
-its layers) and the embedding of token t, and gives what it expects to enter the output layer at t, which makes the law
-of token t + 1. Below the root of a tree its own expectation stands in for the true feature, and nothing for what left
-the layers. The head's own layers are those of transformers' Llama.
+At position t it reads the features of token t − 1 (what entered the target's output layer there, and what left some of
+its layers) and the embedding of token t. It predicts what enters the output layer at t, and hence the distribution of
+token t + 1. Below the root of a tree its own prediction replaces the target's feature, and zeros replace what left the
+layers. The head's layers are those of transformers' Llama.
 """
 
 from collections.abc import Callable
@@ -40,8 +40,8 @@ class HeadShape:
 
     @classmethod
     def for_target(cls, model: PreTrainedModel, layers: int = 2, taps: Layers | None = None) -> "HeadShape":
-        """Heads and inner width like the target's own layers, where it says them; outputs of two layers, a third and
-        two thirds of the way, where nothing else is said."""
+        """Return a shape with the heads and the inner width of the target's layers, if its config states them. By
+        default the head reads the outputs of two layers, at one and two thirds of the target's depth."""
         config: Any = model.config.get_text_config(decoder=True)
         width = int(config.hidden_size)
         heads = int(getattr(config, "num_attention_heads", 0) or max(1, width // 64))
@@ -57,7 +57,7 @@ class HeadShape:
         return cls(width, layers, heads, kv, inner, float(theta), context, chosen)
 
     def config(self) -> LlamaConfig:
-        """The same, as transformers says it; the embedding is the target's, so there is none."""
+        """Return the sizes as a Llama config; its vocabulary is 1, since the head uses the target's embedding."""
         return LlamaConfig(
             vocab_size=1,
             hidden_size=self.width,
@@ -74,7 +74,7 @@ class HeadShape:
 
 
 def finished(logits: Tensor, config: Any) -> Tensor:
-    """What some families do to logits after their output layer."""
+    """Scale and cap logits as some families do after their output layer."""
     if scale := getattr(config, "logits_scaling", None):
         logits = logits / scale
     if scale := getattr(config, "logit_scale", None):
@@ -85,16 +85,16 @@ def finished(logits: Tensor, config: Any) -> Tensor:
 
 
 class Borrowing:
-    """A target's embedding and output layer, used by a head and never saved with it."""
+    """Holds the target's embedding and output layer, which a head uses and does not save."""
 
     def __init__(self) -> None:
         self._borrowed: dict[str, Any] = {}
 
     def borrow(self, target: PreTrainedModel, rows: Tensor | None = None) -> None:
-        """Use this target's embedding and output layer; of the latter only the `rows` (R,), if given."""
+        """Use the target's embedding and its output layer, or only `rows` (R,) of the output layer."""
         output: Any = target.get_output_embeddings()  # type: ignore[no-untyped-call]
         if rows is not None and isinstance(output, PackedLinear):
-            output = PackedLinear(output.matrix.some(rows))
+            output = PackedLinear(output.matrix.select_rows(rows))
         elif rows is not None:
             few = nn.Linear(output.in_features, len(rows), bias=output.bias is not None, device=output.weight.device)
             few.weight = nn.Parameter(output.weight.detach()[rows], requires_grad=False)
@@ -111,25 +111,25 @@ class Borrowing:
         }
 
     def round_output(self) -> None:
-        """Use an output layer with int8 weights of its own, on a GPU: most of what a shallow head reads."""
+        """On a GPU, use an int8 copy of the output layer: most of the weights that a shallow head reads are there."""
         self._borrowed["output"] = rounded(self._borrowed["output"])
 
     @property
     def vocabulary(self) -> int:
-        """The target's."""
+        """The size of the target's vocabulary."""
         return int(self._borrowed["size"])
 
     def get_output_embeddings(self) -> Any:
-        """The target's, or the rows of it that are used."""
+        """Return the target's output layer, or the part of it that is used."""
         return self._borrowed.get("output")
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """As the target does."""
+        """Return the target's embeddings of `tokens`."""
         found: Tensor = self._borrowed["embedding"](tokens)
         return found
 
     def logits(self, features: Tensor) -> Tensor:
-        """Over the target's vocabulary."""
+        """Return logits over the target's vocabulary for predicted features (…, H)."""
         output = self._borrowed["output"]
         if isinstance(output, PackedLinear):
             return self.complete(output(features))
@@ -137,8 +137,8 @@ class Borrowing:
         return self.complete(output(features.to(own)))
 
     def complete(self, logits: Tensor) -> Tensor:
-        """What leaves the output layer, over the target's whole vocabulary. Rows left out come last: hardly ever
-        drafted, and yet a law is left where a policy leaves no others."""
+        """Extend what left the output layer to the target's whole vocabulary. Tokens without a row get the lowest
+        logits: they are hardly ever drafted, but a policy that allows only such tokens still leaves a distribution."""
         rows, made = self._borrowed["rows"], finished(logits, self._borrowed["config"])
         if rows is None:
             return made
@@ -147,14 +147,15 @@ class Borrowing:
 
 
 class TakesFeatures:
-    """A head that is called as transformers calls a causal model, with features beside its tokens."""
+    """Gives a head the call signature of transformers' causal models, with features beside the tokens."""
 
     dtype: torch.dtype
     features: Callable[..., Tensor]
     logits: Callable[[Tensor], Tensor]
 
     def expected(self, tokens: Tensor, features: Tensor, depths: int) -> list[Tensor]:
-        """For training: what it hands on at each depth, for whole texts (B, T) with true features (B, T, F)."""
+        """Return the head's output at each depth for whole texts (B, T) with the target's features (B, T, F), for
+        training."""
         from spectr.models.depths import expected_features
 
         return expected_features(self, tokens, features, depths)
@@ -168,7 +169,7 @@ class TakesFeatures:
         use_cache: bool = True,
         features: Tensor | None = None,
     ) -> CausalLMOutputWithPast:
-        """Logits after each token."""
+        """Return the logits after each token."""
         assert features is not None
         found = self.features(
             input_ids,
@@ -183,7 +184,7 @@ class TakesFeatures:
 
 @supports_sdpa
 class FeatureHead(TakesFeatures, Borrowing, PreTrainedModel):  # type: ignore[no-untyped-call]
-    """The trained part: one layer that joins features and embeddings, and a few decoder layers."""
+    """The trained part: a linear layer that joins features and embeddings, and a few decoder layers."""
 
     config_class = LlamaConfig
 
@@ -193,25 +194,25 @@ class FeatureHead(TakesFeatures, Borrowing, PreTrainedModel):  # type: ignore[no
         Borrowing.__init__(self)
         self.shape = shape
         self.join = nn.Linear((2 + len(shape.taps)) * shape.width, shape.width, bias=False)
-        self._short: dict[str, nn.Module] = {}  # not saved, nor trained
+        self._short: dict[str, nn.Module] = {}  # neither saved nor trained
         self.trunk = LlamaModel(config)
 
     def features(self, tokens: Tensor, features: Tensor, **attention: Any) -> Tensor:
-        """What it expects (B, T, H) at `tokens` (B, T), given the features (B, T, F) of the tokens before them."""
+        """Predict the features (B, T, H) at `tokens` (B, T) from the features (B, T, F) of the tokens before them."""
         rows, join = self.joining(tokens, features)
         found: Tensor = self.trunk(inputs_embeds=join(rows), **attention).last_hidden_state
         return found
 
     def joining(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Any]:
-        """What is joined (B, T, C) before the first layer, and the linear layer that joins it."""
+        """Return the input (B, T, C) of the joining layer, and the layer to apply to it."""
         embedded, features = self.embed(tokens).to(self.dtype), features.to(self.dtype)
         short = None if self.training else self._short.get("join")
         if short is not None and features.shape[-1] == self.shape.width:
             return torch.cat([features, embedded], -1), short
-        return torch.cat([*self._given(features), embedded], -1), self.join
+        return torch.cat([*self._split(features), embedded], -1), self.join
 
-    def _given(self, features: Tensor) -> list[Tensor]:
-        """What entered the output layer, and what left the layers in a size of its own: zeros where it is not known."""
+    def _split(self, features: Tensor) -> list[Tensor]:
+        """Return what entered the output layer, and what left the layers, normalised; zeros where that is not known."""
         width, count = self.shape.width, len(self.shape.taps)
         if features.shape[-1] == width:
             return [features, features.new_zeros(*features.shape[:-1], count * width)]
@@ -219,8 +220,8 @@ class FeatureHead(TakesFeatures, Borrowing, PreTrainedModel):  # type: ignore[no
         return [features[..., :width], nn.functional.rms_norm(left, (width,)).flatten(-2)]
 
     def shorten(self, matrix: Matrix | None = None) -> None:
-        """For drafting: below the root, where nothing is known of the layers, join what is known with weights of its
-        own, which are the same numbers, or with a packed matrix of them. Training does without."""
+        """Prepare for drafting: below the root, where outputs of the layers are not known, use a joining layer without
+        their columns. `matrix` gives these weights packed. Training uses the whole layer."""
         if not self.shape.taps:
             return
         if matrix is not None:
@@ -232,15 +233,15 @@ class FeatureHead(TakesFeatures, Borrowing, PreTrainedModel):  # type: ignore[no
         self._short = {"join": rounded(made)}
 
     deepest: int | None = None
-    """It goes down as far as one likes."""
+    """None: the head drafts to any depth."""
 
     def as_data(self) -> dict[str, Any]:
-        """The sizes, for a file."""
+        """Return the sizes as plain data, for a file."""
         return asdict(self.shape)
 
 
 def head_of(target: PreTrainedModel, layers: int = 2, taps: Layers | None = None) -> FeatureHead:
-    """A fresh head for this target, on its device, in float32."""
+    """Return a new, untrained head for this target, on its device, in float32."""
     made = FeatureHead(HeadShape.for_target(target, layers, taps))
     made.to(target.device)  # type: ignore[arg-type]
     made.borrow(target)

@@ -1,7 +1,7 @@
 """From a name to a model: catalog, hub or folder, through transformers' own loading; or a model already loaded."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -13,139 +13,42 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.utils import logging
 from transformers.utils.hub import has_file
 
-from spectr.checks import whole
 from spectr.errors import ArgumentError, MismatchError, MissingExtraError
 from spectr.models.catalog import CATALOG, FetchError, Progress, pull
-from spectr.models.cpu import is_known_family, target_of
+from spectr.models.cpu import target_of
+from spectr.models.cpu_program import is_known_family
 from spectr.models.generation_config import default_settings
 from spectr.models.gguf.build import config_of, model_of
 from spectr.models.gguf.reader import GgufFile, open_gguf
 from spectr.models.hub import why_not_on_hub
 from spectr.models.internals import attention_name, has_auto_class
+from spectr.models.loading import Loading
 from spectr.models.memory import kv_bytes, require_memory, weights_on_disk
 from spectr.models.packed import pack
 from spectr.models.parallel.group import RankGroup, join
-from spectr.models.parallel.sharding import check_shards, local_device, shard, sharded_target, sharding_keywords
+from spectr.models.parallel.sharding import check_shards, shard, sharded_target, sharding_keywords
 from spectr.models.support import UNBOUNDED
 from spectr.models.target import Target
 from spectr.models.tuned import tune
 from spectr.notices import notice
-from spectr.registry import nearest
 
-__all__ = ["Loading", "OpenedModel", "chosen_dtype", "is_gguf", "model_size", "open_loaded", "open_model"]
-
-_DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
-_WEIGHTS = ("file", "float32", "int8")
+__all__ = ["OpenedModel", "is_gguf", "model_size", "open_loaded", "open_model"]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """A target with what belongs to it."""
+    """A target with its tokenizer, stop tokens and default settings."""
 
     target: Target
     tokenizer: Any
     stops: frozenset[int]  # tokens that end a text
-    start: tuple[int, ...] | None  # the tokens an encoder-decoder model's answers begin with
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of the policy, from the model's generation_config
-
-
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """How weights are loaded."""
-
-    dtype: str | torch.dtype = "auto"  # of the arithmetic; "auto": see `chosen_dtype`
-    device: str | torch.device = "auto"  # cuda where there is one
-    device_map: Any = None  # for accelerate, instead of `device`
-    quantization_config: Any = None
-    trust_remote_code: bool = False
-    attn_implementation: str | None = None
-    weights: str = "file"  # how weights are stored on a CPU: as they come, or as float32, or rounded to int8
-    tensor_parallel: int = 1  # processes, started by torchrun, over which the layers are spread
-
-    def __post_init__(self) -> None:
-        if whole("tensor_parallel", self.tensor_parallel, 1) > 1 and (self.is_placed or self.weights == "int8"):
-            raise ArgumentError(
-                "tensor_parallel spreads plain weights evenly over processes; leave device_map, quantization_config "
-                "and weights='int8' out, or tensor_parallel"
-            )
-        if self.weights not in _WEIGHTS:
-            raise ArgumentError(f"weights must be {', '.join(_WEIGHTS[:-1])} or {_WEIGHTS[-1]}, got {self.weights!r}")
-        if self.weights == "int8" and (self.is_placed or self.place.type != "cpu"):
-            raise ArgumentError("weights='int8' is for models on a CPU; on a GPU give a quantization_config")
-        if self._dtype not in _DTYPES:
-            raise ArgumentError(f"dtype must be {', '.join(_DTYPES[:-1])} or {_DTYPES[-1]}, got {self.dtype!r}")
-        try:
-            found = self.place
-        except (RuntimeError, TypeError):
-            raise ArgumentError(f"device must be cpu, cuda, cuda:1, … or auto, got {self.device!r}") from None
-        if found.type == "cuda" and not torch.cuda.is_available():
-            raise ArgumentError(f"device is {self.device!r} and no CUDA device is found; use device='cpu' or 'auto'")
-        if found.type not in ("cpu", "cuda"):
-            raise ArgumentError(
-                f"device must be cpu or cuda, got {self.device!r}: the noise of the race needs float64, which is not "
-                f"tested on {found.type}; use device='cpu'"
-            )
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> "Loading":
-        """From keywords; one that is not known is refused with the nearest."""
-        known = [field.name for field in fields(cls)]
-        for name in options:
-            if name not in known:
-                raise ArgumentError(f"loading takes no option {name!r}; {nearest(name, known)}")
-        return cls(**options)
-
-    @property
-    def _dtype(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
-
-    @property
-    def is_auto(self) -> bool:
-        """Whether the dtype is left open."""
-        return self._dtype == "auto"
-
-    @property
-    def place(self) -> torch.device:
-        """The device meant; with several processes, that of this one."""
-        found = "cuda" if torch.cuda.is_available() else "cpu"
-        meant = torch.device(found if self.device == "auto" else self.device)
-        return local_device(meant) if self.tensor_parallel > 1 else meant
-
-    def kind(self, config: Any) -> torch.dtype:
-        """The dtype to load a model of this config in."""
-        return chosen_dtype(config, self.place)[0] if self._dtype == "auto" else getattr(torch, self._dtype)
-
-    def keywords(self, config: Any) -> dict[str, Any]:
-        """For `from_pretrained`."""
-        given = {
-            "device_map": self.device_map,
-            "quantization_config": self.quantization_config,
-            "attn_implementation": self.attn_implementation,
-        }
-        given = {name: value for name, value in given.items() if value is not None}
-        stored = self.is_placed and self._dtype == "auto"  # whoever places the weights also knows their dtype
-        return {"dtype": "auto" if stored else self.kind(config), "trust_remote_code": self.trust_remote_code, **given}
-
-    @property
-    def is_placed(self) -> bool:
-        """Whether transformers puts the weights where they belong."""
-        return self.device_map is not None or self.quantization_config is not None
-
-
-def chosen_dtype(config: Any, device: torch.device) -> tuple[torch.dtype, str]:
-    """The dtype that a model runs in unless the user says another, and why: float32 on a CPU, the checkpoint's own on
-    CUDA, and bfloat16 where its config names none."""
-    if device.type == "cpu":
-        return torch.float32, "float32 is the fastest exact arithmetic on a CPU"
-    stored = getattr(config, "dtype", None) or getattr(config.get_text_config(decoder=True), "dtype", None)
-    if isinstance(stored, torch.dtype):
-        return stored, "the checkpoint's own dtype"
-    return torch.bfloat16, "the checkpoint names no dtype"
+    start: tuple[int, ...] | None  # tokens with which an encoder-decoder model's answers begin
+    settings: Mapping[str, Any] = field(default_factory=dict)  # defaults of the policy, from the generation_config
 
 
 def open_model(model: str, progress: Progress = lambda _: None, tokenizer: Any = None, **options: Any) -> OpenedModel:
-    """A catalog name, a hub id, a local folder or a GGUF file, with its tokenizer or another; `options` are those of
-    `Loading`."""
+    """Open a model by catalog name, hub id, local folder or GGUF file, with its own tokenizer or the given one.
+    `options` are those of `Loading`."""
     loading = Loading.of(options)
     group = join(loading.tensor_parallel, loading.place) if loading.tensor_parallel > 1 else None
     if group is not None and not group.leads:
@@ -186,12 +89,12 @@ def open_model(model: str, progress: Progress = lambda _: None, tokenizer: Any =
 
 
 def _silent(_: str) -> None:
-    """Progress of ranks that follow: rank 0 reports for all."""
+    """Report no progress; used on all ranks but rank 0, which reports for all."""
 
 
 def _packs(config: Any, loading: Loading) -> bool:
-    """Whether weights are packed and run by the compiled decoder, or at least by compiled products: on a CPU, in
-    float32, for the Llama family, or where int8 is asked for."""
+    """Return whether weights are packed and run by the compiled decoder, or at least by compiled products. That is so
+    on a CPU with float32 arithmetic, for the Llama family and for weights="int8"."""
     is_whole = not loading.is_placed and loading.tensor_parallel == 1
     is_plain = is_whole and loading.attn_implementation is None and loading.place.type == "cpu"
     if not is_plain or loading.kind(config) != torch.float32:
@@ -202,15 +105,15 @@ def _packs(config: Any, loading: Loading) -> bool:
 
 
 def is_gguf(place: str) -> bool:
-    """Whether a name means a GGUF file."""
+    """Return whether a path names a GGUF file."""
     return place.lower().endswith(".gguf")
 
 
 def _open_gguf(
     path: Path, loading: Loading, progress: Progress, tokenizer: Any, group: RankGroup | None
 ) -> OpenedModel:
-    """A model from a GGUF file: packed as it is on a CPU; unpacked elsewhere, in other arithmetic than float32, and
-    where it is spread over processes, each of which then reads the whole file."""
+    """Open a GGUF file. On a CPU in float32 its weights stay packed. They are unpacked on a GPU, for other dtypes, and
+    for tensor parallelism, where each process reads the whole file."""
     file = open_gguf(path)
     config = config_of(file)
     if group is not None:
@@ -230,13 +133,13 @@ def _open_gguf(
 
 
 def _gguf_tokenizer(file: GgufFile) -> Any:
-    """The tokenizer that a GGUF file describes, with its chat template. What else is in its folder may belong to other
-    models, so it is read in a folder of its own."""
+    """Return the tokenizer in a GGUF file, with its chat template. transformers gets a folder with a link to this file
+    alone, because other files beside it may belong to other models."""
     path = file.path
     try:
-        with TemporaryDirectory(prefix="spectr-") as alone:
-            (Path(alone) / path.name).symlink_to(path.resolve())
-            made: Any = AutoTokenizer.from_pretrained(alone, gguf_file=path.name)
+        with TemporaryDirectory(prefix="spectr-") as folder:
+            (Path(folder) / path.name).symlink_to(path.resolve())
+            made: Any = AutoTokenizer.from_pretrained(folder, gguf_file=path.name)
     except ImportError:
         raise MissingExtraError("gguf", "models", f"reading the tokenizer of {path.name}") from None
     except Exception as error:
@@ -248,15 +151,15 @@ def _gguf_tokenizer(file: GgufFile) -> Any:
 
 
 def open_loaded(net: PreTrainedModel, tokenizer: Any = None, group: RankGroup | None = None) -> OpenedModel:
-    """A model that is there already; its weights are used where they are, or this rank's shards of them."""
+    """Wrap a loaded model. Its weights are used in place; with a group, only this rank's shards of them are kept."""
     if not isinstance(net, torch.nn.Module) or not hasattr(net, "config"):
         raise ArgumentError(f"a model must be a name, a folder, or a loaded model of transformers, got {net!r}")
     if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "decode")):
         raise ArgumentError(f"tokenizer must be a loaded tokenizer of transformers, got {tokenizer!r}")
     if net.device.type == "cuda" and attention_name(net.config.get_text_config(decoder=True)) == "sdpa":
         notice(
-            "this model keeps its own attention, so trees are scored without spectr's kernel, slower; let spectr.load "
-            "open its folder to have it"
+            "this model keeps its own attention, so trees are scored without spectr's kernel, which is slower; give "
+            "spectr.load the folder of the model to use the kernel"
         )
     if group is not None:
         shard(net, group)
@@ -266,8 +169,8 @@ def open_loaded(net: PreTrainedModel, tokenizer: Any = None, group: RankGroup | 
 
 
 def model_size(folder: str) -> tuple[int, int, int]:
-    """Of a local model, from its config and files alone: how many weights, how many numbers its cache holds for one
-    token, and its positions."""
+    """Return the number of weights of a local model, the values its cache holds per token, and its context length. Only
+    its config and file headers are read."""
     config = _config(folder, folder, trust_remote_code=False)
     text = config if config.is_encoder_decoder else config.get_text_config(decoder=True)
     numbers = kv_bytes(text, 1, 1, torch.int8)  # one byte each
@@ -285,13 +188,13 @@ def _config(model: str, folder: str, trust_remote_code: bool) -> Any:
 
 
 def _unloadable(model: str, error: Exception) -> FetchError:
-    """The first line of what transformers says."""
+    """Return an error with the first line of transformers' message."""
     reason = (str(error).strip().splitlines() or ["transformers gives no reason"])[0].rstrip(".")
     return FetchError(f"{model!r} could not be loaded: {reason}. Catalog models: {', '.join(CATALOG)}")
 
 
 def _tokenizer(model: str, folder: str, trust_remote_code: bool) -> Any:
-    """The tokenizer that lies beside the weights."""
+    """Load the tokenizer from the model's folder or repository."""
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (ImportError, OSError, ValueError) as error:
@@ -306,36 +209,36 @@ def _tokenizer(model: str, folder: str, trust_remote_code: bool) -> Any:
 
 
 def _has_sentencepiece_model(folder: str) -> bool:
-    """Whether a folder or repository has its tokenizer in this form alone. Without the package, transformers may say
-    that it does not know the architecture."""
+    """Return whether a folder or repository has a tokenizer in sentencepiece's format only. Without that package,
+    transformers' error may name another reason."""
     names = ("source.spm", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "sentencepiece.model")
     return not has_file(folder, "tokenizer.json") and any(has_file(folder, name) for name in names)
 
 
 def _auto_of(model: str, config: Any) -> Any:
-    """What loads a model of this config, if it writes text from text."""
+    """Return the auto class for a config; raise if the model does not generate text from text."""
     auto: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     if not has_auto_class(auto, config) and auto.__name__ not in (getattr(config, "auto_map", None) or {}):
         raise MismatchError(
-            f"{model!r} is a {config.model_type} model, which does not write text from text; use a causal or a "
+            f"{model!r} is a {config.model_type} model, which does not generate text from text; use a causal or a "
             "sequence-to-sequence language model"
         )
     return auto
 
 
-def _ids(found: Any) -> set[int]:
-    return set(found) if isinstance(found, list | tuple) else set() if found is None else {int(found)}
+def _ids(value: Any) -> set[int]:
+    return set(value) if isinstance(value, list | tuple) else set() if value is None else {int(value)}
 
 
 def _stops(net: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
-    """The ends of text that the model's generation config and its tokenizer name."""
+    """Return the end-of-text tokens of the generation config and the tokenizer."""
     owners = (net.generation_config, tokenizer)
     return frozenset[int]().union(*(_ids(getattr(owner, "eos_token_id", None)) for owner in owners))
 
 
 def _start(net: PreTrainedModel) -> tuple[int, ...] | None:
-    """The tokens a decoder begins with, for models that have an encoder: its own, and one that a config forces on it,
-    such as a language."""
+    """Return the tokens with which an encoder-decoder model's answers begin: its start token, and one that its config
+    forces, such as a language. None for decoder-only models."""
     if not net.config.is_encoder_decoder:
         return None
     owners = [(o, n) for n in ("decoder_start_token_id", "bos_token_id") for o in (net.generation_config, net.config)]

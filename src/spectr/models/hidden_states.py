@@ -1,4 +1,4 @@
-"""The hidden states that enter the output layer: looked at, and cut where their logits are not wanted."""
+"""Captures the hidden states that enter the output layer, and drops those whose logits are not needed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,12 +11,12 @@ __all__ = ["capture_hidden_states", "last_state"]
 
 
 def last_state(states: Tensor) -> Tensor:
-    """(B, 1, H) of (B, T, H): of a prompt, more is not needed."""
+    """Return the last of the states (B, T, H) as (B, 1, H): a prompt needs no other logits."""
     return states[:, -1:]
 
 
 def _states(output: Any) -> Tensor:
-    """What a decoder layer gives on; some families give more beside it."""
+    """Return the hidden states in a decoder layer's output, which is a tuple in some families."""
     states: Tensor = output[0] if isinstance(output, tuple) else output
     return states
 
@@ -25,19 +25,19 @@ def _states(output: Any) -> Tensor:
 def capture_hidden_states(
     head: nn.Module, select: Callable[[Tensor], Tensor] | None = None, layers: Sequence[nn.Module] = ()
 ) -> Iterator[list[Tensor]]:
-    """What entered `head` while this is open, (B, T, H) each, and after it along H what left these `layers`. `select`
-    says which states pass: everything a model does after its output layer still happens, and where nobody looks no
-    logits are made."""
+    """Collect what enters `head` while the context is open, (B, T, H) for each call, followed along H by what left the
+    `layers`. `select` picks the states that go through the output layer, so that no logits are computed for the others;
+    what a model does after its output layer is unchanged."""
     entered: list[Tensor] = []
-    beside: list[Tensor] = []
+    outputs: list[Tensor] = []
 
-    def look(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        entered.append(torch.cat([args[0], *beside], -1) if beside else args[0])
-        beside.clear()
+    def capture(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        entered.append(torch.cat([args[0], *outputs], -1) if outputs else args[0])
+        outputs.clear()
         return None if select is None else (select(args[0]), *args[1:])
 
     with ExitStack() as hooks:
-        hooks.callback(head.register_forward_pre_hook(look).remove)
+        hooks.callback(head.register_forward_pre_hook(capture).remove)
         for layer in layers:
-            hooks.callback(layer.register_forward_hook(lambda _, __, output: beside.append(_states(output))).remove)
+            hooks.callback(layer.register_forward_hook(lambda _, __, output: outputs.append(_states(output))).remove)
         yield entered

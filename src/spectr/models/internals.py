@@ -36,6 +36,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     eager_attention_forward,
     rotate_half,
 )
+from transformers.utils.hub import cached_file
 
 __all__ = [
     "DistributedConfig",
@@ -53,6 +54,7 @@ __all__ = [
     "copy_with_children",
     "copy_with_parameters",
     "falcon_alibi",
+    "find_file",
     "has_auto_class",
     "is_recurrent",
     "is_sharded",
@@ -130,6 +132,15 @@ def prefix_function(processor: Any) -> Callable[[int, Tensor], Any] | None:
     The processor keeps it as `_prefix_allowed_tokens_fn` and gives no other access to it."""
     function: Callable[[int, Tensor], Any] | None = getattr(processor, "_prefix_allowed_tokens_fn", None)
     return function
+
+
+def find_file(repository: str, file: str) -> str | None:
+    """Return the path of a file in a folder or in a repository on the hub, fetched if it is not cached; None if it is
+    not there.
+
+    `cached_file` raises for a missing file unless it is given `_raise_exceptions_for_missing_entries=False`."""
+    path: str | None = cached_file(repository, file, _raise_exceptions_for_missing_entries=False)
+    return path
 
 
 def copy_with_children(module: Any, change: Callable[[Any], Any] = lambda child: child) -> Any:

@@ -1,4 +1,4 @@
-"""Where a model keeps its decoder layers."""
+"""Finds the decoder layers of a model."""
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -11,22 +11,27 @@ _BESIDE = ("norm", "final_layernorm", "ln_f", "rotary_emb")
 
 
 def layer_path(model: PreTrainedModel) -> list[str]:
-    """The names on the way to the list of decoder layers."""
+    """Return the attribute names that lead to the list of decoder layers."""
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     if model.config.is_encoder_decoder:
-        raise MismatchError(f"{type(model).__name__} has an encoder; only decoder-only models show single layers")
+        raise MismatchError(
+            f"{type(model).__name__} has an encoder; only the layers of decoder-only models can be used one by one"
+        )
     for name, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return str(name).split(".")
-    raise MismatchError(f"{type(model).__name__} has no list of its {count} layers; they cannot be told apart")
+    raise MismatchError(
+        f"{type(model).__name__} has no ModuleList with its {count} layers, so they cannot be used one by one"
+    )
 
 
 def beside_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """What a model does once before or after its layers and is worth compiling: positions, and the last norm."""
+    """Return the modules that run once before or after the layers and are worth compiling: rotary positions and the
+    last norm."""
     trunk = model.get_submodule(".".join(layer_path(model)[:-1]))
     return [module for name, module in trunk.named_children() if name in _BESIDE]
 
 
 def layers_of(model: PreTrainedModel) -> list[nn.Module]:
-    """The decoder layers, the first first."""
+    """Return the decoder layers, in order."""
     return list(model.get_submodule(".".join(layer_path(model))).children())

@@ -1,4 +1,5 @@
-"""How many bytes there are, and how many a cache or a folder of weights will take: refused before, not while."""
+"""Free memory, and the bytes that a cache or a folder of weights needs, so that requests are refused before they
+fail."""
 
 import json
 import re
@@ -16,27 +17,27 @@ _BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16"
 
 
 def available(device: torch.device) -> int | None:
-    """Free bytes of a device, or None where nobody says."""
+    """Return the free bytes of a device, or None if they are not known."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0]) + _held(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + _cached(device)
     return memory_of_the_machine("MemAvailable") if device.type == "cpu" else None
 
 
 def memory_of_the_machine(name: str) -> int | None:
-    """Bytes that the kernel states under this name, such as MemTotal; None where it states nothing."""
+    """Return the bytes that /proc/meminfo gives for a name such as MemTotal, or None without such an entry."""
     if not _MEMINFO.exists():
         return None
     found = re.search(rf"^{name}:\s*(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
     return 1024 * int(found[1]) if found else None
 
 
-def _held(device: torch.device) -> int:
-    """Bytes the allocator keeps from freed tensors: to the driver they look taken."""
+def _cached(device: torch.device) -> int:
+    """Return the bytes of freed tensors that torch's allocator keeps; the driver counts them as used."""
     return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def format_bytes(size: int) -> str:
-    """A size as people say it.
+    """Return a size in GiB or MiB.
 
     >>> format_bytes(3 << 30), format_bytes(5 << 20)
     ('3.0 GiB', '5.0 MiB')
@@ -45,19 +46,19 @@ def format_bytes(size: int) -> str:
 
 
 def require_memory(size: int, device: torch.device, what: str, remedy: str) -> None:
-    """Refuse `what` when it takes more than there is."""
+    """Raise if `what`, of `size` bytes, does not fit into the free memory of a device."""
     free = available(device)
     if free is not None and size > free:
         raise NoRoomError(f"{what} takes {format_bytes(size)} and {device} has {format_bytes(free)} free; {remedy}")
 
 
 def _first(config: Any, *names: str) -> int | None:
-    """The first of these that the config sets; families name the same width differently."""
+    """Return the first of these attributes that a config sets; families name the same width differently."""
     return next((int(v) for v in (getattr(config, name, None) for name in names) if v), None)
 
 
 def _width(config: Any) -> int:
-    """Numbers one layer stores for one token: keys and values, or the latent of both (MLA)."""
+    """Return how many values one layer caches per token: keys and values, or the latent of both (MLA)."""
     if latent := _first(config, "kv_lora_rank"):
         return latent + int(config.qk_rope_head_dim)
     heads = _first(config, "decoder_attention_heads", "num_attention_heads", "num_heads", "n_head") or 1
@@ -66,13 +67,13 @@ def _width(config: Any) -> int:
 
 
 def kv_bytes(config: Any, rows: int, slots: int, dtype: torch.dtype) -> int:
-    """Bytes of a cache for `rows` rows of `slots` tokens, from the widths in a decoder's config."""
+    """Return the bytes of a cache for `rows` rows of `slots` tokens, from the widths in a decoder's config."""
     layers = _first(config, "num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer") or 1
     return rows * slots * layers * _width(config) * dtype.itemsize
 
 
 def _header(path: Path) -> dict[str, Any]:
-    """What a safetensors file says of its tensors: a length, then that much JSON."""
+    """Return the header of a safetensors file: 8 bytes of length, then JSON of that length."""
     with path.open("rb") as file:
         found: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     found.pop("__metadata__", None)
@@ -80,7 +81,7 @@ def _header(path: Path) -> dict[str, Any]:
 
 
 def weights_on_disk(folder: Path, dtype: torch.dtype | None) -> int:
-    """Bytes the safetensors of a folder take once loaded as `dtype` (None: as they are); 0 where there are none."""
+    """Return the bytes of a folder's safetensors once loaded as `dtype` (None: as stored); 0 if there are none."""
     total = 0
     for path in folder.glob("*.safetensors"):
         for tensor in _header(path).values():

@@ -1,4 +1,4 @@
-"""Models run in evaluation mode and are left in the mode they were found in."""
+"""Runs models in evaluation mode and restores the mode they were in."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Linear layers and embeddings whose weights stay packed, on a CPU: modules of transformers keep working with them."""
+"""Linear layers and embeddings with packed weights for CPUs, as drop-in modules for models of transformers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ __all__ = ["PackedEmbedding", "PackedLinear", "block_matrix", "embedded_rows", "
 
 
 class PackedLinear(nn.Module):
-    """A linear layer over a packed matrix."""
+    """A linear layer whose weights are a packed matrix."""
 
     def __init__(self, matrix: Matrix) -> None:
         super().__init__()
@@ -23,16 +23,16 @@ class PackedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weights as floats, made anew."""
-        return self.matrix.look(torch.arange(self.matrix.rows))
+        """A new float copy of the weights."""
+        return self.matrix.float_rows(torch.arange(self.matrix.rows))
 
     @property
     def bias(self) -> Tensor | None:
-        """The bias, if it has one."""
+        """The bias, or None."""
         return None if self.matrix.bias is None else self.matrix.bias[: self.matrix.rows]
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Rows (…, C) → (…, R). Gradients go through the weights as floats."""
+        """Multiply rows (…, C) and return (…, R). Gradients flow through a float copy of the weights."""
         if rows.requires_grad and torch.is_grad_enabled():
             return nn.functional.linear(rows, self.weight, self.bias)
         return self.matrix.multiply(rows).to(rows.dtype)
@@ -48,27 +48,27 @@ class PackedEmbedding(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weights as floats, made anew."""
-        return self.matrix.look(torch.arange(self.matrix.rows))
+        """A new float copy of the weights."""
+        return self.matrix.float_rows(torch.arange(self.matrix.rows))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens (…) → (…, C)."""
-        found = self.matrix.look(tokens)
-        return found if self.scale == 1.0 else found * self.scale
+        """Return the embeddings (…, C) of tokens (…)."""
+        rows = self.matrix.float_rows(tokens)
+        return rows if self.scale == 1.0 else rows * self.scale
 
 
 def embedded_rows(embedding: Any, rows: Tensor) -> Tensor:
-    """Rows of an embedding's weights, packed or not."""
+    """Return rows of an embedding's weights as floats, whether they are packed or not."""
     if isinstance(embedding, PackedEmbedding):
-        return embedding.matrix.look(rows)
+        return embedding.matrix.float_rows(rows)
     found: Tensor = embedding.weight.detach()[rows.to(embedding.weight.device)]
     return found
 
 
 def pack(module: nn.Module, kind: str | None = None) -> None:
-    """Replace the linear layers and embeddings below a module, on a CPU, by packed ones: numbers as they are, or
-    rounded to int8. An embedding that shares its weights with the output layer still does. What cannot be packed, such
-    as rows whose length is no multiple of 32, stays."""
+    """Replace the linear layers and embeddings of a module on a CPU by packed ones, which store the same values, or
+    int8 with kind "INT8". Layers that share weights still do. Layers that cannot be packed, such as those whose input
+    size is not a multiple of 32, are kept."""
     made: dict[int, Matrix] = {}
     for owner in list(module.modules()):
         for name, child in list(owner.named_children()):
@@ -80,8 +80,8 @@ def pack(module: nn.Module, kind: str | None = None) -> None:
 
 
 def block_matrix(codes: Tensor, scale: Tensor, parts: Sequence[slice] = (slice(None),)) -> Matrix:
-    """Weights (R, C) in int8 with a half-precision scale (R, C / 64) for each 64, as blocks of 32 with the same values;
-    of some of the columns, whose borders are multiples of 32."""
+    """Pack int8 weights (R, C), which have a half-precision scale (R, C / 64) for every 64 columns, into blocks of 32
+    with the same values. `parts` selects columns; its borders are multiples of 32."""
     rows, columns = codes.shape
     scales = scale.repeat_interleave(2, 1)[:, : columns // GROUP]
     kept = np.concatenate([np.arange(columns)[part].reshape(-1, GROUP) for part in parts])
@@ -97,7 +97,7 @@ def _packable(weight: Tensor) -> bool:
 
 
 def _matrix(weight: Tensor, kind: str | None, bias: Tensor | None, made: dict[int, Matrix]) -> Matrix:
-    """One matrix for all who share the weights; a bias is nobody else's."""
+    """Return one matrix for all layers that share the weights; a layer with a bias gets a matrix of its own."""
     if bias is not None:
         return Matrix.of(weight, kind, bias)
     if weight.data_ptr() not in made:
@@ -106,15 +106,15 @@ def _matrix(weight: Tensor, kind: str | None, bias: Tensor | None, made: dict[in
 
 
 def unpacked(model: nn.Module) -> nn.Module:
-    """The same model with the usual layers of torch in place of packed ones, in float32: for comparison, and for
-    training. It shares everything else. A model without packed layers is given as it is."""
+    """Return a copy of a model with float32 layers of torch in place of packed ones, for comparison and for training.
+    It shares everything else. A model without packed layers is returned itself."""
     if not any(isinstance(module, PackedLinear | PackedEmbedding) for module in model.modules()):
         return model
     made: dict[int, nn.Parameter] = {}
 
     def weight(matrix: Matrix) -> nn.Parameter:
         if id(matrix) not in made:
-            made[id(matrix)] = nn.Parameter(matrix.look(torch.arange(matrix.rows)), requires_grad=False)
+            made[id(matrix)] = nn.Parameter(matrix.float_rows(torch.arange(matrix.rows)), requires_grad=False)
         return made[id(matrix)]
 
     def change(module: Any) -> Any:
@@ -133,19 +133,19 @@ def unpacked(model: nn.Module) -> nn.Module:
 
 
 class _ScaledEmbedding(nn.Embedding):
-    """An embedding times a number."""
+    """An embedding whose rows are multiplied by a constant."""
 
     def __init__(self, weight: nn.Parameter, scale: float) -> None:
         super().__init__(weight.shape[0], weight.shape[1], device="meta")
         self.weight, self.scale = weight, scale
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - as torch calls it
-        found = super().forward(input)
-        return found if self.scale == 1.0 else found * self.scale
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name that torch uses
+        rows = super().forward(input)
+        return rows if self.scale == 1.0 else rows * self.scale
 
 
 def packed_bytes(model: nn.Module) -> dict[str, int]:
-    """Bytes of packed weights by kind; what is shared counts once."""
+    """Return the bytes of packed weights by kind; shared weights count once."""
     found: dict[str, int] = {}
     seen: set[int] = set()
     for module in model.modules():

@@ -1,9 +1,9 @@
-"""Prompts read by replayed graphs, in rows that are set apart for it.
+"""Prefill by replayed CUDA graphs, in a session of its own.
 
-A forward pass launches a thousand kernels, and for a short piece of a prompt a host needs longer for that than a GPU
-for the work. A graph knows buffers by where they lie, and the row of a request is seldom the same twice. So a piece is
-read in a session of its own: what the row has read so far is copied there, the graph of that size is replayed, and what
-it added is copied back. The copies take a hundredth of the time of the pass.
+A forward pass launches a thousand kernels, which for a short piece of a prompt takes the host longer than the work
+takes the GPU. A graph has fixed buffer addresses, and a request's row is seldom the same twice. So a piece of a prompt
+is read in a separate session: what the row has read so far is copied there, the graph for that size is replayed, and
+what it added is copied back. The copies take a hundredth of the time of the pass.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,53 +21,54 @@ from spectr.rows import copy_to_device
 __all__ = ["WIDTHS", "GraphPrefill"]
 
 WIDTHS = (32, 64, 128, 256, 512)
-"""Tokens of a row that one graph reads; what is left of a longer piece goes into another."""
+"""Tokens per row that one graph reads; the rest of a longer piece is read by another."""
 _ATTENDED = (1024, 4096, 16384, 65536, 131072)
-"""Slots that one graph looks at: few sizes, since every graph costs a tenth of a second once."""
-_TOGETHER = 512  # tokens, padding included, that several rows read at once; and the slots they may fill
+"""Slots that one graph attends to. There are few sizes, because capturing a graph takes a tenth of a second."""
+_TOGETHER = 512  # tokens that several rows read in one pass, padding included; also their slots
 _ROWS = (1, 4, 16)
-_ONE_BY_ONE = 4  # rows that are read one after the other where they do not fit into one pass
+_ONE_BY_ONE = 4  # rows that are read one after the other if they do not fit into one pass
 
 Pass = Callable[[Session, Tensor, Tensor, int], None]
-"""Reads tokens (B, T), of which counts (B,) of each row are its own, in a session, and looks at so many slots."""
-Opened = Callable[[int, int], Session]
-"""A session of so many rows and slots."""
+"""Reads the first counts (B,) of the tokens (B, T) of each row into a session; the int is the number of attended
+slots."""
+OpenSession = Callable[[int, int], Session]
+"""Opens a session with a number of rows and of slots."""
 
 
 def _fitting(sizes: Sequence[int], wanted: int) -> int | None:
-    """The smallest that is large enough."""
+    """Return the smallest size that is at least `wanted`, None if there is none."""
     return next((size for size in sizes if size >= wanted), None)
 
 
 @dataclass(slots=True)
 class _Place:
-    """A session apart, what its next pass reads, and the graphs of the passes."""
+    """A separate session, the static inputs of its passes, and their graphs."""
 
     session: Session
     graphs: Captured = field(default_factory=Captured)
-    given: dict[tuple[int, ...], Tensor] = field(default_factory=dict)  # beside the tokens, where graphs find it
+    static: dict[tuple[int, ...], Tensor] = field(default_factory=dict)  # input features, at fixed addresses
 
     def features(self, given: Tensor, width: int) -> Tensor:
-        """What goes in beside the tokens, padded, in a place that stays."""
+        """Copy input features, padded, to a tensor with a fixed address."""
         shape = (given.shape[0], width, given.shape[2])
-        if shape not in self.given:
-            self.given[shape] = given.new_zeros(shape)
-        self.given[shape][:, : given.shape[1]] = given
-        return self.given[shape]
+        if shape not in self.static:
+            self.static[shape] = given.new_zeros(shape)
+        self.static[shape][:, : given.shape[1]] = given
+        return self.static[shape]
 
 
 class GraphPrefill:
     """Reads prompts for the sessions of one model."""
 
-    def __init__(self, run: Pass, opened: Opened) -> None:
-        self._run, self._opened = run, opened
-        self._alone: _Place | None = None  # one row, as long as the longest
-        self._together: _Place | None = None  # several short ones
-        self.is_off = False  # there was no memory for it
+    def __init__(self, run: Pass, open_session: OpenSession) -> None:
+        self._run, self._open_session = run, open_session
+        self._alone: _Place | None = None  # for one row of any length
+        self._together: _Place | None = None  # for several short rows
+        self.is_off = False  # True once there was not enough memory
 
     def can_read(self, session: Session, texts: list[list[int]], filled: list[int]) -> bool:
-        """Whether this is the better way, for one row, or a few, or several that fit into one pass, and there is memory
-        for it. The buffers of the session must be there, which its first pass makes."""
+        """Return whether graphs can read these texts: a few rows, or several that fit into one pass, if there is
+        memory. The session's buffers must exist, which its first pass allocates."""
         together = len(texts) > 1 and _fit_together(texts, filled)
         if self.is_off or not session.cache.buffers() or not (together or len(texts) <= _ONE_BY_ONE):
             return False
@@ -78,12 +79,12 @@ class GraphPrefill:
                 self._one(session, max(start + len(text) for start, text in zip(filled, texts, strict=True)))
         except (ArgumentError, torch.OutOfMemoryError) as error:
             self.is_off = True
-            notice(f"prompts are read without graphs, for want of memory: {error}")
+            notice(f"prompts are read without CUDA graphs, because memory is short: {error}")
         return not self.is_off
 
     def read(self, session: Session, texts: list[list[int]], filled: list[int]) -> None:
-        """Commit more tokens to each row of a session, which have `filled` so far."""
-        given, session.given = session.given, None
+        """Commit more tokens to each row of a session; the rows have `filled` tokens so far."""
+        given, session.input_features = session.input_features, None
         if len(texts) > 1 and _fit_together(texts, filled):
             self._read(self._several(session), session, texts, filled, given)
             return
@@ -94,29 +95,29 @@ class GraphPrefill:
                 self._read(self._one(session, at), session.window(row, row + 1, at), [piece], [at], part)
 
     def _one(self, session: Session, start: int) -> _Place:
-        """Room for one row of this session, for a pass that begins at `start`."""
+        """Return the place for one row, with room for a pass that begins at `start`."""
         needed = max(session.cache.size, start + WIDTHS[-1])
         if self._alone is None or self._alone.session.cache.size < needed:
-            self._alone = None  # its memory is free before the next is made
+            self._alone = None  # frees its memory before the next is allocated
             self._alone = self._place(session, 1, _fitting(_ATTENDED, needed) or needed)
         return self._alone
 
     def _several(self, session: Session) -> _Place:
-        """Room for several short rows."""
+        """Return the place for several short rows."""
         if self._together is None:
             self._together = self._place(session, _ROWS[-1], _TOGETHER)
         return self._together
 
     def _place(self, session: Session, rows: int, slots: int) -> _Place:
         with torch.inference_mode(False):
-            made = self._opened(rows, slots)
+            made = self._open_session(rows, slots)
             made.cache.make_buffers_like(session.cache)
         return _Place(made)
 
     def _read(
         self, place: _Place, session: Session, texts: list[list[int]], filled: list[int], given: Tensor | None
     ) -> None:
-        """One pass for all rows of a session: copy, replay, copy back."""
+        """Run one pass for all rows of a session: copy the rows, replay a graph, copy the result back."""
         longest, most = max(map(len, texts)), max(filled)
         width, rows = _fitting(WIDTHS, longest), _fitting(_ROWS, len(texts))
         assert width is not None
@@ -136,18 +137,18 @@ class GraphPrefill:
             given = place.features(_more_rows(given, rows), width)
 
         def run(packed: Tensor) -> Tensor:
-            window.given = given
+            window.input_features = given
             self._run(window, packed[:, 1:], packed[:, 0], attended)
             return window.filled
 
         place.graphs((rows, width, attended), run, packed)
-        window.given = None
+        window.input_features = None
         _copy(apart, session, min(filled), max(ends))
         session.filled.copy_(copy_to_device(ends, device))
 
 
 def _fit_together(texts: list[list[int]], filled: list[int]) -> bool:
-    """Whether one pass reads all rows."""
+    """Return whether one pass can read all rows."""
     rows, width = _fitting(_ROWS, len(texts)), _fitting(WIDTHS, max(map(len, texts)))
     if rows is None or width is None:
         return False
@@ -161,7 +162,7 @@ def _more_rows(values: Tensor, rows: int) -> Tensor:
 
 
 def _copy(source: Session, target: Session, start: int, stop: int) -> None:
-    """The slots from `start` to `stop` of all rows: keys and values, positions, features."""
+    """Copy slots `start` to `stop` of all rows: keys and values, positions, features."""
     if start >= stop:
         return
     for old, new in zip(source.cache.buffers(), target.cache.buffers(), strict=True):

@@ -1,4 +1,4 @@
-"""Which models can be driven, and what each of them needs: read off the model once, refused with a reason."""
+"""Finds out what a model needs to be scored on trees, and refuses models that cannot be, with the reason."""
 
 import inspect
 from dataclasses import dataclass
@@ -28,28 +28,28 @@ _SENSES = ("pixel_values", "input_features", "input_values")
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What one model's forward wants to be told."""
+    """What a model's forward pass needs."""
 
     family: Family
-    layer_kinds: tuple[str, ...] | None  # a mask for each kind of layer, or None for one mask
-    window: int | None  # of the sliding layers
+    layer_kinds: tuple[str, ...] | None  # kinds of layers with a mask each; None: one mask for all
+    window: int | None  # width of the sliding window, in positions
     context: int  # positions of the decoder
-    source: int | None  # positions of the encoder, None where there is none
+    source: int | None  # positions of the encoder, None without an encoder
 
 
 def _ropes(config: Any) -> set[Any]:
-    """The kinds of rotary scaling in use; some configs have one for each kind of layer."""
+    """Return the kinds of rotary scaling in use; some configs have one for each kind of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
     parts = [rope, *rope.values()] if isinstance(rope, dict) else []
     return {part.get("rope_type") for part in parts if isinstance(part, dict)}
 
 
 def _refuse(model: PreTrainedModel, parameters: frozenset[str]) -> None:
-    """Say why a model cannot be driven, if it cannot."""
+    """Raise an error with the reason if a model cannot be scored on trees."""
     name, config = type(model).__name__, model.config.get_text_config(decoder=True)
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if parameters & set(_SENSES):
-        raise MismatchError(f"{name} takes images or sound; a target here reads text only, so use a text model")
+        raise MismatchError(f"{name} takes images or sound; targets must take text only, so use a text model")
     if head is None:
         raise MismatchError(
             f"{name} has no output layer over tokens; load it as a causal or sequence-to-sequence model"
@@ -63,7 +63,7 @@ def _refuse(model: PreTrainedModel, parameters: frozenset[str]) -> None:
             f"{name} scales its rotary positions by the longest text of the call; use another rope_type"
         )
     if getattr(config, "num_kv_shared_layers", 0) or getattr(config, "index_topk", None):
-        raise MismatchError(f"{name} shares or indexes keys between layers, which the cache here does not know")
+        raise MismatchError(f"{name} shares or indexes keys between layers, which spectr's cache does not support")
 
 
 def _family(model: PreTrainedModel, parameters: frozenset[str]) -> Family:
@@ -71,7 +71,7 @@ def _family(model: PreTrainedModel, parameters: frozenset[str]) -> Family:
     if model.config.is_encoder_decoder:
         if kind not in _T5_KIN + _BART_KIN:
             raise MismatchError(
-                f"{name} is of a family of encoder-decoder models that is not driven here; those that are: "
+                f"{name} is an encoder-decoder model of a family that is not supported; supported are "
                 f"{', '.join(_T5_KIN + _BART_KIN)}"
             )
         return "t5" if kind in _T5_KIN else "bart"
@@ -83,7 +83,7 @@ def _family(model: PreTrainedModel, parameters: frozenset[str]) -> Family:
 
 
 def _kinds(model: PreTrainedModel, config: Any) -> tuple[str, ...] | None:
-    """Kinds of layers that take their own mask."""
+    """Return the kinds of layers that take a mask each, None if all take the same."""
     kinds = getattr(config, "layer_types", None)
     if not kinds or config.model_type in _ONE_MASK:
         return None
@@ -96,7 +96,7 @@ def _kinds(model: PreTrainedModel, config: Any) -> tuple[str, ...] | None:
 
 
 def needs_of(model: PreTrainedModel) -> Needs:
-    """What `model` needs, or a `MismatchError` that says why it cannot be driven."""
+    """Return what `model` needs; raise `MismatchError` if it cannot be scored on trees."""
     parameters = frozenset(inspect.signature(model.forward).parameters)
     _refuse(model, parameters)
     family, config = _family(model, parameters), model.config.get_text_config(decoder=True)
@@ -110,7 +110,7 @@ def needs_of(model: PreTrainedModel) -> Needs:
 
 
 def driver_of(model: PreTrainedModel, needs: Needs) -> Driver:
-    """How a model with these needs is called."""
+    """Return the driver that calls a model with these needs."""
     if needs.family == "causal":
         return Causal(model, needs.layer_kinds, needs.window)
     made: dict[str, type[Alibi] | type[T5] | type[Bart]] = {"alibi": Alibi, "t5": T5, "bart": Bart}

@@ -1,12 +1,12 @@
-"""A language model as a target: texts in, logits of whole token trees out, accepted paths kept.
+"""The target: a language model that reads texts, scores whole token trees in one call, and keeps accepted paths.
 
-Rows advance by different lengths. A row's committed tokens fill its slots 0, 1, 2, … in order; scratch nodes stand in
-the slots after them, and keeping a path moves its slots down. Positions are depth, not slot order.
+Rows advance by different lengths. The committed tokens of a row fill its slots 0, 1, 2, … in order, and scratch nodes
+use the slots after them. Keeping a path moves its slots down to the end of the text. A node's position is the length of
+the text plus its depth in the tree, whatever slot it uses.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,12 +15,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from spectr.errors import ArgumentError, MismatchError
-from spectr.kernels import usable
 from spectr.models.cache import SlotCache
 from spectr.models.compiled import CompiledLayers
 from spectr.models.digest import weights_digest
 from spectr.models.drivers.call import Call
 from spectr.models.encoder import check_sources, encode
+from spectr.models.fresh_tokens import FreshTokens, feature_index, prompt_tokens, visible_slots
 from spectr.models.hidden_states import capture_hidden_states, last_state
 from spectr.models.layers import beside_layers, layers_of
 from spectr.models.memory import kv_bytes, require_memory
@@ -31,31 +31,20 @@ from spectr.models.support import driver_of, needs_of
 from spectr.rows import cached_arange, copy_to_device, pick_rows
 from spectr.types import Layers
 
-__all__ = ["Fresh", "Session", "Target"]
+__all__ = ["Session", "Target"]
 
 _FEWER = "use fewer rows or a smaller max_new_tokens"
 
 
-@dataclass(frozen=True, slots=True)
-class Fresh:
-    """Tokens of one call, where they go, and which scratch slots they see."""
-
-    tokens: Tensor  # (B, T)
-    where: Tensor  # (B, T) positions
-    slots: Tensor  # (B, S + T) of the scratch: that scored before, then these tokens
-    within: Tensor  # (B, T, S + T) bool
-    attended: int  # slots looked at
-
-
 class Target:
-    """An unmodified causal or encoder-decoder model of transformers, scored on trees."""
+    """Scores token trees with an unmodified causal or encoder-decoder model of transformers."""
 
     keeps_beginnings = True
-    is_sharded = False  # other processes take part in every call
+    is_sharded = False  # True: other processes take part in every call
 
     def __init__(self, model: PreTrainedModel, chunk: int = 512) -> None:
         self.model = model
-        self._all_modules = tuple(model.modules())  # as found; a user's model stays in the mode it is in between calls
+        self._all_modules = tuple(model.modules())  # between calls a user's model stays in its own mode
         self.needs = needs_of(model)
         self.driver = driver_of(model, self.needs)
         self.chunk = chunk  # prompt tokens per call
@@ -65,55 +54,56 @@ class Target:
         own = getattr(model, "vocabulary", None) or getattr(self.head, "out_features", None)
         self.vocabulary = int(own or model.config.vocab_size)
         width = getattr(self.head, "in_features", None) or model.config.get_text_config(decoder=True).hidden_size
-        self.width = int(width)  # of what enters the output layer
+        self.width = int(width)  # width of what enters the output layer
         self.joint = self.device.type == "cuda"  # one buffer for all layers, where launches cost more than copies
         self._compiled: CompiledLayers | None = None
 
     def compile(self) -> None:
-        """Score trees with compiled layers from now on, and read prompts with them where graphs are replayed; the first
-        call of every kind takes seconds."""
+        """Score trees with compiled layers from now on, and read prompts with them where CUDA graphs are replayed. The
+        first call of each shape takes seconds."""
         if self._compiled is None and any("forward" in vars(layer) for layer in self.layers):
             raise MismatchError("layers with a forward of their own, as device_map makes them, are not compiled")
         self._compiled = self._compiled or CompiledLayers(self.layers, beside_layers(self.model))
 
     @property
     def lender(self) -> Any:
-        """What a drafter may borrow from: the model, with an embedding and an output layer that are whole."""
+        """The model whose embedding and output layer a drafter may use; both are whole, not sharded."""
         return self.model
 
     def first_layers(self, layers: int) -> "Target | None":
-        """A target of the first layers that other processes know as well; None where there are none of them."""
+        """Return a target of the first layers that all processes of a sharded model have, None for other models."""
         return None
 
     def digest(self) -> str:
-        """Of all weights."""
+        """Return a digest of all weights."""
         return weights_digest(self.model)
 
     def memory(self, rows: int, slots: int) -> int:
-        """Bytes of a cache, from the widths in the config."""
+        """Return the bytes of a cache, computed from the widths in the config."""
         whole = self.model.config
         config = whole if whole.is_encoder_decoder else whole.get_text_config(decoder=True)
         return kv_bytes(config, rows, slots, self.model.dtype)
 
     def open(self, rows: int, slots: int, *, features: Layers | None = None, lasting: bool = True) -> Session:
-        """Room for `rows` rows of `slots` tokens, trees included; with `features`, those of every token are kept: what
-        entered the output layer, and after it what left these layers. Unless they are lasting, only those of the last
-        call."""
+        """Open a session with room for `rows` rows of `slots` tokens, trees included.
+
+        With `features` the session keeps hidden states of every token: what entered the output layer, followed by what
+        left the layers named in `features`. With `lasting=False` it keeps only those of the last call."""
         if rows < 1 or slots < 1:
             raise ArgumentError(f"a session needs at least one row and one slot, got {rows} and {slots}")
         slots = round_up_16(slots)
         require_memory(self.memory(rows, slots), self.device, f"a cache of {rows} rows of {slots} tokens", _FEWER)
         position = torch.zeros(rows, slots + 1, dtype=torch.int64, device=self.device)
         filled = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        store = Store(SlotCache(slots, rows, self._alike if self.joint else 0), position, filled)
+        store = Store(SlotCache(slots, rows, self._uniform_layers if self.joint else 0), position, filled)
         if features is not None and lasting:
             width = (1 + len(features)) * self.width
             store.features = torch.zeros(rows, slots + 1, width, dtype=self.model.dtype, device=self.device)
         return Session(store, wants_features=features is not None, extra_layers=features or ())
 
     @cached_property
-    def _alike(self) -> int:
-        """How many layers the model has, if all of them keep the same of a token, in one place; else 0."""
+    def _uniform_layers(self) -> int:
+        """The number of layers if all of them cache keys and values of one shape on one device, else 0."""
         config = self.model.config.get_text_config(decoder=True)
         kinds = set(getattr(config, "layer_types", None) or ())
         apart = self.model.config.is_encoder_decoder or len(kinds) > 1 or getattr(self.model, "hf_device_map", None)
@@ -121,23 +111,25 @@ class Target:
 
     @cached_property
     def layers(self) -> list[torch.nn.Module]:
-        """The decoder layers, the first first."""
+        """The decoder layers, in order."""
         return layers_of(self.model)
 
     def share(self, session: Session) -> Session:
-        """A view of a session with scratch of its own, in the same slots: for a drafter made of the target's first
-        layers. The owner alone commits; to keep, rewind or take rows of a view only forgets its scratch."""
+        """Return a view of a session that shares its cache and has scratch nodes of its own, in the same slots.
+
+        A drafter made of the target's first layers uses it. Only the owner commits tokens: `keep`, `rewind` and
+        `take_rows` on a view discard its scratch nodes and do nothing else."""
         return Session(session.store, is_view=True)
 
     def check_source(self, source: Sequence[int] | None) -> None:
-        """Refuse a text that this model cannot answer to, and the lack of one that it needs."""
+        """Raise if a decoder-only model is given a source, or an encoder-decoder model none, or one that is invalid."""
         name = type(self.model).__name__
         if self.needs.source is None and source is not None:
             raise MismatchError(f"{name} has no encoder; put the source into the prompt instead")
         if self.needs.source is None:
             return
         if source is None:
-            raise MismatchError(f"{name} answers to a source: give every request one")
+            raise MismatchError(f"{name} has an encoder and needs a source; give every request one")
         check_sources([list(source)], 1, self.needs.source)
         size = int(self.model.config.vocab_size)
         if max(source) >= size or min(source) < 0:
@@ -145,7 +137,7 @@ class Target:
 
     @torch.no_grad()
     def encode(self, session: Session, sources: list[list[int]]) -> None:
-        """Give an encoder-decoder model the text its rows answer to; before anything is read."""
+        """Encode the sources of all rows of an encoder-decoder model; must be called before anything is read."""
         if self.needs.source is None:
             raise MismatchError(f"{type(self.model).__name__} has no encoder; put the source into the prompt instead")
         check_sources(sources, session.rows, self.needs.source)
@@ -156,7 +148,7 @@ class Target:
 
     @torch.no_grad()
     def encode_row(self, session: Session, row: int, source: list[int]) -> None:
-        """Give one row of a session the text it answers to; the others keep theirs."""
+        """Encode the source of one row; the other rows keep theirs."""
         self.check_source(source)
         with evaluation_mode(self._all_modules):
             made = encode(self.model, [source], session.cache)
@@ -167,9 +159,9 @@ class Target:
 
     @torch.no_grad()
     def read(self, session: Session, texts: list[list[int]], filled: list[int] | None = None) -> None:
-        """Commit more tokens to each row, in chunks; a row may get none. Scratch nodes are forgotten. With `filled`,
-        the lengths of the rows so far, the device is not asked for them."""
-        filled = self._room(session, texts, filled)
+        """Prefill: commit more tokens to each row, in chunks; a row may get none. Scratch nodes are discarded. If
+        `filled` gives the committed lengths of the rows, they are not copied from the device."""
+        filled = self._check_room(session, texts, filled)
         session.pending = 0
         if session.prefill is None or not session.prefill.can_read(session, texts, filled):
             self._read(session, texts, filled)
@@ -182,32 +174,33 @@ class Target:
         )
 
     def _read(self, session: Session, texts: list[list[int]], filled: list[int]) -> None:
-        """All rows at once, one chunk after the other."""
+        """Read all rows together, one chunk after the other."""
         longest = max(map(len, texts))
         tokens = copy_to_device([t + [0] * (longest - len(t)) for t in texts], self.device)
         counts = copy_to_device([len(t) for t in texts], self.device)
         features: list[Tensor] = []
-        given = session.given
+        inputs = session.input_features
         for start in range(0, longest, self.chunk):
             part = tokens[:, start : start + self.chunk]
-            session.given = None if given is None else given[:, start : start + self.chunk]
+            session.input_features = None if inputs is None else inputs[:, start : start + self.chunk]
             attended = max(f + min(len(t), start + part.shape[1]) for f, t in zip(filled, texts, strict=True))
             self._prefill_part(session, part, (counts - start).clamp(0, part.shape[1]), attended)
             features.extend([] if session.features is None else [session.features])
-        session.features, session.given = torch.cat(features, 1) if features else None, None
+        session.features, session.input_features = torch.cat(features, 1) if features else None, None
 
     def _prefill_part(self, session: Session, tokens: Tensor, counts: Tensor, attended: int) -> None:
-        """One pass: the first `counts` (B,) of the tokens (B, T) of each row are committed, the rest is padding."""
-        self._run(session, self._chunk(session, tokens, counts, attended), last_state)
+        """Run one pass and commit the first `counts` (B,) of the tokens (B, T) of each row; the rest is padding."""
+        fresh = prompt_tokens(session, tokens, counts, attended=attended, context=self.context)
+        self._run(session, fresh, last_state)
         session.store.filled += counts
 
     def capture_prefill(self, session: Session) -> None:
-        """Read prompts into this session by replayed graphs from now on, as far as its model can be captured."""
-        if self.device.type == "cuda" and self.needs.source is None and self._alike and not session.is_view:
+        """Read prompts into this session by replaying CUDA graphs from now on, if the model can be captured."""
+        if self.device.type == "cuda" and self.needs.source is None and self._uniform_layers and not session.is_view:
             session.prefill = self.graph_prefill(session)
 
     def graph_prefill(self, session: Session) -> GraphPrefill:
-        """What reads for a session in rows set apart."""
+        """Return a reader that prefills this session's rows in buffers of its own, with captured passes."""
         features, lasting = session.extra_layers if session.wants_features else None, session.store.features is not None
 
         def read(apart: Session, tokens: Tensor, counts: Tensor, attended: int) -> None:
@@ -220,10 +213,12 @@ class Target:
     def score(
         self, session: Session, tokens: Tensor, ancestors: Tensor, depth: Tensor, *, only: Tensor | None = None
     ) -> Tensor:
-        """Logits (B, T, V), or (B, M, V) of `only` (B, M), after fresh scratch nodes with `tokens` (B, T), `depth`
-        (B, T) below the next position; `ancestors` (B, T, S + T) says which of the S scratch nodes before and of these
-        each sees, itself included."""
-        self._ready(session)
+        """Add scratch nodes with `tokens` (B, T) and return the logits after each of them, (B, T, V).
+
+        `depth` (B, T) is added to the length of the text to give positions. `ancestors` (B, T, S + T) says which of the
+        S scratch nodes before and of these T each node attends to, itself included. With `only` (B, M), indices into
+        the T nodes, the output layer runs for those nodes alone and the result is (B, M, V)."""
+        self._check_encoded(session)
         scratch = session.pending + tokens.shape[1]
         if ancestors.shape != (*tokens.shape, scratch):
             raise ArgumentError(
@@ -232,15 +227,16 @@ class Target:
             )
         attended = session.store.attended_slots(scratch)
         slots = session.filled[:, None] + cached_arange(scratch, self.device)
-        where = (session.filled[:, None] + depth).clamp_max(self.context - 1)  # beyond it nothing is ever emitted
+        where = (session.filled[:, None] + depth).clamp_max(self.context - 1)  # nothing is emitted beyond it
         select = None if only is None else partial(pick_rows, nodes=only)
         with nullcontext() if self._compiled is None else self._compiled.on():
-            logits = self._run(session, Fresh(tokens, where, slots, ancestors, attended), select)
+            logits = self._run(session, FreshTokens(tokens, where, slots, ancestors, attended), select)
         session.pending = scratch
         return logits
 
     def keep(self, session: Session, nodes: Tensor) -> None:
-        """Commit scratch `nodes` (B, L) in this order; -1 is padding, anywhere. The others are forgotten."""
+        """Commit the scratch nodes `nodes` (B, L) in this order and discard the others. Entries of -1 are padding and
+        may stand anywhere."""
         session.pending = 0
         if session.is_view:
             return
@@ -251,12 +247,13 @@ class Target:
         target = torch.where(real > 0, places, trash)
         store.cache.move(source, target)
         if store.features is not None:
-            store.features.scatter_(1, _wide(target, store.features), pick_rows(store.features, source))
+            index = feature_index(target, store.features)
+            store.features.scatter_(1, index, pick_rows(store.features, source))
         store.position.scatter_(1, target, places)
         store.advance(real.sum(-1), nodes.shape[1])
 
     def rewind(self, session: Session, lengths: list[int]) -> None:
-        """Forget scratch nodes, and committed tokens beyond these lengths."""
+        """Discard all scratch nodes, and the committed tokens of each row beyond its length in `lengths`."""
         if len(lengths) != session.rows or min(lengths) < 0:
             raise ArgumentError(f"each of {session.rows} rows needs a length of at least 0, got {lengths}")
         session.pending = 0
@@ -264,7 +261,8 @@ class Target:
             session.store.cut(copy_to_device(lengths, self.device), max(lengths))
 
     def take_rows(self, session: Session, rows: Tensor) -> None:
-        """The rows become these, in this order; a row may be repeated, so a prompt read once serves many samples."""
+        """Replace the rows by copies of `rows`, in this order. A row may be repeated, so that one prefill serves
+        several samples."""
         if session.is_view:
             session.pending = 0
             return
@@ -275,15 +273,14 @@ class Target:
         session.features = None if session.features is None else session.features[rows]
 
     def features_at(self, session: Session, positions: Tensor) -> Tensor:
-        """(B, L, F): the features that the session keeps at committed `positions` (B, L); zeros before the first."""
-        held = session.store.features
-        if held is None:
+        """Return the features (B, L, F) kept at committed `positions` (B, L), zeros at negative positions."""
+        features = session.store.features
+        if features is None:
             raise ArgumentError("this session keeps no features; open it with features=()")
-        found = pick_rows(held, positions.clamp_min(0))
-        return torch.where(positions[..., None] >= 0, found, 0.0)
+        return torch.where(positions[..., None] >= 0, pick_rows(features, positions.clamp_min(0)), 0.0)
 
     def grow(self, session: Session, slots: int) -> None:
-        """Room for `slots` tokens a row, contents kept; a session never shrinks."""
+        """Make room for `slots` tokens per row and keep the contents; a session never shrinks."""
         slots = round_up_16(slots)
         extra = slots - session.cache.size
         if extra > 0:
@@ -293,79 +290,60 @@ class Target:
             session.store.grow(slots)
 
     def window(self, session: Session, start: int, stop: int, longest: int) -> Session:
-        """A session on the rows from `start` to `stop`, none of which has more than `longest` tokens."""
+        """Return a session on the rows from `start` to `stop`, none of which has more than `longest` tokens."""
         return session.window(start, stop, longest)
 
     def copy_rows(self, session: Session, sources: list[int], targets: list[int], most: int) -> None:
-        """The first `most` tokens of each source, or all if it has fewer, become those of the target."""
+        """Copy the first `most` tokens of each source row, or all if it has fewer, to the matching target row."""
         session.copy_rows(sources, targets, most)
 
     def make_room(self, session: Session, rows: int, slots: int) -> None:
-        """Room for `rows` rows of `slots` tokens at least, contents kept."""
+        """Make room for at least `rows` rows of `slots` tokens and keep the contents."""
         slots, rows = max(round_up_16(slots), session.cache.size), max(rows, session.rows)
         size = self.memory(rows, slots)
         if size > self.memory(session.rows, session.cache.size):
             require_memory(size, self.device, f"a cache of {rows} rows of {slots} tokens", _FEWER)
             session.make_room(rows, slots)
 
-    def _ready(self, session: Session) -> None:
+    def _check_encoded(self, session: Session) -> None:
         if self.needs.source is not None and session.memory is None:
-            raise MismatchError(f"{type(self.model).__name__} answers to a source: call encode before read and score")
+            raise MismatchError(
+                f"{type(self.model).__name__} has an encoder and needs a source; call encode before read and score"
+            )
 
-    def _room(self, session: Session, texts: list[list[int]], filled: list[int] | None) -> list[int]:
-        """The committed lengths, once it is clear that the texts fit after them."""
-        self._ready(session)
+    def _check_room(self, session: Session, texts: list[list[int]], filled: list[int] | None) -> list[int]:
+        """Raise if the texts do not fit behind the committed tokens; return the committed lengths."""
+        self._check_encoded(session)
         if session.is_view:
-            raise ArgumentError("a view reads nothing: its owner commits; read with the session it was shared from")
+            raise ArgumentError(
+                "a view cannot read: only its owner commits tokens; read with the session that it was shared from"
+            )
         if len(texts) != session.rows:
-            raise ArgumentError(f"each of {session.rows} rows needs a text, an empty one at least; got {len(texts)}")
+            raise ArgumentError(
+                f"texts must hold one text for each of {session.rows} rows, empty ones included; got {len(texts)}"
+            )
         filled = session.filled.tolist() if filled is None else filled
         room = min(session.cache.size, self.context)
         if (longest := max(f + len(t) for f, t in zip(filled, texts, strict=True))) > room:
             raise ArgumentError(f"a row must fit into {room} tokens, got one of {longest}; shorten it")
         return filled
 
-    def _chunk(self, session: Session, part: Tensor, fresh: Tensor, attended: int) -> Fresh:
-        """The first `fresh` (B,) of the tokens (B, T) of each row follow its text; the rest is padding."""
-        ids = torch.arange(part.shape[1], device=self.device)
-        places = session.filled[:, None] + ids
-        slots = torch.where(ids < fresh[:, None], places, session.cache.size)
-        within = (ids[:, None] >= ids).expand(len(part), -1, -1)  # causal among the fresh tokens
-        return Fresh(part, places.clamp_max(self.context - 1), slots, within, attended)
-
-    def _run(self, session: Session, fresh: Fresh, select: Callable[[Tensor], Tensor] | None) -> Tensor:
-        """One forward pass; logits of all fresh tokens, or of those chosen."""
+    def _run(self, session: Session, fresh: FreshTokens, select: Callable[[Tensor], Tensor] | None) -> Tensor:
+        """Run one forward pass and return the logits of all fresh tokens, or of those that `select` picks."""
         store, count = session.store, fresh.tokens.shape[1]
         slots = fresh.slots[:, -count:]
-        store.position.scatter_(1, slots, fresh.where)
+        store.position.scatter_(1, slots, fresh.positions)
         store.cache.slots, store.cache.attended = slots, fresh.attended
         key = store.position[:, : fresh.attended]
-        given, session.given = session.given, None
-        call = Call(fresh.tokens, fresh.where, key, _seen(store.filled, fresh), store.cache, store.memory, given)
+        features, session.input_features = session.input_features, None
+        seen = visible_slots(store.filled, fresh)
+        call = Call(fresh.tokens, fresh.positions, key, seen, store.cache, store.memory, features)
         wanted = select is not None or session.wants_features
         extra_layers = [self.layers[at] for at in session.extra_layers]
-        looking = capture_hidden_states(self.head, select, extra_layers) if wanted else nullcontext(list[Tensor]())
-        with looking as entered, evaluation_mode(self._all_modules):
+        hooks = capture_hidden_states(self.head, select, extra_layers) if wanted else nullcontext(list[Tensor]())
+        with hooks as entered, evaluation_mode(self._all_modules):
             logits = self.driver(call)
         session.features = entered[0] if session.wants_features else None
         if store.features is not None and session.features is not None and not session.is_view:
-            store.features.scatter_(1, _wide(slots, session.features), session.features)
+            store.features.scatter_(1, feature_index(slots, session.features), session.features)
         return logits
-
-
-def _wide(slots: Tensor, features: Tensor) -> Tensor:
-    """Slots (B, T) as an index into features (B, …, H)."""
-    return slots[..., None].expand(-1, -1, features.shape[-1])
-
-
-def _seen(filled: Tensor, fresh: Fresh) -> Tensor:
-    """(B, T, M) bool: all committed slots, and of the scratch what `within` allows. Padding stands past the end."""
-    if usable(filled):
-        from spectr.kernels.mask import seen_slots
-
-        return seen_slots(filled, fresh.slots, fresh.within, fresh.attended)
-    count = fresh.tokens.shape[1]
-    every = cached_arange(fresh.attended + 1, filled.device)
-    seen = (every < filled[:, None, None]).expand(-1, count, -1).clone()
-    where = fresh.slots.clamp_max(fresh.attended)[:, None, :].expand(-1, count, -1)
-    return seen.scatter_(2, where, fresh.within)[:, :, : fresh.attended]

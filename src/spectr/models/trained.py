@@ -1,4 +1,4 @@
-"""A trained drafter as a folder: weights, a description, and the fingerprint of the target it belongs to."""
+"""Trained drafters as folders: weights, a description, and the fingerprint of the target they were trained for."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ __all__ = [
     "fingerprint",
     "is_drafter",
     "load_drafter",
-    "pupil",
+    "load_for_training",
     "save_drafter",
     "shipped",
     "shipped_targets",
@@ -35,7 +35,8 @@ _ABOUT, _WEIGHTS, _ORDER = "drafter.json", "drafter.safetensors", "tokens"
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """Of a model's sizes and of some of its weights, rounded to bfloat16: whatever dtype it was loaded in."""
+    """Return a hash of a model's sizes and of some of its weights. They are rounded to bfloat16, so that the hash does
+    not depend on the dtype in which the model was loaded."""
     config = model.config.get_text_config(decoder=True)
     digest = hashlib.sha256()
     for name in ("model_type", "hidden_size", "num_hidden_layers", "vocab_size"):
@@ -50,26 +51,28 @@ def fingerprint(model: PreTrainedModel) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What is known of a trained drafter."""
+    """The description of a trained drafter."""
 
-    target: str  # as its maker called it
+    target: str  # the name under which it was loaded for training
     fingerprint: str
     shape: dict[str, Any]
     kind: str = "feature"  # or "blockwise"
-    rows: int | None = None  # the most frequent tokens, which it drafts on a CPU; None: all
+    rows: int | None = None  # on a CPU it drafts this many of the most frequent tokens; None: all
     training: dict[str, Any] = field(default_factory=dict)
 
 
 def is_drafter(folder: Path) -> bool:
-    """Whether a trained drafter is in this folder."""
+    """Return whether a folder contains a trained drafter."""
     return (folder / _ABOUT).is_file()
 
 
 def save_drafter(folder: Path, head: FeatureHead | BlockwiseHead, about: Trained, order: Tensor) -> None:
-    """Weights in blocks of int8, tokens in the `order` of how frequent they are, and the description; files are written
-    aside and renamed."""
+    """Write the weights as blocks of int8, the tokens in `order` of decreasing frequency, and the description. Files
+    are written under temporary names and renamed."""
     if any(isinstance(module, Int8Linear) for module in head.modules()):
-        raise ArgumentError("a head that was loaded for drafting has rounded weights; copy its folder instead")
+        raise ArgumentError(
+            "a head that was loaded for drafting has rounded weights and cannot be saved; copy its folder instead"
+        )
     tensors = packed({name: weights.detach().cpu() for name, weights in head.named_parameters()})
     tensors[_ORDER] = order.to("cpu", torch.int32)
     save_file(tensors, folder / f"{_WEIGHTS}.part")
@@ -97,23 +100,24 @@ def _all_shipped() -> list[Path]:
 
 
 def shipped(model: PreTrainedModel) -> Path | None:
-    """The folder of the drafter that comes with spectr for this very model, if one does."""
+    """Return the folder of the drafter that is shipped with spectr for this model, or None."""
     mark = fingerprint(model)
     return next((folder for folder in _all_shipped() if _about(folder).fingerprint == mark), None)
 
 
 def shipped_targets() -> set[str]:
-    """The names of the models that a drafter comes with spectr for."""
+    """Return the names of the models for which a drafter is shipped with spectr."""
     return {_about(folder).target for folder in _all_shipped()}
 
 
 def _stored(folder: Path, target: PreTrainedModel) -> tuple[Any, Trained, Tensor]:
-    """A head in float32, for the target it was trained for and no other; what is known of it; tokens by frequency."""
+    """Return a head in float32, its description, and the tokens by frequency; raise if it was trained for another
+    target."""
     about = _about(folder)
     if about.fingerprint != fingerprint(target):
         raise MismatchError(
             f"the drafter in {folder} was trained for {about.target!r}, and this target has other weights; train one "
-            "with spectr train, or choose lookup, ngram or early_exit"
+            "with spectr train, or use lookup, ngram or early_exit"
         )
     tensors = load_file(folder / _WEIGHTS)
     order, head = tensors.pop(_ORDER).long(), _empty(about)
@@ -121,8 +125,8 @@ def _stored(folder: Path, target: PreTrainedModel) -> tuple[Any, Trained, Tensor
     return head, about, order
 
 
-def pupil(folder: Path, target: PreTrainedModel) -> FeatureHead | BlockwiseHead:
-    """The head in `folder` to be trained further: in float32, with all tokens."""
+def load_for_training(folder: Path, target: PreTrainedModel) -> FeatureHead | BlockwiseHead:
+    """Return the head in `folder` for further training: in float32, with the whole vocabulary."""
     head: Any = _stored(folder, target)[0]
     head.to(target.device).borrow(target)
     made: FeatureHead | BlockwiseHead = head
@@ -130,7 +134,7 @@ def pupil(folder: Path, target: PreTrainedModel) -> FeatureHead | BlockwiseHead:
 
 
 def _pack(head: Any, tensors: dict[str, Tensor]) -> None:
-    """Let the linear layers of a head run on the stored int8 values, and with them those of its short form."""
+    """Replace the linear layers of a head, and its short joining layer, by packed ones with the stored int8 values."""
     width = head.shape.width
     for name, codes in tensors.items():
         if (scale := tensors.get(name + SCALE)) is None or codes.shape[1] % GROUP:
@@ -142,9 +146,10 @@ def _pack(head: Any, tensors: dict[str, Tensor]) -> None:
 
 
 def load_drafter(folder: Path, target: PreTrainedModel, vocabulary: int | None = None) -> FeatureHead | BlockwiseHead:
-    """The head in `folder`, for the target it was trained for and no other. It drafts the `vocabulary` most frequent
-    tokens; if nothing is said all of them, or on a CPU, where most of drafting is the output layer, as many as its
-    description says."""
+    """Load the head in `folder` for drafting; raise if it was trained for another target.
+
+    It drafts the `vocabulary` most frequent tokens. The default is all tokens, except on a CPU, where most of the time
+    of drafting goes to the output layer: there it is the number in the head's description."""
     head, about, order = _stored(folder, target)
     count = vocabulary or (about.rows if target.device.type == "cpu" else None) or len(order)
     head.to(target.device, target.dtype).requires_grad_(False)

@@ -1,4 +1,4 @@
-"""What makes a loaded model faster without changing what it computes, and the way back for fair comparison."""
+"""Faster kernels for loaded models that compute the same, and a way to switch them off for fair comparisons."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +14,12 @@ __all__ = ["stock_kernels", "tune", "tune_head"]
 
 
 def tune(model: PreTrainedModel) -> None:
-    """Attention without copies of grouped heads."""
+    """Use attention that does not copy keys and values of grouped heads."""
     group_heads(model)
 
 
 def tune_head(head: FeatureHead) -> None:
-    """The same for a head that was trained, which may round: on a GPU its weights become int8."""
+    """Speed up a trained head. A drafter may round, so on a GPU its weights become int8."""
     head.shorten()
     tune(head)
     int8_products(head)
@@ -28,7 +28,7 @@ def tune_head(head: FeatureHead) -> None:
 
 @contextmanager
 def stock_kernels(model: PreTrainedModel) -> Iterator[None]:
-    """The model as transformers runs it."""
+    """Run the model with transformers' own kernels while the context is open."""
     if attention_name(model.config) == "spectr_grouped":
         model.set_attn_implementation("sdpa")
     try:

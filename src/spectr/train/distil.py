@@ -18,7 +18,7 @@ from spectr.models.head import head_of
 from spectr.models.packed import unpacked
 from spectr.models.published.eagle3 import Eagle3Head
 from spectr.models.published.making import Written, eagle3_of, save_eagle3
-from spectr.models.trained import Trained, fingerprint, is_drafter, pupil, save_drafter
+from spectr.models.trained import Trained, fingerprint, is_drafter, load_for_training, save_drafter
 from spectr.train.card import write_card
 from spectr.train.corpus import Corpus
 from spectr.train.loop import Course, Head, Report, Trainer
@@ -184,7 +184,7 @@ def _train(trainer: Trainer, corpora: Sequence[Corpus], checkpoint: Path, say: S
 def _begun(how: Distilling, model: Any) -> Head | None:
     """A head that is there before there are texts, if it may not fit the target."""
     if how.begin_with is not None:
-        return pupil(how.begin_with, model)
+        return load_for_training(how.begin_with, model)
     return eagle3_of(model) if how.kind == "eagle3" else None
 
 

@@ -104,13 +104,13 @@ def _expand_by_kernel(
     count = min(budget.beam, tokens.shape[1] * tokens.shape[2])
     if not usable(chances):
         return None
-    from spectr.kernels.beam import Above, can_expand, expanded
+    from spectr.kernels.beam import BeamNodes, can_expand, expanded
 
     if not can_expand(tokens.shape[1], tokens.shape[2], count):
         notice(f"a beam of {count} nodes is too wide for the tree kernel, so trees are pruned without it, slower")
         return None
     old = beam.frontier
-    made = expanded(Above(beam.scores, beam.places, old.ancestors, old.paths), chances, tokens, count, before)
+    made = expanded(BeamNodes(beam.scores, beam.places, old.ancestors, old.paths), chances, tokens, count, before)
     above = made.came + (old.ancestors.shape[-1] - old.tokens.shape[1])
     frontier = Frontier(old.depth + 1, made.tokens, made.paths, made.ancestors, above)
     children = _Pool(tokens.flatten(1), made.parents, made.scores, made.scored)

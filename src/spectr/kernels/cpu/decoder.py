@@ -1,7 +1,7 @@
-"""A decoder of the Llama family as one function: embeddings in, states and logits out, for any tokens over any slots.
+"""The decoder of the Llama family as one compiled function, from embeddings to hidden states and logits.
 
-Every thread runs the function from beginning to end and takes its share of each stage. Whatever differs between models
-and calls is data: tables with the sizes and addresses of weights, buffers and caches.
+Every thread runs the function from beginning to end and takes its share of each stage. Everything that differs between
+models and calls is data: tables with the sizes and addresses of weights, buffers and caches.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from llvmlite import ir
 
 from spectr.kernels.cpu import steps
 from spectr.kernels.cpu.emit import F32, I64, PTR, Body, Table
-from spectr.kernels.cpu.pool import TASK, Crew
+from spectr.kernels.cpu.pool import TASK, ThreadPool
 from spectr.kernels.cpu.processor import Processor
 from spectr.kernels.cpu.products import MATRIX, MULTIPLY
 
@@ -21,14 +21,14 @@ PROGRAM = Table(
     "layers", "first_layer", "width", "heads", "kv_heads", "head_width", "rope_width", "inner", "epsilon", "scale",
     "cap", "is_gelu", "embed", "embed_rows", "embed_scale", "final_norm", "output",
 )  # fmt: skip
-"""A model: its sizes, its layers, embedding, last norm and output matrix."""
+"""Table of a model: its sizes, layers, embedding, last norm and output matrix."""
 
 LAYER = Table(
     "norm", "q", "k", "v", "q_norm", "k_norm", "o", "attention_norm", "mlp_norm", "gate", "up", "down", "output_norm",
     "window", "rope",
 )  # fmt: skip
-"""Addresses of a layer's weights, 0 for those it does without; the positions its attention looks back, 0 for all; and
-the table of its rotary positions. The norms behind attention and gated layer are those of Gemma."""
+"""Table of a layer: addresses of its weights, 0 for those it does not have; the width of its sliding window, 0 for
+none; and its rotary table. Only Gemma has the norms after attention and after the gated layer."""
 
 CALL = Table(
     "rows", "tokens", "given", "given_stride", "join", "positions", "batch", "slots", "plain", "more", "tail",
@@ -36,23 +36,23 @@ CALL = Table(
     "inputs_stride", "wide", "wide_stride", "k_offset", "v_offset", "up_offset", "scores", "scores_stride", "features",
     "features_stride", "taps", "selected", "selection", "logits", "logits_stride",
 )  # fmt: skip
-"""A call: tokens or what is given in their place; of each token its position, its row of the cache, the slot it is
-written to, the number of slots from the first that it sees all of, and the slots beyond them that it sees; the cache;
-buffers; where features go, and which tokens' logits are wanted and where."""
+"""Table of a call: tokens, or the rows given in their place; for each token its position, its row of the cache, the
+slot that it is written to, the number of slots from the first that it attends to without gaps, and the other slots that
+it attends to; the cache; scratch buffers; where features are written, and which tokens' logits are computed."""
 
-_COLUMNS = 512  # of a piece of the gated layer
-_PIECES = 4  # of a product, for each thread
+_COLUMNS = 512  # columns of the gated layer per piece of work
+_PIECES = 4  # pieces of a product per thread
 
 
 class _Decoder:
-    """The function under construction, and what its stages share."""
+    """Emits the stages of the decoder into one function."""
 
     def __init__(self, body: Body) -> None:
         self.body = body
         self.program, self.call, state, self.thread = body.arguments
-        self.crew = Crew(body, state)
-        self.crew.enter()
-        self.threads = self.crew.read("threads")
+        self.pool = ThreadPool(body, state)
+        self.pool.enter()
+        self.threads = self.pool.read("threads")
         self.rows, self.width = self.of_call("rows"), self.of_program("width")
         self.hidden, self.hidden_stride = self.of_call("hidden", PTR), self.of_call("hidden_stride")
         self.inputs, self.inputs_stride = self.of_call("inputs", PTR), self.of_call("inputs_stride")
@@ -83,22 +83,23 @@ class _Decoder:
     # Stages
 
     def begin(self) -> None:
-        """The states that enter the first layer: embeddings of the tokens, or a product of what is given."""
+        """Compute the states that enter the first layer: embeddings of tokens, or the product of given rows with
+        `join`."""
         body = self.body
         join = self.of_call("join")
         with body.builder.if_else(self.is_given(join)) as (joined, embedded):
             with joined:
                 columns = body.field(MATRIX, self.pointer(join), "columns")
-                with self.crew.pieces(self.rows) as row:
+                with self.pool.pieces(self.rows) as row:
                     self._copy(
                         body.at(self.of_call("given", PTR), body.mul(row, self.of_call("given_stride"))), row, columns
                     )
                 self.multiply(self.rows, [(self.pointer(join), self.hidden)], self.hidden_stride)
-            with embedded, self.crew.pieces(self.rows) as row:
+            with embedded, self.pool.pieces(self.rows) as row:
                 self._embed(row)
 
     def _copy(self, source: Any, row: Any, columns: Any) -> None:
-        """Numbers become the inputs of a product."""
+        """Copy a row to the inputs of a product."""
         body, inputs = self.body, self.inputs_row(row)
         with body.loop(0, body.mul(columns, 4), 4 * steps.LANES) as offset:
             body.store(body.load(ir.VectorType(F32, steps.LANES), source, offset, 4), inputs, offset, 4)
@@ -120,8 +121,8 @@ class _Decoder:
             body.store(body.builder.fmul(values, body.splat(by, steps.LANES)), target, offset, 4)
 
     def normalise(self, weight: Any) -> None:
-        """Norms of all states as inputs of products."""
-        with self.crew.pieces(self.rows) as row:
+        """Write the normalised states of all rows to the inputs of products."""
+        with self.pool.pieces(self.rows) as row:
             self._normalise_row(self.hidden_row(row), weight, row)
 
     def _normalise_row(self, states: Any, weight: Any, row: Any) -> None:
@@ -130,13 +131,13 @@ class _Decoder:
         steps.prepare(self.body, inputs, self.width, 0, self.width)
 
     def multiply(self, rows: Any, products: Sequence[tuple[Any, Any]], stride: Any, *, adds: bool = False) -> None:
-        """Products of the same inputs with one or more matrices, each with the address of its outputs."""
+        """Multiply the inputs by one or more matrices, each given with the address of its outputs."""
         body = self.body
         tiles = [body.field(MATRIX, matrix, "tiles") for matrix, _ in products]
         share = body.div(body.add(*tiles), body.mul(self.threads, _PIECES))
         size = body.most(share, 1)
         counts = [body.div(body.add(count, body.sub(size, 1)), size) for count in tiles]
-        with self.crew.pieces(body.add(*counts)) as piece:
+        with self.pool.pieces(body.add(*counts)) as piece:
             start: Any = body.whole(0)
             for (matrix, outputs), count, of_matrix in zip(products, counts, tiles, strict=True):
                 at, end = body.sub(piece, start), body.add(start, count)
@@ -153,7 +154,7 @@ class _Decoder:
                 start = end
 
     def attention(self, layer: Any, number: Any) -> None:
-        """Queries, keys and values; positions; what is written to the cache; attention; its output product."""
+        """Compute queries, keys and values, apply positions, write to the cache, attend, and add the output product."""
         body = self.body
         k_offset, v_offset = self.of_call("k_offset"), self.of_call("v_offset")
         self.normalise(body.field(LAYER, layer, "norm", PTR))
@@ -163,23 +164,23 @@ class _Decoder:
         )
         caches = [body.load(PTR, self.of_call(name, PTR), body.mul(number, 8), 8) for name in ("keys", "values")]
         half = body.div(self.of_program("rope_width"), 2)
-        for lanes in (16, 8, 4):  # the widest vectors that half a head is a multiple of
+        for lanes in (16, 8, 4):  # the widest vectors that divide half a head
             fits = body.builder.icmp_signed("==", body.builder.urem(half, I64(lanes)), I64(0))
             if lanes < 16:
                 wider = body.builder.icmp_signed("==", body.builder.urem(half, I64(2 * lanes)), I64(0))
                 fits = body.builder.and_(fits, body.builder.not_(wider))
             with body.when(fits):
-                with self.crew.pieces(self.rows) as row:
+                with self.pool.pieces(self.rows) as row:
                     self._place(layer, row, caches, lanes)
-                with self.crew.pieces(body.mul(self.rows, self.of_program("heads"))) as piece:
+                with self.pool.pieces(body.mul(self.rows, self.of_program("heads"))) as piece:
                     self._attend(layer, piece, caches, lanes)
-        with self.crew.pieces(self.rows) as row:
+        with self.pool.pieces(self.rows) as row:
             columns = body.mul(self.of_program("heads"), self.of_program("head_width"))
             steps.prepare(body, self.inputs_row(row), columns, 0, columns)
         self._add_output(layer, "o", "attention_norm")
 
     def _place(self, layer: Any, row: Any, caches: list[Any], lanes: int) -> None:
-        """Norms and positions of a token's queries and keys; its keys and values go to its slot."""
+        """Normalise and rotate a token's queries and keys; write its keys and values to its slot."""
         body, width = self.body, self.of_program("head_width")
         start, half = self.wide_row(row), body.div(self.of_program("rope_width"), 2)
         position = body.load(I64, self.of_call("positions", PTR), body.mul(row, 8), 8)
@@ -205,13 +206,13 @@ class _Decoder:
                     body.store(values, body.at(cache, far), at, 4)
 
     def _cache_row(self, row: Any) -> Any:
-        """Where the row of the cache that a token belongs to begins."""
+        """Return the offset of a token's row in the cache."""
         body = self.body
         batch = body.load(I64, self.of_call("batch", PTR), body.mul(row, 8), 8)
         return body.mul(batch, self.of_call("batch_stride"))
 
     def _attend(self, layer: Any, piece: Any, caches: list[Any], lanes: int) -> None:
-        """One head of one token; the result becomes an input of the output product."""
+        """Attend with one head of one token; the result is an input of the output product."""
         body, heads, width = self.body, self.of_program("heads"), self.of_program("head_width")
         row, head = body.div(piece, heads), body.builder.urem(piece, heads)
         shared = body.div(body.mul(head, self.of_program("kv_heads")), heads)
@@ -228,7 +229,8 @@ class _Decoder:
         steps.attend(body, query, output, (*seen, first, plain, tail, more, scores), sizes, lanes)
 
     def _windowed(self, layer: Any, seen: tuple[Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
-        """The first slot, the one after the last of the plain ones, and the others, within the window of a layer."""
+        """Restrict the slots of a token to a layer's window: return the first slot, the end of those without gaps, and
+        the address and number of the others."""
         body = self.body
         plain, tail, more = seen
         window = body.field(LAYER, layer, "window")
@@ -238,13 +240,13 @@ class _Decoder:
         return body.least(dropped, plain), plain, body.at(tail, body.mul(of_tail, 8)), body.sub(more, of_tail)
 
     def _add_output(self, layer: Any, matrix: str, norm: str) -> None:
-        """A product is added to the states, behind a norm if the layer has one there."""
+        """Add a product to the states, after a norm if the layer has one there."""
         body = self.body
         product, weight = body.field(LAYER, layer, matrix, PTR), body.field(LAYER, layer, norm)
         with body.builder.if_else(self.is_given(weight)) as (normed, plain):
             with normed:
                 self.multiply(self.rows, [(product, self.wide)], self.wide_stride)
-                with self.crew.pieces(self.rows) as row:
+                with self.pool.pieces(self.rows) as row:
                     states = self.wide_row(row)
                     steps.normalise(body, states, self.pointer(weight), states, (self.width, self.epsilon))
                     target = self.hidden_row(row)
@@ -256,7 +258,7 @@ class _Decoder:
                 self.multiply(self.rows, [(product, self.hidden)], self.hidden_stride, adds=True)
 
     def gated(self, layer: Any) -> None:
-        """The gated layer."""
+        """Compute the gated feed-forward layer."""
         body, up_offset = self.body, self.of_call("up_offset")
         self.normalise(body.field(LAYER, layer, "mlp_norm", PTR))
         targets = [("gate", self.wide), ("up", body.at(self.wide, up_offset))]
@@ -265,7 +267,7 @@ class _Decoder:
         )
         inner, is_gelu = self.of_program("inner"), self.is_given(self.of_program("is_gelu"))
         parts = body.div(body.add(inner, _COLUMNS - 1), _COLUMNS)
-        with self.crew.pieces(body.mul(self.rows, parts)) as piece:
+        with self.pool.pieces(body.mul(self.rows, parts)) as piece:
             row, part = body.div(piece, parts), body.builder.urem(piece, parts)
             gates, inputs = self.wide_row(row), self.inputs_row(row)
             first = body.mul(part, _COLUMNS)
@@ -275,10 +277,10 @@ class _Decoder:
         self._add_output(layer, "down", "output_norm")
 
     def tap(self, number: Any) -> None:
-        """The states that leave a layer go to the features, where somebody wants them."""
+        """Copy the states that leave a layer to the features, if the call asks for this layer."""
         body = self.body
         offset = body.load(I64, self.of_call("taps", PTR), body.mul(number, 8), 8)
-        with body.when(body.builder.icmp_signed(">", offset, I64(0))), self.crew.pieces(self.rows) as row:
+        with body.when(body.builder.icmp_signed(">", offset, I64(0))), self.pool.pieces(self.rows) as row:
             target = body.at(self._features(row), offset)
             with body.loop(0, body.mul(self.width, 4), 4 * steps.LANES) as at:
                 values = body.load(ir.VectorType(F32, steps.LANES), self.hidden_row(row), at, 4)
@@ -288,13 +290,13 @@ class _Decoder:
         return self.body.at(self.of_call("features", PTR), self.body.mul(row, self.of_call("features_stride")))
 
     def end(self) -> None:
-        """States behind the last norm as features, and logits of the tokens selected."""
+        """Write the output of the last norm to the features, and the logits of the selected tokens."""
         body, weight = self.body, self.of_program("final_norm", PTR)
-        with body.when(self.is_given(self.of_call("features"))), self.crew.pieces(self.rows) as row:
+        with body.when(self.is_given(self.of_call("features"))), self.pool.pieces(self.rows) as row:
             steps.normalise(body, self.hidden_row(row), weight, self._features(row), (self.width, self.epsilon))
         selected = self.of_call("selected")
         with body.when(self.is_given(selected)):
-            with self.crew.pieces(selected) as place:
+            with self.pool.pieces(selected) as place:
                 row = body.load(I64, self.of_call("selection", PTR), body.mul(place, 8), 8)
                 self._normalise_row(self.hidden_row(row), weight, place)
             output, logits = self.of_program("output", PTR), self.of_call("logits", PTR)
@@ -302,7 +304,7 @@ class _Decoder:
 
 
 def emit_decoder(module: ir.Module, processor: Processor) -> None:
-    """The function `decode`, to be run by all threads."""
+    """Emit the function `decode`, which all threads run."""
     body = Body(module, "decode", TASK, processor)
     decoder = _Decoder(body)
     decoder.begin()

@@ -1,7 +1,7 @@
-"""A layer over llvmlite's builder: bytes behind pointers, loops, and vectors with explicit arithmetic.
+"""A layer over llvmlite's builder: byte-addressed memory, loops, and vectors with explicit arithmetic.
 
-LLVM keeps the order of floating-point operations as they are written, since no function here carries a fast-math flag.
-So the order of every sum is what the Python that emits it says.
+LLVM keeps the order of floating-point operations, because no function here has a fast-math flag. The order of every sum
+is therefore the order in which it is emitted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,12 +20,12 @@ PTR, VOID = ir.PointerType(), ir.VoidType()
 
 
 def vector(kind: Any, lanes: int) -> Any:
-    """The type of so many numbers side by side."""
+    """Return the type of a vector with `lanes` elements."""
     return ir.VectorType(kind, lanes)
 
 
 class Table:
-    """Names of the fields of a table that Python fills and kernels read: eight bytes each."""
+    """The field names of a table that Python fills and kernels read; each field has eight bytes."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
@@ -36,7 +36,7 @@ class Table:
 
 
 class Variable:
-    """A value that changes while a function runs; LLVM keeps it in a register where it can."""
+    """A mutable value on the stack, which LLVM keeps in a register if possible."""
 
     def __init__(self, body: "Body", kind: Any, value: Any = None) -> None:
         self.body, self.kind = body, kind
@@ -67,29 +67,29 @@ class Body:
         self.builder = ir.IRBuilder(self.function.append_basic_block("start"))
 
     def finish(self) -> Any:
-        """End the function, and give it."""
+        """End the function and return it."""
         self.builder.ret_void()
         ir.IRBuilder(self._entry).branch(self.function.blocks[1])
         return self.function
 
     def reserve(self, kind: Any, count: int = 1) -> Any:
-        """Room on the stack."""
+        """Reserve memory on the stack."""
         entry = ir.IRBuilder(self._entry)
         made = entry.alloca(kind, count if count > 1 else None)
         made.align = 64
         return made
 
-    # Whole numbers and pointers
+    # Integers and pointers
 
     def whole(self, value: Any, kind: Any = I64) -> Any:
-        """A constant; what is no Python number is taken as it is."""
+        """Return a Python integer as a constant, and any other value unchanged."""
         return ir.Constant(kind, value) if isinstance(value, int) else value
 
     def add(self, first: Any, *others: Any) -> Any:
-        found = self.whole(first)
+        total = self.whole(first)
         for other in others:
-            found = self.builder.add(found, self.whole(other))
-        return found
+            total = self.builder.add(total, self.whole(other))
+        return total
 
     def sub(self, one: Any, other: Any) -> Any:
         return self.builder.sub(self.whole(one), self.whole(other))
@@ -112,7 +112,7 @@ class Body:
         return self.builder.select(self.less(one, other), other, one)
 
     def at(self, base: Any, offset: Any) -> Any:
-        """The address so many bytes behind another."""
+        """Return the address `offset` bytes after `base`."""
         return self.builder.gep(base, [self.whole(offset)], source_etype=I8)
 
     def load(self, kind: Any, base: Any, offset: Any = 0, align: int = 1) -> Any:
@@ -122,14 +122,14 @@ class Body:
         self.builder.store(value, self.at(base, offset), align=align)
 
     def field(self, table: Table, base: Any, name: str, kind: Any = I64) -> Any:
-        """One entry of a table."""
+        """Load a field of a table."""
         return self.load(kind, base, 8 * table.places[name], 8)
 
     # Control
 
     @contextmanager
     def loop(self, start: Any, stop: Any, step: Any = 1) -> Iterator[Any]:
-        """Counts from `start` in steps while below `stop`."""
+        """Emit a loop that counts from `start` in steps while below `stop`."""
         counter = Variable(self, I64, self.whole(start))
         head, inside, after = (self.function.append_basic_block(name) for name in ("head", "inside", "after"))
         self.builder.branch(head)
@@ -143,7 +143,7 @@ class Body:
 
     @contextmanager
     def repeat(self) -> Iterator[Callable[[Any], None]]:
-        """Runs again and again until the function it gives, to be called once and last, gets a true condition."""
+        """Emit a loop that ends when a condition holds; the yielded function takes it and must be called once, last."""
         inside, after = (self.function.append_basic_block(name) for name in ("again", "done"))
         self.builder.branch(inside)
         self.builder.position_at_end(inside)
@@ -152,12 +152,12 @@ class Body:
 
     @contextmanager
     def when(self, condition: Any) -> Iterator[None]:
-        """Runs if the condition holds."""
+        """Emit code that runs if the condition holds."""
         with self.builder.if_then(condition):
             yield
 
     def leave(self, condition: Any) -> None:
-        """Return from the function if the condition holds."""
+        """Emit a return from the function if the condition holds."""
         with self.builder.if_then(condition):
             self.builder.ret_void()
 
@@ -165,13 +165,13 @@ class Body:
         return self.builder.call(function, [self.whole(argument) for argument in arguments])
 
     def call_address(self, address: Any, kinds: Sequence[Any], *arguments: Any) -> None:
-        """Call a function that takes arguments of these kinds and whose address is a number."""
+        """Call the function at an address (an integer), with arguments of these types."""
         pointer = self.builder.inttoptr(address, PTR)
         kind = ir.FunctionType(VOID, kinds)
         self.builder.call(_Pointed(pointer, kind), [self.whole(argument) for argument in arguments])
 
     def outside(self, name: str, result: Any, kinds: Sequence[Any], *, varies: bool = False) -> Any:
-        """A function of the C library or an intrinsic of LLVM."""
+        """Declare a function of the C library or an intrinsic of LLVM."""
         if name in self.module.globals:
             return self.module.globals[name]
         return ir.Function(self.module, ir.FunctionType(result, kinds, var_arg=varies), name)
@@ -179,17 +179,17 @@ class Body:
     # Vectors
 
     def splat(self, value: Any, lanes: int) -> Any:
-        """The same number in every lane."""
+        """Return a vector with the same value in every lane."""
         kind = vector(value.type, lanes)
         one = self.builder.insert_element(ir.Constant(kind, ir.Undefined), value, I32(0))
         return self.builder.shuffle_vector(one, ir.Constant(kind, ir.Undefined), ir.Constant(vector(I32, lanes), None))
 
     def number(self, value: float, lanes: int | None = None) -> Any:
-        """A float constant, in every lane if there are any."""
+        """Return a float constant, or a vector of it if `lanes` is given."""
         return ir.Constant(F32, value) if lanes is None else ir.Constant(vector(F32, lanes), [value] * lanes)
 
     def fma(self, one: Any, other: Any, more: Any) -> Any:
-        """one · other + more, rounded once where the processor can."""
+        """Return one · other + more, rounded once if the processor has fused multiply-add."""
         if not self.processor.has_fma:
             return self.builder.fadd(self.builder.fmul(one, other), more)
         kind = one.type
@@ -197,7 +197,7 @@ class Body:
         return self.builder.call(self.outside(f"llvm.fma.{suffix}", kind, [kind] * 3), [one, other, more])
 
     def total(self, values: Any) -> Any:
-        """The sum of all lanes: halves are added until one number is left."""
+        """Return the sum of all lanes: halves are added until one value is left."""
         lanes = values.type.count
         while lanes > 1:
             lanes //= 2
@@ -208,16 +208,16 @@ class Body:
         return self.builder.extract_element(values, I32(0))
 
     def highest(self, values: Any) -> Any:
-        """The largest lane."""
+        """Return the largest lane."""
         name = f"llvm.vector.reduce.fmax.v{values.type.count}f32"
         return self.builder.call(self.outside(name, F32, [values.type]), [values])
 
     def larger(self, one: Any, other: Any) -> Any:
-        """Lane by lane."""
+        """Return the larger value of each lane."""
         return self.builder.select(self.builder.fcmp_ordered(">", one, other), one, other)
 
     def floats(self, codes: Any, *, signed: bool = False) -> Any:
-        """Whole numbers as floats; codes without a sign stay below 2³¹, where the signed conversion is cheaper."""
+        """Convert integers to floats; unsigned codes are below 2³¹, and the signed conversion is cheaper."""
         lanes = codes.type.count
         wide = vector(I32, lanes)
         if codes.type.element.width < 32:
@@ -225,24 +225,24 @@ class Body:
         return self.builder.sitofp(codes, vector(F32, lanes))
 
     def singles(self, bits: Any) -> Any:
-        """Single-precision numbers, given as 32-bit words."""
+        """Reinterpret 32-bit words as single-precision numbers."""
         return self.builder.bitcast(bits, vector(F32, bits.type.count))
 
     def halves(self, bits: Any) -> Any:
-        """IEEE half-precision numbers, given as 16-bit words, in single precision."""
+        """Convert IEEE half-precision numbers, given as 16-bit words, to single precision."""
         lanes = bits.type.count
         if self.processor.has_halves:
             return self.builder.fpext(self.builder.bitcast(bits, vector(HALF, lanes)), vector(F32, lanes))
         wide = self.builder.zext(bits, vector(I32, lanes))
-        size = self.shift_left(self.mask(wide, 0x7FFF), 13)  # exponent and fraction, as single precision has them
+        size = self.shift_left(self.mask(wide, 0x7FFF), 13)  # exponent and fraction in single-precision layout
         finite = self.builder.fmul(self.singles(size), self.number(2.0**112, lanes))  # the exponents' biases differ
-        endless = self.singles(self.builder.or_(size, self.words(0x7F800000, lanes)))
-        is_endless = self.builder.icmp_signed(">=", size, self.words(0x7C00 << 13, lanes))
-        found = self.builder.bitcast(self.builder.select(is_endless, endless, finite), wide.type)
+        infinite = self.singles(self.builder.or_(size, self.words(0x7F800000, lanes)))
+        is_infinite = self.builder.icmp_signed(">=", size, self.words(0x7C00 << 13, lanes))
+        found = self.builder.bitcast(self.builder.select(is_infinite, infinite, finite), wide.type)
         return self.singles(self.builder.or_(found, self.shift_left(self.mask(wide, 0x8000), 16)))
 
     def bfloats(self, bits: Any) -> Any:
-        """Numbers in bfloat16, given as 16-bit words, in single precision."""
+        """Convert bfloat16 numbers, given as 16-bit words, to single precision."""
         lanes = bits.type.count
         wide = self.builder.zext(bits, vector(I32, lanes))
         return self.builder.bitcast(self.shift_left(wide, 16), vector(F32, lanes))
@@ -251,13 +251,13 @@ class Body:
         return self.builder.shl(values, ir.Constant(values.type, [by] * values.type.count)) if by else values
 
     def shift_right(self, values: Any, by: Any) -> Any:
-        """By a constant, or by a number that is known when the function runs."""
+        """Shift right by a constant or by a run-time value."""
         if isinstance(by, int):
             return self.builder.lshr(values, ir.Constant(values.type, [by] * values.type.count)) if by else values
         return self.builder.lshr(values, self.splat(by, values.type.count))
 
     def words(self, value: int, lanes: int) -> Any:
-        """A constant whole number of 32 bits in every lane."""
+        """Return a 32-bit integer constant in every lane."""
         return ir.Constant(vector(I32, lanes), [value] * lanes)
 
     def mask(self, values: Any, bits: int) -> Any:
@@ -265,7 +265,7 @@ class Body:
 
 
 class _Pointed:
-    """An address as something that llvmlite can call."""
+    """Wraps an address so that llvmlite can call it."""
 
     def __init__(self, pointer: Any, kind: Any) -> None:
         self.pointer, self.function_type = pointer, kind

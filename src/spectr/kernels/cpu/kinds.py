@@ -1,9 +1,9 @@
-"""How weights are packed, and the code that turns a block of them into floats.
+"""The formats of packed weights, and code that converts a block of them to floats.
 
-The kinds are those of GGUF files, and int8 with one scale for each row. A tile is as many rows of a matrix as a vector
-has lanes, with the words of the rows interleaved: word w of all rows, then word w + 1 of all rows. So a tile holds
-exactly the bytes of its rows, and one load takes the same word of each. Every lane belongs to one row of the matrix: a
-row's sum never crosses lanes, and its order does not depend on how wide the processor's vectors are.
+The kinds are those of GGUF files, and int8 with one scale for each row. A tile has as many rows of a matrix as a vector
+has lanes, with the words of the rows interleaved: word w of all rows, then word w + 1 of all rows. A tile holds exactly
+the bytes of its rows, and one load reads the same word of each. Every lane belongs to one row of the matrix, so a row's
+sum never crosses lanes, and its order does not depend on the width of the processor's vectors.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,46 +25,46 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Codes of one tile that share scales: where in the group each stands, and what makes it."""
+    """Codes of one tile that share scales: the index of each in its group, and a function that emits it."""
 
     codes: list[tuple[int, Callable[[], Any]]]
     scale: Any  # None: 1
-    minimum: Any = None  # that is added to every weight; None: 0
-    is_shifted: bool = False  # the code at place p comes times 2^(8 (p mod 4))
+    minimum: Any = None  # added to every weight; None: 0
+    is_shifted: bool = False  # the code at index p is multiplied by 2^(8 (p mod 4))
 
 
 Opened = Callable[[Any], Iterator[Part]]
-"""The parts of group number g of a block, for a g that is known when the kernel runs."""
+"""Yields the parts of group g of a block; g is a run-time value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One way of packing weights."""
+    """One format of packed weights."""
 
     name: str
-    number: int  # of the type in GGUF files; negative: not one of them
+    number: int  # number of the type in GGUF files; negative: not a GGUF type
     block: int  # weights in a block
     pieces: tuple[tuple[int, int], ...]  # (bytes of a word, words) of a block, in the order of the file
-    open: Callable[[Body, int, Any], Opened]  # of (body, lanes, address of a block)
-    prefix: int = 0  # bytes of a row before its first block: a scale of the whole row
+    open: Callable[[Body, int, Any], Opened]  # takes (body, lanes, address of a block)
+    prefix: int = 0  # bytes before a row's first block: a scale for the whole row
 
     @property
     def bytes(self) -> int:
-        """Of one row's block."""
+        """The bytes of one block of a row."""
         return sum(width * count for width, count in self.pieces)
 
     @property
     def groups(self) -> int:
-        """Groups of weights in a block."""
+        """The number of groups in a block."""
         return self.block // GROUP
 
     def row_bytes(self, columns: int) -> int:
-        """Of a whole row."""
+        """Return the bytes of a row."""
         return self.prefix + columns // self.block * self.bytes
 
 
 def interleaved(kind: Kind, rows: Bytes, lanes: int) -> Bytes:
-    """Rows (R, row bytes) as tiles (⌈R / lanes⌉, lanes · row bytes); rows that are missing at the end are zeros."""
+    """Return rows (R, row bytes) as tiles (⌈R / lanes⌉, lanes · row bytes), padded with rows of zeros."""
     count, size = rows.shape
     tiles = -(-count // lanes)
     if count % lanes:
@@ -78,7 +78,7 @@ def interleaved(kind: Kind, rows: Bytes, lanes: int) -> Bytes:
 
 
 def separated(kind: Kind, tiles: Bytes, lanes: int) -> Bytes:
-    """The rows (R, row bytes) of tiles."""
+    """Return the rows (R, row bytes) of tiles."""
     count, size = tiles.shape[0], tiles.shape[1] // lanes
     made = np.empty((count, lanes, size), np.uint8)
     for start, stop, width in _pieces(kind, size):
@@ -88,7 +88,7 @@ def separated(kind: Kind, tiles: Bytes, lanes: int) -> Bytes:
 
 
 def _pieces(kind: Kind, size: int) -> Iterator[tuple[int, int, int]]:
-    """Where each piece of a row begins and ends, and the bytes of its words."""
+    """Yield the start and end of each piece of a row, and the bytes of its words."""
     if kind.prefix:
         yield 0, kind.prefix, kind.prefix
     start = kind.prefix
@@ -99,7 +99,7 @@ def _pieces(kind: Kind, size: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _words(body: Body, lanes: int, block: Any, offset: Any, width: int) -> Any:
-    """The word at a byte of every row's block."""
+    """Load the word at byte `offset` of every row's block."""
     kind = vector({1: I8, 2: I16, 4: I32}[width], lanes)
     return body.load(kind, block, body.mul(offset, lanes), width)
 
@@ -113,8 +113,9 @@ def _negated(body: Body, values: Any, factor: float) -> Any:
 
 
 def _bytes_of(body: Body, words: Sequence[tuple[int, Callable[[], Any]]]) -> list[tuple[int, Callable[[], Any]]]:
-    """The four codes of each word, one in each byte and below 128, where (place of the first code, what makes the
-    word) is given. A code is not shifted down: byte b gives the code times 2^(8 b), which the inputs make up for."""
+    """Return the four codes of each word, one in each byte and below 128. `words` has the index of the first code and a
+    function that emits the word. Codes are not shifted down: byte b gives the code times 2^(8 b), and the inputs are
+    scaled accordingly."""
 
     def code(make: Callable[[], Any], byte: int, made: list[Any]) -> Callable[[], Any]:
         def read() -> Any:
@@ -132,7 +133,7 @@ def _bytes_of(body: Body, words: Sequence[tuple[int, Callable[[], Any]]]) -> lis
 
 
 def _no_scale(width: int, make: Callable[[Body, Any], Any]) -> Callable[[Body, int, Any], Opened]:
-    """Kinds whose words are the weights."""
+    """Return the opener of a kind whose words are the weights themselves."""
 
     def open_(body: Body, lanes: int, block: Any) -> Opened:
         def parts(_: Any) -> Iterator[Part]:
@@ -158,12 +159,12 @@ def _q8_0(body: Body, lanes: int, block: Any) -> Opened:
 
 _NIBBLES, _ONES, _TWOS = 0x0F0F0F0F, 0x01010101, 0x03030303
 _SPREAD = 0x00204081
-"""Times four bits, bit b is at 8 b, among others."""
+"""Multiplying four bits by this puts bit b at bit 8 b (and others elsewhere)."""
 
 
 def _four_or_five(*, has_minimum: bool, bits: int) -> Callable[[Body, int, Any], Opened]:
-    """Q4_0, Q4_1, Q5_0 and Q5_1: byte i of 16 holds codes i and 16 + i, and a fifth bit of each is in a word of its
-    own. Without a minimum of its own a block's is −2^(bits − 1) times its scale."""
+    """Return the opener of Q4_0, Q4_1, Q5_0 or Q5_1: byte i of 16 holds codes i and 16 + i, and the fifth bits are in a
+    separate word. A block without a stored minimum has −2^(bits − 1) times its scale."""
 
     def open_(body: Body, lanes: int, block: Any) -> Opened:
         def parts(_: Any) -> Iterator[Part]:
@@ -193,7 +194,7 @@ def _four_or_five(*, has_minimum: bool, bits: int) -> Callable[[Body, int, Any],
 
 
 def _six_bits(body: Body, words: list[Any], at: int) -> tuple[Any, Any]:
-    """Scale and minimum number `at` of a block of Q4_K or Q5_K, from its three words of six-bit numbers."""
+    """Return scale and minimum number `at` of a block of Q4_K or Q5_K, from its three words of six-bit numbers."""
     byte = 8 * (at % 4)
 
     def made(low: int, word: Any) -> Any:
@@ -206,7 +207,7 @@ def _six_bits(body: Body, words: list[Any], at: int) -> tuple[Any, Any]:
 
 
 def _scale_table(body: Body, lanes: int, block: Any) -> Any:
-    """The eight scales and minima of a block of Q4_K or Q5_K, one after the other, on the stack."""
+    """Write the eight scales and minima of a block of Q4_K or Q5_K to the stack, alternating."""
     scale, least = _halves(body, lanes, block, 0), _negated(body, _halves(body, lanes, block, 2), 1.0)
     words = [_words(body, lanes, block, 4 + 4 * word, 4) for word in range(3)]
     table = body.reserve(vector(F32, lanes), 16)
@@ -217,7 +218,7 @@ def _scale_table(body: Body, lanes: int, block: Any) -> Any:
 
 
 def _q4_k(*, has_fifth: bool) -> Callable[[Body, int, Any], Opened]:
-    """Q4_K and Q5_K: 64 weights in 32 bytes, the first half in the low nibbles."""
+    """Return the opener of Q4_K or Q5_K: 64 weights in 32 bytes, the first half in the low nibbles."""
 
     def open_(body: Body, lanes: int, block: Any) -> Opened:
         table, kind = _scale_table(body, lanes, block), vector(F32, lanes)
@@ -251,7 +252,8 @@ def _q4_k(*, has_fifth: bool) -> Callable[[Body, int, Any], Opened]:
 
 
 def _q6_k(body: Body, lanes: int, block: Any) -> Opened:
-    """Two halves of 128 weights, each 64 bytes of nibbles and 32 bytes of their upper bits; a scale for each 16."""
+    """Open a block of Q6_K: two halves of 128 weights, each with 64 bytes of nibbles and 32 bytes of their upper bits;
+    a scale for each 16 weights."""
     whole = _halves(body, lanes, block, 208)
 
     def parts(group: Any) -> Iterator[Part]:
@@ -294,4 +296,4 @@ _ALL = (
     Kind("INT8", -1, 32, ((1, 32),), _no_scale(1, lambda body, word: body.floats(word, signed=True)), prefix=4),
 )
 KINDS = {kind.name: kind for kind in _ALL}
-"""By name."""
+"""All kinds by name."""

@@ -1,4 +1,4 @@
-"""Compiled kernels: made once for a processor, kept on disk, loaded as functions."""
+"""Compiles kernels once for a processor, caches them on disk, and loads them as functions."""
 
 import ctypes
 import hashlib
@@ -28,7 +28,7 @@ _SPEED = 2  # level of LLVM's optimisation
 
 
 def _emit(name: str, processor: Processor) -> str:
-    """The text of a module: the products of one kind, or everything else."""
+    """Return the LLVM assembly of a module: the products of one kind, or everything else."""
     module = ir.Module(name)
     module.triple = llvm.get_process_triple()
     if name in KINDS:
@@ -48,11 +48,11 @@ def _machine(processor: Processor) -> Any:
     target = llvm.Target.from_triple(llvm.get_process_triple())
     return target.create_target_machine(
         cpu=processor.name, features=processor.features, opt=3, reloc="static", codemodel="large"
-    )  # in a large process, code and constants may lie further apart than 32 bits say
+    )  # in a large process, code and constants may be more than 2 GiB apart
 
 
 def _compiled(text: str, processor: Processor) -> bytes:
-    """An object file."""
+    """Return the object file of a module."""
     machine, module = _machine(processor), llvm.parse_assembly(text)
     module.verify()
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=_SPEED))
@@ -62,7 +62,8 @@ def _compiled(text: str, processor: Processor) -> bytes:
 
 
 def _key(processor: Processor) -> str:
-    """Of everything that decides what is compiled: the processor, the compiler, and the sources here."""
+    """Return a hash of everything that affects the code: the processor, the compiler, and the sources in this
+    folder."""
     digest = hashlib.sha256()
     version = importlib.metadata.version("llvmlite")
     digest.update(f"{processor.name} {processor.features} {version} {llvm.llvm_version_info}".encode())
@@ -81,12 +82,12 @@ class Library:
         self._loaded: set[str] = set()
 
     def load(self, names: set[str], progress: Callable[[str], None] = lambda _: None) -> None:
-        """Make sure that these kinds, and the decoder, can be used; what is not on disk is compiled."""
+        """Load the kernels of these kinds and the decoder; compile those that are not on disk."""
         wanted = sorted((names | {"decoder"}) - self._loaded)
         found = {name: self._stored(name) for name in wanted}
         missing = [name for name in wanted if found[name] is None]
         if missing:
-            progress(f"compiling kernels for this processor, once: {', '.join(missing)}")
+            progress(f"compiling kernels for this processor (once): {', '.join(missing)}")
         for name in wanted:
             made = found[name] or self._store(name)
             self._engine.add_object_file(llvm.ObjectFileRef.from_data(made))
@@ -97,7 +98,7 @@ class Library:
         return self.folder / f"{name}.o"
 
     def _stored(self, name: str) -> bytes | None:
-        """An object file that was compiled before and is whole: its digest stands before it."""
+        """Return a cached object file, None if there is none or its checksum, which precedes it, does not match."""
         try:
             data = self._path(name).read_bytes()
         except OSError:
@@ -106,7 +107,7 @@ class Library:
         return made if hashlib.sha256(made).digest() == digest else None
 
     def _store(self, name: str) -> bytes:
-        """Compile a module; a folder that cannot be written to costs the next process the same time again."""
+        """Compile a module and cache it. If the folder cannot be written to, the next process compiles it again."""
         made = _compiled(_emit(name, self.processor), self.processor)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -119,15 +120,15 @@ class Library:
         return made
 
     def address(self, name: str) -> int:
-        """Of a function."""
+        """Return the address of a function."""
         return int(self._engine.get_function_address(name))
 
     def function(self, name: str, *kinds: Any) -> Any:
-        """A function that Python can call, with arguments of these kinds of ctypes; it runs without Python's lock."""
+        """Return a function for Python with arguments of these ctypes; it runs without holding the interpreter lock."""
         return ctypes.CFUNCTYPE(None, *kinds)(self.address(name))
 
 
 @cache
 def library() -> Library:
-    """The kernels of the processor that this process runs on."""
+    """Return the kernels for the processor of this machine."""
     return Library(host())

@@ -1,6 +1,6 @@
-"""The noise of the race, roughly and quickly: −log E for every token, good to 1e-6.
+"""Fast approximate race noise: −log E for every token, with an error below 1e-6.
 
-Whoever decides by noise looks at its rough values first, and makes exact ones of the few tokens that can win.
+A race computes approximate values first, and exact ones only for the few tokens that can win.
 """
 
 import ctypes
@@ -17,15 +17,15 @@ from spectr.kernels.cpu.processor import Processor
 __all__ = ["LANES", "ROUGH", "candidates", "emit_candidates", "emit_noise", "rough_noise"]
 
 LANES = 16
-"""Tokens whose noise is made at once."""
+"""Tokens per vector."""
 ROUGH = 1e-4
-"""A bound on the error of a rough value: a hundred times the largest that is found."""
+"""A bound on the error of an approximate value, a hundred times the largest error observed."""
 
 MOST = 64
-"""Candidates of a race that are looked at one by one."""
+"""Upper bound of the number of candidates of a race that are computed exactly."""
 
-_ROUNDED = 2.0**-20  # of a score: how far sums may be off
-_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of SplitMix64
+_ROUNDED = 2.0**-20  # relative rounding error of a score
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # constants of SplitMix64
 _ROOT_HALF, _LN2 = 0x3F3504F3, 0.6931471805599453  # √½ as bits
 F64 = ir.DoubleType()
 
@@ -35,14 +35,14 @@ def _whole(value: int, lanes: int = LANES) -> Any:
 
 
 def _mixed(body: Body, state: Any) -> Any:
-    """The finaliser of SplitMix64."""
+    """Apply the finaliser of SplitMix64."""
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         state = body.builder.mul(body.builder.xor(state, body.builder.lshr(state, _whole(shift))), _whole(factor))
     return body.builder.xor(state, body.builder.lshr(state, _whole(31)))
 
 
 def _odd_series(body: Body, value: Any, terms: int) -> Any:
-    """2 artanh(value) = 2 (z + z³ / 3 + z⁵ / 5 + …)."""
+    """Return 2 artanh(value) = 2 (z + z³ / 3 + z⁵ / 5 + …)."""
     square = body.builder.fmul(value, value)
     found = body.number(2.0 / (2 * terms - 1), LANES)
     for term in range(terms - 1, 0, -1):
@@ -51,7 +51,7 @@ def _odd_series(body: Body, value: Any, terms: int) -> Any:
 
 
 def _logarithm(body: Body, values: Any) -> Any:
-    """Of positive normal numbers: exponent · ln 2 + 2 artanh((m − 1) / (m + 1)), with m between √½ and √2."""
+    """Return the logarithm of positive normal numbers: exponent · ln 2 + 2 artanh((m − 1) / (m + 1)), √½ ≤ m < √2."""
     words = vector(I32, LANES)
     bits = body.builder.bitcast(values, words)
     moved = body.builder.sub(bits, body.words(_ROOT_HALF, LANES))
@@ -64,7 +64,7 @@ def _logarithm(body: Body, values: Any) -> Any:
 
 
 def _noise(body: Body, state: Any) -> Any:
-    """−log(−log1p(−u)) of the 53 highest bits of states, as `spectr.coins.gumbel` defines it."""
+    """Return −log(−log1p(−u)) of the 53 highest bits of states, as `spectr.coins.gumbel` defines it."""
     doubles = vector(F64, LANES)
     bits = body.builder.sitofp(body.builder.lshr(_mixed(body, state), _whole(11)), doubles)
     half, unit = (ir.Constant(doubles, [value] * LANES) for value in (0.5, 2.0**-53))
@@ -79,14 +79,14 @@ def _noise(body: Body, state: Any) -> Any:
 
 
 def _noises(body: Body, state: Any, first: Any) -> Any:
-    """The noise of the tokens from `first` on, as many as there are lanes."""
-    cached_arange = ir.Constant(vector(I64, LANES), list(range(LANES)))
-    token = body.builder.add(body.splat(first, LANES), cached_arange)
+    """Return the noise of one vector of tokens, from `first` on."""
+    lane_numbers = ir.Constant(vector(I64, LANES), list(range(LANES)))
+    token = body.builder.add(body.splat(first, LANES), lane_numbers)
     return _noise(body, body.builder.add(body.splat(state, LANES), body.builder.mul(token, _whole(_GOLDEN))))
 
 
 def emit_noise(module: ir.Module, processor: Processor) -> None:
-    """The function `noise`; arguments: a generator's state, how many tokens, a multiple of 16, and outputs."""
+    """Emit the function `noise`; arguments: a generator's state, the number of tokens (a multiple of 16), outputs."""
     body = Body(module, "noise", (I64, I64, PTR), processor)
     state, count, outputs = body.arguments
     with body.loop(0, count, LANES) as first:
@@ -95,8 +95,8 @@ def emit_noise(module: ir.Module, processor: Processor) -> None:
 
 
 def emit_candidates(module: ir.Module, processor: Processor) -> None:
-    """The function `candidates`; arguments: a generator's state, how many tokens, a multiple of 16, their logits, room
-    for as many numbers, and room for whole numbers: how many tokens can win, then the first of them."""
+    """Emit the function `candidates`; arguments: a generator's state, the number of tokens (a multiple of 16), their
+    logits, scratch for as many floats, and the output (int64): the number of tokens that can win, then these tokens."""
     body = Body(module, "candidates", (I64, I64, PTR, PTR, PTR), processor)
     state, count, logits, scores, found = body.arguments
     kind = vector(F32, LANES)
@@ -108,7 +108,7 @@ def emit_candidates(module: ir.Module, processor: Processor) -> None:
         best.set(body.larger(score, best.get()))
     top = body.highest(best.get())
     size = body.builder.select(body.builder.fcmp_ordered("<", top, body.number(0.0)), body.builder.fneg(top), top)
-    margin = body.fma(size, body.number(_ROUNDED), body.number(2 * ROUGH))  # both noises are rough, sums are rounded
+    margin = body.fma(size, body.number(_ROUNDED), body.number(2 * ROUGH))  # two approximate values, and rounded sums
     least, number = body.builder.fsub(top, margin), Variable(body, I64, body.whole(0))
     with body.loop(0, count, LANES) as first:
         score = body.load(kind, scores, body.mul(first, 4), 4)
@@ -121,7 +121,7 @@ def emit_candidates(module: ir.Module, processor: Processor) -> None:
 
 
 def _collect(body: Body, where: tuple[Any, Any, Any], least: Any, to: tuple[Variable, Any]) -> None:
-    """Write down the tokens of a vector whose scores are not below `least`, as far as there is room."""
+    """Append the tokens of a vector whose scores are at least `least`, as long as there is room."""
     (first, _, scores), (number, found) = where, to
     with body.loop(first, body.add(first, LANES)) as token:
         score = body.load(F32, scores, body.mul(token, 4), 4)
@@ -140,7 +140,7 @@ def _function(name: str, *kinds: Any) -> Any:
 
 
 def rough_noise(states: Tensor, vocabulary: int) -> Tensor:
-    """(B, M, V) float32 for generator states (B, M)."""
+    """Return the noise (B, M, V), float32, for generator states (B, M)."""
     even = -(-vocabulary // LANES) * LANES
     found = torch.empty(*states.shape, even)
     make = _function("noise", ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
@@ -150,8 +150,8 @@ def rough_noise(states: Tensor, vocabulary: int) -> Tensor:
 
 
 def candidates(states: Tensor, logits: Tensor) -> list[list[int] | None]:
-    """For generator states (N,) and logits (N, V): the tokens that can have the largest sum of logit and noise. None
-    where there are none or many, as where no logit is a number."""
+    """Return for each of the generator states (N,) and logits (N, V) the tokens that can have the largest sum of logit
+    and noise; None if there are none (all logits are NaN or −inf) or too many."""
     logits, (rows, size) = logits.contiguous(), logits.shape
     scores, found = torch.empty(size), torch.empty(MOST + 1, dtype=torch.int64)
     pointer = ctypes.c_void_p

@@ -1,10 +1,10 @@
-"""Threads that run one function together: what they share, how they wait for one another, how work is handed out.
+"""A thread pool that runs one function on all threads: shared state, waiting, and distribution of work.
 
-The thread that calls runs the whole function; workers that are awake join it and leave before the call returns. Work is
-done in stages. Within a stage each thread takes the next piece from a ticket, and the stage is over once all pieces are
-done: not once all threads are there. So on a busy machine a worker that is not scheduled delays nobody, unless it holds
-a piece; a thread that comes late finds the stages behind it done and goes on to the one under way. Whoever waits spins
-for some microseconds, then sleeps until it is woken: a waiting thread gives its core away.
+The calling thread runs the whole function; workers that are awake join it and leave before the call returns. Work is
+done in stages. Within a stage each thread takes the next piece by a ticket, and the stage ends when all pieces are
+done, whether all threads have arrived or not. On a busy machine a worker that is not scheduled therefore delays
+nothing, unless it holds a piece; a thread that arrives late skips the stages that are over. A waiting thread spins for
+some microseconds and then sleeps until it is woken, so that it does not occupy a core.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,38 +16,38 @@ from llvmlite import ir
 from spectr.kernels.cpu.emit import I32, I64, PTR, Body, Table, Variable
 from spectr.kernels.cpu.processor import Processor
 
-__all__ = ["CLOSED", "STATE", "STATE_BYTES", "TASK", "Crew", "emit_run", "emit_wake", "emit_worker"]
+__all__ = ["CLOSED", "STATE", "STATE_BYTES", "TASK", "ThreadPool", "emit_run", "emit_wake", "emit_worker"]
 
 _LINE = 8  # entries of a table in a cache line
 STATE = Table(
     "threads", "function", "program", "call", "stops", "base", *(f"_{n}" for n in range(6, 8)),  # base: first stage
-    "job", *(f"_{n}" for n in range(9, 16)),  # counts calls; what workers wait for
-    "idle", *(f"_{n}" for n in range(17, 24)),  # workers that sleep
-    "stage", *(f"_{n}" for n in range(25, 32)),  # counts stages that are over; what threads with no piece wait for
-    "done", *(f"_{n}" for n in range(33, 40)),  # pieces of the stage under way
-    "asleep", *(f"_{n}" for n in range(41, 48)),  # threads that sleep until it is over
-    "ticket", *(f"_{n}" for n in range(49, 56)),  # the stage under way and its next piece
-    "gate", *(f"_{n}" for n in range(57, 64)),  # workers inside the function, and whether others may come
-    "leaving", *(f"_{n}" for n in range(65, 72)),  # the caller, if it sleeps until they have left
+    "job", *(f"_{n}" for n in range(9, 16)),  # counts calls; workers wait for it to change
+    "idle", *(f"_{n}" for n in range(17, 24)),  # number of sleeping workers
+    "stage", *(f"_{n}" for n in range(25, 32)),  # counts finished stages; threads without a piece wait for it to change
+    "done", *(f"_{n}" for n in range(33, 40)),  # finished pieces of the current stage
+    "asleep", *(f"_{n}" for n in range(41, 48)),  # threads that sleep until the stage is over
+    "ticket", *(f"_{n}" for n in range(49, 56)),  # the current stage and its next piece
+    "gate", *(f"_{n}" for n in range(57, 64)),  # workers inside the function, and whether more may enter
+    "leaving", *(f"_{n}" for n in range(65, 72)),  # 1 if the caller sleeps until they have left
 )  # fmt: skip
-"""What the threads share; what different threads write lies in different cache lines."""
+"""State that the threads share; values that different threads write are in different cache lines."""
 STATE_BYTES = 8 * len(STATE)
 
-_SPINS = 4000  # looks at a value before a thread sleeps: some tens of microseconds
-_PIECE_BITS = 24  # of a ticket; the others count stages
-CLOSED = 1 << 32  # of the gate: nobody comes in
-_WAIT, _WAKE = 128, 129  # of Linux's futex, within one process
+_SPINS = 4000  # reads of a value before a thread sleeps: some tens of microseconds
+_PIECE_BITS = 24  # low bits of a ticket; the other bits are the stage
+CLOSED = 1 << 32  # value of the gate: no worker may enter
+_WAIT, _WAKE = 128, 129  # operations of Linux's futex, private to a process
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 
 
-class Crew:
-    """The threads, as the body of a function sees them."""
+class ThreadPool:
+    """Emits code that uses the shared state of the pool."""
 
     def __init__(self, body: Body, state: Any) -> None:
         self.body, self.state = body, state
 
     def place(self, name: str) -> Any:
-        """Where a shared value lies."""
+        """Return the address of a shared value."""
         return self.body.at(self.state, 8 * STATE.places[name])
 
     def read(self, name: str) -> Any:
@@ -57,26 +57,26 @@ class Crew:
         self.body.builder.atomic_rmw("xchg", self.place(name), self.body.whole(value), "seq_cst")
 
     def count(self, name: str, by: int = 1) -> Any:
-        """Add to a shared value; what it was before."""
+        """Add to a shared value and return the old one."""
         return self.body.builder.atomic_rmw("add", self.place(name), I64(by), "seq_cst")
 
     def exchange(self, name: str, old: Any, new: Any) -> Any:
-        """Put a new value in the place of the old; whether it was that."""
-        found = self.body.builder.cmpxchg(self.place(name), old, new, "seq_cst")
-        return self.body.builder.extract_value(found, 1)
+        """Replace a shared value if it equals `old`; return whether it did."""
+        result = self.body.builder.cmpxchg(self.place(name), old, new, "seq_cst")
+        return self.body.builder.extract_value(result, 1)
 
     def enter(self) -> None:
-        """This thread stands before the first stage of the call."""
+        """Begin the function: this thread is before the first stage of the call."""
         self.stage = Variable(self.body, I64, self.read("base"))
 
     @contextmanager
     def pieces(self, count: Any) -> Iterator[Any]:
-        """A stage: pieces 0 to `count` − 1, each taken by one thread; all are done when it is over."""
+        """Emit a stage with pieces 0 to `count` − 1, each taken by one thread; all are done when the stage is over."""
         body, builder = self.body, self.body.builder
         own, piece, taken = self.stage.get(), Variable(body, I64), Variable(body, I64)
         names = ("stage", "ask", "look", "take", "piece", "last", "wait", "over", "shared")
         stage, ask, look, take, inside, last, wait, over, after = map(body.function.append_basic_block, names)
-        builder.cbranch(body.less(0, count), stage, after)  # a stage without pieces is none
+        builder.cbranch(body.less(0, count), stage, after)  # a stage without pieces does not count
         builder.position_at_end(stage)
         builder.branch(ask)
         builder.position_at_end(ask)
@@ -92,10 +92,10 @@ class Crew:
         yield piece.get()
         builder.cbranch(builder.icmp_signed("==", body.add(self.count("done"), 1), count), last, ask)
         builder.position_at_end(last)
-        body.call(_part(body, "end_stage", Crew._end_stage, I64), self.state, own)
+        body.call(_part(body, "end_stage", ThreadPool._end_stage, I64), self.state, own)
         builder.branch(over)
         builder.position_at_end(wait)
-        body.call(_part(body, "await_stage", Crew._await_stage, I64), self.state, own)
+        body.call(_part(body, "await_stage", ThreadPool._await_stage, I64), self.state, own)
         builder.branch(over)
         builder.position_at_end(over)
         self.stage.set(body.add(own, 1))
@@ -103,8 +103,8 @@ class Crew:
         builder.position_at_end(after)
 
     def _end_stage(self, own: Any) -> None:
-        """All pieces are done: let the next stage begin, and wake those that sleep. The count goes back before a ticket
-        of the next stage can be had."""
+        """Begin the next stage and wake the sleeping threads. The count of pieces is reset before tickets of the next
+        stage are available."""
         following = self.body.add(own, 1)
         self.write("done", 0)
         self.write("ticket", self.body.builder.shl(following, I64(_PIECE_BITS)))
@@ -112,16 +112,17 @@ class Crew:
         self.wake("stage", "asleep")
 
     def _await_stage(self, own: Any) -> None:
-        """Wait until others have done their pieces."""
+        """Wait until other threads have finished their pieces."""
         self.wait("stage", "asleep", own)
 
     def open_gate(self) -> None:
-        """Let workers in; what they are to run stands in the shared state."""
+        """Let workers enter the function that is in the shared state."""
         self.write("base", self.read("stage"))
         self.write("gate", 0)
 
     def close_gate(self) -> None:
-        """Let nobody in any more, and wait until all have left: behind this nobody looks at the tables of the call."""
+        """Let no more workers enter, and wait until all have left; afterwards no thread reads the tables of the
+        call."""
         body = self.body
         body.builder.atomic_rmw("or", self.place("gate"), I64(CLOSED), "seq_cst")
         with body.repeat() as until:
@@ -132,7 +133,7 @@ class Crew:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """What a worker does between coming in and leaving; nothing where the gate is closed."""
+        """Emit what a worker does between entering and leaving; it is skipped if the gate is closed."""
         body, builder, seen = self.body, self.body.builder, Variable(self.body, I64)
         names = ("ask", "try", "inside", "outside")
         ask, attempt, inside, outside = map(body.function.append_basic_block, names)
@@ -150,18 +151,18 @@ class Crew:
         builder.position_at_end(outside)
 
     def begin(self) -> None:
-        """Tell the workers to look at the shared state."""
+        """Wake the workers, so that they read the shared state."""
         self.count("job")
         self.wake("job", "idle")
 
     def wake(self, name: str, sleepers: str) -> None:
-        """Wake all that sleep until a value changes."""
+        """Wake all threads that sleep until a value changes."""
         body = self.body
         with body.when(body.builder.icmp_signed(">", self.read(sleepers), I64(0))):
             self._futex(name, _WAKE, I32(1 << 30))
 
     def wait(self, name: str, sleepers: str, value: Any) -> None:
-        """Wait until a shared value is another one."""
+        """Wait until a shared value differs from `value`."""
         body, left = self.body, Variable(self.body, I64, self.body.whole(_SPINS))
         with body.repeat() as until:
             _pause(body)
@@ -174,7 +175,7 @@ class Crew:
             until(body.builder.icmp_signed("!=", self.read(name), value))
 
     def _futex(self, name: str, operation: int, value: Any) -> None:
-        """On the lower half of a shared value. A value that has changed meanwhile is not waited for."""
+        """Call futex on the lower half of a shared value; it does not wait if the value has changed meanwhile."""
         body = self.body
         syscall = body.outside("syscall", I64, [I64], varies=True)
         nothing = body.builder.inttoptr(I64(0), PTR)
@@ -182,17 +183,18 @@ class Crew:
         body.builder.call(syscall, [I64(number), self.place(name), I32(operation), value, nothing, nothing, I32(0)])
 
 
-def _part(body: Body, name: str, write: Callable[[Crew, Any], None], *kinds: Any) -> Any:
-    """A function of the shared state and more, once in a module, so that it is not repeated in every stage."""
+def _part(body: Body, name: str, write: Callable[[ThreadPool, Any], None], *kinds: Any) -> Any:
+    """Return a function of the shared state, emitted once per module, so that its code is not repeated in every
+    stage."""
     if name in body.module.globals:
         return body.module.globals[name]
     made = Body(body.module, name, (PTR, *kinds), body.processor, is_public=False)
-    write(Crew(made, made.arguments[0]), *made.arguments[1:])
+    write(ThreadPool(made, made.arguments[0]), *made.arguments[1:])
     return made.finish()
 
 
 def _pause(body: Body) -> None:
-    """Tell the processor that this is a loop that waits."""
+    """Emit the processor's hint for a spinning loop."""
     if body.processor.machine == "x86_64":
         body.builder.call(body.outside("llvm.x86.sse2.pause", ir.VoidType(), []), [])
     else:
@@ -204,41 +206,40 @@ TASK = (PTR, PTR, PTR, I64)
 
 
 def emit_run(module: ir.Module, processor: Processor) -> None:
-    """The function `run`: arguments are the shared state, and a function of `TASK` with its program and call. It
-    returns when the function is done and nobody else is in it."""
+    """Emit the function `run`; arguments: the shared state, the address of a function with arguments `TASK`, its
+    program and its call. It returns when the function is done and all workers have left it."""
     body = Body(module, "run", (PTR, I64, PTR, PTR), processor)
     state, function, program, call = body.arguments
-    crew = Crew(body, state)
+    pool = ThreadPool(body, state)
     for name, value in (("function", function), ("program", program), ("call", call)):
-        body.store(value, crew.place(name), 0, 8)
-    crew.open_gate()
-    crew.begin()
+        body.store(value, pool.place(name), 0, 8)
+    pool.open_gate()
+    pool.begin()
     body.call_address(function, TASK, program, call, state, 0)
-    crew.close_gate()
+    pool.close_gate()
     body.finish()
 
 
 def emit_wake(module: ir.Module, processor: Processor) -> None:
-    """The function `wake`: workers look at the shared state, which is its argument, and end if they shall."""
+    """Emit the function `wake`; argument: the shared state. Workers read it, and end if `stops` is set."""
     body = Body(module, "wake", (PTR,), processor)
-    Crew(body, body.arguments[0]).begin()
+    ThreadPool(body, body.arguments[0]).begin()
     body.finish()
 
 
 def emit_worker(module: ir.Module, processor: Processor) -> None:
-    """The function `work` of a thread beside the first: wait for a call, take part in it if it is not over, wait for
-    the next; until told to stop. Arguments: the shared state, how many calls there were when the thread was made, and
-    its number."""
+    """Emit the function `work`, which workers run: wait for a call, take part in it if it is not over, and repeat until
+    `stops` is set. Arguments: the shared state, the number of calls when the thread was started, and its number."""
     body = Body(module, "work", (PTR, I64, I64), processor)
     state, before, thread = body.arguments
-    crew, seen = Crew(body, state), Variable(body, I64, before)
+    pool, seen = ThreadPool(body, state), Variable(body, I64, before)
     with body.repeat() as until:
-        crew.wait("job", "idle", seen.get())
-        seen.set(crew.read("job"))
-        stops = body.builder.icmp_signed("!=", crew.read("stops"), I64(0))
-        with body.when(body.builder.not_(stops)), crew.inside():
+        pool.wait("job", "idle", seen.get())
+        seen.set(pool.read("job"))
+        stops = body.builder.icmp_signed("!=", pool.read("stops"), I64(0))
+        with body.when(body.builder.not_(stops)), pool.inside():
             function, program, call = (
-                body.load(kind, crew.place(name), 0, 8)
+                body.load(kind, pool.place(name), 0, 8)
                 for name, kind in (("function", I64), ("program", PTR), ("call", PTR))
             )
             body.call_address(function, TASK, program, call, state, thread)

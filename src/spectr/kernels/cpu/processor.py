@@ -10,19 +10,19 @@ import llvmlite.binding as llvm
 __all__ = ["VARIABLE", "Processor", "host"]
 
 VARIABLE = "SPECTR_CPU_NAME"
-"""Environment variable: compile for this processor, as LLVM names it, instead of the one that is there."""
+"""Environment variable with the LLVM name of a processor to compile for instead of the machine's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What LLVM calls it, and what kernels want to know of it."""
+    """LLVM's name of a processor, and the features that kernels depend on."""
 
     name: str
     features: str
 
     @property
     def machine(self) -> str:
-        """The family of its instructions."""
+        """The instruction set."""
         return {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
 
     def _has(self, feature: str) -> bool:
@@ -30,23 +30,23 @@ class Processor:
 
     @property
     def lanes(self) -> int:
-        """Floats in a vector."""
+        """The number of floats in a vector."""
         return 16 if self._has("avx512f") else 8
 
     @property
     def has_halves(self) -> bool:
-        """Whether it converts half-precision numbers."""
+        """Whether it converts half-precision numbers in hardware."""
         return self._has("f16c") or self._has("neon")
 
     @property
     def has_fma(self) -> bool:
-        """Whether a product and a sum are one instruction."""
+        """Whether it has fused multiply-add."""
         return self._has("fma") or self._has("neon")
 
 
 @cache
 def host() -> Processor:
-    """The one this process runs on, or the one that the environment names."""
+    """Return the processor of this machine, or the one that the environment names."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     if name := os.environ.get(VARIABLE):

@@ -1,9 +1,9 @@
-"""Products of packed weights with rows of inputs: every output is summed in one order, whatever the number of rows.
+"""Products of packed weights with rows of inputs. Every output is summed in the same order for any number of rows.
 
-An output is Σ over groups of 32 weights of scale · (Σ code · input) + minimum · (Σ input). Groups follow one another,
-and so do the codes of a group; nothing is summed in parallel within one output. Lanes hold different outputs, and up to
-eight sums go side by side: of several rows, or where rows are few, of several tiles, since a sum by itself waits for
-its last addition. That changes no sum. A row's output therefore has the same bits in any company.
+An output is Σ over groups of 32 weights of scale · (Σ code · input) + minimum · (Σ input). Groups, and codes within a
+group, are added in order; nothing is summed in parallel within one output. Lanes hold different outputs. Up to eight
+sums are interleaved, of several rows or, if there are few rows, of several tiles, to hide the latency of additions;
+that does not change any sum. The output of a row therefore has the same bits in every batch.
 """
 
 from collections.abc import Sequence
@@ -18,30 +18,30 @@ from spectr.kernels.cpu.processor import Processor
 __all__ = ["MATRIX", "MULTIPLY", "SHIFTED", "emit_product", "emit_rows", "input_bytes"]
 
 MATRIX = Table("multiply", "data", "tiles", "columns", "tile_bytes", "bias")
-"""What a kernel is told of a matrix: the address of its product, its tiles, and the address of a bias or 0."""
+"""Table of a matrix: the address of its product function, its tiles, and the address of its bias or 0."""
 
 MULTIPLY = (PTR, PTR, I64, PTR, I64, I64, I64, I64, I64)
-"""Matrix; inputs, as `emit_prepare` leaves them, and the bytes from row to row; outputs, likewise; rows; the first tile
-and the one after the last; whether outputs are added to what is there."""
+"""Arguments of a product: matrix; inputs, as `steps.prepare` writes them, and their row stride in bytes; outputs and
+their stride; rows; the first tile and the one after the last; whether to add to the outputs."""
 
 SHIFTED = (1.0, 2.0**-8, 2.0**-16, 2.0**-24)
-"""What makes up for codes that are not shifted down, by their place modulo 4."""
+"""Factors of the inputs for codes that are not shifted down, by index modulo 4."""
 
 _SIDE_BY_SIDE = {16: (8, 6, 4, 3, 2, 1), 8: (6, 4, 3, 2, 1)}
-"""By lanes: how many rows go side by side, which is limited by the number of registers."""
+"""By lanes: numbers of rows that are computed together; the number of registers limits them."""
 _TILES = {16: {1: 4}, 8: {1: 4, 2: 2}}
-"""By lanes and rows: how many tiles go side by side; else one."""
+"""By lanes and rows: the number of tiles that are computed together; 1 if not listed."""
 _STEP = 4  # tiles
 
 
 def input_bytes(columns: int) -> int:
-    """Of a row of inputs: C numbers, the same numbers scaled for codes that are not shifted down, and the sums of each
-    32 and of each 16."""
+    """Return the bytes of a row of inputs: C values, the same values scaled for codes that are not shifted down, and
+    the sums of each 32 and of each 16."""
     return 4 * (2 * columns + columns // 32 + columns // 16)
 
 
 def _sum_at(body: Body, columns: Any, group: Any, part: Part) -> Any:
-    """Where the sum of the inputs of a part stands: a group, or half of one."""
+    """Return the offset of the sum of the inputs of a part, which is a group or half of one."""
     start = body.mul(columns, 8)
     if len(part.codes) == GROUP:
         return body.add(start, body.mul(group, 4))
@@ -49,8 +49,8 @@ def _sum_at(body: Body, columns: Any, group: Any, part: Part) -> Any:
 
 
 def _add_parts(body: Body, parts: Sequence[Part], where: tuple[list[Any], Any, Any], totals: list[Variable]) -> None:
-    """Add what the same part of a group of several tiles gives with several rows; totals are those of the first tile,
-    then those of the next. Sums of different tiles take turns."""
+    """Add the products of one part of a group, for several tiles and rows, to `totals`, which are ordered by tile, then
+    by row. The sums of different tiles are interleaved."""
     rows, columns, group = where
     lanes = body.processor.lanes
     start = body.mul(group, 4 * GROUP)
@@ -76,7 +76,7 @@ def _add_parts(body: Body, parts: Sequence[Part], where: tuple[list[Any], Any, A
 
 
 def _put(body: Body, found: Any, bias: Any, adds: Any, output: Any) -> None:
-    """Write outputs, with a bias if there is one, added to what is there if that is wanted."""
+    """Write outputs, plus a bias if there is one, plus the old outputs if `adds`."""
     value, zero = Variable(body, found.type, found), body.whole(0)
     with body.when(body.builder.icmp_signed("!=", bias, zero)):
         more = body.load(found.type, body.builder.inttoptr(bias, PTR), 0, 4)
@@ -87,8 +87,8 @@ def _put(body: Body, found: Any, bias: Any, adds: Any, output: Any) -> None:
 
 
 def _tile_product(body: Body, kind: Kind, rows: int, tiles: int) -> None:
-    """The outputs of some tiles for `rows` rows; arguments: the first tile and its bytes, the number of blocks, inputs
-    and bytes of a row of inputs, outputs and bytes of a row of outputs, bias, whether to add."""
+    """Emit the outputs of some tiles for `rows` rows; arguments: the first tile and its bytes, the number of blocks,
+    inputs and their row stride, outputs and their row stride, bias, whether to add."""
     first, size, blocks, inputs, stride, outputs, out_stride, bias, adds = body.arguments
     lanes = body.processor.lanes
     zero = body.number(0.0, lanes)
@@ -112,13 +112,13 @@ def _tile_product(body: Body, kind: Kind, rows: int, tiles: int) -> None:
 
 
 def _block_at(body: Body, kind: Kind, block: Any) -> Any:
-    """Where a block stands in a tile."""
+    """Return the offset of a block in a tile."""
     lanes = body.processor.lanes
     return body.add(lanes * kind.prefix, body.mul(block, lanes * kind.bytes))
 
 
 def emit_product(module: ir.Module, kind: Kind, processor: Processor) -> None:
-    """The function `multiply_…` of matrices of this kind; arguments are those of `MULTIPLY`."""
+    """Emit the function `multiply_…` for matrices of this kind; its arguments are `MULTIPLY`."""
     made = {}
     for rows in _SIDE_BY_SIDE[processor.lanes]:
         for tiles in {1, _TILES[processor.lanes].get(rows, 1)}:
@@ -132,7 +132,7 @@ def emit_product(module: ir.Module, kind: Kind, processor: Processor) -> None:
 
 
 def _multiply(body: Body, kind: Kind, made: dict[tuple[int, int], Any]) -> None:
-    """Several tiles at a time, and the last ones one by one; of these, rows in groups as large as possible."""
+    """Multiply several tiles at a time and the last ones one by one, with rows in groups as large as possible."""
     first, stop = body.arguments[6:8]
     next_ = Variable(body, I64, first)
     with body.loop(first, body.sub(stop, _STEP - 1), _STEP) as tile:
@@ -143,7 +143,7 @@ def _multiply(body: Body, kind: Kind, made: dict[tuple[int, int], Any]) -> None:
 
 
 def _multiply_tiles(body: Body, kind: Kind, made: dict[tuple[int, int], Any], where: tuple[Any, int]) -> None:
-    """All rows with some tiles, from the first of them on."""
+    """Multiply all rows with some tiles; `where` is the first tile and their number."""
     matrix, inputs, stride, outputs, out_stride, rows, _, _, adds = body.arguments
     lanes, (first, count) = body.processor.lanes, where
     data, size = body.field(MATRIX, matrix, "data", PTR), body.field(MATRIX, matrix, "tile_bytes")
@@ -167,8 +167,8 @@ def _multiply_tiles(body: Body, kind: Kind, made: dict[tuple[int, int], Any], wh
 
 
 def emit_rows(module: ir.Module, kind: Kind, processor: Processor) -> None:
-    """The function `rows_…` that gives rows of a matrix as floats; arguments: matrix, address of row numbers (int64),
-    how many, outputs, bytes of a row of outputs."""
+    """Emit the function `rows_…`, which converts rows of a matrix to floats; arguments: matrix, address of row numbers
+    (int64), their count, outputs, row stride of the outputs."""
     body = Body(module, f"rows_{kind.name}", (PTR, PTR, I64, PTR, I64), processor)
     matrix, numbers, count, outputs, stride = body.arguments
     lanes = processor.lanes
@@ -190,7 +190,7 @@ def emit_rows(module: ir.Module, kind: Kind, processor: Processor) -> None:
 
 
 def _write_row(body: Body, part: Part, scale: Any, where: tuple[Any, Any]) -> None:
-    """The weights of one part, of the row in one lane; `scale` is that of the row, if it has one."""
+    """Write the weights of one part for the row in one lane; `scale` is the row's, if it has one."""
     lane, target = where
     scale = part.scale if scale is None else scale
     for at, make in part.codes:

@@ -1,8 +1,8 @@
-"""What a decoder layer does between its products: norms, rotary positions, attention over slots, the gate.
+"""The steps of a decoder layer between its products: norms, rotary positions, attention over slots, the gate.
 
-Sums go over 16 lanes, which are added in a written-out order at the end. Attention takes the keys of a token by their
-position: first the committed text, then the token's own path in the tree. Both give a token the same bits whether it
-is scored alone, in a tree or in a prompt.
+Sums use 16 lanes, which are added in a fixed order at the end. Attention reads the keys in the order of their
+positions: first the committed text, then the token's path in the tree. Both give a token the same bits whether it is
+scored alone, in a tree or in a prompt.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from spectr.kernels.cpu.products import SHIFTED
 __all__ = ["LANES", "attend", "exponential", "gate", "normalise", "prepare", "rotate"]
 
 LANES = 16
-"""Of sums over the numbers of a row, on every processor."""
+"""Lanes of the sums over a row, on every processor."""
 
 _LOG2E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
 _LOWEST, _HIGHEST = -87.0, 88.0
@@ -30,7 +30,8 @@ def _lowest(body: Body, values: Any, bound: float) -> Any:
 
 
 def exponential(body: Body, values: Any) -> Any:
-    """exp of every lane, to two units in the last place; what is below −87 counts as −87."""
+    """Return exp of every lane, with an error of at most two units in the last place; inputs are clamped to −87 …
+    88."""
     lanes, kind = values.type.count, values.type
     values = body.larger(_lowest(body, values, _HIGHEST), body.number(_LOWEST, lanes))
     whole = body.builder.fmul(values, body.number(_LOG2E, lanes))
@@ -48,7 +49,7 @@ def exponential(body: Body, values: Any) -> Any:
 
 
 def _over(body: Body, count: Any, act: Callable[[Any], None], lanes: int = LANES) -> None:
-    """Call `act` with the offset in bytes of each vector of `count` numbers, a multiple of the lanes."""
+    """Call `act` with the byte offset of each vector of `count` values, a multiple of the lanes."""
     with body.loop(0, body.mul(count, 4), 4 * lanes) as offset:
         act(offset)
 
@@ -58,7 +59,7 @@ def _vector(body: Body, base: Any, offset: Any = 0, lanes: int = LANES) -> Any:
 
 
 def _squares(body: Body, values: Any, count: Any, lanes: int = LANES) -> Any:
-    """Σ value²."""
+    """Return Σ value²."""
     sums = Variable(body, vector(F32, lanes), body.number(0.0, lanes))
 
     def add(offset: Any) -> None:
@@ -70,7 +71,7 @@ def _squares(body: Body, values: Any, count: Any, lanes: int = LANES) -> Any:
 
 
 def normalise(body: Body, values: Any, weight: Any, output: Any, how: tuple[Any, Any], lanes: int = LANES) -> None:
-    """RMS norm of `count` values: value / √(mean square + ε), times the weight; `how` is (count, ε)."""
+    """Write the RMS norm of `count` values: value / √(mean square + ε) · weight; `how` is (count, ε)."""
     count, small = how
     mean = body.builder.fdiv(_squares(body, values, count, lanes), body.builder.sitofp(count, F32))
     root = body.builder.call(body.outside("llvm.sqrt.f32", F32, [F32]), [body.builder.fadd(mean, small)])
@@ -84,8 +85,8 @@ def normalise(body: Body, values: Any, weight: Any, output: Any, how: tuple[Any,
 
 
 def prepare(body: Body, inputs: Any, columns: Any, first: Any, stop: Any) -> None:
-    """Write beside the inputs of a row what products need: for columns `first` to `stop`, multiples of 32, the same
-    numbers scaled, and the sums of each 32 and 16."""
+    """Complete the inputs of a row for products: for columns `first` to `stop`, multiples of 32, write the scaled
+    values and the sums of each 32 and 16."""
     scaled, sums = body.at(inputs, body.mul(columns, 4)), body.at(inputs, body.mul(columns, 8))
     halves = body.at(sums, body.div(columns, 8))
     by = ir.Constant(vector(F32, LANES), list(SHIFTED) * (LANES // 4))
@@ -101,7 +102,7 @@ def prepare(body: Body, inputs: Any, columns: Any, first: Any, stop: Any) -> Non
 
 
 def rotate(body: Body, head: Any, table: Any, half: Any, lanes: int) -> None:
-    """Turn the pairs (i, i + half) of a head by the angles of a position: `table` has their cosines, then sines."""
+    """Rotate the pairs (i, i + half) of a head by the angles of a position; `table` has their cosines, then sines."""
     behind = body.mul(half, 4)
 
     def turn(offset: Any) -> None:
@@ -115,8 +116,9 @@ def rotate(body: Body, head: Any, table: Any, half: Any, lanes: int) -> None:
 
 
 def attend(body: Body, query: Any, output: Any, seen: Any, sizes: tuple[Any, Any, Any], lanes: int) -> None:
-    """Attention of one head of one token. `seen` is (keys, values, bytes of a slot, first slot, slots up to which all
-    are seen, slots seen behind them, how many, scratch for scores); `sizes` is (width of a head, scale, cap or 0)."""
+    """Compute the attention of one head of one token. `seen` is (keys, values, bytes of a slot, first slot, end of the
+    slots without gaps, address of the other slots, their number, scratch for scores); `sizes` is (width of a head,
+    scale, cap or 0)."""
     keys, values, stride, first, plain, tail, more, scores = seen
     width, scale, cap = sizes
     count = body.add(body.sub(plain, first), more)
@@ -142,7 +144,7 @@ def attend(body: Body, query: Any, output: Any, seen: Any, sizes: tuple[Any, Any
 
 
 def _softmax(body: Body, scores: Any, count: Any, cap: Any) -> Any:
-    """Scores become exp(score − largest); 1 / their sum. Room for a whole vector behind them is overwritten."""
+    """Replace scores by exp(score − largest) and return 1 / their sum. One vector after the scores is overwritten."""
     body.store(body.number(float("-inf"), LANES), scores, body.mul(count, 4), 4)
     even = body.mul(body.div(body.add(count, LANES - 1), LANES), LANES)
     with body.when(body.builder.fcmp_ordered("!=", cap, body.number(0.0))):
@@ -163,11 +165,11 @@ def _softmax(body: Body, scores: Any, count: Any, cap: Any) -> Any:
         body.splat(body.highest(largest.get()), LANES),
         Variable(body, vector(F32, LANES), body.number(0.0, LANES)),
     )
-    cached_arange = ir.Constant(vector(I64, LANES), list(range(LANES)))
+    lane_numbers = ir.Constant(vector(I64, LANES), list(range(LANES)))
 
     def weigh(offset: Any) -> None:
         found = exponential(body, body.builder.fsub(_vector(body, scores, offset), top))
-        places = body.builder.add(body.splat(body.div(offset, 4), LANES), cached_arange)
+        places = body.builder.add(body.splat(body.div(offset, 4), LANES), lane_numbers)
         inside = body.builder.icmp_signed("<", places, body.splat(count, LANES))
         found = body.builder.select(inside, found, body.number(0.0, LANES))
         sums.set(body.builder.fadd(sums.get(), found))
@@ -178,7 +180,7 @@ def _softmax(body: Body, scores: Any, count: Any, cap: Any) -> Any:
 
 
 def _mix(body: Body, seen: tuple[Any, ...], weights: Any, target: tuple[Any, Any, Any], lanes: int) -> None:
-    """Σ weight · value over the slots seen, several parts of a head side by side."""
+    """Write Σ weight · value over the slots, several vectors of a head at a time."""
     values, stride, first, plain, slot, more = seen
     output, width, inverse = target
     start = Variable(body, I64, body.whole(0))
@@ -204,7 +206,7 @@ def _mix(body: Body, seen: tuple[Any, ...], weights: Any, target: tuple[Any, Any
 
 
 def gate(body: Body, gates: Any, ups: Any, output: Any, span: tuple[Any, Any], is_gelu: Any) -> None:
-    """silu(gate) · up, or with the tanh form of GELU, for columns from the first of `span` to the second."""
+    """Write silu(gate) · up, or gelu (tanh form) instead of silu, for the columns of `span` (first, end)."""
     first, stop = span
     one = body.number(1.0, LANES)
     with body.loop(first, stop, LANES) as column:

@@ -12,16 +12,17 @@ from spectr.kernels.cpu.pool import CLOSED, STATE, STATE_BYTES
 
 __all__ = ["Threads", "threads"]
 
-_PATIENCE = 5.0  # seconds that the end of the process waits for a thread
+_JOIN_TIMEOUT = 5.0  # seconds that the end of the process waits for a thread
 
 
 class Threads:
-    """A number of threads, this one included. The others are made at the first call, and wait without using a core."""
+    """A pool of `count` threads, including the caller. The others are started by the first call, and sleep while
+    idle."""
 
     def __init__(self, kernels: Library, count: int) -> None:
         self.count = count
         self._room = np.zeros(STATE_BYTES + 64, np.uint8)
-        self._start = -self._room.ctypes.data % 64  # values of different threads must not share a cache line
+        self._start = -self._room.ctypes.data % 64  # threads must not share a cache line
         self._state = self._room[self._start : self._start + STATE_BYTES].view(np.int64)
         self._state[STATE.places["threads"]], self._state[STATE.places["gate"]] = count, CLOSED
         pointer, whole = ctypes.c_void_p, ctypes.c_int64
@@ -36,11 +37,11 @@ class Threads:
         """Run the decoder with tables at these addresses."""
         with self._lock:
             if len(self._workers) < self.count - 1:
-                self._hire()
+                self._start_workers()
             self._run(self._state.ctypes.data, self._decode, program, call)
 
-    def _hire(self) -> None:
-        """Make the other threads. They run compiled code alone, without Python's lock."""
+    def _start_workers(self) -> None:
+        """Start the other threads. They run compiled code only, without holding the interpreter lock."""
         calls = int(self._state[STATE.places["job"]])
         for number in range(1, self.count):
             arguments = (self._state.ctypes.data, calls, number)
@@ -49,13 +50,13 @@ class Threads:
             self._workers.append(worker)
 
     def close(self) -> None:
-        """End the other threads; the next call makes new ones."""
+        """Stop the other threads; the next call starts new ones."""
         with self._lock:
             if self._workers:
                 self._state[STATE.places["stops"]] = 1
                 self._wake(self._state.ctypes.data)
                 for worker in self._workers:
-                    worker.join(_PATIENCE)
+                    worker.join(_JOIN_TIMEOUT)
                 self._state[STATE.places["stops"]] = 0
                 self._workers = []
 
@@ -65,7 +66,7 @@ _making = threading.Lock()
 
 
 def threads(count: int) -> Threads:
-    """So many threads, the same for everybody who asks."""
+    """Return the pool of `count` threads, which all callers share."""
     with _making:
         if count not in _made:
             library().load(set())
@@ -75,9 +76,9 @@ def threads(count: int) -> Threads:
 
 @atexit.register
 def _close() -> None:
-    """End all threads while the code they run is still there."""
+    """Stop all threads before the code that they run is unloaded."""
     for made in _made.values():
         made.close()
 
 
-os.register_at_fork(after_in_child=_made.clear)  # a forked process has this thread alone
+os.register_at_fork(after_in_child=_made.clear)  # a forked process has only the thread that forked

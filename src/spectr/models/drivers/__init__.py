@@ -1,1 +1,1 @@
-"""How one forward is called: one file per family of models, all behind one small protocol."""
+"""Drivers: one file per family of models, which calls an unmodified model with explicit positions and masks."""

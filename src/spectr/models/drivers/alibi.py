@@ -1,4 +1,5 @@
-"""Bloom, and Falcon with ALiBi: their biases grow with the slot of a key, so each block is handed ours instead."""
+"""Bloom, and Falcon with ALiBi. They compute position biases from slots, so each block is given a bias from
+positions."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ __all__ = ["Alibi"]
 
 
 def _slopes(model: PreTrainedModel, heads: int, device: torch.device) -> Tensor:
-    """(H,) what the model itself adds per position: its bias at position 1."""
+    """Return the slope (H,) of the bias of each head: the model's own bias at position 1."""
     build = falcon_alibi if model.config.model_type == "falcon" else bloom_alibi
     pair = torch.ones(1, 2, dtype=torch.int64, device=device)
     found: Tensor = build(pair, heads, torch.float32)[:, 0, 1]
@@ -24,17 +25,17 @@ def _slopes(model: PreTrainedModel, heads: int, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Alibi:
-    """Pre-hooks on the blocks, for the time of a call."""
+    """Replaces bias and mask of every block by pre-hooks during a call."""
 
     model: PreTrainedModel
 
     def __call__(self, call: Call) -> Tensor:
-        """Logits (B, T, V)."""
+        """Return the logits (B, T, V)."""
         blocks: nn.ModuleList = self.model.base_model.h  # type: ignore[assignment]
         bias = self._bias(call)  # (B, H, 1, M)
         given = {"alibi": bias.flatten(0, 1), "attention_mask": self._mask(call, bias)}
         swap = partial(_swap, given=given)
-        call.cache.past = call.cache.attended - call.tokens.shape[1]  # Falcon builds a bias of that length before ours
+        call.cache.past = call.cache.attended - call.tokens.shape[1]  # length of the bias Falcon builds
         try:
             with during([partial(block.register_forward_pre_hook, swap, with_kwargs=True) for block in blocks]):
                 out: Any = self.model(input_ids=call.tokens, past_key_values=call.cache, use_cache=True)
@@ -44,7 +45,8 @@ class Alibi:
         return found
 
     def _bias(self, call: Call) -> Tensor:
-        """(B, H, 1, M) slope times the position of the key, rounded as the model rounds (Falcon: to bfloat16)."""
+        """Return the bias (B, H, 1, M): slope times position of the key, rounded as the model does (Falcon:
+        bfloat16)."""
         config = self.model.config
         slopes = _slopes(self.model, config.num_attention_heads, call.key.device)
         if config.model_type == "falcon":
@@ -52,7 +54,7 @@ class Alibi:
         return (slopes[:, None, None] * call.key[:, None, None, :]).to(self.model.dtype)
 
     def _mask(self, call: Call, bias: Tensor) -> Tensor:
-        """Falcon wants its bias in the mask (eager attention adds it a second time, and so it must stay)."""
+        """Return the mask. Falcon's contains the bias, which its eager attention adds a second time; that is kept."""
         mask = additive(call.seen, self.model.dtype)
         if self.model.config.model_type != "falcon":
             return mask
@@ -61,6 +63,6 @@ class Alibi:
 
 
 def _swap(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Tensor]) -> Any:
-    """What the model prepared for a block goes, ours comes."""
+    """Replace keyword arguments of a block by those of the call."""
     device = next(block.parameters()).device
     return args, {**kwargs, **{name: value.to(device) for name, value in given.items()}}

@@ -1,4 +1,4 @@
-"""BART and its kin: decoder positions are looked up by slot, so the lookup is handed ours."""
+"""BART and related models. They look up decoder positions by slot, so the lookup is replaced by the true positions."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -14,18 +14,19 @@ __all__ = ["Bart"]
 
 @dataclass(frozen=True, slots=True)
 class Bart:
-    """A hook on the decoder's position table, for the time of a call."""
+    """Replaces the output of the decoder's position table by a hook during a call."""
 
     model: PreTrainedModel
 
     def __call__(self, call: Call) -> Tensor:
-        """Logits (B, T, V)."""
+        """Return the logits (B, T, V)."""
         table: Any = self.model.get_decoder().embed_positions  # type: ignore[no-untyped-call]
         with during([partial(table.register_forward_hook, partial(_placed, query=call.query))]):
             return through_memory(self.model, call, additive(call.seen, self.model.dtype))
 
 
 def _placed(table: nn.Module, args: tuple[Any, ...], _: Tensor, query: Tensor) -> Tensor:
-    """(B, T, H): the table takes one row of positions, so ours are laid end to end."""
-    found: Tensor = table.forward(args[0], 0, position_ids=query.reshape(-1))
-    return found.reshape(*query.shape, -1)
+    """Return the position embeddings (B, T, H). The table takes a single row, so the positions of all rows are
+    flattened."""
+    embedded: Tensor = table.forward(args[0], 0, position_ids=query.reshape(-1))
+    return embedded.reshape(*query.shape, -1)

@@ -1,4 +1,4 @@
-"""What a driver is told of one forward, and what every driver does with it. Knows no family."""
+"""The inputs of one forward pass, and helpers for all drivers; does not depend on any family."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,27 +18,27 @@ __all__ = ["Call", "Driver", "additive", "during", "through_memory"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Fresh tokens, where they stand, and what each may look at."""
+    """Fresh tokens, their positions, and the slots that each attends to."""
 
     tokens: Tensor  # (B, T) int64
-    query: Tensor  # (B, T) int64: their positions
-    key: Tensor  # (B, M) int64: the positions that the slots in use hold
+    query: Tensor  # (B, T) int64: positions of the tokens
+    key: Tensor  # (B, M) int64: positions of the slots in use
     seen: Tensor  # (B, T, M) bool
-    cache: SlotCache  # told where to write
-    memory: Memory | None  # what the encoder made, for models that have one
-    given: Tensor | None = None  # (B, T, H) features that go in with the tokens, for a head
+    cache: SlotCache  # its `slots` are set
+    memory: Memory | None  # output of the encoder, if there is one
+    features: Tensor | None = None  # (B, T, H) input of a head beside the tokens
 
 
 class Driver(Protocol):
-    """Runs an unmodified model so that positions and masks are ours."""
+    """Runs an unmodified model with the positions and masks of a call."""
 
     def __call__(self, call: Call) -> Tensor:
-        """Logits (B, T, V)."""
+        """Return the logits (B, T, V)."""
         ...
 
 
 def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, 1, T, M): 0 where seen. A bool mask is silently wrong in eager attention."""
+    """Return the additive mask (B, 1, T, M), 0 where `seen`. Eager attention gives wrong results with a bool mask."""
     return torch.where(
         seen, constant((0.0,), seen.device, dtype), constant((torch.finfo(dtype).min,), seen.device, dtype)
     )[:, None]
@@ -46,7 +46,7 @@ def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
 
 @contextmanager
 def during(hooks: Sequence[Callable[[], Any]]) -> Iterator[None]:
-    """Hooks that exist for one call only: the user's model is as before when it is over, whatever happens."""
+    """Register hooks and remove them when the context closes, so that the user's model is not changed."""
     handles: list[Any] = []
     try:
         handles.extend(hook() for hook in hooks)
@@ -57,7 +57,7 @@ def during(hooks: Sequence[Callable[[], Any]]) -> Iterator[None]:
 
 
 def through_memory(model: nn.Module, call: Call, mask: Tensor) -> Tensor:
-    """One call of an encoder-decoder model's decoder, with a self-attention mask (B, 1 or H, T, M)."""
+    """Call the decoder of an encoder-decoder model with a self-attention mask (B, 1 or H, T, M); return the logits."""
     if call.memory is None:
         raise RuntimeError("sources must be encoded before the decoder is called")
     out = model(

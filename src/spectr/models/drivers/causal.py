@@ -1,4 +1,4 @@
-"""Decoders that take `position_ids` and a ready mask: most of them."""
+"""Decoder-only models that take `position_ids` and a 4-D mask, which most do."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,15 +13,15 @@ __all__ = ["Causal"]
 
 @dataclass(frozen=True, slots=True)
 class Causal:
-    """One mask, or one for each kind of layer."""
+    """Passes one mask, or one for each kind of layer."""
 
     model: PreTrainedModel
     layer_kinds: tuple[str, ...] | None  # None: the model takes one mask
-    window: int | None  # of the sliding layers
+    window: int | None  # width of the sliding window
 
     def __call__(self, call: Call) -> Tensor:
-        """Logits (B, T, V)."""
-        more = {} if call.given is None else {"features": call.given}
+        """Return the logits (B, T, V)."""
+        more = {} if call.features is None else {"features": call.features}
         out: Any = self.model(
             input_ids=call.tokens,
             position_ids=call.query,
@@ -34,7 +34,8 @@ class Causal:
         return found
 
     def _masks(self, call: Call) -> Tensor | dict[str, Tensor]:
-        """A window counts positions, never slots: those of a tree are not in the order of the text."""
+        """Build the masks. A window is measured in positions, because slots of a tree are not in the order of the
+        text."""
         seen, dtype = call.seen, self.model.dtype
         near = seen if self.window is None else seen & (call.query[:, :, None] - call.key[:, None, :] < self.window)
         if self.layer_kinds is None:

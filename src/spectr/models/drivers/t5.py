@@ -1,4 +1,5 @@
-"""T5 and its kin: no positions, but a bias by distance, which the model counts in slots. Ours goes into the mask."""
+"""T5 and related models. They have a bias by distance, which they measure in slots; the true bias is put into the
+mask."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ __all__ = ["T5", "bucket"]
 
 
 def bucket(distance: Tensor, buckets: int, most: int) -> Tensor:
-    """The bucket of a distance ≥ 0: exact for the first half of the buckets, logarithmic up to `most`."""
+    """Return the bucket of a distance ≥ 0: exact for the first half of the buckets, logarithmic up to `most`."""
     exact = buckets // 2
     ratio = torch.log(distance.float() / exact) / math.log(most / exact) * (buckets - exact)
     large = (exact + ratio.clamp_min(0).long()).clamp_max(buckets - 1)
@@ -24,12 +25,12 @@ def bucket(distance: Tensor, buckets: int, most: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class T5:
-    """The model's own bias is silenced for the time of a call, and each block's mask carries the true one."""
+    """Sets the model's own bias to zero during a call and adds the true bias to the mask of each block."""
 
     model: PreTrainedModel
 
     def __call__(self, call: Call) -> Tensor:
-        """Logits (B, T, V)."""
+        """Return the logits (B, T, V)."""
         mask = additive(call.seen, self.model.dtype)  # (B, 1, T, M)
         config = self.model.config
         distance = (call.query[:, :, None] - call.key[:, None, :]).clamp_min(0)
@@ -44,14 +45,14 @@ class T5:
             return through_memory(self.model, call, mask)
 
     def _tables(self, blocks: Any) -> list[nn.Embedding]:
-        """The table each block takes its bias from: its own (UMT5), or that of the first."""
+        """Return the bias table of each block: its own (UMT5), or that of the first block."""
         attentions = [block.layer[0].SelfAttention for block in blocks]
         owners = [a if a.has_relative_attention_bias else attentions[0] for a in attentions]
         return [owner.relative_attention_bias for owner in owners]
 
 
 def _biased(_: nn.Module, args: Any, kwargs: dict[str, Any], table: Tensor, where: Tensor) -> Any:
-    """The block's mask with the bias (B, H, T, M) of each pair; a masked pair stays masked."""
+    """Add the bias (B, H, T, M) of each pair to a block's mask; masked pairs stay masked."""
     mask = kwargs["attention_mask"]
     bias = table[where.to(table.device)].permute(0, 3, 1, 2).to(mask.device)
     return args, {**kwargs, "attention_mask": torch.where(mask < 0, mask, bias.to(mask.dtype))}

@@ -1,1 +1,1 @@
-"""Models in GGUF files: `reader` (what is in a file), `build` (a model of transformers made of it)."""
+"""Models in GGUF files: `reader` reads settings and tensors, `build` makes a model of transformers from them."""

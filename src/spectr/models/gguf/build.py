@@ -1,6 +1,6 @@
-"""A model of transformers made of a GGUF file: its config, its modules, and the file's own weights in them.
+"""Builds a model of transformers from a GGUF file: its config, its modules, and the file's weights in them.
 
-Linear layers and embeddings keep the packed values of the file. Everything else is float32.
+Linear layers and embeddings keep the packed values of the file. All other weights are float32.
 """
 
 from collections.abc import Callable
@@ -51,12 +51,12 @@ _LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 _ELSEWHERE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_FACTORS = "rope_freqs.weight"  # what the angles of rotary positions are divided by
+_FACTORS = "rope_freqs.weight"  # divisors of the rotary frequencies
 
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """The settings of a file that belong to its architecture."""
+    """The settings of a file that are specific to its architecture."""
 
     file: GgufFile
     architecture: str
@@ -68,14 +68,16 @@ class _Settings:
         found = self.get(name, default)
         if isinstance(found, bool) or not isinstance(found, int) or not 0 < found < 1 << 31:
             raise FetchError(
-                f"{str(self.file.path)!r} must say {self.architecture}.{name}, a whole number above 0, got {found!r}"
+                f"{str(self.file.path)!r} must set {self.architecture}.{name} to an integer above 0, got {found!r}"
             )
         return found
 
     def real(self, name: str, default: float) -> float:
         found = self.get(name, default)
         if isinstance(found, bool) or not isinstance(found, int | float) or not found > 0:
-            raise FetchError(f"{str(self.file.path)!r} must say {self.architecture}.{name} above 0, got {found!r}")
+            raise FetchError(
+                f"{str(self.file.path)!r} must set {self.architecture}.{name} to a number above 0, got {found!r}"
+            )
         return float(found)
 
 
@@ -83,19 +85,19 @@ def _settings(file: GgufFile) -> _Settings:
     architecture = file.setting("general.architecture")
     if architecture not in ARCHITECTURES:
         raise MismatchError(
-            f"{str(file.path)!r} is a {architecture!r} model, and GGUF files are run for {', '.join(ARCHITECTURES)}; "
-            "load the model from its safetensors instead"
+            f"{str(file.path)!r} is a {architecture!r} model; GGUF files are supported for {', '.join(ARCHITECTURES)}. "
+            "Load the model from its safetensors instead"
         )
     found = _Settings(file, architecture)
     if found.get("expert_count"):
         raise MismatchError(
-            f"{str(file.path)!r} is a mixture of experts, which is not run from GGUF files; load its safetensors"
+            f"{str(file.path)!r} is a mixture of experts, which is not supported as a GGUF file; load its safetensors"
         )
     return found
 
 
 def config_of(file: GgufFile) -> Any:
-    """The config of transformers that a file describes."""
+    """Return the config of transformers for a file."""
     known = _settings(file)
     heads, width = known.whole("attention.head_count"), known.whole("embedding_length")
     head_width = known.whole("attention.key_length", max(1, width // heads))
@@ -120,7 +122,7 @@ def config_of(file: GgufFile) -> Any:
             **special, **more,
         )  # fmt: skip
     except (TypeError, ValueError) as error:
-        raise FetchError(f"{str(file.path)!r} describes no model: {str(error).splitlines()[0]}") from None
+        raise FetchError(f"{str(file.path)!r} does not describe a valid model: {str(error).splitlines()[0]}") from None
     made.name_or_path = str(file.path)
     made.architectures = [_CLASSES[known.architecture]]
     return made
@@ -132,11 +134,12 @@ _CLASSES = {
 
 
 def _rope(known: _Settings, head_width: int) -> dict[str, Any]:
-    """Rotary positions; those of part of a head are not known here."""
+    """Return the rotary settings; raise if only a part of each head is rotated, which is not supported."""
     turned = known.whole("rope.dimension_count", head_width)
     if turned != head_width:
         raise MismatchError(
-            f"{str(known.file.path)!r} turns {turned} of the {head_width} numbers of a head, which is not supported"
+            f"{str(known.file.path)!r} applies rotary positions to {turned} of the {head_width} values of a head, "
+            "which is not supported"
         )
     base = {"rope_theta": known.real("rope.freq_base", 10_000.0)}
     kind, factor = known.get("rope.scaling.type", "none"), known.real("rope.scaling.factor", 1.0)
@@ -147,27 +150,30 @@ def _rope(known: _Settings, head_width: int) -> dict[str, Any]:
     if kind == "yarn":
         original = known.whole("rope.scaling.original_context_length")
         return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **base}
-    raise MismatchError(f"{str(known.file.path)!r} scales rotary positions by {kind!r}; linear and yarn are known")
+    raise MismatchError(
+        f"{str(known.file.path)!r} scales rotary positions by {kind!r}; only linear and yarn are supported"
+    )
 
 
 def _tensor(file: GgufFile, name: str) -> GgufTensor:
     if name not in file.tensors:
-        raise FetchError(f"{str(file.path)!r} lacks the tensor {name!r}; fetch it again, or take another file")
+        raise FetchError(f"{str(file.path)!r} lacks the tensor {name!r}; fetch it again, or use another file")
     return file.tensors[name]
 
 
 def _unturned(heads: int, rows: int) -> NDArray[np.int64]:
-    """Where the rows of transformers stand in files of Llama, whose pairs of a head lie side by side."""
+    """Return the order that turns rows of Llama files into transformers' order: the files store the two rows of a
+    rotary pair side by side."""
     return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).ravel()
 
 
 def _floats(tensor: GgufTensor) -> Tensor:
-    """A tensor as float32."""
+    """Return a tensor as float32."""
     if tensor.kind == "BF16":
         return torch.from_numpy(tensor.data.copy().view(np.int16)).view(torch.bfloat16).float().view(tensor.shape)
     if tensor.kind in _DTYPES:
         return torch.from_numpy(tensor.data.copy().view(_DTYPES[tensor.kind]).astype(np.float32)).view(tensor.shape)
-    return _matrix(tensor).look(torch.arange(len(tensor.data))).view(tensor.shape)
+    return _matrix(tensor).float_rows(torch.arange(len(tensor.data))).view(tensor.shape)
 
 
 def _matrix(tensor: GgufTensor, order: NDArray[np.int64] | None = None, bias: Tensor | None = None) -> Matrix:
@@ -176,7 +182,7 @@ def _matrix(tensor: GgufTensor, order: NDArray[np.int64] | None = None, bias: Te
 
 
 def _orders(config: Any) -> Callable[[str, int], NDArray[np.int64] | None]:
-    """The order of the rows of a tensor by its name, where it is not that of the file."""
+    """Return a function from a tensor's name to the order of its rows, or None to keep the order of the file."""
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
 
     def order(name: str, rows: int) -> NDArray[np.int64] | None:
@@ -189,7 +195,7 @@ def _orders(config: Any) -> Callable[[str, int], NDArray[np.int64] | None]:
 
 
 def _places(config: Any) -> dict[str, str]:
-    """The module for each name in the file."""
+    """Return the path of the module for each name in the file."""
     places = {name: place for name, place in _ELSEWHERE.items() if name != "output" or not config.tie_word_embeddings}
     for layer in range(config.num_hidden_layers):
         for name, place in _LAYER.items():
@@ -208,8 +214,8 @@ def _check(file: GgufFile, name: str, shape: tuple[int, ...]) -> GgufTensor:
 def model_of(
     file: GgufFile, weights: str | None = "file", progress: Callable[[str], None] = lambda _: None
 ) -> PreTrainedModel:
-    """The model in a file, on the CPU. Weights are packed as the file has them, as float32 or as int8; or unpacked, if
-    `weights` is None."""
+    """Return the model in a file, on the CPU. `weights` says how they are stored: packed as in the file ("file"), as
+    "float32" or as "int8"; None unpacks them to plain layers of torch in float32."""
     config = config_of(file)
     library().load({tensor.kind for tensor in file.tensors.values()}, progress)
     with torch.device("meta"):
@@ -230,12 +236,12 @@ def model_of(
 
 
 def _filled(file: GgufFile, name: str, module: Any, order: Callable[[str, int], Any]) -> nn.Module:
-    """A module with the weights of the file."""
+    """Return a module with the weights of the file."""
     tensor = _check(file, f"{name}.weight", tuple(module.weight.shape))
     if tensor.data.shape[0] > 1 and not fits(KINDS[tensor.kind], tensor.columns):
         raise FetchError(
-            f"{str(file.path)!r}: rows of {name!r} have {tensor.columns} numbers, which is no multiple of 32; load the "
-            "model from its safetensors instead"
+            f"{str(file.path)!r}: rows of {name!r} have {tensor.columns} values, which is not a multiple of 32; load "
+            "the model from its safetensors instead"
         )
     if isinstance(module, nn.Linear):
         rows = order(f"{name}.weight", tensor.shape[0])
@@ -250,15 +256,15 @@ def _filled(file: GgufFile, name: str, module: Any, order: Callable[[str, int], 
 
 
 def _stored(module: Any, weights: str | None) -> nn.Module:
-    """A module with its weights as they shall be stored; None: the usual module of torch, in float32."""
-    found: nn.Module = module
+    """Return a module with its weights stored as `weights` says; None: a plain module of torch in float32."""
+    same: nn.Module = module
     if weights == "file" or not isinstance(module, PackedLinear | PackedEmbedding):
-        return found
+        return same
     if weights is not None:
         bias = module.matrix.bias
         bias = None if bias is None else bias[: module.matrix.rows]
         module.matrix = Matrix.of(module.weight, {"float32": "F32", "int8": "INT8"}[weights], bias)
-        return found
+        return same
     if isinstance(module, PackedLinear):
         made = nn.Linear(module.in_features, module.out_features, bias=module.bias is not None, device="meta")
         if module.bias is not None:
@@ -271,7 +277,7 @@ def _stored(module: Any, weights: str | None) -> nn.Module:
 
 
 def _tied(embedding: Any) -> nn.Module:
-    """An output layer with the weights of the embedding."""
+    """Return an output layer that shares the weights of the embedding."""
     if isinstance(embedding, PackedEmbedding):
         return PackedLinear(embedding.matrix)
     made = nn.Linear(embedding.embedding_dim, embedding.num_embeddings, bias=False, device="meta")

@@ -1,6 +1,6 @@
-"""What is in a GGUF file: settings, and where each tensor lies. Nothing is believed that the file cannot hold.
+"""Reads the settings and tensors of a GGUF file. Every length in the file is checked against its size.
 
-The file is mapped, not read: tensors are views of the mapping until somebody copies them.
+The file is mapped into memory, and tensors are views of the mapping until they are copied.
 """
 
 import mmap
@@ -20,7 +20,7 @@ __all__ = ["GgufFile", "GgufTensor", "open_gguf"]
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_NUMBERS = "BbHhIif?"  # of the types 0 to 7, as `struct` calls them
+_NUMBERS = "BbHhIif?"  # `struct` codes of the types 0 to 7
 _STRING, _ARRAY = 8, 9
 _WIDE = {10: "Q", 11: "q", 12: "d"}
 _KINDS = {kind.number: kind for kind in KINDS.values() if kind.number >= 0}
@@ -29,15 +29,15 @@ _NAMES = {
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
     29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
 }  # fmt: skip
-_LONGEST = 1 << 26  # bytes of a string: a chat template, and then some
+_LONGEST = 1 << 26  # bytes of a string; chat templates are far shorter
 _DEEPEST = 2  # arrays in arrays
 _DIMENSIONS = 4
-_LARGEST = 1 << 40  # of any dimension
+_LARGEST = 1 << 40  # size of any dimension
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor: its kind, its shape (rows first), and its bytes."""
+    """One tensor: its kind, its shape (rows first) and its bytes."""
 
     name: str
     kind: str
@@ -46,60 +46,60 @@ class GgufTensor:
 
     @property
     def columns(self) -> int:
-        """Numbers in a row."""
+        """The number of values in a row."""
         return self.shape[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """Settings and tensors of a file."""
+    """The settings and tensors of a file."""
 
     path: Path
     settings: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
-    release: Callable[[], None]  # forget the pages of the file that were looked at
+    release: Callable[[], None]  # drops the pages that were read from memory
 
     @property
     def bytes(self) -> int:
-        """Of all tensors."""
+        """The bytes of all tensors."""
         return sum(tensor.data.nbytes for tensor in self.tensors.values())
 
     @property
     def kinds(self) -> str:
-        """The kinds of its matrices, in words."""
+        """The kinds of its matrices, separated by commas."""
         return ", ".join(sorted({tensor.kind for tensor in self.tensors.values() if len(tensor.shape) > 1}))
 
     def setting(self, name: str, default: Any = None) -> Any:
-        """One setting, or the default."""
+        """Return a setting, or the default if the file does not have it."""
         return self.settings.get(name, default)
 
 
 class _Cursor:
-    """A place in the file from which values are read one after the other."""
+    """Reads values one after the other and checks that they are inside the file."""
 
     def __init__(self, data: memoryview, path: Path) -> None:
         self.data, self.path, self.at = data, path, 0
 
     def fail(self, why: str) -> FetchError:
-        return FetchError(f"{str(self.path)!r} is no GGUF file that can be read: {why}; fetch it again")
+        return FetchError(f"{str(self.path)!r} is not a valid GGUF file: {why}; fetch it again")
 
     def take(self, size: int, what: str) -> memoryview:
         if size < 0 or size > len(self.data) - self.at:
             raise self.fail(f"it ends at byte {len(self.data)}, within {what}")
-        found = self.data[self.at : self.at + size]
+        taken = self.data[self.at : self.at + size]
         self.at += size
-        return found
+        return taken
 
     def number(self, form: str, what: str) -> Any:
         size = struct.calcsize(f"<{form}")
         return struct.unpack(f"<{form}", self.take(size, what))[0]
 
     def count(self, least: int, what: str) -> int:
-        """A number of things that take `least` bytes each, which must still be there."""
-        found = int(self.number("Q", what))
-        if found * least > len(self.data) - self.at:
-            raise self.fail(f"it claims {found} {what}, more than it has room for")
-        return found
+        """Read a count of items of at least `least` bytes each; raise if the rest of the file is too short for them."""
+        number = int(self.number("Q", what))
+        if number * least > len(self.data) - self.at:
+            raise self.fail(f"it claims {number} {what}, more than it has room for")
+        return number
 
     def string(self, what: str) -> str:
         size = self.count(1, f"bytes of {what}")
@@ -108,7 +108,7 @@ class _Cursor:
         try:
             return bytes(self.take(size, what)).decode("utf-8")
         except UnicodeDecodeError:
-            raise self.fail(f"{what} is no UTF-8 text") from None
+            raise self.fail(f"{what} is not UTF-8 text") from None
 
     def value(self, kind: int, what: str, depth: int = 0) -> Any:
         if kind < len(_NUMBERS):
@@ -118,7 +118,7 @@ class _Cursor:
         if kind == _STRING:
             return self.string(what)
         if kind != _ARRAY or depth >= _DEEPEST:
-            raise self.fail(f"{what} is of type {kind}, which is not known")
+            raise self.fail(f"{what} has the unknown type {kind}")
         return self.array(what, depth)
 
     def array(self, what: str, depth: int) -> Any:
@@ -133,7 +133,7 @@ class _Cursor:
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Map a file and read what it says of itself; what is wrong with it is said in a `FetchError`."""
+    """Map a file and read its settings and the list of its tensors; raise `FetchError` if it is not valid."""
     try:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -146,12 +146,12 @@ def open_gguf(path: Path) -> GgufFile:
 
 
 def _header(cursor: _Cursor) -> tuple[int, dict[str, Any]]:
-    """How many tensors there are, and the settings."""
+    """Return the number of tensors and the settings."""
     if bytes(cursor.take(4, "its first four bytes")) != _MAGIC:
         raise cursor.fail("it does not begin with GGUF")
     version = cursor.number("I", "its version")
     if version not in _VERSIONS:
-        raise cursor.fail(f"its version is {version}, and {' or '.join(map(str, _VERSIONS))} can be read")
+        raise cursor.fail(f"its version is {version}, and only {' and '.join(map(str, _VERSIONS))} are supported")
     count, entries = cursor.count(24, "tensors"), cursor.count(12, "settings")
     settings: dict[str, Any] = {}
     for _ in range(entries):
@@ -161,14 +161,14 @@ def _header(cursor: _Cursor) -> tuple[int, dict[str, Any]]:
 
 
 def _tensors(cursor: _Cursor, count: int, settings: Mapping[str, Any]) -> dict[str, GgufTensor]:
-    """Where the tensors lie, once it is clear that they are all there."""
-    found = [_info(cursor) for _ in range(count)]
+    """Return the tensors by name; raise if any of them is not completely in the file."""
+    infos = [_info(cursor) for _ in range(count)]
     alignment = settings.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 16:
-        raise cursor.fail(f"its tensors shall be aligned by {alignment!r}")
+        raise cursor.fail(f"general.alignment is {alignment!r}")
     start = -(-cursor.at // alignment) * alignment
     made: dict[str, GgufTensor] = {}
-    for name, shape, number, offset in found:
+    for name, shape, number, offset in infos:
         if name in made:
             raise cursor.fail(f"it has two tensors {name!r}")
         made[name] = _tensor(cursor, (name, shape, number), start + offset)
@@ -176,19 +176,19 @@ def _tensors(cursor: _Cursor, count: int, settings: Mapping[str, Any]) -> dict[s
 
 
 def _info(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
-    """Name, shape, type and offset of a tensor."""
+    """Read the name, shape, type and offset of a tensor."""
     name = cursor.string("the name of a tensor")
     dimensions = cursor.number("I", name)
     if not 1 <= dimensions <= _DIMENSIONS:
         raise cursor.fail(f"{name!r} has {dimensions} dimensions")
-    shape = tuple(int(cursor.number("Q", name)) for _ in range(dimensions))[::-1]  # the file names columns first
+    shape = tuple(int(cursor.number("Q", name)) for _ in range(dimensions))[::-1]  # the file lists columns first
     if any(not 1 <= size <= _LARGEST for size in shape):
         raise cursor.fail(f"{name!r} has the shape {shape}")
     return name, shape, int(cursor.number("I", name)), int(cursor.number("Q", name))
 
 
 def _tensor(cursor: _Cursor, about: tuple[str, tuple[int, ...], int], start: int) -> GgufTensor:
-    """A tensor of a known kind whose bytes are in the file."""
+    """Return one tensor; raise if its kind is not supported or its bytes are not in the file."""
     name, shape, number = about
     kind = _KINDS.get(number)
     if kind is None:
@@ -200,7 +200,7 @@ def _tensor(cursor: _Cursor, about: tuple[str, tuple[int, ...], int], start: int
     for size in shape[:-1]:
         rows *= size
     if shape[-1] % block:
-        raise cursor.fail(f"{name!r} is {kind.name} with rows of {shape[-1]}, which is no multiple of {block}")
+        raise cursor.fail(f"{name!r} is {kind.name} with rows of {shape[-1]}, which is not a multiple of {block}")
     size = shape[-1] // block * (kind.bytes // (kind.block // block))
     if start + rows * size > len(cursor.data):
         raise cursor.fail(f"it ends at byte {len(cursor.data)}, within tensor {name!r}")

@@ -17,12 +17,13 @@ from transformers import PreTrainedModel
 
 from spectr.errors import MismatchError, NoRoomError
 from spectr.models.early import truncated
+from spectr.models.fresh_tokens import FreshTokens
 from spectr.models.internals import copy_with_parameters
 from spectr.models.memory import available, format_bytes
 from spectr.models.parallel.group import RankGroup
 from spectr.models.parallel.message import Message
 from spectr.models.session import Session, round_up_16
-from spectr.models.target import Fresh, Target
+from spectr.models.target import Target
 from spectr.types import Layers
 
 __all__ = ["LeadingTarget", "Lender", "SessionName", "ShardedTarget", "free_bytes"]
@@ -122,10 +123,10 @@ class ShardedTarget(Target):
         self.group.note(torch.tensor([[*sources, *targets, most]], device=self.device))
         super().copy_rows(session, sources, targets, most)
 
-    def _run(self, session: Session, fresh: Fresh, choose: Callable[[Tensor], Tensor] | None) -> Tensor:
+    def _run(self, session: Session, fresh: FreshTokens, choose: Callable[[Tensor], Tensor] | None) -> Tensor:
         before = session.filled.clone()
         logits = super()._run(session, fresh, choose)
-        self.group.compare(before, fresh.tokens, fresh.where, fresh.slots, fresh.within, logits=logits)
+        self.group.compare(before, fresh.tokens, fresh.positions, fresh.slots, fresh.within, logits=logits)
         return logits
 
 

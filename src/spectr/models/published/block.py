@@ -1,11 +1,11 @@
-"""DFlash heads and, with a correction by the parent token, DSpark heads: a whole block of tokens in one pass.
+"""DFlash heads, and DSpark heads with a correction by the parent token: a whole block of tokens in one pass.
 
-Hidden states of the target, joined, give keys and values of every layer for the text; queries are those of a block that
-begins with the root and goes on with mask tokens. Places of the block see the text and each other, so one pass gives
-the laws of several depths. DSpark adds to each law a term of low rank that depends on the parent token.
+The joined hidden states of the target give the keys and values of the text in every layer. The queries belong to a
+block that consists of the root and mask tokens. Tokens of the block attend to the text and to each other, so that one
+pass predicts several depths. DSpark adds a low-rank term to the logits that depends on the parent token.
 
-A slot t holds what the hidden states at token t − 1 give, as in other heads, so the block begins one position behind
-the root's. Positions are relative, so that only distances matter.
+Slot t holds keys and values of the hidden states at token t − 1, as in other heads, so the block begins one position
+after the root's. Positions are rotary, so that only distances matter.
 """
 
 from collections.abc import Iterable
@@ -33,31 +33,31 @@ _SLIDING = "sliding_attention"
 
 
 def _turned(states: Tensor, rotary: Iterable[Tensor]) -> Tensor:
-    """States (B, H, T, d) at their positions."""
+    """Apply rotary positions to states (B, H, T, d)."""
     cosine, sine = (part.unsqueeze(1) for part in rotary)
-    found: Tensor = states * cosine + rotate_half(states) * sine  # type: ignore[no-untyped-call]
-    return found
+    turned: Tensor = states * cosine + rotate_half(states) * sine  # type: ignore[no-untyped-call]
+    return turned
 
 
 class _Attention(Qwen3Attention):
-    """Keys and values of the text's joined hidden states and of the block, queries of the block alone."""
+    """Attention with keys and values of the text's joined hidden states and of the block, and queries of the block."""
 
     def remember(self, text: Tensor, rotary: tuple[Tensor, Tensor], cache: Any) -> tuple[Tensor, Tensor]:
-        """Write keys and values of the text's joined hidden states (B, T, H); all that is in use comes back."""
+        """Write keys and values of the text's joined hidden states (B, T, H); return all keys and values in use."""
         return self._written(self._heads(self.k_proj(text)), self._heads(self.v_proj(text)), rotary, cache)
 
     def forward(  # type: ignore[override]
         self, block: Tensor, text: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor, cache: Any
     ) -> Tensor:
-        """What the block (B, Q, H) sees of the text (B, C, H), which is new, of what was before, and of itself. The
-        three products have one input, so that they can be made as one; queries of the text are not used."""
+        """Attend from the block (B, Q, H) to the cached text, to the new text (B, C, H) and to itself. The three
+        products have one input, so that they can be computed as one; queries of the text are not used."""
         count, joined = block.shape[1], torch.cat([text, block], 1)
         queries, keys, values = (self._heads(layer(joined)) for layer in (self.q_proj, self.k_proj, self.v_proj))
         keys, values = self._written(keys, values, rotary, cache)
         queries = _turned(self.q_norm(queries[:, -count:]).transpose(1, 2), (r[:, -count:] for r in rotary))
         seen, _ = attention_function(self.config)(self, queries, keys, values, mask, dropout=0.0, scaling=self.scaling)
-        found: Tensor = self.o_proj(seen.reshape(*block.shape[:-1], -1))
-        return found
+        output: Tensor = self.o_proj(seen.reshape(*block.shape[:-1], -1))
+        return output
 
     def _heads(self, rows: Tensor) -> Tensor:
         return rows.view(*rows.shape[:-1], -1, self.head_dim)
@@ -65,10 +65,10 @@ class _Attention(Qwen3Attention):
     def _written(
         self, keys: Tensor, values: Tensor, rotary: tuple[Tensor, Tensor], cache: Any
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, T, H, d) in the cache; all that is in use comes back."""
+        """Write keys and values (B, T, H, d) to the cache; return all that are in use."""
         keys = _turned(self.k_norm(keys).transpose(1, 2), rotary)
-        found: tuple[Tensor, Tensor] = cache.update(keys, values.transpose(1, 2), self.layer_idx)
-        return found
+        in_use: tuple[Tensor, Tensor] = cache.update(keys, values.transpose(1, 2), self.layer_idx)
+        return in_use
 
 
 class _Layer(nn.Module):
@@ -90,12 +90,12 @@ class _Layer(nn.Module):
         self, block: Tensor, text: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor, past_key_values: Any
     ) -> Tensor:
         block = block + self.self_attn(self.input_layernorm(block), text, rotary, mask, past_key_values)
-        found: Tensor = block + self.mlp(self.post_attention_layernorm(block))
-        return found
+        output: Tensor = block + self.mlp(self.post_attention_layernorm(block))
+        return output
 
 
 class _Markov(nn.Module):
-    """The correction by the parent token: a product of low rank, plain, with a gate, or with a state along the path."""
+    """The correction by the parent token: a low-rank product, plain, with a gate, or with a state along the path."""
 
     def __init__(self, form: BlockForm) -> None:
         super().__init__()
@@ -110,8 +110,9 @@ class _Markov(nn.Module):
             self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
 
     def forward(self, tokens: Tensor, states: Tensor, carried: Tensor) -> tuple[Tensor, Tensor]:
-        """What is added to the logits (B, M, U) after parents with `tokens` (B, M), given the states (B, M, H) of their
-        depth and what was carried (B, M, R) along their paths; and what is carried on."""
+        """Return what is added to the logits (B, M, U) of parents with `tokens` (B, M), and the next state of their
+        paths. `states` (B, M, H) are the block's at their depth, `carried` (B, M, R) the state of their paths so
+        far."""
         parent = self.markov_w1(tokens)
         states = states.to(parent.dtype)
         if self.kind == "gated":
@@ -124,13 +125,13 @@ class _Markov(nn.Module):
 
 
 def _inside(mask: Tensor, hidden: Tensor, slots: Tensor) -> Tensor:
-    """A mask (B, 1, Q, M) in which a block at slots (B, Q) sees of itself all but what is hidden (Q, Q)."""
+    """Return a mask (B, 1, Q, M) in which a block at slots (B, Q) attends to itself except where `hidden` (Q, Q)."""
     own = mask.new_zeros(hidden.shape).masked_fill(hidden, torch.finfo(mask.dtype).min)
     return mask.scatter(-1, slots[:, None, None].expand(*mask.shape[:-1], -1), own.expand(*mask.shape[:-1], -1))
 
 
 class BlockHead(PublishedHead):  # type: ignore[no-untyped-call]
-    """A few layers over a block, in sight of the text."""
+    """A few layers over a block that attends to the text."""
 
     shape: BlockForm
 
@@ -143,15 +144,15 @@ class BlockHead(PublishedHead):  # type: ignore[no-untyped-call]
         self.markov_head = _Markov(form) if form.markov_rank else None
         self.rotary_emb = LlamaRotaryEmbedding(config)
         self._kinds, self._window = tuple(config.layer_types), config.sliding_window
-        config.layer_types = ["full_attention"] * len(self._kinds)  # masks of windows are made here
+        config.layer_types = ["full_attention"] * len(self._kinds)  # this class makes the masks of windows
         config.sliding_window, config.max_position_embeddings = None, form.source.context
 
     @property
     def deepest(self) -> int | None:
-        """As many depths as its block has places."""
+        """The number of depths that a block predicts."""
         return self.shape.depths
 
-    def forward(  # noqa: PLR0913  named as transformers names them
+    def forward(  # noqa: PLR0913  names of transformers
         self,
         input_ids: Tensor,
         position_ids: Tensor,
@@ -160,8 +161,9 @@ class BlockHead(PublishedHead):  # type: ignore[no-untyped-call]
         use_cache: bool = True,
         features: Tensor | None = None,
     ) -> CausalLMOutputWithPast:
-        """Logits over the tokens that the head drafts, at the places of the block: the last of the tokens (B, T), of
-        which the first C have features (B, C, F) of the target. Without a block the text is remembered, no more."""
+        """Return logits at the tokens of the block. Of the tokens (B, T) the first C are text with features (B, C, F)
+        of the target, and the others are the block. Without a block, keys and values of the text are written and no
+        logits are computed."""
         assert features is not None
         text = self.hidden_norm(self.fc(torch.cat(self.chosen_states(features.to(self.dtype)), -1)))
         rotary = self.rotary_emb(text, position_ids)
@@ -179,7 +181,7 @@ class BlockHead(PublishedHead):  # type: ignore[no-untyped-call]
         return CausalLMOutputWithPast(logits=self._finished(self.readout(block)))  # type: ignore[arg-type]
 
     def _finished(self, logits: Tensor) -> Tensor:
-        """What the config does behind the output layer."""
+        """Scale and cap logits as the config says."""
         if self.shape.output_scale != 1.0:
             logits = logits * self.shape.output_scale
         if (cap := self.shape.output_cap) is not None:
@@ -187,11 +189,11 @@ class BlockHead(PublishedHead):  # type: ignore[no-untyped-call]
         return logits
 
     def _masks(self, mask: Tensor, places: Tensor, slots: Tensor) -> dict[str, Tensor]:
-        """For each kind of layer what the block (B, Q) sees, of a mask (B, 1, Q, M) that shows it all of the text and
-        of itself. Slots of the text are positions; the first slot has no hidden states."""
+        """Return a mask for each kind of layer, from a mask (B, 1, Q, M) with which the block (B, Q) attends to all of
+        the text and of itself. Slots of the text are positions; the first slot has no hidden states and is hidden."""
         form, every = self.shape, cached_arange(mask.shape[-1], mask.device)
         at = cached_arange(places.shape[1], mask.device)
-        gap = at[:, None] - at  # how far back a place of the block is from another
+        gap = at[:, None] - at  # distance between two places of the block
         mask = mask.masked_fill(every == 0, torch.finfo(mask.dtype).min)
         found = {"full_attention": _inside(mask, gap < 0, slots) if form.is_causal else mask}
         if _SLIDING not in self._kinds:
@@ -205,20 +207,21 @@ class BlockHead(PublishedHead):  # type: ignore[no-untyped-call]
         return {**found, _SLIDING: _inside(far, hidden, slots)}
 
     def corrected(self, logits: Tensor, states: Tensor, tokens: Tensor, carried: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (B, M, V) over the target's tokens after parents with `tokens` (B, M), from the block's logits (B, 1,
-        U) and states (B, 1, H) of their depth and what their paths carry (B, M, R); and what is carried on."""
+        """Return logits (B, M, V) over the target's tokens after parents with `tokens` (B, M), and the next state of
+        their paths. `logits` (B, 1, U) and `states` (B, 1, H) are the block's at their depth, `carried` (B, M, R) the
+        state of the paths so far."""
         if self.markov_head is None:
             return self.complete(logits).expand(-1, tokens.shape[1], -1), carried
         added, carried = self.markov_head(tokens, states.expand(-1, tokens.shape[1], -1), carried)
         return self.complete(logits + added), carried
 
     def carried_from(self, states: Tensor, root: Tensor) -> Tensor:
-        """What a path carries (B, 1, R) at its root (B,), given the states (B, Q, H) of the block."""
+        """Return the state (B, 1, R) of paths at their roots (B,), given the states (B, Q, H) of the block."""
         head = self.markov_head
         if head is None or head.kind != "rnn":
             return states.new_zeros(len(root), 1, 0 if head is None else head.rank)
         nothing = states.new_zeros(len(root), 1, head.rank)
         if self.shape.from_root:
             return nothing
-        carried: Tensor = head(root[:, None], states[:, :1], nothing)[1]  # the root's own place comes first
+        carried: Tensor = head(root[:, None], states[:, :1], nothing)[1]  # the first place of the block is the root's
         return carried

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers.utils.hub import cached_file
 
 from spectr.errors import ArgumentError, MismatchError
 from spectr.models.catalog import FetchError
 from spectr.models.hub import why_not_on_hub
+from spectr.models.internals import find_file
 
 __all__ = ["Checkpoint", "open_checkpoint"]
 
@@ -27,33 +27,33 @@ _INSTEAD = "use an EAGLE-3, P-EAGLE, DFlash or DSpark head, a smaller model of t
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A config, and tensors by their names without the prefix that some publishers put before all of them."""
+    """The config and the tensors of a head. Tensor names are without the prefix "model." that some publishers use."""
 
-    name: str  # as the user gave it
+    name: str  # folder or hub id
     config: dict[str, Any]
     files: tuple[Path, ...]
     shapes: dict[str, tuple[int, ...]] = field(repr=False)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors, on the CPU."""
+        """Return all tensors, on the CPU."""
         return {_bare(name): value for file in self.files for name, value in _values(file).items()}
 
     def has(self, name: str) -> bool:
-        """Whether there is a tensor of this name."""
+        """Return whether there is a tensor with this name."""
         return name in self.shapes
 
     @property
     def is_speculators(self) -> bool:
-        """Whether the config is in speculators' form."""
+        """Whether the config is in the format of speculators."""
         return "speculators_model_type" in self.config
 
     @property
     def layers(self) -> int:
-        """How many decoder layers it has."""
+        """The number of decoder layers."""
         return 1 + max((int(name.split(".")[1]) for name in self.shapes if name.startswith("layers.")), default=0)
 
     def refusal(self, what: str, advice: str = _INSTEAD) -> MismatchError:
-        """The error that says why this head cannot be used, and what can."""
+        """Return an error that says why this head cannot be used, and what can be used instead."""
         return MismatchError(f"the head {self.name!r} {what}; {advice}")
 
 
@@ -63,10 +63,10 @@ def _bare(name: str) -> str:
 
 def _values(file: Path) -> dict[str, Tensor]:
     if file.suffix == ".bin":
-        found: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        return found
+        tensors: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        return tensors
     with safe_open(file, "pt") as opened:
-        return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  it is no mapping
+        return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  not a mapping
 
 
 def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
@@ -77,13 +77,13 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _file(name: str, file: str) -> Path | None:
-    """A file of a folder or of a repository on the hub, fetched if it is not in the cache; None if it has none."""
+    """Return a file of a folder or of a repository on the hub, None if there is no such file."""
     try:
-        found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+        path = find_file(name, file)
     except OSError as error:
         reason = (str(error).strip().splitlines() or ["transformers gives no reason"])[0].rstrip(".")
         raise FetchError(f"{file} of {name!r} could not be fetched: {reason}") from error
-    return None if found is None else Path(found)
+    return None if path is None else Path(path)
 
 
 def _weights(name: str) -> tuple[Path, ...]:
@@ -95,19 +95,20 @@ def _weights(name: str) -> tuple[Path, ...]:
 
 
 def _may_be_head(config: dict[str, Any]) -> bool:
-    """Whether a config may be that of a head; a model of one layer may be one of the oldest, which say no more."""
+    """Return whether a config may belong to a head. A config with one layer may: the oldest heads have no other
+    mark."""
     names = " ".join(str(name).lower() for name in (config.get("architectures") or []))
     is_marked = any(mark in config for mark in _MARKS) or any(name in names for name in _NAMES)
     return is_marked or config.get("num_hidden_layers") == 1
 
 
 def _is_model(shapes: dict[str, tuple[int, ...]]) -> bool:
-    """Whether these are the tensors of a whole language model, which needs no target."""
+    """Return whether these are the tensors of a whole language model."""
     return "fc.weight" not in shapes and "embed_tokens.weight" in shapes and "norm.weight" in shapes
 
 
 def open_checkpoint(name: str) -> Checkpoint | None:
-    """The head in a folder, or of a hub id; None if it is not that of a head."""
+    """Open the head in a folder or under a hub id; return None if it is not a head."""
     if not Path(name).is_dir() and (Path(name).exists() or "/" not in name or why_not_on_hub(name) is not None):
         return None
     config_file = _file(name, _CONFIG)
@@ -122,5 +123,5 @@ def open_checkpoint(name: str) -> Checkpoint | None:
     files = _weights(name)
     shapes = {_bare(tensor): shape for file in files for tensor, shape in _shapes(file).items()}
     if not files and "medusa_num_heads" not in config:
-        raise ArgumentError(f"{name!r} must have weights, {_SAFE} or {_PICKLED}, and has none; fetch them")
+        raise ArgumentError(f"{name!r} must contain weights, {_SAFE} or {_PICKLED}, and has neither; fetch them")
     return None if _is_model(shapes) else Checkpoint(name, config, files, shapes)

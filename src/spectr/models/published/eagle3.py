@@ -1,8 +1,8 @@
-"""EAGLE-3 heads (Li et al. 2025), and their descendants: 3.1, speculators, those for gpt-oss, P-EAGLE.
+"""EAGLE-3 heads (Li et al. 2025) and their variants: 3.1, speculators, heads for gpt-oss, P-EAGLE.
 
-At position t the head joins the embedding of token t with what some hidden states of the target were at t − 1, and
-gives the law of token t + 1. Below the root the parent's own output stands in for the hidden states. P-EAGLE does
-without the parent: below the root stand mask tokens with learnt states, so that one call gives the laws of all depths.
+At position t the head joins the embedding of token t with some hidden states of the target at t − 1, and predicts the
+distribution of token t + 1. Below the root, the parent's output replaces the hidden states. P-EAGLE does not read the
+parent: below the root it uses mask tokens with learnt states, so that one call predicts all depths.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ __all__ = ["Eagle3Head"]
 
 
 class _FirstLayer(nn.Module):
-    """A decoder layer whose attention reads embeddings and states side by side, and adds to the states."""
+    """A decoder layer whose attention reads embeddings and states side by side and adds its output to the states."""
 
     def __init__(self, form: Eagle3Form) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class _FirstLayer(nn.Module):
         self.self_attn: Any = kind(config, 0)
         for name, size in (("q_proj", heads), ("k_proj", kv), ("v_proj", kv)):
             setattr(self.self_attn, name, nn.Linear(2 * width, size, bias=False))
-        self.mlp = Qwen3MLP(config)  # type: ignore[no-untyped-call]  # that of Llama, without a bias
+        self.mlp = Qwen3MLP(config)  # type: ignore[no-untyped-call]  # equals Llama's without a bias
         self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = (
             LlamaRMSNorm(width, eps=config.rms_norm_eps) for _ in range(3)
         )
@@ -50,12 +50,12 @@ class _FirstLayer(nn.Module):
         joined = torch.cat([self.input_layernorm(embedded), normed], -1)
         residual = normed if self._norm_before_residual else states
         states = residual + self.self_attn(hidden_states=joined, **attention)[0]
-        found: Tensor = states + self.mlp(self.post_attention_layernorm(states))
-        return found
+        output: Tensor = states + self.mlp(self.post_attention_layernorm(states))
+        return output
 
 
 class Eagle3Head(TakesFeatures, PublishedHead):  # type: ignore[no-untyped-call]
-    """One layer, seldom more, over hidden states of the target or its own outputs."""
+    """Usually one layer, over hidden states of the target or the head's own outputs."""
 
     shape: Eagle3Form
 
@@ -71,17 +71,17 @@ class Eagle3Head(TakesFeatures, PublishedHead):  # type: ignore[no-untyped-call]
         self.fc_norm = nn.ModuleList(norms) if form.fc_norm else None
         self.mask_hidden = nn.Parameter(torch.zeros(1, 1, count * width)) if form.mask_token is not None else None
         self.rotary_emb = LlamaRotaryEmbedding(config)
-        config.max_position_embeddings = form.source.context  # positions are not clamped to those it was trained for
+        config.max_position_embeddings = form.source.context  # positions may exceed those of its training
 
     @property
     def deepest(self) -> int | None:
-        """As far as one likes, unless it drafts all depths in one call."""
+        """None, which means any depth, unless the head drafts all depths in one call."""
         return self.shape.depths
 
     def features(self, tokens: Tensor, features: Tensor, **attention: Any) -> Tensor:
-        """What is handed on (B, T, H) at `tokens` (B, T), given features (B, T, F) of the target at the tokens before
-        them, or (B, T, H) what was handed on there. Tokens beyond those that have features are masks of P-EAGLE."""
-        states, embedded = self._given(features.to(self.dtype)), self.embed(tokens).to(self.dtype)
+        """Return the head's output (B, T, H) at `tokens` (B, T). `features` are those of the target (B, T, F) at the
+        tokens before, or the head's own outputs (B, T, H) there. Tokens without features are mask tokens of P-EAGLE."""
+        states, embedded = self._input_states(features.to(self.dtype)), self.embed(tokens).to(self.dtype)
         if (missing := tokens.shape[1] - states.shape[1]) > 0:
             states = torch.cat([states, self._masked().expand(len(states), missing, -1)], 1)
         masks, positions = attention.pop("attention_mask"), attention.pop("position_ids")
@@ -90,17 +90,17 @@ class Eagle3Head(TakesFeatures, PublishedHead):  # type: ignore[no-untyped-call]
             mask = masks[self.config.layer_types[at]] if isinstance(masks, dict) else masks
             attention["attention_mask"] = first_unseen(mask, positions)
             states = layer(*([embedded] if at == 0 else []), states, **attention)
-        found: Tensor = self.readout.norm(states) if self.shape.norm_output else states
-        return found
+        output: Tensor = self.readout.norm(states) if self.shape.norm_output else states
+        return output
 
-    def _given(self, features: Tensor) -> Tensor:
-        """What stands for the states of the tokens before: the joined hidden states, or their own."""
+    def _input_states(self, features: Tensor) -> Tensor:
+        """Return the states of the tokens before: joined hidden states of the target, or the head's own outputs."""
         if features.shape[-1] == self.config.hidden_size:
             return features
         return self._joined(self.chosen_states(features))
 
     def _masked(self) -> Tensor:
-        """What stands for the states (1, 1, H) before a mask token."""
+        """Return the learnt states (1, 1, H) for mask tokens."""
         assert self.mask_hidden is not None
         return self._joined(list(self.mask_hidden.split(self.shape.source.width, -1)))
 
@@ -108,15 +108,15 @@ class Eagle3Head(TakesFeatures, PublishedHead):  # type: ignore[no-untyped-call]
         if self.fc_norm is not None:
             parts = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
         joined = torch.cat(parts, -1)
-        found: Tensor = self.fc(joined if self.input_norm is None else self.input_norm(joined))
-        return found
+        states: Tensor = self.fc(joined if self.input_norm is None else self.input_norm(joined))
+        return states
 
     def logits(self, features: Tensor) -> Tensor:
-        """Over the target's vocabulary, of what was handed on."""
+        """Return logits over the target's vocabulary for outputs of the head."""
         return self.complete(self.readout(features))
 
     def as_data(self) -> dict[str, Any]:
-        """The sizes, for a file."""
+        """Return the sizes as plain data, for a file."""
         config, form = self.shape.config, self.shape
         return {
             "width": int(config.hidden_size),

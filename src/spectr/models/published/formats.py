@@ -1,6 +1,6 @@
-"""What a published head is, read from its config and its tensors, and whether it fits a target.
+"""Recognises a published head by its config and tensors, and checks that it fits a target.
 
-The name of a file or a repository decides nothing. What cannot be run is refused with the figures that say why.
+Names of files and repositories are not used. A head that is not supported is refused with the sizes that show why.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ Family = Literal["eagle3", "peagle", "dflash", "dspark"]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The part of a target that a head is fitted to."""
+    """The sizes of a target that a head must fit."""
 
     width: int
     layers: int
@@ -30,7 +30,7 @@ class Source:
 
     @classmethod
     def of(cls, target: PreTrainedModel, vocabulary: int) -> "Source":
-        """The sizes of a target."""
+        """Return the sizes of a target."""
         config: Any = target.config.get_text_config(decoder=True)
         context = int(getattr(config, "max_position_embeddings", None) or 1 << 20)
         return cls(int(config.hidden_size), int(config.num_hidden_layers), vocabulary, context)
@@ -38,63 +38,63 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a head brings of its own: an embedding, an output layer over some tokens. None: the target's."""
+    """Whether a head has an embedding and an output layer of its own; None: it uses the target's."""
 
-    own_embedding: int | None  # its rows
-    own_output: int | None  # its rows
-    is_mapped: bool  # its rows are some of the target's tokens, by the offsets of `d2t`
+    own_embedding: int | None  # rows of its embedding
+    own_output: int | None  # rows of its output layer
+    is_mapped: bool  # the offsets in `d2t` map these rows to tokens of the target
 
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Form:
-    """All that is known of an EAGLE-3 head before its tensors are read."""
+    """The properties of an EAGLE-3 head that its tensors' values do not matter for."""
 
-    config: Any  # of its decoder layers
+    config: Any  # config of the decoder layers
     source: Source
     states: Conventions
     vocabulary: Vocabulary
     norm_before_residual: bool = False
-    norm_before_fc: bool = False  # one norm of all hidden states together
-    fc_norm: bool = False  # a norm of each
-    norm_output: bool = False  # below the root a parent's output is read as it leaves the last norm
-    mask_token: int | None = None  # P-EAGLE: what stands for tokens that are not known
-    depths: int | None = None  # P-EAGLE: tokens that it drafts in one call
+    norm_before_fc: bool = False  # one norm over all hidden states
+    fc_norm: bool = False  # a norm for each hidden state
+    norm_output: bool = False  # below the root, the parent's output is read after the last norm
+    mask_token: int | None = None  # P-EAGLE: stands for tokens that are not known yet
+    depths: int | None = None  # P-EAGLE: tokens drafted in one call
     family: Family = "eagle3"
 
     @property
     def taps(self) -> Layers:
-        """The layers of the target whose outputs are kept for it."""
+        """The layers of the target whose outputs the head reads."""
         return taps_of(self.states, self.source.layers)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockForm:
-    """All that is known of a DFlash or DSpark head before its tensors are read."""
+    """The properties of a DFlash or DSpark head that its tensors' values do not matter for."""
 
     config: Any
     source: Source
     states: Conventions
     vocabulary: Vocabulary
-    size: int  # tokens of a block, the root included
+    size: int  # tokens in a block, including the root
     mask_token: int
-    from_root: bool  # the root's place in the block gives the first token; otherwise the second place does
+    from_root: bool  # the root's place predicts the first token; otherwise the second place does
     embedding_scale: float = 1.0
     output_scale: float = 1.0
     output_cap: float | None = None
-    is_causal: bool | None = None  # inside the block; None: in the sliding layers alone
-    window_from_root: bool = False  # a window counts from the root, and not from each token of the block
+    is_causal: bool | None = None  # attention inside the block; None: causal in sliding layers only
+    window_from_root: bool = False  # windows are measured from the root, not from each token
     markov_rank: int = 0
     markov_type: str = "vanilla"
     family: Family = "dflash"
 
     @property
     def taps(self) -> Layers:
-        """The layers of the target whose outputs are kept for it."""
+        """The layers of the target whose outputs the head reads."""
         return taps_of(self.states, self.source.layers)
 
     @property
     def depths(self) -> int:
-        """How many tokens it drafts."""
+        """The number of tokens that it drafts."""
         return self.size if self.from_root else self.size - 1
 
 
@@ -102,12 +102,12 @@ Form = Eagle3Form | BlockForm
 
 
 def family_of(checkpoint: Checkpoint) -> Family:
-    """The family by the tensors that there are; those that cannot be run are refused."""
+    """Return the family, recognised by the tensors; raise for families that are not supported."""
     has, names = checkpoint.has, checkpoint.shapes
     if any(name.startswith(("candidate_selector.", "layers.0.attention_conv.")) for name in names):
-        raise checkpoint.refusal("is a DFlash2 head (it has a candidate_selector), which is not run here")
+        raise checkpoint.refusal("is a DFlash2 head (it has a candidate_selector), which is not supported")
     if "medusa_num_heads" in checkpoint.config:
-        raise checkpoint.refusal("is a Medusa head (medusa_num_heads), which is not run here")
+        raise checkpoint.refusal("is a Medusa head (medusa_num_heads), which is not supported")
     if not has("fc.weight"):
         kind = checkpoint.config.get("speculators_model_type") or checkpoint.config.get("architectures")
         raise checkpoint.refusal(f"must have a tensor fc.weight, and has none; its config says {kind!r}")
@@ -116,13 +116,13 @@ def family_of(checkpoint: Checkpoint) -> Family:
     if has("hidden_norm.weight") and has("norm.weight") and has("layers.0.self_attn.q_norm.weight"):
         return "dspark" if has("markov_head.markov_w1.weight") else "dflash"
     raise checkpoint.refusal(
-        f"has fc.weight of shape {names['fc.weight']} and no hidden_norm, as EAGLE-1 and EAGLE-2 heads have, which are "
-        "not run here"
+        f"has fc.weight of shape {names['fc.weight']} and no hidden_norm, like EAGLE-1 and EAGLE-2 heads, which are "
+        "not supported"
     )
 
 
 def form_of(checkpoint: Checkpoint, source: Source, hidden_states: tuple[int, ...] | None = None) -> Form:
-    """What the checkpoint is, fitted to a target; `hidden_states` takes the place of those that its config names."""
+    """Return the properties of a head for a target; `hidden_states` replaces those that its config names."""
     family = family_of(checkpoint)
     if family == "eagle3":
         return _eagle3(checkpoint, source, hidden_states)
@@ -132,7 +132,7 @@ def form_of(checkpoint: Checkpoint, source: Source, hidden_states: tuple[int, ..
 
 
 def _vocabulary(checkpoint: Checkpoint, source: Source) -> Vocabulary:
-    """Own embedding and output layer, checked against the target's tokens."""
+    """Return the head's own embedding and output layer, checked against the target's vocabulary."""
     shapes, size = checkpoint.shapes, source.vocabulary
     width = shapes["norm.weight"][0]
     embedding, output = (shapes.get(f"{name}.weight", (None,))[0] for name in ("embed_tokens", "lm_head"))
@@ -141,32 +141,32 @@ def _vocabulary(checkpoint: Checkpoint, source: Source) -> Vocabulary:
     if width != source.width and (embedding is None or output is None):
         raise checkpoint.refusal(
             f"is {width} wide and the target {source.width}, so it needs an embedding and an output layer of its own, "
-            "and has not got both"
+            "and does not have both"
         )
     if output is None or output == size:
         return Vocabulary(embedding, output, is_mapped=False)
     if checkpoint.has("d2t"):
         return Vocabulary(embedding, output, is_mapped=True)
     if output > size or output != checkpoint.config.get("vocab_size"):
-        raise checkpoint.refusal(f"drafts {output} of the target's {size} tokens, and has no d2t that says which")
-    return Vocabulary(embedding, output, is_mapped=False)  # a target that is padded by some tokens more
+        raise checkpoint.refusal(f"drafts {output} of the target's {size} tokens, and has no d2t to map them")
+    return Vocabulary(embedding, output, is_mapped=False)  # the target's vocabulary is padded
 
 
 def _checked(checkpoint: Checkpoint, source: Source, states: Conventions, given: tuple[int, ...] | None) -> Conventions:
-    """Hidden states that there are, as many as `fc` takes."""
+    """Return the hidden states to read; raise unless they exist and their widths add up to the input of `fc`."""
     if given is not None:
-        states = replace(states, chosen=given, why="as asked for", other=None)
+        states = replace(states, chosen=given, why="given by the user", other=None)
     wide, needed = checkpoint.shapes["fc.weight"][1], len(states.chosen) * source.width
     if wide != needed:
         raise checkpoint.refusal(
-            f"reads {wide} numbers of the target, and {len(states.chosen)} hidden states of a target that is "
-            f"{source.width} wide have {needed}"
+            f"reads {wide} values of the target, and {len(states.chosen)} hidden states of width {source.width} "
+            f"have {needed}"
         )
     if strange := [at for at in states.chosen if not 1 <= at <= source.layers]:
         raise checkpoint.refusal(
             f"reads hidden states {list(states.chosen)}, and {strange} are not among 1 … {source.layers} of a target "
             f"with {source.layers} layers ({states.why})",
-            "say which with hidden_states=(…), or use a head that was made for this target",
+            "name them with hidden_states=(…), or use a head that was made for this target",
         )
     return states
 
@@ -177,7 +177,9 @@ def _eagle3(checkpoint: Checkpoint, source: Source, given: tuple[int, ...] | Non
     decoder = decoder_config(checkpoint, "midlayer" if checkpoint.has("midlayer.hidden_norm.weight") else "layers.0")
     states = _checked(checkpoint, source, eagle3_states(config, source.layers), given)
     if (1 + len(taps_of(states, source.layers))) * source.width == decoder.hidden_size:
-        raise checkpoint.refusal(f"is as wide ({decoder.hidden_size}) as all that it reads of the target")
+        raise checkpoint.refusal(
+            f"is as wide ({decoder.hidden_size}) as all that it reads of the target, so both inputs look alike"
+        )
 
     def flag(name: str, absent: bool = False) -> bool:
         return bool(config.get(name, nested.get(name, absent)))
@@ -202,7 +204,8 @@ def _mask_token(checkpoint: Checkpoint, source: Source, given: Any) -> int:
 
 
 def _peagle(checkpoint: Checkpoint, source: Source, given: tuple[int, ...] | None) -> Eagle3Form:
-    """EAGLE-3 layers over mask tokens; how many it was trained for is in its proposals, eight where it is not said."""
+    """Return the form of a P-EAGLE head: EAGLE-3 layers over mask tokens. The config's proposals say for how many
+    tokens it was trained; the default is eight."""
     config = checkpoint.config
     mask = next((config[name] for name in ("mask_token_id", "pard_token", "ptd_token_id") if name in config), None)
     proposals = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]

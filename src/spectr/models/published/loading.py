@@ -1,4 +1,4 @@
-"""From a folder or a hub id to a published head that is ready to draft for a target."""
+"""Loads a published head and fits it to a target."""
 
 from typing import Any
 
@@ -19,12 +19,12 @@ from spectr.models.tuned import tune
 __all__ = ["head_from", "load_head"]
 
 _UNUSED = ("t2d", "confidence_head.", "verifier_lm_head.", "verifier_norm.", "rotary_emb.", "mask_embedding")
-"""Tensors that training needs, or that are made anew."""
+"""Tensors that only training needs, or that are computed again."""
 _ELSEWHERE = (("midlayer.", "layers.0."), ("norm.", "readout.norm."), ("lm_head.", "readout.lm_head."))
 
 
 def _placed(name: str) -> str:
-    """Where the head keeps a tensor of a checkpoint."""
+    """Return the name of a checkpoint's tensor in spectr's module."""
     for theirs, ours in _ELSEWHERE:
         if name.startswith(theirs):
             return ours + name.removeprefix(theirs)
@@ -32,20 +32,19 @@ def _placed(name: str) -> str:
 
 
 def _target_tokens(offsets: Tensor, form: Form, name: str) -> Tensor:
-    """(U,) the tokens of the target that the rows of an output layer stand for: each one's own number and its
-    offset."""
+    """Return the target's tokens (U,) for the rows of an output layer: row number plus offset."""
     found = torch.arange(len(offsets)) + offsets.long()
     size = form.source.vocabulary
     if bool((found < 0).any()) or bool((found >= size).any()) or len(found.unique()) < len(found):
         raise MismatchError(
-            f"d2t of {name!r} must lead to different tokens in 0 … {size - 1}, and leads to {int(found.min())} … "
+            f"d2t of {name!r} must map to different tokens in 0 … {size - 1}, and maps to {int(found.min())} … "
             f"{int(found.max())}, {len(found.unique())} of {len(found)} different; it belongs to another target"
         )
     return found
 
 
 def head_from(form: Form, tensors: dict[str, Tensor], name: str) -> Eagle3Head | BlockHead:
-    """A head with these tensors, in float32 on the CPU."""
+    """Return a head with these tensors, in float32 on the CPU."""
     head: Any = Eagle3Head(form) if isinstance(form, Eagle3Form) else BlockHead(form)
     found = {_placed(key): value for key, value in tensors.items() if not key.startswith(_UNUSED)}
     offsets = found.pop("d2t", None)
@@ -58,7 +57,7 @@ def head_from(form: Form, tensors: dict[str, Tensor], name: str) -> Eagle3Head |
     ]
     if missing or strange or wrong:
         raise MismatchError(
-            f"the head {name!r} looks like {form.family}, but its tensors are not: missing {sorted(missing)}, unknown "
+            f"the head {name!r} looks like {form.family}, but its tensors differ: missing {sorted(missing)}, unknown "
             f"{sorted(strange)}, {'; '.join(wrong) or 'all others fit'}; it is another kind of head, or a part of one"
         )
     head.load_state_dict(found)
@@ -71,9 +70,10 @@ def head_from(form: Form, tensors: dict[str, Tensor], name: str) -> Eagle3Head |
 def load_head(
     checkpoint: Checkpoint, target: PreTrainedModel, vocabulary: int, hidden_states: tuple[int, ...] | None = None
 ) -> Eagle3Head | BlockHead:
-    """The head of a checkpoint for a target with so many tokens: in its dtype, on its device, with its embedding and
-    output layer where the head has none of its own. Its matrices become int8 on a GPU, and on a CPU where those of the
-    target are packed."""
+    """Load a head for a target with `vocabulary` tokens, in the target's dtype and on its device.
+
+    The head uses the target's embedding and output layer if it has none of its own. Its matrices become int8 on a GPU,
+    and on a CPU if the target's are packed."""
     form = form_of(checkpoint, Source.of(target, vocabulary), hidden_states)
     head: Any = head_from(form, checkpoint.tensors(), checkpoint.name)
     head.to(target.device, target.dtype).requires_grad_(False)

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads of one's own: a fresh one for a target, and the folder that others load, in speculators' format."""
+"""Creates EAGLE-3 heads for training, and saves them in the format of speculators, which other engines load."""
 
 import json
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ from spectr.models.published.states import Conventions
 
 __all__ = ["Written", "eagle3_of", "save_eagle3"]
 
-_SPECULATORS = "0.9.0"  # whose format it is
+_SPECULATORS = "0.9.0"  # version of the format
 
 
 def _states(layers: int) -> tuple[int, ...]:
-    """The hidden states that EAGLE-3 heads read by default: early, in the middle, late; all different, and there."""
+    """Return the hidden states that EAGLE-3 heads read by default, adjusted so that all three exist and differ."""
     usual = (2, layers // 2, layers - 3)
     if len(set(usual)) == 3 and min(usual) >= 1:
         return usual
@@ -34,7 +34,7 @@ def _states(layers: int) -> tuple[int, ...]:
 
 
 def eagle3_of(target: PreTrainedModel) -> Eagle3Head:
-    """A fresh head for this target, on its device, in float32, with the target's embedding and output layer."""
+    """Return a new, untrained head for this target, on its device, in float32, with its embedding and output layer."""
     shape, config = HeadShape.for_target(target, 1, ()), target.config.get_text_config(decoder=True)
     size = int(getattr(target.get_output_embeddings(), "out_features", 0) or config.vocab_size)  # type: ignore[no-untyped-call]
     source = Source.of(target, size)
@@ -53,7 +53,7 @@ def eagle3_of(target: PreTrainedModel) -> Eagle3Head:
         bos_token_id=None,
         eos_token_id=None,
     )
-    states = Conventions(_states(source.layers), "the usual three")
+    states = Conventions(_states(source.layers), "the default three")
     form = Eagle3Form(decoder, source, states, Vocabulary(None, None, is_mapped=False), norm_before_residual=True)
     made = Eagle3Head(form)
     only_bias_of(made, set())
@@ -64,15 +64,15 @@ def eagle3_of(target: PreTrainedModel) -> Eagle3Head:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a folder says beside the weights."""
+    """Metadata that is saved with the weights."""
 
-    verifier: str  # the target, as its users call it
-    architectures: tuple[str, ...]  # of the target
-    depths: int  # tokens of a draft that others begin with
+    verifier: str  # name or path of the target
+    architectures: tuple[str, ...]  # architectures of the target
+    depths: int  # default draft length for other engines
 
 
 def _config(head: Eagle3Head, about: Written, drafted: int) -> dict[str, Any]:
-    """As speculators writes it."""
+    """Return the config in the format of speculators."""
     form, decoder = head.shape, head.shape.config
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
              "num_hidden_layers", "rms_norm_eps", "hidden_act", "max_position_embeddings")  # fmt: skip
@@ -106,8 +106,9 @@ def _config(head: Eagle3Head, about: Written, drafted: int) -> dict[str, Any]:
 
 
 def save_eagle3(folder: Path, head: Eagle3Head, about: Written, tokens: Tensor | None = None) -> None:
-    """Write a head whose output layer is the target's, in the dtype of that layer, as a folder that speculators, vLLM
-    and SGLang load. With `tokens` (U,) of the target it drafts these alone. Files are written aside and renamed."""
+    """Save a head as a folder that speculators, vLLM and SGLang load. Its output layer is the target's, and the weights
+    have the dtype of that layer. With `tokens` (U,) of the target the head drafts only these. Files are written under
+    temporary names and renamed."""
     output: Any = head.readout.output
     weight: Tensor = output.weight.detach()
     size = head.shape.source.vocabulary

@@ -1,5 +1,4 @@
-"""What published heads have in common: embeddings, output layers and draft vocabularies, and the hidden states of the
-target that they read."""
+"""Parts that published heads share: embedding, output layer and draft vocabulary, and the choice of hidden states."""
 
 from typing import Any
 
@@ -18,8 +17,8 @@ __all__ = ["PublishedHead", "Readout", "first_unseen", "only_bias_of"]
 
 
 class Readout(nn.Module):
-    """From what a head hands on to logits: a norm, if it hands on what comes before it, and an output layer, its own or
-    the target's. What enters here is what the engine keeps as a node's feature."""
+    """Maps the output of a head to logits: a norm, if the head's output is taken before it, and an output layer, its
+    own or the target's. The engine keeps the input of this module as the feature of a node."""
 
     def __init__(self, form: Form, *, norms: bool) -> None:
         super().__init__()
@@ -29,15 +28,15 @@ class Readout(nn.Module):
         own = form.vocabulary.own_output
         self.lm_head = None if own is None else nn.Linear(self.in_features, own, bias=False)
         self._norms = norms
-        self._borrowed: dict[str, Any] = {}  # not saved, nor moved
+        self._borrowed: dict[str, Any] = {}  # neither saved nor moved
 
     def borrow(self, output: Any) -> None:
-        """Use the target's output layer, if there is none of its own."""
+        """Use the target's output layer if the head has none."""
         if self.lm_head is None:
             self._borrowed["output"] = output
 
     def round(self) -> None:
-        """Use a borrowed output layer with int8 weights of its own, on a GPU: most of what a shallow head reads."""
+        """On a GPU, use an int8 copy of the target's output layer: most of the weights that a shallow head reads."""
         if self.lm_head is None:
             self._borrowed["output"] = rounded(self._borrowed["output"])
 
@@ -47,22 +46,22 @@ class Readout(nn.Module):
         return self._borrowed["output"] if self.lm_head is None else self.lm_head
 
     def forward(self, states: Tensor) -> Tensor:
-        """States (…, H) to logits over the tokens that the head drafts."""
+        """Return logits over the tokens that the head drafts, for states (…, H)."""
         if states.shape[1] == 0:
             return states.new_zeros(*states.shape[:-1], self.out_features)
         states = self.norm(states) if self._norms else states
         output = self.output
         if not isinstance(output, PackedLinear) and output.weight.is_floating_point():
             states = states.to(output.weight.dtype)
-        found: Tensor = output(states)
-        return found
+        logits: Tensor = output(states)
+        return logits
 
 
 @supports_sdpa
 class PublishedHead(PreTrainedModel):  # type: ignore[no-untyped-call]
-    """A head with its form, fitted to a target."""
+    """Base class of published heads, fitted to a target."""
 
-    rows: Tensor  # (U,) int64: the target's tokens that are drafted
+    rows: Tensor  # (U,) int64: tokens of the target that are drafted
 
     def __init__(self, form: Form, *, norms: bool) -> None:
         super().__init__(form.config)
@@ -75,31 +74,31 @@ class PublishedHead(PreTrainedModel):  # type: ignore[no-untyped-call]
 
     @property
     def vocabulary(self) -> int:
-        """The target's."""
+        """The size of the target's vocabulary."""
         return self.shape.source.vocabulary
 
     def borrow(self, target: PreTrainedModel) -> None:
-        """Use this target's embedding and output layer, where the head has none of its own."""
+        """Use the target's embedding and output layer if the head has none."""
         self._borrowed["embedding"] = target.get_input_embeddings()
         self.readout.borrow(target.get_output_embeddings())  # type: ignore[no-untyped-call]
 
     def get_output_embeddings(self) -> Any:
-        """The readout: its input is what a child reads of its parent."""
+        """Return the readout, whose input a child node reads as its parent's feature."""
         return self.readout
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Rows of the embedding as they are stored: some targets scale theirs, and heads do not."""
+        """Return rows of the embedding without the scale that some targets apply; heads do not apply it."""
         if self.embed_tokens is not None:
-            found: Tensor = self.embed_tokens(tokens)
-            return found
+            embedded: Tensor = self.embed_tokens(tokens)
+            return embedded
         embedding = self._borrowed["embedding"]
         if isinstance(embedding, PackedEmbedding):
-            return embedding.matrix.look(tokens)
+            return embedding.matrix.float_rows(tokens)
         return nn.functional.embedding(tokens, embedding.weight)
 
     def complete(self, logits: Tensor) -> Tensor:
-        """Logits over all tokens of the target. Those that the head does not draft come last: hardly ever drafted, and
-        yet a law is left where a policy leaves no others."""
+        """Extend logits to all tokens of the target. Tokens that the head does not draft get the lowest logits: they
+        are hardly ever drafted, but a policy that allows only such tokens still leaves a distribution."""
         size = self.vocabulary
         if logits.shape[-1] == size and not self.shape.vocabulary.is_mapped:
             return logits
@@ -107,8 +106,8 @@ class PublishedHead(PreTrainedModel):  # type: ignore[no-untyped-call]
         return last.repeat(*(1,) * (logits.dim() - 1), size).index_copy_(-1, self.rows, logits)
 
     def chosen_states(self, features: Tensor) -> list[Tensor]:
-        """The hidden states (B, T, Ht) that it reads, in its order, of features (B, T, F): what entered the target's
-        output layer, then what left the layers that the form names."""
+        """Return the hidden states (B, T, Ht) that the head reads, in its order. Features (B, T, F) hold what entered
+        the target's output layer, followed by what left the layers in `taps`."""
         form = self.shape
         parts = features.split(form.source.width, -1)
         normed = form.source.layers if form.states.is_last_normed else None
@@ -116,14 +115,14 @@ class PublishedHead(PreTrainedModel):  # type: ignore[no-untyped-call]
 
 
 def first_unseen(mask: Tensor, positions: Tensor) -> Tensor:
-    """A mask (B, 1, T, M) that hides the first slot from tokens (B, T) at later positions. It stands for the first
-    token of a text, before which there is no hidden state: heads begin with the second."""
+    """Return a mask (B, 1, T, M) that hides the first slot from tokens (B, T) at later positions. The first slot
+    belongs to the first token of a text, which has no hidden state before it; heads begin with the second token."""
     hidden = (positions > 0)[:, None, :, None] & (cached_arange(mask.shape[-1], mask.device) == 0)
     return mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
 
 
 def only_bias_of(head: nn.Module, names: set[str]) -> None:
-    """Give the linear layers of a head the biases that a checkpoint has, and no others."""
+    """Give the linear layers of a head exactly the biases that are in a checkpoint, whose tensors are `names`."""
     for name, module in head.named_modules():
         if isinstance(module, nn.Linear):
             has = f"{name}.bias" in names

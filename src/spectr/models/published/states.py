@@ -1,4 +1,4 @@
-"""Which hidden states of the target a head reads. Configs count them in two ways, and do not say in which."""
+"""Determines which hidden states of the target a head reads. Configs number them in two ways without saying which."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,33 +14,33 @@ _EAGLE, _BLOCK = "eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids
 
 @dataclass(frozen=True, slots=True)
 class Conventions:
-    """Hidden states as numbers i of transformers' `hidden_states[i]`: 0 is the embedding, i what leaves layer i − 1.
-    What the file is taken to mean, and what its numbers mean to others."""
+    """Hidden states, numbered as in transformers' `hidden_states[i]`: 0 is the embedding, i is the output of layer i −
+    1. `chosen` is how the config is read, `why` the reason, and `other` the other way to read it."""
 
     chosen: tuple[int, ...]
     why: str
     other: tuple[int, ...] | None = None
-    is_last_normed: bool = False  # the last one of all is what enters the output layer, not what leaves the last layer
+    is_last_normed: bool = False  # the last hidden state is taken after the final norm, not as it leaves the last layer
 
 
 def taps_of(states: Conventions, layers: int) -> Layers:
-    """The layers, counted from 0, that leave these hidden states, each once."""
+    """Return the layers, counted from 0, whose outputs these hidden states are."""
     return tuple(sorted({at - 1 for at in states.chosen if not (states.is_last_normed and at == layers)}))
 
 
 def _usual(layers: int) -> tuple[int, ...]:
-    """Early, in the middle, late: what is read where nothing is said."""
+    """Return the default: an early, a middle and a late hidden state."""
     return 2, layers // 2, layers - 3
 
 
 def _later(states: tuple[int, ...], layers: int) -> tuple[int, ...] | None:
-    """One further each, if there are such."""
+    """Return each number plus one, None if there is no such hidden state."""
     return tuple(at + 1 for at in states) if max(states) < layers else None
 
 
 def eagle3_states(config: Mapping[str, Any], layers: int) -> Conventions:
-    """Of an EAGLE-3 head for a target with so many layers: speculators counts hidden states at the top of a config,
-    SpecForge and those who follow it count layers, in a part of its own."""
+    """Return the hidden states of an EAGLE-3 head for a target with `layers` layers. speculators counts hidden states,
+    at the top level of the config; SpecForge and others count layers, in `eagle_config`."""
     if top := config.get(_EAGLE):
         states = tuple(int(at) for at in top)
         return Conventions(states, f"{_EAGLE} at the top of its config counts hidden states", _later(states, layers))
@@ -51,12 +51,13 @@ def eagle3_states(config: Mapping[str, Any], layers: int) -> Conventions:
         later = tuple(at + 1 for at in states)
         return Conventions(later, f"{_EAGLE} in eagle_config counts the layers that they leave", states)
     return Conventions(
-        _usual(layers), "its config names none, so the usual three are taken", _later(_usual(layers), layers)
+        _usual(layers), "its config names none, so the default three are used", _later(_usual(layers), layers)
     )
 
 
 def block_states(checkpoint: Checkpoint, named: list[int] | None, layers: int) -> Conventions:
-    """Of a DFlash or DSpark head: speculators counts hidden states, the inventors count layers, which are `named`."""
+    """Return the hidden states of a DFlash or DSpark head. speculators counts hidden states; the authors' own format
+    counts layers, given as `named`."""
     if checkpoint.is_speculators:
         states = tuple(int(at) for at in checkpoint.config.get(_BLOCK) or _usual(layers))
         return Conventions(states, f"{_BLOCK} counts hidden states", _later(states, layers))
@@ -66,6 +67,6 @@ def block_states(checkpoint: Checkpoint, named: list[int] | None, layers: int) -
 
 
 def _evenly(count: int, layers: int) -> list[int]:
-    """The layers of a DFlash head that names none: from the second to the third from the end, one for each of its
-    own."""
+    """Return the default layers of a DFlash head: evenly spaced from the second to the third from the end, one for each
+    layer of the head."""
     return [layers // 2] if count == 1 else [round(1 + at * (layers - 4) / (count - 1)) for at in range(count)]
