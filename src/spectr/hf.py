@@ -17,6 +17,7 @@ from spectr.coins import derived_seed
 from spectr.draft.options import DraftOptions
 from spectr.engine import Engine, Request
 from spectr.errors import ArgumentError, MismatchError
+from spectr.models.internals import PROCESSOR_SETTINGS, prefix_function
 from spectr.pairing import as_rule, pair
 from spectr.policy import Policy
 from spectr.verify import Rule
@@ -24,15 +25,6 @@ from spectr.verify import Rule
 __all__ = ["generate"]
 
 Criteria = Callable[[Tensor, Any], Tensor]
-
-_SETTINGS = (
-    ("TemperatureLogitsWarper", "temperature", "temperature"),
-    ("TopKLogitsWarper", "top_k", "top_k"),
-    ("TopPLogitsWarper", "top_p", "top_p"),
-    ("MinPLogitsWarper", "min_p", "min_p"),
-    ("TypicalLogitsWarper", "mass", "typical_p"),
-)
-"""transformers' processors that a policy has settings for, what holds their value, and the setting; as they act."""
 
 
 @dataclass(slots=True)
@@ -81,20 +73,20 @@ def _setting(processor: Any) -> tuple[int, float] | None:
     """Which of the settings a processor is, and its value; None if a policy has none that does the same."""
     kind = type(processor)
     theirs = kind.__module__.startswith("transformers.")
-    at = next((at for at, (name, *_) in enumerate(_SETTINGS) if theirs and kind.__name__ == name), None)
+    at = next((at for at, (name, *_) in enumerate(PROCESSOR_SETTINGS) if theirs and kind.__name__ == name), None)
     if at is None or getattr(processor, "filter_value", -torch.inf) != -torch.inf:
         return None
-    value = getattr(processor, _SETTINGS[at][1], None)
+    value = getattr(processor, PROCESSOR_SETTINGS[at][1], None)
     return (at, value) if value and getattr(processor, "min_tokens_to_keep", 1) == 1 else None
 
 
 def _apart(processors: list[Any]) -> tuple[list[Any], dict[str, Any]]:
     """Processors, without the last of them that are settings of a policy, and those: they act after all others, in an
     order of their own, and need no host."""
-    rest, settings, last = list(processors), dict[str, Any](), len(_SETTINGS)
+    rest, settings, last = list(processors), dict[str, Any](), len(PROCESSOR_SETTINGS)
     while rest and (found := _setting(rest[-1])) is not None and found[0] < last:
         last, value = found
-        settings[_SETTINGS[last][2]] = value
+        settings[PROCESSOR_SETTINGS[last][2]] = value
         rest.pop()
     return rest, settings
 
@@ -102,8 +94,6 @@ def _apart(processors: list[Any]) -> tuple[list[Any], dict[str, Any]]:
 def _policies(processors: Any, ids: Tensor, prompts: Sequence[Sequence[int]], *, sampling: bool) -> list[Policy]:
     """What transformers prepared. A constraint by prefix goes by the rows of the batch, so it becomes a hook of each;
     all others look at a text alone, or are refused."""
-    from spectr.models.internals import prefix_function
-
     every, settings = _apart(list(_flat(processors))) if sampling else (list(_flat(processors)), {"temperature": 0.0})
     functions = [function for p in every if (function := prefix_function(p)) is not None]
     if len(functions) > 1:

@@ -1,4 +1,4 @@
-"""Whole steps with every kernel in its place, interpreted: the texts of the plain code."""
+"""Whole steps with all kernels, run by Triton's interpreter, give the texts of the plain code."""
 
 from importlib import import_module
 
@@ -44,7 +44,7 @@ POLICIES = {"one": Policy(), "cool": Policy(0.7, top_k=40), "greedy": Policy(0)}
 @pytest.mark.parametrize(
     "policy", ["one", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cool", "greedy"))]
 )
-def test_texts_are_the_same(rule: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_with_kernels_equal_the_plain_texts(rule: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import spectr.kernels.attention  # noqa: F401  registers it
     from spectr.kernels.best import can_pick
 
