@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU here")
 
 SIZE = 320
-PLACES = ["spectr.coins", "spectr.models.target", "spectr.trees.prune", "spectr.transport.kseq"]
+PLACES = ["spectr.coins", "spectr.models.fresh_tokens", "spectr.trees.prune", "spectr.transport.kseq"]
 
 
 def engine(rule: str, plan: Plan) -> Engine:

@@ -201,7 +201,7 @@ class SlotCache(Cache):
                 layer.values = None if layer.values is None else change(layer.values)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the length that transformers is told; positions are passed explicitly and do not depend on it."""
+        """Return the length for transformers; positions are passed explicitly and do not depend on it."""
         return self.past
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
