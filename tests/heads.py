@@ -28,6 +28,7 @@ __all__ = [
     "nested",
     "own_dspark",
     "random_head",
+    "with_settings",
     "write_eagle3",
     "write_head",
 ]
@@ -274,3 +275,8 @@ def random_head(net: PreTrainedModel, kind: str, folder: Path) -> Path:
         for name, shape in shapes.items()
     }
     return write_head(folder, (config, {**tensors, "d2t": (torch.arange(size - 1) > 3).long()}))
+
+
+def with_settings(config: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """Return a speculators config with other settings of its decoder layers."""
+    return {**config, "transformer_layer_config": {**config["transformer_layer_config"], **settings}}

@@ -147,7 +147,8 @@ PUBLIC_MODULES = {
 """Modules that transformers documents. `transformers.utils` exports the names of its `hub`, which mypy does not see."""
 FOREIGN_PRIVATE = {
     "_attn_implementation", "_buffers", "_device_mesh", "_forward_hooks", "_forward_pre_hooks", "_is_stateful",
-    "_model_mapping", "_modules", "_parameters", "_prefix_allowed_tokens_fn", "_supports_sdpa", "hf_quantizer", "set_",
+    "_model_mapping", "_modules", "_parameters", "_prefix_allowed_tokens_fn", "_raise_exceptions_for_missing_entries",
+    "_supports_sdpa", "hf_quantizer", "set_",
 }  # fmt: skip
 """Private names of transformers and torch that were in use once, whoever's attribute they are taken to be."""
 
@@ -181,8 +182,8 @@ def mentioned(node: ast.AST) -> list[str]:
         return [node.attr]
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
         return [node.id]
-    if isinstance(node, ast.keyword) and node.arg is not None:
-        return [node.arg]
+    if isinstance(node, ast.keyword) and node.arg in FOREIGN_PRIVATE:
+        return [str(node.arg)]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("attr"):
         return [str(part.value) for part in node.args[1:2] if isinstance(part, ast.Constant)]
     return []
@@ -363,7 +364,7 @@ def test_a_downward_import_passes(tmp_path: Path, path: str, code: str) -> None:
         "def f(module):\n    module._modules = {}",
         "def f(part):\n    return part.set_(part)",
         "import torch\nx = torch._C._something",
-        "def f(call):\n    return call(_quiet=True)",
+        "def f(call):\n    return call(_raise_exceptions_for_missing_entries=False)",
         "class Net:\n    def f(self):\n        return self._device_mesh",
     ],
 )

@@ -17,6 +17,7 @@ from spectr.coins import derived_seed
 from spectr.draft.options import DraftOptions
 from spectr.engine import Engine, Request
 from spectr.errors import ArgumentError, MismatchError
+from spectr.models.internals import PROCESSOR_SETTINGS, prefix_function
 from spectr.pairing import as_rule, pair
 from spectr.policy import Policy
 from spectr.verify import Rule
@@ -24,16 +25,6 @@ from spectr.verify import Rule
 __all__ = ["generate"]
 
 Criteria = Callable[[Tensor, Any], Tensor]
-
-_SETTINGS = (
-    ("TemperatureLogitsWarper", "temperature", "temperature"),
-    ("TopKLogitsWarper", "top_k", "top_k"),
-    ("TopPLogitsWarper", "top_p", "top_p"),
-    ("MinPLogitsWarper", "min_p", "min_p"),
-    ("TypicalLogitsWarper", "mass", "typical_p"),
-)
-"""The processors of transformers that are settings of a policy, in the order in which they act: the class, the
-attribute with its value, and the setting."""
 
 
 @dataclass(slots=True)
@@ -79,23 +70,23 @@ def _flat(processors: Any) -> Iterator[Any]:
 
 
 def _setting(processor: Any) -> tuple[int, float] | None:
-    """Returns the index of a processor in `_SETTINGS`, and its value; None if a policy has no such setting."""
+    """Returns the index of a processor in `PROCESSOR_SETTINGS`, and its value; None if a policy has no such setting."""
     kind = type(processor)
     is_stock = kind.__module__.startswith("transformers.")
-    at = next((at for at, (name, *_) in enumerate(_SETTINGS) if is_stock and kind.__name__ == name), None)
+    at = next((at for at, (name, *_) in enumerate(PROCESSOR_SETTINGS) if is_stock and kind.__name__ == name), None)
     if at is None or getattr(processor, "filter_value", -torch.inf) != -torch.inf:
         return None
-    value = getattr(processor, _SETTINGS[at][1], None)
+    value = getattr(processor, PROCESSOR_SETTINGS[at][1], None)
     return (at, value) if value and getattr(processor, "min_tokens_to_keep", 1) == 1 else None
 
 
 def _split_settings(processors: list[Any]) -> tuple[list[Any], dict[str, Any]]:
     """Splits off the last processors that are settings of a policy, in the order in which a policy applies them: they
     act after all others, and do not need the host."""
-    rest, settings, last = list(processors), dict[str, Any](), len(_SETTINGS)
+    rest, settings, last = list(processors), dict[str, Any](), len(PROCESSOR_SETTINGS)
     while rest and (found := _setting(rest[-1])) is not None and found[0] < last:
         last, value = found
-        settings[_SETTINGS[last][2]] = value
+        settings[PROCESSOR_SETTINGS[last][2]] = value
         rest.pop()
     return rest, settings
 
@@ -103,8 +94,6 @@ def _split_settings(processors: list[Any]) -> tuple[list[Any], dict[str, Any]]:
 def _policies(processors: Any, ids: Tensor, prompts: Sequence[Sequence[int]], *, sampling: bool) -> list[Policy]:
     """Returns a policy for each row, made from transformers' processors. A `prefix_allowed_tokens_fn` takes the number
     of the row, so each row gets its own hook; all other processors must depend on the text only."""
-    from spectr.models.internals import prefix_function
-
     every, settings = (
         _split_settings(list(_flat(processors))) if sampling else (list(_flat(processors)), {"temperature": 0.0})
     )

@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.models.test_gguf import write
+from tests.gguf_files import write_gguf
 
 from spectr.bench.cpu import WAYS, CpuTrial, run, summarise
 from spectr.errors import ArgumentError
 
 
 def trial(tmp_path: Path, **more: object) -> CpuTrial:
-    path = write(tmp_path / "tiny.gguf", "Q4_1", **{"llama.context_length": 1024})
+    path = write_gguf(tmp_path / "tiny.gguf", "Q4_1", **{"llama.context_length": 1024})
     ways = ("transformers", "spectr plain", "spectr default")
     given = {"ways": ways, "tokens": 8, "rounds": 2, "threads": 1, **more}
     return CpuTrial(str(path), tmp_path / "found.json", ["the", "thin"], **given)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.models.test_gguf import write
+from tests.gguf_files import write_gguf
 
 from spectr.models.catalog import locate
 
@@ -28,7 +28,7 @@ def _run(name: str, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write(tmp_path_factory.mktemp("example") / "tiny.gguf", **{"llama.context_length": 512}))
+    return str(write_gguf(tmp_path_factory.mktemp("example") / "tiny.gguf", **{"llama.context_length": 512}))
 
 
 def test_every_example_is_short_and_listed() -> None:

@@ -1,4 +1,4 @@
-"""Products of packed weights on a CPU: every kind exact, every row the same to the bit in any company."""
+"""Products of packed weights on a CPU are exact for every kind, and a row's result has the same bits in every batch."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # where blocks keep h
 
 
 def raw(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random rows of a kind as bytes, and as numbers by another implementation."""
+    """Return random rows of a kind as bytes, and as floats by another implementation."""
     generator, kind = np.random.default_rng(0), KINDS[name]
     weights = generator.standard_normal((rows, columns)).astype(np.float32)
     if name == "INT8":
@@ -42,7 +42,7 @@ def raw(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check(name: str, rows: int, columns: int) -> None:
-    """Products against float64, rows against float64, and 1 to 17 inputs against each alone."""
+    """Compare products and rows with float64, and 1 to 17 inputs with each input alone."""
     data, numbers = raw(name, rows, columns)
     matrix = Matrix.packed(name, data, columns)
     inputs = torch.randn(17, columns, generator=torch.Generator().manual_seed(0))
@@ -62,8 +62,8 @@ def test_every_kind_is_exact_and_the_same_in_any_company(name: str, shape: tuple
     check(name, *shape)
 
 
-def test_some_rows_and_a_bias() -> None:
-    """A matrix of some rows has their products to the bit; a bias is added."""
+def test_selected_rows_and_a_bias_give_the_same_products() -> None:
+    """A matrix of selected rows gives the same bits as the whole one; a bias is added."""
     data, _ = raw("Q4_1", 100, 64)
     bias = torch.randn(100)
     matrix, chosen = Matrix.packed("Q4_1", data, 64, bias), torch.tensor([99, 3, 50, 51])
@@ -108,7 +108,7 @@ for name in {names}:
 
 
 def elsewhere(cpu: str, names: list[str]) -> None:
-    """The same checks in a process that compiles for another processor."""
+    """Run the same checks in a process that compiles for another processor."""
     environment = {**os.environ, VARIABLE: cpu, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     code = _OTHER.format(names=names)
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
@@ -116,7 +116,7 @@ def elsewhere(cpu: str, names: list[str]) -> None:
 
 
 def test_a_processor_without_extensions() -> None:
-    """Kernels for the least that every x86-64 has: no fused products, short vectors."""
+    """Kernels for the baseline of x86-64, which has no fused multiply-add and short vectors, pass the same checks."""
     elsewhere("generic", ["Q4_1", "Q8_0"])
 
 
@@ -125,7 +125,7 @@ def test_every_kind_without_extensions() -> None:
     elsewhere("generic", list(KINDS))
 
 
-def test_what_was_compiled_is_kept_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_kernels_are_cached_and_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second process compiles nothing; a damaged file is compiled again."""
     monkeypatch.setenv("SPECTR_HOME", str(tmp_path))
     said: list[str] = []

@@ -1,4 +1,4 @@
-"""Each kernel against the plain code it stands for."""
+"""Each kernel gives what the plain code gives."""
 
 import math
 from importlib import import_module
@@ -42,7 +42,7 @@ def test_race_winner() -> None:
         assert torch.equal(found.cpu(), meant)
 
 
-def test_rough_noise() -> None:
+def test_rough_noise_is_close_to_the_exact_noise() -> None:
     from spectr.kernels.noise import rough_noise
 
     seed, position = torch.tensor([0, -9, 2**50]), torch.tensor([[0, 1, 7], [5, 2, 9], [8, 8, 100_000]])
@@ -55,7 +55,7 @@ def test_rough_noise() -> None:
 
 
 def test_kseq_plan() -> None:
-    """ρ is valid (not below the exact one) and close; φ belongs to it."""
+    """ρ is valid (not below the exact one) and close to it, and φ is that of ρ."""
     from spectr.kernels.kseq_search import kseq_plan
 
     target, draft = laws(8, 2)
@@ -114,7 +114,7 @@ def test_coins() -> None:
      pytest.param(34, 3, 3, 2, 150, 16, 16, marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_tree_attention(rows: int, heads: int, shared: int, count: int, length: int, width: int, deep: int) -> None:
-    """Whole texts and pieces of them, in which some queries see nothing at all."""
+    """Texts in one piece and in several, in which some queries attend to nothing."""
     from spectr.kernels.attention import tree_attention
 
     generator = torch.Generator().manual_seed(5)
@@ -135,13 +135,13 @@ def test_tree_attention(rows: int, heads: int, shared: int, count: int, length: 
 
 
 @pytest.mark.parametrize("programs", [1, 16, 100, 128, 500])
-def test_turns_of_a_program(programs: int) -> None:
-    """Pieces cover the text, none lies behind it, and few kernels are made."""
-    from spectr.kernels.attention import _turns
+def test_pieces_cover_the_text_with_few_kernels(programs: int) -> None:
+    """Pieces cover the text, none of them begins after its end, and few kernels are compiled."""
+    from spectr.kernels.attention import blocks_per_program
 
     made = set()
     for length in range(1, 8193):
-        blocks, turns = -(-length // 64), _turns(programs, length, 64)
+        blocks, turns = -(-length // 64), blocks_per_program(programs, length, 64)
         pieces = -(-blocks // turns)
         assert pieces * turns >= blocks > (pieces - 1) * turns
         assert pieces > 1 or turns <= max(blocks + 1, 1.25 * blocks)
@@ -167,7 +167,7 @@ def test_int8_product(rows: int, height: int, width: int) -> None:
 
 
 def test_many_rows_do_not_overflow() -> None:
-    """In float16 whole weights add up to more than it holds; they are scaled first."""
+    """Products of unscaled int8 weights would overflow float16; the weights are scaled first."""
     from spectr.kernels.int8 import int8_product
 
     weight = torch.full((4, 600), 127, dtype=torch.int8, device=DEVICE)
@@ -179,7 +179,7 @@ def test_many_rows_do_not_overflow() -> None:
 @pytest.mark.parametrize("noisy", [False, True])
 @pytest.mark.parametrize(("rows", "nodes", "size", "count"), [(1, 1, 5_003, 63), (2, 3, 3_000, 31), (1, 2, 9_000, 255)])
 def test_best_chances(rows: int, nodes: int, size: int, count: int, noisy: bool) -> None:
-    """Equal numbers and impossible ones included."""
+    """Logits with ties and with −inf are included."""
     from spectr.kernels.best import best_chances, can_pick
 
     assert can_pick(size, count)
@@ -201,8 +201,8 @@ def test_best_chances(rows: int, nodes: int, size: int, count: int, noisy: bool)
 
 
 def test_best_chances_of_a_row_are_its_own() -> None:
-    """Rows of other sharpness, with noise and without, side by side: the bits each has alone, and those of the plain
-    code."""
+    """Rows with different score scales, with noise and without, have the same bits in one batch as alone, and those of
+    the plain code."""
     from spectr.kernels.best import best_chances
 
     rows, nodes, size, count = 4, 2, 3_000, 31
@@ -229,7 +229,7 @@ def test_best_chances_of_a_row_are_its_own() -> None:
 
 
 def test_quiet_rows_of_the_coins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With kernels and without: quiet rows rank by the logits, the others by the race, in one order."""
+    """With and without kernels, quiet rows are ranked by logits and the others by the race, in the same order."""
     rows, nodes, size, count = 3, 2, 4_000, 40
     logits = 2 * torch.randn(rows, nodes, size, generator=torch.Generator().manual_seed(18)).to(DEVICE)
     seed, depth = torch.arange(rows, device=DEVICE) + 9, torch.tensor([[0, 3]], device=DEVICE)
@@ -249,8 +249,8 @@ def test_quiet_rows_of_the_coins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.allclose(plain[0], quick[0].double(), atol=1e-4)
 
 
-def test_nonsense_is_never_likely() -> None:
-    """Nodes whose logits are NaN or infinite, all or some: tokens are tokens, and the others' chances are their own."""
+def test_nan_and_infinite_logits_are_never_likely() -> None:
+    """If some or all logits of a node are NaN or infinite, its tokens are valid and other nodes do not change."""
     from spectr.kernels.best import best_chances
 
     logits = torch.randn(1, 6, 4096, generator=torch.Generator().manual_seed(7))
@@ -266,7 +266,7 @@ def test_nonsense_is_never_likely() -> None:
     assert bool((tokens[0, 4] % 2 == 1).all())
 
 
-def test_few_tokens_are_picked_by_others() -> None:
+def test_sizes_that_best_chances_refuses() -> None:
     from spectr.kernels.best import can_pick
 
     assert not can_pick(3_000, 300)
@@ -290,8 +290,8 @@ def test_seen_slots() -> None:
         assert torch.equal(seen_slots(*given, used).cpu(), meant)
 
 
-def test_attention_takes_what_others_take() -> None:
-    """Masks for all rows or all queries at once, numbers that do not lie side by side, nothing at all."""
+def test_tree_attention_takes_expanded_and_strided_inputs() -> None:
+    """Masks that are broadcast over rows or queries, inputs that are not contiguous, and empty inputs work."""
     from spectr.kernels.attention import tree_attention
 
     generator = torch.Generator().manual_seed(10)
@@ -307,8 +307,8 @@ def test_attention_takes_what_others_take() -> None:
     assert not tree_attention(query, key[:, :, :0], value[:, :, :0], full[..., :0], 0.2).any()
 
 
-def test_attention_to_nothing_is_nothing() -> None:
-    """Padding may see no slot at all; what it finds is never read, and must not be a NaN."""
+def test_attention_to_no_slot_is_finite() -> None:
+    """Padding may attend to no slot; its result is never read and must not be NaN."""
     from spectr.kernels.attention import tree_attention
 
     query, key = torch.randn(1, 2, 3, 16, device=DEVICE), torch.randn(1, 1, 300, 16, device=DEVICE)
@@ -321,7 +321,7 @@ def test_attention_to_nothing_is_nothing() -> None:
     [(1, 50, (9, 3, 4)), (3, 200, (33, 8, 5)), (2, 3, (20, 5, 4)), (2, 40, (12, 1, 3)), (2, 64, (5, 16, 3))],
 )
 def test_expanded(rows: int, size: int, budget: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same tree, drawn with and without the kernel."""
+    """The tree is the same with and without the kernel."""
     from spectr.trees import Budget, Frontier
 
     trees = import_module("spectr.trees.prune")
@@ -341,8 +341,8 @@ def test_expanded(rows: int, size: int, budget: tuple[int, int, int], monkeypatc
         assert torch.equal(plain, quick)
 
 
-def test_a_tree_of_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chances that are no numbers: with the kernel and without a tree of those that are."""
+def test_nan_chances_are_never_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without the kernel, children with NaN chances are not drafted."""
     from spectr.trees import Budget, Frontier
 
     trees = import_module("spectr.trees.prune")
@@ -361,7 +361,7 @@ def test_a_tree_of_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
         assert bool(draft.alive.all())
 
 
-def test_large_beams_are_expanded_by_others() -> None:
+def test_sizes_that_expanded_refuses() -> None:
     from spectr.kernels.beam import can_expand
 
     assert can_expand(24, 255, 24)

@@ -1,4 +1,4 @@
-"""Whole steps with every kernel in its place, interpreted: the texts of the plain code."""
+"""Whole steps with all kernels, run by Triton's interpreter, give the texts of the plain code."""
 
 from importlib import import_module
 
@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU here")
 
 SIZE = 320
-PLACES = ["spectr.coins", "spectr.models.target", "spectr.trees.prune", "spectr.transport.kseq"]
+PLACES = ["spectr.coins", "spectr.models.fresh_tokens", "spectr.trees.prune", "spectr.transport.kseq"]
 
 
 def engine(rule: str, plan: Plan) -> Engine:
@@ -44,7 +44,7 @@ POLICIES = {"one": Policy(), "cool": Policy(0.7, top_k=40), "greedy": Policy(0)}
 @pytest.mark.parametrize(
     "policy", ["one", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cool", "greedy"))]
 )
-def test_texts_are_the_same(rule: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_with_kernels_equal_the_plain_texts(rule: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import spectr.kernels.attention  # noqa: F401  registers it
     from spectr.kernels.best import can_pick
 

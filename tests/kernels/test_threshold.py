@@ -1,4 +1,4 @@
-"""The borders of top-k and of the nucleus, found by kernels, against those of sorted logits."""
+"""The borders of top-k and top-p that kernels find equal those of sorted logits."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ OFF = -torch.inf
 
 
 def ranked(logits: Tensor, count: Tensor) -> Tensor:
-    """The count-th largest (B, M) of logits (B, M, V)."""
+    """Return the count-th largest (B, M) of logits (B, M, V)."""
     size = logits.shape[-1]
     ordered = logits.sort(dim=-1, descending=True).values
     place = (count - 1).clamp(0, size - 1)[:, None, None].expand(*logits.shape[:2], 1)
@@ -27,7 +27,7 @@ def ranked(logits: Tensor, count: Tensor) -> Tensor:
 
 
 def nucleus(logits: Tensor, mass: Tensor) -> Tensor:
-    """The last logit (B, M) before which less than the mass lies, likeliest first."""
+    """Return the smallest logit (B, M) of the smallest set of likeliest tokens with at least the mass."""
     ordered = logits.sort(dim=-1, descending=True).values
     law = ordered.double().softmax(-1)
     within = (law.cumsum(-1) - law < mass[:, None, None]) & (ordered > -torch.inf)
@@ -36,7 +36,7 @@ def nucleus(logits: Tensor, mass: Tensor) -> Tensor:
 
 
 def some(kind: str, rows: int, nodes: int, size: int) -> Tensor:
-    """Logits (rows, nodes, size) of a kind."""
+    """Return logits (rows, nodes, size) of a kind."""
     noise = torch.randn(rows, nodes, size, generator=torch.Generator().manual_seed(len(kind)))
     if kind == "excluded":
         gone = torch.rand(noise.shape, generator=torch.Generator().manual_seed(1)) < torch.tensor([[[0.5], [0.999]]])
@@ -58,7 +58,7 @@ KINDS = ["random", "tied", "signed zeros", "peaked", "flat", "excluded", "negati
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rank_border(kind: str) -> None:
+def test_rank_border_equals_the_sorted_one(kind: str) -> None:
     from spectr.kernels.threshold import rank_border
 
     count = torch.tensor([1, 0, 40, VOCABULARY - 1, VOCABULARY, 4_100, 2])
@@ -67,7 +67,7 @@ def test_rank_border(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nucleus_border(kind: str) -> None:
+def test_nucleus_border_equals_the_sorted_one(kind: str) -> None:
     from spectr.kernels.threshold import nucleus_border
 
     mass = torch.tensor([0.9, 1.0, 0.0, 0.37, 0.9999, 2.0], dtype=torch.float64)
@@ -76,7 +76,7 @@ def test_nucleus_border(kind: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100, 4_096])
-def test_other_sizes(size: int) -> None:
+def test_borders_in_vocabularies_of_other_sizes(size: int) -> None:
     from spectr.kernels.threshold import nucleus_border, rank_border
 
     logits = some("random", 5, 3, size)
@@ -86,7 +86,7 @@ def test_other_sizes(size: int) -> None:
 
 
 def test_the_mass_counts_to_its_twelfth_digit() -> None:
-    """Masses 1e-12 to either side of what the k likeliest hold: the border is the k-th logit, and the one after it."""
+    """A mass 1e-12 below that of the k likeliest tokens gives the k-th logit as border, and 1e-12 above it the next."""
     from spectr.kernels.threshold import nucleus_border
 
     for kind, size in (("random", FEWER), ("flat", FEWER), ("random", 60)):
@@ -101,8 +101,9 @@ def test_the_mass_counts_to_its_twelfth_digit() -> None:
         assert torch.equal(found, torch.cat([logits[places], logits[places + 1]]))
 
 
-def test_rows_without_an_answer() -> None:
-    """No token, one token, and logits that are NaN or infinite: no border, or that of what is left."""
+def test_rows_of_nan_and_infinite_logits() -> None:
+    """Rows without tokens, with one token, or with NaN or infinite logits have no border, or that of the tokens
+    left."""
     from spectr.kernels.threshold import nucleus_border, rank_border
 
     logits = some("random", 2, 7, FEWER)
@@ -125,7 +126,7 @@ def test_rows_without_an_answer() -> None:
 
 
 def test_nothing_is_written_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the tokens that are collected are the last there are, beside what pads their chunk."""
+    """This includes collected tokens at the end of the vocabulary, next to the padding of their chunk."""
     from spectr.kernels.threshold import rank_border
 
     logits = torch.full((1, 1, FEWER), -torch.inf, device=DEVICE)
@@ -164,9 +165,10 @@ COUNT, MASS = torch.tensor([4, 0, FEWER, 700]), torch.tensor([0.6, 1.0, 0.99, 0.
 
 
 @pytest.mark.parametrize(("keep", "bound"), [(keep_ranks, COUNT), (keep_nucleus, MASS)])
-def test_filters(keep: Filter, bound: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With kernels and without the same tokens stay, ties included; bounds of single nodes are left to the plain
-    code."""
+def test_filters_keep_the_same_tokens_with_kernels(
+    keep: Filter, bound: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With and without kernels the same tokens stay, ties included; bounds per node are handled by the plain code."""
     calls: list[torch.Size] = []
     import spectr.kernels.threshold as threshold
 
@@ -200,8 +202,8 @@ def test_filters(keep: Filter, bound: Tensor, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("shape", [(1, 64), (8, 8)])
 @pytest.mark.parametrize("kind", ["random", "tied", "peaked", "flat"])
 def test_large_vocabularies(kind: str, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the plain code keeps on the same device, without waiting for it; and again from a CUDA graph, whose rows
-    then have other bounds."""
+    """Kernels keep what the plain code keeps on the same device, without a synchronisation, and again when replayed
+    from a CUDA graph with other bounds."""
     logits = some(kind, *shape, LARGE).cuda()
     logits[:, :, 1::7] = -torch.inf
     count = torch.tensor([50, 0, 1, 40_000, LARGE, 2, 600, LARGE - 1][: shape[0]], device="cuda")[:, None, None]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.chance import chi_square
-from tests.models.test_gguf import write
+from tests.gguf_files import write_gguf
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -32,7 +32,7 @@ RULES = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
 
 @pytest.fixture(scope="module", params=["Q4_1", pytest.param("Q8_0", marks=pytest.mark.slow)])
 def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("file") / f"{request.param}.gguf", request.param)
+    return write_gguf(tmp_path_factory.mktemp("file") / f"{request.param}.gguf", request.param)
 
 
 @pytest.fixture(scope="module")

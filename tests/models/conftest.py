@@ -1,141 +1,20 @@
-"""Small random models of many architectures, with a plain forward of each to compare with.
-
-Weights are drawn wide, since with the default ones a wrong mask or position hides.
-"""
+"""A model of every architecture with two rows and a tree, and plain forward passes to compare with."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 import torch
+from tests.architectures import ALL, ENCODERS, PARENTS, ancestors, tiny_model
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from spectr.models.target import Session, Target
-
-Settings = dict[str, object]
-
-BASE: Settings = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-GPT: Settings = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 128, "num_key_value_heads": 4}
-MOE: Settings = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}
-WINDOW: Settings = {"sliding_window": 6}
-LATENT: Settings = {
-    "q_lora_rank": 16,
-    "kv_lora_rank": 12,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-    "num_key_value_heads": 4,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-}
-CAUSAL: dict[str, Settings] = {
-    "llama": {},
-    "mistral": WINDOW,
-    "qwen2": {},
-    "qwen2 sliding": {"use_sliding_window": True, "max_window_layers": 1, **WINDOW},
-    "qwen3": {"head_dim": 8},
-    "phi3": {},
-    "gemma2": {"head_dim": 8, **WINDOW},
-    "gemma3_text": {"head_dim": 8, **WINDOW},
-    "gpt_oss": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": None, **WINDOW},
-    "deepseek_v3": LATENT,
-    "olmo2": {},
-    "granite": {},
-    "stablelm": {},
-    "cohere2": WINDOW,
-    "smollm3": {},
-    "mixtral": {"num_local_experts": 4},
-    "qwen3_moe": MOE,
-    "gpt_neox": {},
-    "gpt2": GPT,
-    "gptj": {**GPT, "rotary_dim": 8},
-    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
-    "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
-    "falcon alibi": {"alibi": True, "multi_query": False, "new_decoder_architecture": False},
-    "falcon alibi eager": {"alibi": True, "multi_query": True, "new_decoder_architecture": False},
-    "bloom": {"n_layer": 3, "n_head": 4, "num_key_value_heads": 4},
-}
-T5: Settings = {
-    "d_model": 32,
-    "d_kv": 8,
-    "d_ff": 48,
-    "num_layers": 2,
-    "num_heads": 4,
-    "relative_attention_num_buckets": 8,
-    "relative_attention_max_distance": 14,
-    "decoder_start_token_id": 0,
-}
-BART: Settings = {
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-}
-ENCODERS: dict[str, Settings] = {
-    "t5": {**T5, "feed_forward_proj": "relu"},
-    "t5 gated": {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 3},
-    "mt5": T5,
-    "umt5": T5,
-    "bart": BART,
-    "mbart": BART,
-    "marian": BART,
-    "pegasus": BART,
-    "plbart": BART,
-    "blenderbot": BART,
-    "blenderbot-small": BART,
-}
-ALL = [*CAUSAL, *ENCODERS]
-EAGER = {"gemma2", "gptj", "gpt_oss", "falcon alibi eager", "bloom", "umt5"}  # umt5: before 5.18 its sdpa looks ahead
-PARENTS = [0, 0, 0, 1, 1, 2, 3]
-
-
-def tiny(name: str) -> PreTrainedModel:
-    """A model of an architecture of `CAUSAL` or `ENCODERS`."""
-    torch.manual_seed(0)
-    own = CAUSAL.get(name) or ENCODERS.get(name) or {}
-    base = {k: v for k, v in BASE.items() if name in CAUSAL or "token" in k or k == "vocab_size"}
-    config = AutoConfig.for_model(name.split(maxsplit=1)[0], **{**base, **own})
-    if name in ENCODERS and "d_kv" not in own:
-        config.max_position_embeddings = 128
-    auto = AutoModelForCausalLM if name in CAUSAL else AutoModelForSeq2SeqLM
-    model = auto.from_config(config, **({"attn_implementation": "eager"} if name in EAGER else {}))
-    with torch.no_grad():
-        for weights in model.parameters():
-            if weights.dim() > 1:
-                weights.normal_(0, 0.25)
-    return model.eval()
-
-
-def ancestors(parents: list[int]) -> Tensor:
-    """(N, N) bool: the column is the row or an ancestor of it."""
-    seen = torch.eye(len(parents), dtype=torch.bool)
-    for node in range(1, len(parents)):
-        seen[node] |= seen[parents[node]]
-    return seen
 
 
 @dataclass(slots=True)
 class Play:
-    """Two ragged rows of a model after prompts of 11 and 7 tokens, with a tree to score on each."""
+    """A session with two rows after prompts of 11 and 7 tokens, and a tree to score on each."""
 
     model: PreTrainedModel
     target: Target
@@ -151,14 +30,14 @@ class Play:
         return self.seen.sum(-1) - 1
 
     def fresh(self, rows: int = 2, slots: int = 48) -> Session:
-        """A session that has read nothing but sources."""
+        """Open a session that has encoded its sources and read nothing."""
         session = self.target.open(rows, slots)
         if self.sources is not None:
             self.target.encode(session, self.sources[:rows])
         return session
 
     def plain(self, row: int, ids: list[int]) -> Tensor:
-        """Logits after `ids`, by the model alone, without a cache."""
+        """Return the logits after `ids` from a plain forward pass without a cache."""
         text = torch.tensor([ids])
         given = {"input_ids": text} if self.sources is None else {
             "input_ids": torch.tensor([self.sources[row]]), "decoder_input_ids": text}  # fmt: skip
@@ -166,11 +45,12 @@ class Play:
             return self.model(**given, use_cache=False).logits[0, -1]
 
     def path(self, row: int, node: int) -> list[int]:
-        """The tokens a node sees of its tree."""
+        """Return the tokens of the tree that a node attends to."""
         return [int(t) for t, yes in zip(self.tokens[row], self.seen[row, node], strict=True) if yes]
 
     def worst(self, logits: Tensor) -> float:
-        """Largest difference of tree logits to plain forwards of every node's path, in units of their spread."""
+        """Return the largest difference to plain forward passes of every node's path, relative to the logits'
+        deviation."""
         found = 0.0
         for row, prompt in enumerate(self.prompts):
             for node in range(self.tokens.shape[1]):
@@ -179,7 +59,7 @@ class Play:
         return found / max(1.0, float(logits.std()))
 
     def next_is_right(self, session: Session, texts: list[list[int]], rows: list[int] | None = None) -> None:
-        """One more token on each row of a session gives what a plain forward of its whole text gives."""
+        """Check that one more token on each row gives the logits of a plain forward pass of its whole text."""
         many = len(texts)
         last = torch.tensor([[5 + row] for row in range(many)])
         one, zero = torch.ones(many, 1, 1, dtype=torch.bool), torch.zeros(many, 1, dtype=torch.int64)
@@ -195,7 +75,7 @@ Make = Callable[[str], Play]
 
 @pytest.fixture
 def make() -> Make:
-    """A play by architecture."""
+    """Return a function that makes a `Play` by the name of an architecture."""
 
     def made(name: str) -> Play:
         generator = torch.Generator().manual_seed(1)
@@ -203,7 +83,7 @@ def make() -> Make:
         def words(count: int) -> list[int]:
             return torch.randint(3, 61, (count,), generator=generator).tolist()
 
-        target = Target(tiny(name), chunk=4)
+        target = Target(tiny_model(name), chunk=4)
         sources = [words(9), words(5)] if name in ENCODERS else None
         prompts, tokens = [words(11), words(7)], torch.tensor([words(len(PARENTS)), words(len(PARENTS))])
         play = Play(
@@ -218,5 +98,5 @@ def make() -> Make:
 
 @pytest.fixture(params=ALL)
 def play(request: pytest.FixtureRequest, make: Make) -> Play:
-    """Every architecture in turn."""
+    """A `Play` of every architecture in turn."""
     return make(request.param)

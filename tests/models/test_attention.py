@@ -1,10 +1,10 @@
-"""Grouped heads without copies: the same logits, in trees, in plain calls and in plain generation."""
+"""Grouped attention gives the logits of sdpa for trees, plain calls and plain generation."""
 
 from typing import Any
 
 import pytest
 import torch
-from tests.models.conftest import tiny  # type: ignore[import-not-found]
+from tests.architectures import tiny_model
 
 from spectr.models import attention
 from spectr.models.attention import group_heads
@@ -12,7 +12,7 @@ from spectr.models.target import Target
 
 
 def test_plain_calls_and_trees_are_the_same() -> None:
-    model = tiny("llama")
+    model = tiny_model("llama")
     ids, mask = torch.randint(3, 61, (2, 9)), torch.ones(2, 9, dtype=torch.int64)
     mask[1, 6:] = 0
     before = [model(ids).logits, model(ids, attention_mask=mask).logits[mask.bool()]]
@@ -46,8 +46,10 @@ GROUPED = [
 
 
 @pytest.mark.parametrize("name", GROUPED)
-def test_the_kernel_for_trees_in_every_family(name: str, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU in half precision, here in float32: windows, scales and norms of heads included."""
+def test_the_tree_kernel_gives_the_same_logits_in_every_family(
+    name: str, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel is interpreted here, in float32; families with windows, scales and norms of heads are included."""
     pytest.importorskip("triton")
     if torch.cuda.is_available():
         pytest.skip("kernels run on the GPU here")

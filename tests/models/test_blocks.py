@@ -1,11 +1,11 @@
-"""Weights as blocks of int8: close, in any size."""
+"""Matrices that were packed as blocks of int8 are close to the original."""
 
 import torch
 
 from spectr.models.blocks import packed, unpacked
 
 
-def test_blocks_are_close() -> None:
+def test_unpacked_weights_are_close_in_any_size() -> None:
     torch.manual_seed(0)
     tensors = {
         "wide": torch.randn(48, 200),

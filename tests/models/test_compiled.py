@@ -1,4 +1,4 @@
-"""Compiled layers give what plain ones give, and are compiled once for all layers, nodes and slots."""
+"""Compiled layers give the logits of plain ones, and are compiled once for all layers, nodes and slots."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from spectr.models.target import Target
 
 @pytest.fixture(autouse=True)
 def as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was traced is run as it is: making kernels of it takes long and is torch's affair."""
+    """Run traced graphs without compiling them to kernels, which takes long and is torch's own part."""
     monkeypatch.setattr("spectr.models.compiled._BACKEND", "eager")
 
 
@@ -36,7 +36,8 @@ def net() -> PreTrainedModel:
 
 
 def scored(target: Target, slots: int, nodes: int, rows: int = 1) -> torch.Tensor:
-    """A chain after a short text, in a cache of which `slots` are looked at; then one token after what was kept."""
+    """Return the logits of a chain after a short text, with `slots` attended slots, and of one token after the kept
+    path."""
     whole = target.open(rows, slots + nodes + 1)
     target.read(whole, [list(range(1, 9 - row)) for row in range(rows)])
     tokens, depth = torch.arange(3, 3 + nodes).expand(rows, -1), torch.arange(nodes).expand(rows, -1)
@@ -51,7 +52,7 @@ def scored(target: Target, slots: int, nodes: int, rows: int = 1) -> torch.Tenso
 
 @pytest.mark.parametrize("tuned", [False, True], ids=["usual", "grouped"])
 def test_the_same_numbers_from_one_function(net: PreTrainedModel, tuned: bool) -> None:
-    """Traced once for several nodes and once for one, whatever the layers and slots; run as traced."""
+    """There is one trace for several nodes and one for a single node, for any number of layers and slots."""
     if tuned:
         group_heads(net)
     target, cases = Target(net), ((16, 4, 1), (32, 4, 1), (48, 7, 1))
@@ -66,7 +67,7 @@ def test_the_same_numbers_from_one_function(net: PreTrainedModel, tuned: bool) -
     assert all("forward" not in vars(layer) for layer in net.model.layers)  # type: ignore[operator, union-attr]
 
 
-def test_several_rows(net: PreTrainedModel) -> None:
+def test_compiled_layers_work_on_several_rows(net: PreTrainedModel) -> None:
     target = Target(net)
     want = scored(target, 16, 4, rows=3)
     target.compile()
@@ -77,8 +78,8 @@ def test_several_rows(net: PreTrainedModel) -> None:
     "name",
     ["qwen2", "gemma2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "gpt_neox", "phi3"))],
 )
-def test_other_families(name: str) -> None:
-    """With biases, with norms of their own, with joint products already, without gates."""
+def test_other_families_compile_to_the_same_logits(name: str) -> None:
+    """Families with biases, with norms in the layers, with joint products of their own, and without gates."""
     torch.manual_seed(1)
     sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "pad_token_id": 0,
              "num_key_value_heads": 2, "intermediate_size": 48, "head_dim": 8}  # fmt: skip
@@ -90,7 +91,7 @@ def test_other_families(name: str) -> None:
 
 
 def test_weights_are_held_once(net: PreTrainedModel) -> None:
-    """Joint products have joint weights; the model's own are views of them, and a second form shares them."""
+    """The model's weights are views of the joint weights, and a second compilation shares them."""
     before = {name: weights.clone() for name, weights in net.named_parameters()}
     attention: Any = net.model.layers[1].self_attn  # type: ignore[index, union-attr]
     for _ in range(2):
@@ -103,7 +104,7 @@ def test_weights_are_held_once(net: PreTrainedModel) -> None:
     assert all(torch.equal(weights, before[name]) for name, weights in net.named_parameters())
 
 
-def test_weights_that_were_replaced_are_noticed(net: PreTrainedModel) -> None:
+def test_replaced_weights_are_an_error(net: PreTrainedModel) -> None:
     target = Target(net)
     target.compile()
     attention: Any = net.model.layers[1].self_attn  # type: ignore[index, union-attr]
@@ -112,8 +113,8 @@ def test_weights_that_were_replaced_are_noticed(net: PreTrainedModel) -> None:
         scored(target, 16, 4)
 
 
-def test_a_cache_without_buffers_gets_them(net: PreTrainedModel) -> None:
-    """As at the beginning of a text of one token."""
+def test_compiled_layers_allocate_missing_buffers(net: PreTrainedModel) -> None:
+    """This happens at the beginning of a text of one token."""
     target, one = Target(net), torch.tensor([[5]])
     session, again = target.open(1, 8), target.open(1, 8)
     want = target.score(session, one, torch.ones(1, 1, 1, dtype=torch.bool), torch.zeros_like(one))

@@ -1,11 +1,11 @@
-"""The compiled decoder: what transformers computes, the same to the bit in a tree, alone and in a prompt."""
+"""The compiled decoder computes what transformers does, with the same bits in a tree, alone and in a prompt."""
 
 import copy
 from typing import Any
 
 import pytest
 import torch
-from tests.models.conftest import PARENTS, ancestors
+from tests.architectures import PARENTS, ancestors
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from spectr.models.cpu import CpuTarget, target_of
@@ -29,7 +29,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def made(name: str, **more: Any) -> PreTrainedModel:
-    """A small random model of a family."""
+    """Return a small random model of a family."""
     torch.manual_seed(0)
     size = {
         "vocab_size": 61, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -62,7 +62,8 @@ SEEN = ancestors(PARENTS).repeat(2, 1, 1)
 
 
 def played(target: Target) -> tuple[torch.Tensor, ...]:
-    """Logits of a tree on two ragged rows, of one more token behind an accepted path, and all features."""
+    """Return the logits of a tree on two rows of different lengths, of one more token after an accepted path, and the
+    features."""
     session = target.open(2, 64, features=(0, 1))
     target.read(session, PROMPTS)
     tree = target.score(session, TREE, SEEN, SEEN.sum(-1) - 1)
@@ -84,7 +85,7 @@ def test_the_numbers_of_transformers(name: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_tree_is_plain_decoding_to_the_bit(name: str, threads: int) -> None:
-    """Every node of a tree has the logits that its path has when it is read token by token, whatever the chunks."""
+    """Every node of a tree has the logits of its path read token by token, for any chunk size."""
     target = packed(made(name))
     target.threads = threads
     tree = played(target)[0]
@@ -99,8 +100,8 @@ def test_a_tree_is_plain_decoding_to_the_bit(name: str, threads: int) -> None:
             assert torch.equal(alone[0, 0], tree[row, node])
 
 
-def test_other_rows_change_nothing() -> None:
-    """A row's logits are the same to the bit alone and beside others, and when only some are asked for."""
+def test_a_row_does_not_depend_on_the_other_rows() -> None:
+    """A row's logits have the same bits alone and in a batch, and if only some of them are computed."""
     target = packed(made("llama"))
     session = target.open(17, 64)
     target.read(session, [words(3 + row, row) for row in range(17)])
@@ -114,8 +115,8 @@ def test_other_rows_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", [None, "INT8"])
-def test_packed_layers_serve_transformers(kind: str | None) -> None:
-    """Modules of transformers over packed layers compute what the compiled decoder does, and gradients pass."""
+def test_packed_layers_work_in_modules_of_transformers(kind: str | None) -> None:
+    """Modules of transformers with packed layers compute what the compiled decoder does, and gradients flow."""
     net = made("qwen2")
     pack(net, kind)
     text = torch.tensor([PROMPTS[0]])
@@ -133,8 +134,9 @@ def test_packed_layers_serve_transformers(kind: str | None) -> None:
     assert states.grad.abs().max() > 0
 
 
-def test_rounded_weights_are_another_model() -> None:
-    """int8 with a scale for each row is within a percent, a quarter of the size, and exactly what its weights say."""
+def test_int8_weights_are_close_and_exact_for_their_values() -> None:
+    """int8 weights with a scale for each row are within one percent, take a quarter of the bytes, and are computed
+    exactly."""
     net = made("llama")
     exact, rounded = packed(net), packed(net, "INT8")
     assert packed_bytes(rounded.model)["INT8"] < 0.3 * packed_bytes(exact.model)["F32"]
@@ -154,7 +156,7 @@ def test_an_early_exit_shares_the_weights() -> None:
         assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
 
 
-def test_what_is_not_known_is_left_to_transformers() -> None:
+def test_unknown_configs_are_not_compiled() -> None:
     known: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
     assert is_known_family(AutoConfig.for_model("llama", **known))
     for change in ({"intermediate_size": 100}, {"hidden_act": "relu"}, {"num_attention_heads": 16}):

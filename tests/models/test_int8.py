@@ -1,11 +1,11 @@
-"""A head with rounded weights: near what it was, alone, in joint products and compiled."""
+"""A head with int8 weights drafts nearly the same, alone, in joint products and compiled."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.models.conftest import tiny  # type: ignore[import-not-found]
+from tests.architectures import tiny_model
 from torch import Tensor, nn
 
 import spectr.models.compiled as compiled
@@ -21,7 +21,8 @@ pytest.importorskip("triton")
 
 
 def drafted(head: FeatureHead, *, compiles: bool = True) -> Tensor:
-    """Logits of nodes below a text with all features, twice: the second time with compiled layers, if it is said."""
+    """Return the logits of nodes after a text with all features, computed twice, the second time with compiled
+    layers."""
     target, width = Target(head), head.shape.width
     session = target.open(1, 20, features=(), lasting=False)
     generator = torch.Generator().manual_seed(0)
@@ -44,7 +45,7 @@ def drafted(head: FeatureHead, *, compiles: bool = True) -> Tensor:
 
 @pytest.fixture
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Round on a CPU and in float32 too, where kernels are interpreted."""
+    """Round weights on a CPU and in float32 too, where kernels are interpreted."""
     if torch.cuda.is_available():
         pytest.skip("kernels run on the GPU here")
     monkeypatch.setattr(compiled, "_BACKEND", "aot_eager")
@@ -54,7 +55,7 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "compiled"])
 def test_a_rounded_head_drafts_nearly_the_same(compiles: bool) -> None:
-    head = head_of(tiny("llama"), layers=2).requires_grad_(False)
+    head = head_of(tiny_model("llama"), layers=2).requires_grad_(False)
     meant = drafted(head, compiles=compiles)
     tune_head(head)
     assert isinstance(head._short["join"], Int8Linear)
@@ -65,9 +66,9 @@ def test_a_rounded_head_drafts_nearly_the_same(compiles: bool) -> None:
 
 
 @pytest.mark.usefixtures("everywhere")
-def test_what_is_rounded_can_be_inflated() -> None:
+def test_rounded_weights_can_be_inflated() -> None:
     model = pytest.importorskip("benchmarks.inflate.model", exc_type=ImportError)
-    small = tiny("llama")
+    small = tiny_model("llama")
     head = head_of(small, layers=1).requires_grad_(False)
     tune_head(head)
     config = small.config
@@ -80,14 +81,14 @@ def test_what_is_rounded_can_be_inflated() -> None:
 
 
 def test_a_cpu_keeps_its_weights() -> None:
-    head = head_of(tiny("llama"), layers=1).requires_grad_(False)
+    head = head_of(tiny_model("llama"), layers=1).requires_grad_(False)
     int8_products(head)
     assert type(head.join) is nn.Linear
 
 
 @pytest.mark.usefixtures("everywhere")
 def test_a_head_tuned_on_a_cpu_can_be_saved_and_a_rounded_one_not(tmp_path: Path) -> None:
-    net = tiny("llama")
+    net = tiny_model("llama")
     head = head_of(net, layers=1).requires_grad_(False)
     about = Trained("tiny", fingerprint(net), head.as_data())
     head.shorten()
@@ -98,9 +99,9 @@ def test_a_head_tuned_on_a_cpu_can_be_saved_and_a_rounded_one_not(tmp_path: Path
         save_drafter(tmp_path, head, about, torch.arange(61))
 
 
-def test_training_sees_its_own_weights() -> None:
-    """The short form is for drafting alone."""
-    head = head_of(tiny("llama"), layers=1).requires_grad_(False)
+def test_training_uses_the_whole_joining_layer() -> None:
+    """The short joining layer is for drafting only."""
+    head = head_of(tiny_model("llama"), layers=1).requires_grad_(False)
     head.shorten()
     nn.init.zeros_(head.join.weight)
     tokens, features = torch.tensor([[3, 4]]), torch.randn(1, 2, head.shape.width)
@@ -109,8 +110,8 @@ def test_training_sees_its_own_weights() -> None:
 
 
 @pytest.mark.usefixtures("everywhere")
-def test_sizes_are_symbols() -> None:
-    """One compilation for any number of rows."""
+def test_any_number_of_rows_is_one_compilation() -> None:
+    """The number of rows stays symbolic."""
     made, graphs = Int8Linear(torch.randn(40, 24)), list[torch.fx.GraphModule]()
 
     def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Any:
@@ -125,12 +126,12 @@ def test_sizes_are_symbols() -> None:
 
 @pytest.mark.gpu
 def test_half_precision_on_a_gpu() -> None:
-    """Rounded weights and the attention of trees, plain and compiled, against float32 without either."""
-    head = head_of(tiny("llama"), layers=2).requires_grad_(False)
+    """int8 weights and tree attention, plain and compiled, are close to float32 without either."""
+    head = head_of(tiny_model("llama"), layers=2).requires_grad_(False)
     meant = drafted(head, compiles=False)
-    quick = head_of(tiny("llama"), layers=2).requires_grad_(False)
+    quick = head_of(tiny_model("llama"), layers=2).requires_grad_(False)
     quick.load_state_dict(head.state_dict())
-    net = tiny("llama").to("cuda", torch.bfloat16)
+    net = tiny_model("llama").to("cuda", torch.bfloat16)
     quick.to("cuda", torch.bfloat16)
     quick.borrow(net)
     tune_head(quick)

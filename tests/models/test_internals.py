@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tests.models.conftest import tiny
+from tests.architectures import tiny_model
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -43,7 +43,7 @@ MODULES = {
     ],
 }  # fmt: skip
 ATTRIBUTES = {
-    "_attn_implementation": lambda: tiny("llama").config,
+    "_attn_implementation": lambda: tiny_model("llama").config,
     "_device_mesh": lambda: PreTrainedModel,
     "_forward_hooks": lambda: nn.Linear(1, 1),
     "_forward_pre_hooks": lambda: nn.Linear(1, 1),
@@ -95,7 +95,7 @@ def test_every_name_that_is_used_is_tested() -> None:
 def test_the_selected_attention_can_be_named_and_called() -> None:
     from spectr.models.internals import attention_function, attention_name
 
-    model = tiny("qwen3")
+    model = tiny_model("qwen3")
     query, key = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 3, 8)
     attended = []
     for name in ("eager", "sdpa"):
@@ -157,13 +157,13 @@ def test_recurrent_models_are_told_from_attention_models() -> None:
     assert is_recurrent(hybrid)
     hybrid._is_stateful = False  # the layers of its cache alone say so
     assert is_recurrent(hybrid)
-    assert not is_recurrent(tiny("llama"))
+    assert not is_recurrent(tiny_model("llama"))
 
 
 def test_a_model_of_one_process_is_not_sharded() -> None:
     from spectr.models.internals import DistributedConfig, is_sharded
 
-    assert not is_sharded(tiny("llama"))
+    assert not is_sharded(tiny_model("llama"))
     assert DistributedConfig(tp_size=2).tp_size == 2
 
 
@@ -237,10 +237,10 @@ def test_a_tensor_without_base_shares_the_memory_of_the_view() -> None:
 
 
 def test_processors_keep_their_values_where_spectr_reads_them() -> None:
-    from spectr.hf import _SETTINGS
+    from spectr.models.internals import PROCESSOR_SETTINGS
 
     given = {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.5, "typical_p": 0.5}
-    for kind, attribute, setting in _SETTINGS:
+    for kind, attribute, setting in PROCESSOR_SETTINGS:
         made = getattr(logits_process, kind)(given[setting])
         assert getattr(made, attribute) == given[setting], f"{VERSIONS}: {kind} has no {attribute}"
 

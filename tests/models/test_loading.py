@@ -1,4 +1,4 @@
-"""From folders and objects to targets, and what is refused before memory runs out."""
+"""Folders and loaded models become targets, and what does not fit into memory is refused first."""
 
 import urllib.error
 import urllib.request
@@ -27,7 +27,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture
 def folder(tmp_path: Path, make: Any) -> Any:
-    """A folder of a model by architecture."""
+    """Return a function that saves a model of an architecture and returns its folder."""
 
     def made(name: str) -> Path:
         make(name).model.save_pretrained(tmp_path / name)
@@ -38,7 +38,7 @@ def folder(tmp_path: Path, make: Any) -> Any:
 
 
 @pytest.mark.parametrize(("name", "start"), [("llama", None), ("t5", (0,)), ("bart", (2,))])
-def test_folders(name: str, start: tuple[int, ...] | None, folder: Any) -> None:
+def test_a_folder_opens_with_its_dtype_and_attention(name: str, start: tuple[int, ...] | None, folder: Any) -> None:
     opened = open_model(str(folder(name)), device="cpu")
     assert (opened.start, opened.stops) == (start, {2, 3})
     assert opened.target.model.config.is_encoder_decoder == (name != "llama")
@@ -48,7 +48,7 @@ def test_folders(name: str, start: tuple[int, ...] | None, folder: Any) -> None:
     assert half.target.model.config._attn_implementation == "eager"
 
 
-def test_a_model_that_is_there(make: Any) -> None:
+def test_a_loaded_model_is_used_in_place(make: Any) -> None:
     model = make("llama").model
     opened = open_loaded(model)
     assert opened.target.model is model
@@ -56,7 +56,7 @@ def test_a_model_that_is_there(make: Any) -> None:
     assert open_loaded(model, tokenizer()).stops == {2, 3}
 
 
-def test_options_that_are_not_there(tmp_path: Path) -> None:
+def test_unknown_and_invalid_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="did you mean dtype"):
         open_model(str(tmp_path), dtyp="float32")
     with pytest.raises(ArgumentError, match="float64 or auto, got 'int8'"):
@@ -69,7 +69,7 @@ def test_options_that_are_not_there(tmp_path: Path) -> None:
         assert Loading().place.type == "cpu"
 
 
-def test_models_of_other_things(tmp_path: Path) -> None:
+def test_models_that_do_not_generate_text_are_refused(tmp_path: Path) -> None:
     AutoModel.from_config(AutoConfig.for_model("vit", hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
                                                intermediate_size=16)).save_pretrained(tmp_path)  # fmt: skip
     with pytest.raises(MismatchError, match="vit model, which does not generate text"):
@@ -99,7 +99,7 @@ def test_what_does_not_fit_is_refused(folder: Any, make: Any, monkeypatch: pytes
         play.target.take_rows(play.session, torch.zeros(1001, dtype=torch.int64))
 
 
-def test_what_is_available(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_available_memory_is_read_from_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert available(torch.device("meta")) is None
     table = tmp_path / "meminfo"
     monkeypatch.setattr(memory, "_MEMINFO", table)
@@ -111,8 +111,8 @@ def test_what_is_available(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "deepseek_v3", "t5 gated", "bart", "gemma3_text"])
-def test_what_a_cache_needs(name: str, make: Any) -> None:
-    """The figure from the config is what the buffers take, their slot for padding aside."""
+def test_the_size_of_a_cache_is_known_from_the_config(name: str, make: Any) -> None:
+    """The size computed from the config is that of the buffers without their slot for padding."""
     play = make(name)
     buffers = [b for layer in play.session.cache.layers for b in (layer.keys, layer.values)]
     taken = sum(b[:, :, :48].numel() * b.element_size() for b in buffers)
@@ -131,7 +131,9 @@ def test_what_a_cache_needs(name: str, make: Any) -> None:
         ("cuda", None, torch.bfloat16),
     ],
 )
-def test_the_dtype_goes_by_device_and_checkpoint(device: str, stored: torch.dtype | None, meant: torch.dtype) -> None:
+def test_the_default_dtype_depends_on_device_and_checkpoint(
+    device: str, stored: torch.dtype | None, meant: torch.dtype
+) -> None:
     config = AutoConfig.for_model("llama")
     config.dtype = stored
     dtype, reason = chosen_dtype(config, torch.device(device))

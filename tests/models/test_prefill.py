@@ -1,4 +1,4 @@
-"""Prompts read in rows set apart: the rows of a session hold the same afterwards as if they had been read there."""
+"""Graph prefill leaves the rows of a session in the same state as a plain read."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def _target(device: str) -> Target:
 
 
 def _opened(target: Target, filled: list[int]) -> Session:
-    """A session whose rows have read something already, and that wants features of a layer."""
+    """Open a session whose rows have read something, and which keeps features of a layer."""
     session = target.open(len(filled) + 2, 900, features=(1,))
     target.read(session, [[1] * 25 for _ in range(session.rows)])
     target.rewind(session, [25, *filled, 25])
@@ -47,9 +47,9 @@ def _held(session: Session, lengths: list[int]) -> list[Tensor]:
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("name", CASES)
-def test_rows_hold_the_same(name: str, device: str) -> None:
-    """Keys, values, positions and features, at three tries, since a graph is recorded at the second; neighbours keep
-    what they had."""
+def test_graph_prefill_leaves_the_state_of_a_plain_read(name: str, device: str) -> None:
+    """Keys, values, positions and features are compared three times, because a graph is captured at the second call.
+    Other rows do not change."""
     texts, filled = CASES[name]
     target = _target(device)
     plain, apart = _opened(target, filled), _opened(target, filled)
@@ -67,7 +67,7 @@ def test_rows_hold_the_same(name: str, device: str) -> None:
             torch.testing.assert_close(old, new, rtol=1e-9, atol=1e-11)
 
 
-def test_a_session_reads_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_with_graph_prefill_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     target = _target("cpu")
     session = _opened(target, [4])
     session.prefill = target.graph_prefill(session)
@@ -80,8 +80,8 @@ def test_a_session_reads_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (session.filled.tolist(), window.longest) == ([25, 13, 25], 13)
 
 
-def test_short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is said once, and prompts are read as ever."""
+def test_without_memory_prompts_are_read_without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One notice says so, and prompts are still read."""
     target = _target("cpu")
     session = _opened(target, [4])
     session.prefill = target.graph_prefill(session)

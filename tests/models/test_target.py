@@ -1,6 +1,6 @@
-"""Trees on unmodified models: logits at every node equal a plain forward of its path, and the cache after a keep too.
+"""Trees on unmodified models: the logits of every node equal a plain forward pass of its path, also after a keep.
 
-Negative controls show that a wrong mask or position would be seen.
+Negative controls show that a wrong mask or position would be detected.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ def test_trees_and_kept_paths(play: Any) -> None:
 
 
 def test_levels_equal_one_call(play: Any) -> None:
-    """Root, depth 1, 2 and 3 one after the other; then padding anywhere in what is kept."""
+    """Root and depths 1, 2 and 3 are scored one after the other; kept nodes may have padding anywhere."""
     found = []
     for first, last in ((0, 1), (1, 3), (3, 6), (6, 7)):
         assert play.session.pending == first
@@ -51,8 +51,8 @@ def test_wrong_masks_and_positions_are_seen(name: str, make: Any) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_texts_grow_and_shrink(name: str, make: Any) -> None:
-    """Read more later, some rows none; rewind and read again. Another row's padding never touches a full row."""
+def test_rows_can_be_read_rewound_and_read_again(name: str, make: Any) -> None:
+    """Some rows read more later and some nothing; padding of one row never overwrites a full row."""
     play = make(name)
     session = play.fresh(slots=17)
     play.target.read(session, [play.prompts[0][:1], []])
@@ -70,7 +70,7 @@ def test_texts_grow_and_shrink(name: str, make: Any) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_rows_leave_and_repeat(name: str, make: Any) -> None:
+def test_rows_can_be_dropped_and_repeated(name: str, make: Any) -> None:
     play = make(name)
     play.target.take_rows(play.session, torch.tensor([1, 0, 1]))
     play.next_is_right(play.session, [play.prompts[row] for row in (1, 0, 1)], [1, 0, 1])
@@ -82,7 +82,7 @@ def test_rows_leave_and_repeat(name: str, make: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "t5"])
-def test_sessions_grow(name: str, make: Any) -> None:
+def test_sessions_grow_and_keep_their_contents(name: str, make: Any) -> None:
     play = make(name)
     session = play.fresh(slots=11)
     full = [prompt + [4] * (16 - len(prompt)) for prompt in play.prompts]  # sixteen, if eleven are asked for
@@ -96,8 +96,8 @@ def test_sessions_grow(name: str, make: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "deepseek_v3", "gemma3_text", "t5"])
-def test_joint_buffers(name: str, make: Any) -> None:
-    """All layers in one buffer, where they are alike, as on a GPU: moved, grown, rows taken."""
+def test_joint_buffers_behave_like_separate_ones(name: str, make: Any) -> None:
+    """Joint buffers, as on a GPU, are moved and grown, and rows are taken."""
     play = make(name)
     play.target.joint = True
     session = play.fresh()
@@ -117,7 +117,7 @@ def test_joint_buffers(name: str, make: Any) -> None:
 
 
 def test_the_bound_on_lengths_stays_a_bound(make: Any) -> None:
-    """Keeping less than was asked for loosens it; it is tightened before it would cost room or much work."""
+    """Keeping fewer tokens than `most` loosens the bound; it is tightened before it costs slots or much work."""
     play = make("llama")
     one, zero = torch.ones(2, 1, 1, dtype=torch.bool), torch.zeros(2, 1, dtype=torch.int64)
     texts = [list(prompt) for prompt in play.prompts]
@@ -199,7 +199,7 @@ def driven(name: str, **settings: object) -> Target:
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "longest text"),
     ],
 )
-def test_models_that_cannot_be_driven(name: str, settings: dict[str, object], reason: str) -> None:
+def test_models_that_cannot_be_scored_on_trees_are_refused(name: str, settings: dict[str, object], reason: str) -> None:
     with pytest.raises(MismatchError, match=reason):
         driven(name, **settings)
 
@@ -210,7 +210,7 @@ def test_sound_is_refused() -> None:
         Target(AutoModelForSpeechSeq2Seq.from_config(config))
 
 
-def test_sources(make: Any) -> None:
+def test_sources_are_checked(make: Any) -> None:
     play = make("llama")
     with pytest.raises(MismatchError, match="has no encoder"):
         play.target.encode(play.session, [[5], [6]])
@@ -232,7 +232,7 @@ def test_sources(make: Any) -> None:
     play.next_is_right(session, play.prompts, [1, 0])
 
 
-def test_limits_have_figures(make: Any) -> None:
+def test_errors_name_the_limits(make: Any) -> None:
     play = make("llama")
     target: TreeModel = play.target
     assert (target.context, target.vocabulary, target.device.type) == (128, 61, "cpu")

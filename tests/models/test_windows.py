@@ -1,5 +1,6 @@
-"""Rows of one session that come and go: windows, copied beginnings, more room, a source for each row. After each, one
-more token on every row gives what a plain forward of its whole text gives."""
+"""Rows of one session: windows, copied beginnings, more room, a source for each row.
+
+After each operation, one more token on every row gives the logits of a plain forward pass of its whole text."""
 
 from typing import Any
 
@@ -11,7 +12,7 @@ ENCODERS = ["t5", "umt5", "bart"]
 
 
 def opened(play: Any, kinds: list[int], slots: int = 48, features: tuple[int, ...] | None = None) -> Any:
-    """A session whose rows answer to the sources of these kinds, and have read nothing."""
+    """Open a session whose rows have the sources of these kinds and have read nothing."""
     session = play.target.open(len(kinds), slots, features=features)
     for row, kind in enumerate(kinds):
         if play.sources is not None:
@@ -20,14 +21,14 @@ def opened(play: Any, kinds: list[int], slots: int = 48, features: tuple[int, ..
 
 
 def read(play: Any, session: Any, first: int, texts: list[list[int]]) -> None:
-    """Texts of the rows from `first` on, by a window on them."""
+    """Read texts into the rows from `first` on, through a window."""
     filled = session.filled[first : first + len(texts)].tolist()
     window = play.target.window(session, first, first + len(texts), max(filled))
     play.target.read(window, texts, filled)
 
 
 def all_right(play: Any, session: Any, texts: list[list[int]], kinds: list[int]) -> None:
-    """Every row, by windows on one, on some and on all."""
+    """Check every row, through windows on one, on some and on all rows."""
     lengths = [len(text) for text in texts]
     assert session.filled.tolist() == lengths
     for first, stop in ((0, len(texts)), (1, len(texts)), (0, 1), (len(texts) - 1, len(texts))):
@@ -37,8 +38,8 @@ def all_right(play: Any, session: Any, texts: list[list[int]], kinds: list[int])
 
 @pytest.mark.parametrize("joint", [False, True], ids=["apart", "joint"])
 @pytest.mark.parametrize("name", NAMES)
-def test_windows(name: str, joint: bool, make: Any) -> None:
-    """Rows are read and kept in windows; those outside stay as they are."""
+def test_windows_read_and_keep_only_their_rows(name: str, joint: bool, make: Any) -> None:
+    """Rows outside a window do not change."""
     play, kinds = make(name), [0, 1, 1, 0]
     play.target.joint = joint
     session = opened(play, kinds)
@@ -62,8 +63,8 @@ def test_windows(name: str, joint: bool, make: Any) -> None:
 
 @pytest.mark.parametrize("joint", [False, True], ids=["apart", "joint"])
 @pytest.mark.parametrize("name", NAMES)
-def test_beginnings_are_copied(name: str, joint: bool, make: Any) -> None:
-    """As many tokens as are wanted; rows may change places at once; what follows is read behind them."""
+def test_the_beginnings_of_rows_can_be_copied(name: str, joint: bool, make: Any) -> None:
+    """Any number of tokens can be copied, rows can be swapped in one call, and more can be read after them."""
     play, kinds = make(name), [0, 1, 0, 1]
     play.target.joint = joint
     session = opened(play, kinds)
@@ -81,8 +82,8 @@ def test_beginnings_are_copied(name: str, joint: bool, make: Any) -> None:
 
 @pytest.mark.parametrize("joint", [False, True], ids=["apart", "joint"])
 @pytest.mark.parametrize("name", NAMES)
-def test_room_is_made(name: str, joint: bool, make: Any) -> None:
-    """For rows, for tokens, and for both; before anything was read, too."""
+def test_make_room_keeps_the_contents(name: str, joint: bool, make: Any) -> None:
+    """Room is made for rows, for tokens and for both, also before anything was read."""
     play, kinds = make(name), [0, 1]
     play.target.joint = joint
     long, short = play.prompts
@@ -107,8 +108,8 @@ def test_room_is_made(name: str, joint: bool, make: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_a_row_gets_another_source(name: str, make: Any) -> None:
-    """A longer or a shorter one than all others; windows that were in use notice."""
+def test_one_row_can_get_another_source(name: str, make: Any) -> None:
+    """The new source may be longer or shorter than all others, and existing windows use it."""
     play = make(name)
     session, (long, short) = opened(play, [1, 1]), play.prompts
     read(play, session, 0, [long, short])

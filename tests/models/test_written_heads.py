@@ -1,5 +1,5 @@
-"""A head that spectr writes is what speculators reads: a round trip, by golden files, and through the package itself
-where there is an environment with it."""
+"""speculators reads the heads that spectr writes: a round trip by golden files, and through the package if it is
+installed."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def test_a_round_trip_through_speculators(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["absolute", "flag", "states"])
 def test_planted_faults_of_the_writer_are_seen(tmp_path: Path, fault: str) -> None:
-    """Tokens in place of offsets, a flag that is turned, hidden states counted otherwise."""
+    """The faults are tokens instead of offsets, an inverted flag, and hidden states that are numbered differently."""
     from safetensors.torch import save_file
 
     folder = write_eagle3(tmp_path)
@@ -67,7 +67,7 @@ def test_planted_faults_of_the_writer_are_seen(tmp_path: Path, fault: str) -> No
 
 
 def test_all_settings_are_those_that_speculators_writes(tmp_path: Path) -> None:
-    """No name is missing and none is ours."""
+    """No setting is missing and none is added."""
     config = json.loads((write_eagle3(tmp_path) / "config.json").read_text())
     theirs = Case(*next(case for case in CASES if case[1] == "residual-plain-raw-some-llama-shared")).files()[0]
     assert set(config) == set(theirs)
@@ -93,7 +93,7 @@ def test_a_target_with_too_few_layers_is_refused() -> None:
 
 
 def test_what_is_trained_is_what_is_drafted(tmp_path: Path) -> None:
-    """Logits of four depths in training equal those of a chain that is drafted."""
+    """The logits of four depths in training equal those of a drafted chain."""
     net, head = golden_target(), eagle3_of(golden_target())
     with torch.no_grad():
         for weights in head.parameters():

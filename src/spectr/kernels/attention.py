@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spectr.kernels import on_own_device
 
-__all__ = ["tree_attention"]
+__all__ = ["blocks_per_program", "tree_attention"]
 
 _PROGRAMS = 200  # programs to start in parallel
 _LONG = 32  # blocks of keys; in longer texts the cost of combining pieces matters less
@@ -118,7 +118,7 @@ def _join(
     tl.store(out + ((row * count + at % count) * heads * groups + own) * DEEP + deep, answer, mask=wide)
 
 
-def _turns(programs: int, length: int, keys: int) -> int:
+def blocks_per_program(programs: int, length: int, keys: int) -> int:
     """Return how many blocks of keys one program takes: all, so that nothing has to be combined, or so few that there
     are enough programs. The result is rounded so that few kernels are compiled: to four values per power of two, or to
     a power of two."""
@@ -149,7 +149,7 @@ def tree_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scal
     groups = every // heads
     queries = max(16, min(block.queries, triton.next_power_of_2(groups * count)))
     pairs, blocks = batch * heads, triton.cdiv(groups * count, queries)
-    turns = _turns(pairs * blocks, length, block.keys)
+    turns = blocks_per_program(pairs * blocks, length, block.keys)
     pieces = triton.cdiv(length, turns * block.keys)
     parts = (pieces, pairs, groups * count, deep + 2)
     found = out if pieces == 1 else torch.empty(parts, dtype=torch.float32, device=query.device)

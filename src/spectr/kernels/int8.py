@@ -113,7 +113,7 @@ def _sum(parts, out, size, PARTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.c
     tl.store(out + at, total.to(out.dtype.element_ty), mask=at < size)
 
 
-def _turns(tiles: int, width: int, cut: _Cut) -> int:
+def _tiles_per_program(tiles: int, width: int, cut: _Cut) -> int:
     """Return how many tiles of columns one program takes: all, or so few that there are enough programs."""
     every = triton.cdiv(width, cut.columns)
     parts = 1
@@ -127,7 +127,7 @@ def _few(given: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     few = max(16, triton.next_power_of_2(count))
     cut = next(cut for most, cut in _CUTS.items() if few <= most)
     tiles, blocks = triton.cdiv(height, cut.rows), triton.cdiv(count, few)
-    turns = _turns(tiles, width, cut)
+    turns = _tiles_per_program(tiles, width, cut)
     parts = triton.cdiv(width, turns * cut.columns)
     out = given.new_empty(count, height)
     found = out if parts == 1 else torch.empty(parts, count, height, dtype=torch.float32, device=given.device)

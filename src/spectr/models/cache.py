@@ -45,10 +45,6 @@ def _spread(slots: Tensor, buffer: Tensor) -> Tensor:
     return slots.to(buffer.device)[:, None, :, None].expand(*buffer.shape[:-2], -1, buffer.shape[-1])
 
 
-def _is_part(buffer: Tensor, joint: Tensor) -> bool:
-    return buffer.untyped_storage().data_ptr() == joint.untyped_storage().data_ptr()
-
-
 @dataclass(slots=True)
 class _Joint:
     """Keys of all layers as one tensor (L, B, H, M + 1, d), and values: moving slots takes four launches in total."""
@@ -62,7 +58,9 @@ class _Joint:
 
     def holds(self, layer: _Layer) -> bool:
         """Return whether a layer's buffers are part of the joint ones."""
-        return layer.keys is not None and _is_part(layer.keys, self.keys)
+        if layer.keys is None:
+            return False
+        return layer.keys.untyped_storage().data_ptr() == self.keys.untyped_storage().data_ptr()
 
     def fits(self, keys: Tensor, values: Tensor) -> bool:
         """Return whether one more layer has the widths of the others and is on the same device."""
@@ -201,7 +199,7 @@ class SlotCache(Cache):
                 layer.values = None if layer.values is None else change(layer.values)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the length that transformers is told; positions are passed explicitly and do not depend on it."""
+        """Return the length for transformers; positions are passed explicitly and do not depend on it."""
         return self.past
 
     def get_query_offset(self, layer_idx: int = 0) -> int:

@@ -103,7 +103,8 @@ def pull(name: str, progress: Progress = lambda _: None) -> Path:
         if not place.is_file():
             raise FetchError(f"parts of {name} were removed while it was assembled; run again") from None
     finally:
-        _remove(parts)  # the file is complete, or one of the parts is corrupt
+        for part in parts:  # the file is complete, or one of the parts is corrupt
+            part.unlink(missing_ok=True)
     return place
 
 
@@ -126,11 +127,6 @@ def _assemble(parts: list[Path], whole: Path) -> None:
         for part in parts:
             with part.open("rb") as read:
                 shutil.copyfileobj(read, file)
-
-
-def _remove(parts: list[Path]) -> None:
-    for part in parts:
-        part.unlink(missing_ok=True)
 
 
 def _installer() -> list[str]:

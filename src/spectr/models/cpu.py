@@ -112,16 +112,17 @@ class CpuTarget(Target):
     def compile(self) -> None:
         """Do nothing: the decoder is compiled already."""
 
-    def _run(self, session: Session, fresh: FreshTokens, choose: Callable[[Tensor], Tensor] | None) -> Tensor:
-        """Call the compiled decoder; return the logits of all fresh tokens, or of those that `choose` picks. For a
+    def _run(self, session: Session, fresh: FreshTokens, select: Callable[[Tensor], Tensor] | None) -> Tensor:
+        """Call the compiled decoder; return the logits of all fresh tokens, or of those that `select` picks. For a
         prompt no logits are computed."""
         cache, shape, program = session.cache, fresh.tokens.shape, self.program
         slots = np.ascontiguousarray(fresh.slots[:, -shape[1] :].numpy())
-        filled, is_prompt = session.filled.numpy(), choose is last_state
+        filled, is_prompt = session.filled.numpy(), select is last_state
         seen = _causal(filled, slots, cache.size) if is_prompt else _tree(filled, fresh.within.numpy())
-        chosen = np.empty(0, np.int64) if is_prompt else _chosen(choose, shape)
+        chosen = np.empty(0, np.int64) if is_prompt else _selected_tokens(select, shape)
         logits = torch.empty(len(chosen), program.output.padded)
-        features = torch.empty(len(seen.flat), self._feature_width(session)) if session.wants_features else None
+        feature_width = (1 + len(session.extra_layers)) * self.width
+        features = torch.empty(len(seen.flat), feature_width) if session.wants_features else None
         program.reach(fresh.attended + 1)
         called: dict[str, Any] = {
             "rows": len(seen.flat), "positions": _unpadded(fresh.positions, seen), "slots": slots.ravel()[seen.flat],
@@ -174,9 +175,6 @@ class CpuTarget(Target):
             "scores": take("scores", self.threads * scores), "scores_stride": scores,
         }  # fmt: skip
 
-    def _feature_width(self, session: Session) -> int:
-        return (1 + len(session.extra_layers)) * self.width
-
     def _leaving(self, session: Session, features: Tensor | None) -> dict[str, Any]:
         """Return where the decoder writes the features: the output of the last norm and of the extra layers."""
         taps = np.zeros(len(self.program.layers), np.int64)
@@ -207,10 +205,10 @@ class CpuTarget(Target):
         return finished(logits, self.program.config)
 
 
-def _chosen(choose: Callable[[Tensor], Tensor] | None, shape: torch.Size) -> NDArray[np.int64]:
+def _selected_tokens(select: Callable[[Tensor], Tensor] | None, shape: torch.Size) -> NDArray[np.int64]:
     """Return the flat indices of the tokens of (B, T) whose logits are computed."""
     every = torch.arange(shape[0] * shape[1]).view(*shape, 1)
-    chosen = every if choose is None else choose(every)
+    chosen = every if select is None else select(every)
     return np.ascontiguousarray(chosen.flatten().numpy())
 
 

@@ -84,7 +84,7 @@ def _cache() -> dict[str, Any]:
 class _Place:
     """The location of a model's files."""
 
-    source: str  # in words
+    source: str  # description for the user
     config: str  # folder or id from which transformers loads the config, or a GGUF file
     folder: Path | None  # folder with the weights, if they are on this machine
 

@@ -63,16 +63,14 @@ def open_model(model: str, progress: Progress = lambda _: None, tokenizer: Any =
     auto, packs = _auto_of(model, config), _packs(config, loading)
     if Path(place).is_dir() and not loading.is_placed:
         dtype = None if packs and loading.weights == "file" else loading.kind(config)
-        name = "as it is stored" if dtype is None else f"in {str(dtype).removeprefix('torch.')}"
-        size = weights_on_disk(Path(place), dtype)
-        size //= loading.tensor_parallel
-        require_memory(size, loading.place, f"{model!r} {name}", "use a smaller dtype or another device")
+        _check_memory(model, Path(place), dtype, loading)
+    keywords = loading.keywords(config)
+    if group is not None:
+        keywords |= sharding_keywords(loading.place, group.size)
+    if packs and loading.weights != "float32":
+        keywords["dtype"] = "auto"  # packed as they are stored
     try:
-        keywords = loading.keywords(config)
-        if group is not None:
-            keywords |= sharding_keywords(loading.place, group.size)
-        stored = packs and loading.weights != "float32"
-        net: PreTrainedModel = auto.from_pretrained(place, **{**keywords, **({"dtype": "auto"} if stored else {})})
+        net: PreTrainedModel = auto.from_pretrained(place, **keywords)
     except (OSError, ValueError) as error:
         raise _unloadable(model, error) from error
     if tokenizer is None:
@@ -86,6 +84,13 @@ def open_model(model: str, progress: Progress = lambda _: None, tokenizer: Any =
         if loading.attn_implementation is None:
             tune(net)
     return open_loaded(net, tokenizer, group)
+
+
+def _check_memory(model: str, folder: Path, dtype: torch.dtype | None, loading: Loading) -> None:
+    """Raise if the weights in a folder, or this rank's part of them, do not fit into memory (dtype None: as stored)."""
+    name = "as it is stored" if dtype is None else f"in {str(dtype).removeprefix('torch.')}"
+    size = weights_on_disk(folder, dtype) // loading.tensor_parallel
+    require_memory(size, loading.place, f"{model!r} {name}", "use a smaller dtype or another device")
 
 
 def _silent(_: str) -> None:

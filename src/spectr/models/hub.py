@@ -10,15 +10,11 @@ __all__ = ["why_not_on_hub"]
 _TIMEOUT = 10.0  # seconds
 
 
-def _is_cached(model: str) -> bool:
-    return isinstance(try_to_load_from_cache(model, "config.json"), str)
-
-
 def why_not_on_hub(model: str) -> str | None:
     """Return why `model` cannot be fetched from the hub, as the end of a sentence; None if it can, or is cached."""
     if model.count("/") > 1 or not all(part.strip() for part in model.split("/")):
         return "there is no such folder, and a hub id has the form owner/name"
-    if _is_cached(model):
+    if isinstance(try_to_load_from_cache(model, "config.json"), str):
         return None
     if constants.HF_HUB_OFFLINE:
         return "there is no such folder, it is not in the hub's cache, and HF_HUB_OFFLINE is set"

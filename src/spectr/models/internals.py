@@ -39,6 +39,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 from transformers.utils.hub import cached_file
 
 __all__ = [
+    "PROCESSOR_SETTINGS",
     "DistributedConfig",
     "LlamaAttention",
     "LlamaDecoderLayer",
@@ -124,6 +125,17 @@ def is_recurrent(model: PreTrainedModel) -> bool:
 def is_sharded(model: Any) -> bool:
     """Return whether `from_pretrained` has spread a model over ranks, in which case it has set `_device_mesh`."""
     return getattr(model, "_device_mesh", None) is not None
+
+
+PROCESSOR_SETTINGS = (
+    ("TemperatureLogitsWarper", "temperature", "temperature"),
+    ("TopKLogitsWarper", "top_k", "top_k"),
+    ("TopPLogitsWarper", "top_p", "top_p"),
+    ("MinPLogitsWarper", "min_p", "min_p"),
+    ("TypicalLogitsWarper", "mass", "typical_p"),
+)
+"""Logits processors of transformers that are equivalent to a setting of `Policy`: the name of the class, its
+undocumented attribute with the value, and the setting; in the order in which a policy applies them."""
 
 
 def prefix_function(processor: Any) -> Callable[[int, Tensor], Any] | None:

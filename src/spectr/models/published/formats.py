@@ -47,7 +47,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Form:
-    """The properties of an EAGLE-3 head that its tensors' values do not matter for."""
+    """The properties of an EAGLE-3 head, read from its config and the shapes of its tensors."""
 
     config: Any  # config of the decoder layers
     source: Source
@@ -69,7 +69,7 @@ class Eagle3Form:
 
 @dataclass(frozen=True, slots=True)
 class BlockForm:
-    """The properties of a DFlash or DSpark head that its tensors' values do not matter for."""
+    """The properties of a DFlash or DSpark head, read from its config and the shapes of its tensors."""
 
     config: Any
     source: Source
