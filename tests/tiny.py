@@ -5,10 +5,13 @@ widths (alone or in a batch, with or without drafts), which sum in different ord
 1e-6 and occasionally a token with them, depending on the CPU; in float64 they differ by 1e-14.
 """
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from collections.abc import Sequence
 
-__all__ = ["llama", "widen"]
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+__all__ = ["byte_tokenizer", "llama", "widen"]
 
 
 def widen(net: PreTrainedModel, scale: float = 0.2) -> PreTrainedModel:
@@ -21,8 +24,9 @@ def widen(net: PreTrainedModel, scale: float = 0.2) -> PreTrainedModel:
 
 
 def llama(
-    seed: int, size: int = 12, layers: int = 2, *, dtype: torch.dtype = torch.float64, **config: object
-) -> PreTrainedModel:
+    seed: int, size: int = 12, layers: int = 2, *, dtype: torch.dtype = torch.float64, scale: float = 0.2,
+    **config: object,
+) -> PreTrainedModel:  # fmt: skip
     """Return a Llama with a vocabulary of `size` tokens; few, so that texts repeat."""
     torch.manual_seed(seed)
     shape = {
@@ -30,4 +34,16 @@ def llama(
         "max_position_embeddings": 256,
     }  # fmt: skip
     made = LlamaForCausalLM(LlamaConfig(vocab_size=size, num_hidden_layers=layers, **{**shape, **config}))
-    return widen(made).to(dtype)  # type: ignore[arg-type]
+    return widen(made, scale).to(dtype)  # type: ignore[arg-type]
+
+
+def byte_tokenizer(
+    size: int, texts: Sequence[str], special: Sequence[str] = ("<pad>", "</s>")
+) -> PreTrainedTokenizerFast:
+    """Return a byte-level BPE tokenizer of `size` tokens, trained on a few texts; `<pad>` and `</s>` are special."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=list(special), initial_alphabet=alphabet)
+    core.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", pad_token="<pad>")
