@@ -11,8 +11,8 @@ from benchmarks.cliffs.compare import Case, compared
 from benchmarks.cliffs.edits import EDITS
 from benchmarks.cliffs.order import Order, Trial
 from benchmarks.record import Found
-from spectr.bench.ask import requests as asked_requests
 from spectr.bench.tasks import KINDS, tasks
+from spectr.bench.writers import requests as asked_requests
 from spectr.data.prompts import built_in
 from spectr.draft import drafter as named_drafter
 from spectr.draft.options import AUTO, DraftOptions

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tests import tiny
+from transformers import PreTrainedModel
 
 import spectr
 
@@ -19,19 +20,10 @@ SIZE = 24
 Law = Callable[[tuple[int, ...]], np.ndarray]
 
 
-def llama(seed: int, layers: int = 2, size: int = SIZE) -> LlamaForCausalLM:
-    """Return a Llama whose random weights give distributions that are neither flat nor point masses."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=size, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, eos_token_id=2, pad_token_id=0, bos_token_id=1,
-    )  # fmt: skip
-    net = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for weights in net.parameters():
-            if weights.dim() > 1:
-                weights.normal_(0, 0.2)
-    return net
+def llama(seed: int, layers: int = 2, size: int = SIZE) -> PreTrainedModel:
+    """Return a small Llama in float32 whose token 2 ends a text."""
+    special = {"eos_token_id": 2, "pad_token_id": 0, "bos_token_id": 1}
+    return tiny.llama(seed, size, layers, dtype=torch.float32, **special)
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +32,7 @@ def lm() -> spectr.LM:
 
 
 @pytest.fixture(scope="session")
-def small() -> LlamaForCausalLM:
+def small() -> PreTrainedModel:
     return llama(8, layers=1)
 
 

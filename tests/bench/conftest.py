@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tests.tiny import byte_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from spectr.bench.grid import Grid
@@ -22,14 +22,7 @@ SIZE = 300
 
 
 def tokenizer(template: str | None) -> PreTrainedTokenizerFast:
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    special = ["<pad>", "</s>", "<user>", "<assistant>", "<system>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=SIZE, special_tokens=special, initial_alphabet=alphabet)
-    core.train_from_iterator(TEXTS, trainer)
-    made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", pad_token="<pad>")
+    made = byte_tokenizer(SIZE, TEXTS, ["<pad>", "</s>", "<user>", "<assistant>", "<system>"])
     made.chat_template = template
     return made
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import spectr
-from spectr.bench.ask import open_endpoint
+from spectr.bench.writers import open_endpoint
 from spectr.errors import ArgumentError, SpectrError
 from spectr.models.baselines import TransformersBaseline
 from spectr.models.hf import open_model

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from spectr.bench.ask import BenchRequest, SpectrWriter, Written
 from spectr.bench.grid import PRESETS, Grid, preset
 from spectr.bench.methods import METHODS
 from spectr.bench.run import Progress
+from spectr.bench.writers import BenchRequest, SpectrWriter, Written
 from spectr.errors import ArgumentError, MismatchError, UnknownNameError
 
 Measure = Callable[..., dict[str, Any]]

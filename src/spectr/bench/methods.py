@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from spectr.bench.ask import EndpointWriter, SpectrWriter, TransformersWriter, Writer
+from spectr.bench.writers import EndpointWriter, SpectrWriter, TransformersWriter, Writer
 from spectr.draft import Plan
 from spectr.draft import drafter as named_drafter
 from spectr.draft.adaptive import replanned

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from spectr.bench.ask import BenchRequest, TransformersWriter, Written, open_endpoint, requests
 from spectr.bench.grid import Grid
 from spectr.bench.journal import Journal
 from spectr.bench.machine import hardware, load, versions, watching_memory
@@ -17,6 +16,7 @@ from spectr.bench.methods import Contender, Field, as_contender, contenders, wei
 from spectr.bench.summary import summarise
 from spectr.bench.tasks import Task, tasks
 from spectr.bench.turns import Plan, Turn, plan
+from spectr.bench.writers import BenchRequest, TransformersWriter, Written, open_endpoint, requests
 from spectr.errors import ArgumentError, MismatchError
 from spectr.lm import LM
 from spectr.lm import load as load_lm
@@ -54,14 +54,14 @@ class Bench:
 
 def _record(turn: Turn, contender: Contender, written: Written) -> dict[str, Any]:
     """Return the measurements of one text."""
-    stats, asked = written.stats, turn.asked
+    stats, item = written.stats, turn.item
     tokens = None if written.tokens is None else ",".join(map(str, written.tokens)).encode()
     return {
-        "study": turn.study, "task": asked.task.name, "prompt": asked.number, "temperature": asked.temperature,
-        "round": turn.round, "seed": asked.request.seed,
+        "study": turn.study, "task": item.task.name, "prompt": item.number, "temperature": item.temperature,
+        "round": turn.round, "seed": item.request.seed,
         "method": contender.method, "drafts": contender.drafts, "length": contender.length,
         "drafter": contender.drafter, "lossless": contender.lossless,
-        "prompt_tokens": len(asked.request.source or asked.request.prompt),
+        "prompt_tokens": len(item.request.source or item.request.prompt),
         "tokens": written.count, "seconds": written.seconds, "steps": written.steps, "parts": written.parts,
         "drafted": None if stats is None else stats.drafted,
         "reached": None if stats is None else stats.reached,
@@ -151,18 +151,18 @@ class _Sitting:
         for contender in missing:
             self._keep(turn.name(contender), self._write(turn, contender))
         if missing:
-            asked = turn.asked
-            self.progress.say(f"{turn.study} {asked.task.name} {asked.number}, T={asked.temperature:g}")
+            item = turn.item
+            self.progress.say(f"{turn.study} {item.task.name} {item.number}, T={item.temperature:g}")
 
     def _warm_up(self, turn: Turn, contender: Contender) -> None:
         """Generate a few tokens that are not measured."""
         if contender.key not in self._warm:
-            contender.writer.write(turn.asked.shorter(_WARM))
+            contender.writer.write(turn.item.shorter(_WARM))
             self._warm.add(contender.key)
 
     def _write(self, turn: Turn, contender: Contender) -> dict[str, Any]:
         with watching_memory(self.lm.opened.target.model.device) as peak:
-            written = contender.writer.write(turn.asked)
+            written = contender.writer.write(turn.item)
             memory = peak()
         record = _record(turn, contender, written)
         return {**record, "memory": memory, "load": load(), "sitting": self.number}
@@ -172,13 +172,13 @@ class _Sitting:
         self.progress.tick()
 
 
-def _tried(field: Field, asked: BenchRequest, *, strict: bool) -> Field:
+def _tried(field: Field, item: BenchRequest, *, strict: bool) -> Field:
     """Remove the transformers methods that fail with this pair of models, after a trial of two tokens each."""
     able, left = [], dict(field.left_out)
     for contender in field.contenders:
         try:
             if isinstance(contender.writer, TransformersWriter):
-                contender.writer.write(asked)
+                contender.writer.write(item)
             able.append(contender)
         except Exception as error:  # errors of transformers, of any kind
             reason = f"transformers refuses: {' '.join(str(error).split())}"
@@ -196,11 +196,11 @@ def run(bench: Bench, progress: Progress) -> dict[str, Any]:
     lm = load_lm(bench.target, **chosen, **bench.loading, progress=progress.say)
     sizes = (bench.grid.drafts, bench.grid.lengths)
     who = contenders(lm, bench.grid.methods, _called(bench, lm), sizes, strict=bench.strict)
-    asked, too_long = requests(lm, given, bench.grid.tokens, bench.prefix)
-    if not asked:
+    items, too_long = requests(lm, given, bench.grid.tokens, bench.prefix)
+    if not items:
         raise ArgumentError("no prompt and its answer fit into the model's context; lower --tokens")
-    who = _tried(who, asked[0].shorter(2), strict=bench.strict)
-    doing = plan(bench.grid, lm, asked, (*who.contenders, *endpoints))
+    who = _tried(who, items[0].shorter(2), strict=bench.strict)
+    doing = plan(bench.grid, lm, items, (*who.contenders, *endpoints))
     left_out = {**who.left_out, **doing.left_out}
     for name, reason in left_out.items():
         progress.say(f"left out {name}: {reason}")

@@ -1,7 +1,7 @@
 """Tasks of a benchmark: shipped prompts, local files, or public sets through the `datasets` library.
 
 A kind of task accepts the field names of the public sets of its kind, so that their files can be read unchanged.
-Nothing here depends on a model; `ask` converts prompts to tokens.
+Nothing here depends on a model; `writers` converts prompts to tokens.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

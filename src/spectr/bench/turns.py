@@ -7,10 +7,10 @@ load of the machine affects all of them.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from spectr.bench.ask import BenchRequest
 from spectr.bench.grid import Grid
 from spectr.bench.methods import Contender, planned, sized
 from spectr.bench.studies import Cell, Quality, vocabulary
+from spectr.bench.writers import BenchRequest
 from spectr.errors import SpectrError
 from spectr.lm import LM
 
@@ -26,14 +26,14 @@ class Turn:
     """One text that all methods generate."""
 
     study: str
-    asked: BenchRequest
+    item: BenchRequest
     round: int
     contenders: tuple[Contender, ...]
 
     def name(self, contender: Contender) -> str:
         """Return the name of the cell of a contender's text."""
-        asked = self.asked
-        words = (self.study, asked.task.name, asked.number, f"T={asked.temperature:g}", f"round {self.round}")
+        item = self.item
+        words = (self.study, item.task.name, item.number, f"T={item.temperature:g}", f"round {self.round}")
         return " ".join(map(str, (*words, contender.key)))
 
     def order(self, number: int) -> tuple[Contender, ...]:
@@ -55,20 +55,20 @@ class Plan:
         return [turn.name(c) for turn in self.turns for c in turn.contenders] + [name for name, _ in self.cells]
 
 
-def _main_turns(grid: Grid, asked: list[BenchRequest], who: tuple[Contender, ...]) -> Iterator[Turn]:
+def _main_turns(grid: Grid, items: list[BenchRequest], who: tuple[Contender, ...]) -> Iterator[Turn]:
     """Yield the first prompts of all tasks first, so that a run that is stopped early covers all tasks."""
     for number in range(grid.rounds):
-        for at in range(max(one.number for one in asked) + 1):
-            for place, one in enumerate(asked):
+        for at in range(max(one.number for one in items) + 1):
+            for place, one in enumerate(items):
                 if one.number == at:
                     seed = grid.seed + number * _STEP + place
                     for temperature in grid.temperatures:
                         yield Turn("main", one.at(temperature, seed), number, who)
 
 
-def _firsts(asked: list[BenchRequest]) -> list[BenchRequest]:
+def _firsts(items: list[BenchRequest]) -> list[BenchRequest]:
     """Return the first prompts of some tasks."""
-    return [one for one in asked if one.number == 0][:_ABLATED]
+    return [one for one in items if one.number == 0][:_ABLATED]
 
 
 def _tree(grid: Grid) -> tuple[int, int]:
@@ -76,27 +76,27 @@ def _tree(grid: Grid) -> tuple[int, int]:
     return tuple(max([n for n in given if n <= 4] or [min(given)]) for given in (grid.drafts, grid.lengths))  # type: ignore[return-value]
 
 
-def _size_turns(grid: Grid, lm: LM, asked: list[BenchRequest]) -> Iterator[Turn]:
+def _size_turns(grid: Grid, lm: LM, items: list[BenchRequest]) -> Iterator[Turn]:
     """Yield turns of the race with drafters of several sizes, at the highest temperature."""
     net = lm.opened.target.model
     layers = net.config.get_text_config(decoder=True).num_hidden_layers
     wanted = dict.fromkeys(max(1, round(layers * share)) for share in (0.1, 0.25, 0.5))
     names = grid.sizes or tuple(f"early_exit:{count}" for count in wanted)
     who = sized(lm, names, *_tree(grid))
-    for place, one in enumerate(_firsts(asked)):
+    for place, one in enumerate(_firsts(items)):
         yield Turn("size", one.at(max(grid.temperatures), grid.seed + place), 0, who)
 
 
-def _quality_cells(grid: Grid, lm: LM, asked: list[BenchRequest]) -> Iterator[Cell]:
-    short = [one.at(1.0, grid.seed + place).shorter(_COUNTED) for place, one in enumerate(_firsts(asked))]
+def _quality_cells(grid: Grid, lm: LM, items: list[BenchRequest]) -> Iterator[Cell]:
+    short = [one.at(1.0, grid.seed + place).shorter(_COUNTED) for place, one in enumerate(_firsts(items))]
     return Quality(lm, _tree(grid), [one.request for one in short]).cells(grid.methods, grid.noises)
 
 
-def plan(grid: Grid, lm: LM, asked: list[BenchRequest], who: tuple[Contender, ...]) -> Plan:
+def plan(grid: Grid, lm: LM, items: list[BenchRequest], who: tuple[Contender, ...]) -> Plan:
     """Plan the run of a grid. An ablation that this target or drafter does not allow is left out, with the reason."""
-    turns, cells, left = list(_main_turns(grid, asked, who)), list[Cell](), dict[str, str]()
+    turns, cells, left = list(_main_turns(grid, items, who)), list[Cell](), dict[str, str]()
     try:
-        turns += _size_turns(grid, lm, asked) if "size" in grid.studies else ()
+        turns += _size_turns(grid, lm, items) if "size" in grid.studies else ()
     except SpectrError as error:
         if grid.sizes:
             raise
@@ -104,7 +104,7 @@ def plan(grid: Grid, lm: LM, asked: list[BenchRequest], who: tuple[Contender, ..
     if "quality" in grid.studies and planned(lm.engine.drafter) is None:
         left["quality"] = f"drafter {lm.engine.drafter.name!r} has no laws to which noise could be added"
     elif "quality" in grid.studies:
-        cells += _quality_cells(grid, lm, asked)
+        cells += _quality_cells(grid, lm, items)
     if "vocabulary" in grid.studies:
         cells += vocabulary(grid.methods, grid.vocabularies, _tree(grid))
     return Plan(turns, cells, left)

@@ -102,7 +102,7 @@ def keep_longest(path: ProposedPath, coins: Coins, *, lazily: bool) -> tuple[Ten
 class Block(Rule):
     """Verifies one chain as a whole; it keeps at least as many tokens as a test token by token."""
 
-    card = Card("block", "judges one chain as a whole", ("iid", "without_replacement"), ("sun2024block",), tree=False)
+    card = Card("block", "verifies one chain as a whole", ("iid", "without_replacement"), ("sun2024block",), tree=False)
 
     def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, descent: Descent) -> Verdict:
         """Verify the chain, depth by depth or all depths at once."""

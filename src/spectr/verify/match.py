@@ -1,4 +1,4 @@
-"""Draws from the target at every node and goes on while the token was drafted; for top-k trees and prompt lookup."""
+"""Draws from the target at every node and continues while the token was drafted; for top-k trees and prompt lookup."""
 
 from torch import Tensor
 
@@ -18,7 +18,7 @@ class Match(Rule):
 
     card = Card(
         "match",
-        "draws from the target and goes on while the token was drafted",
+        "draws from the target and continues while the token was drafted",
         SIBLINGS,
         ("miao2024specinfer",),
         needs_laws=False,

@@ -40,7 +40,7 @@ class PathBlock(Rule):
         self.coupling = inner
         self.card = Card(
             "path_block",
-            "picks a path with the optimal coupling and judges it as a whole",
+            "selects a path with the optimal coupling and verifies it as a whole",
             inner.siblings,
             ("spectr", "sun2024block", "sun2023spectr"),
         )

@@ -73,7 +73,7 @@ class Written:
 class Writer(Protocol):
     """Generates texts: an engine, transformers, or an endpoint."""
 
-    def write(self, asked: BenchRequest) -> Written:
+    def write(self, item: BenchRequest) -> Written:
         """Generate one text."""
         ...
 
@@ -111,9 +111,9 @@ class SpectrWriter:
     engine: Engine
     tokenizer: Any
 
-    def write(self, asked: BenchRequest) -> Written:
+    def write(self, item: BenchRequest) -> Written:
         """Generate step by step, so that the time of the prefill is known."""
-        parts, request = dict[str, float](), replace(asked.request, policy=Policy(asked.temperature))
+        parts, request = dict[str, float](), replace(item.request, policy=Policy(item.temperature))
         start = time.perf_counter()
         handle = self.engine.submit(request)
         for _ in handle:
@@ -133,10 +133,10 @@ class TransformersWriter:
     baseline: "TransformersBaseline"
     tokenizer: Any
 
-    def write(self, asked: BenchRequest) -> Written:
+    def write(self, item: BenchRequest) -> Written:
         """Generate one text; the prefill counts as part of the target calls."""
-        request = asked.request
-        settings = {"temperature": asked.temperature, "max_new_tokens": request.max_new_tokens}
+        request = item.request
+        settings = {"temperature": item.temperature, "max_new_tokens": request.max_new_tokens}
         found = self.baseline.write(request.prompt, request.seed, settings, request.source)
         text = self.tokenizer.decode(found.tokens, skip_special_tokens=True)
         parts = {"draft": found.draft, "target": found.target}
@@ -150,18 +150,18 @@ class EndpointWriter:
     client: EndpointClient
     model: str
 
-    def write(self, asked: BenchRequest) -> Written:
+    def write(self, item: BenchRequest) -> Written:
         """Generate one text by chat completions, or by completions for plain text."""
-        request, prompt = asked.request, asked.prompt
-        body: dict[str, Any] = {"model": self.model, "temperature": asked.temperature, "seed": request.seed}
+        request, prompt = item.request, item.prompt
+        body: dict[str, Any] = {"model": self.model, "temperature": item.temperature, "seed": request.seed}
         body["max_tokens"] = request.max_new_tokens
-        body |= {"prompt": prompt.text} if asked.raw else {"messages": turns_of(*(prompt.turns or (prompt.text,)))}
+        body |= {"prompt": prompt.text} if item.raw else {"messages": turns_of(*(prompt.turns or (prompt.text,)))}
         start = time.perf_counter()
         found = self.client.complete(body)
         seconds = time.perf_counter() - start
         try:
             choice = found["choices"][0]
-            text = choice["text"] if asked.raw else choice["message"]["content"]
+            text = choice["text"] if item.raw else choice["message"]["content"]
             return Written(text or "", int(found["usage"]["completion_tokens"]), seconds)
         except (KeyError, IndexError, TypeError) as error:
             raise SpectrError(
