@@ -1,17 +1,21 @@
 """Text that a grammar leaves no choice about, as tokens to draft. A guess: how a text is split into tokens is left to
 the model, and where spaces may stand or not, they are taken to stand as before."""
 
+import math
+import re
 import time
 from collections import OrderedDict
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
+from spectr.grammar.grammar import Grammar
 from spectr.grammar.masks import words
 from spectr.grammar.vocabulary import Vocabulary
 
-__all__ = ["Spellings", "forced_text"]
+__all__ = ["Spellings", "forced_text", "forces_little"]
 
 _CONTEXT = 4  # tokens before that are split into tokens again, to see where the next one begins
 _SPACES = b" \n\t\r"
@@ -19,15 +23,28 @@ _USUAL = {b":": b" ", b",": b" "}  # spaces after signs that did not come before
 _REMEMBERED = 4096  # texts whose spellings are remembered
 _MANY = 4096  # allowed tokens that surely do not all begin alike
 _PATIENCE = 0.01  # seconds to look for forced text in
+_MOST_FORCED = 4096  # repetitions in a grammar whose forced texts xgrammar may return at once
+_LEAST_COUNT = re.compile(r"\{(\d{1,20})")  # the least number of repetitions
 
 
-def forced_text(matcher: Any, vocabulary: Vocabulary, before: bytes, most: int) -> tuple[bytes, bool]:
+@lru_cache(maxsize=256)
+def forces_little(grammar: Grammar) -> bool:
+    """Whether text that a grammar forces is short. A grammar of users may force an endless text (`root ::= "a" root`),
+    and a regex `a{1000000}` a long one: xgrammar would return all of it at once."""
+    least = math.prod(max(1, int(count)) for count in _LEAST_COUNT.findall(grammar.text))
+    return grammar.kind != "ebnf" and least <= _MOST_FORCED
+
+
+def forced_text(
+    matcher: Any, vocabulary: Vocabulary, before: bytes, most: int, *, is_short: bool = True
+) -> tuple[bytes, bool]:
     """What comes next if there is no choice but about spaces, about as far as `most` bytes, and whether the text ends
-    with it. A matcher stands behind the text `before`."""
+    with it. A matcher stands behind the text `before`. Unless all forced texts of the grammar are short, they are found
+    byte by byte."""
     ahead, text = matcher.fork(), b""
     late = time.perf_counter() + _PATIENCE
     while len(text) < most and time.perf_counter() < late:
-        fresh = _jump(ahead) or _but_for_spaces(ahead, vocabulary, before + text)
+        fresh = (_jump(ahead) if is_short else b"") or _but_for_spaces(ahead, vocabulary, before + text)
         if not fresh or not ahead.accept_string(fresh):
             break
         text += fresh
