@@ -83,3 +83,23 @@ def test_a_known_grammar_is_not_converted_again(other: Callable[..., Any], monke
     texts.append(structured(client, regex="[ab]{3}").json()["choices"][0]["text"])
     assert texts[0] == texts[1]
     assert len(service.grammars._known) == 1
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"grammar": 'root ::= "a" root'},
+        {"grammar": 'root ::= "x" | loop\nloop ::= "ab" loop'},
+        {"grammar": "root ::= r0\n" + "".join(f"r{at} ::= r{at + 1} r{at + 1}\n" for at in range(60)) + 'r60 ::= "a"'},
+        {"grammar": 'root ::= ("a"{1000}){1000}'},
+        {"regex": "(a{900}){900}"},
+        {"json": {"type": "array", "items": {"const": 1}, "minItems": 1_000_000}},
+    ],
+)
+def test_grammars_that_force_an_endless_text(client: Any, wanted: dict[str, Any]) -> None:
+    """What is forced is drafted as far as a draft goes, and no further."""
+    found = client.post("/v1/completions", json={**ASKED, "max_tokens": 40, "structured_outputs": wanted}, timeout=60)
+    assert found.status_code == 200
+    (choice,) = found.json()["choices"]
+    assert choice["finish_reason"] == "length" or choice["text"] == "x"
+    assert client.post("/v1/completions", json=ASKED).status_code == 200

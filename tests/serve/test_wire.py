@@ -73,12 +73,41 @@ def test_endless_headers(other: Callable[..., Any]) -> None:
         b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
         b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: b\r\n folded: c\r\n\r\n",
         b"GET /h\xffealth HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        *(
+            b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            b"Transfer-Encoding: " + coding + b"\r\n\r\n" + size + b'\r\n{"prompt":"one"}\r\n0\r\n\r\n'
+            for coding, size in ((b"xchunked", b"10"), (b"chunked", b"-1"), (b"chunked", b"f" * 20))
+        ),
+        b"POST /tokenize HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b'Transfer-Encoding: chunked\r\n\r\n10\r\n{"prompt":"one"}\r\n0\r\n\r\n',
     ],
 )
 def test_bytes_that_are_no_request(client: Any, data: bytes) -> None:
     got, _ = raw(address(client), data, 20)
     assert refused(got)[0] == 400
     assert got.count(b"HTTP/1.1 ") == 1
+
+
+@pytest.mark.parametrize("name", [b"a\rSet-Cookie: x=1", b"a\0b", b"a%0d%0aSet-Cookie: x=1", b'a"b', b"\xff"])
+def test_request_ids_cannot_add_headers(client: Any, name: bytes) -> None:
+    """An id that cannot be a header is replaced, or its request refused."""
+    data = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Request-Id: " + name + b"\r\n\r\n"
+    head = raw(address(client), data, 20)[0].partition(b"\r\n\r\n")[0]
+    assert b"x-request-id: req-" in head
+    assert b"cookie" not in head.lower()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/play/../service.py", "/play/..%2fservice.py", "/play/%2e%2e/%2e%2e/etc/passwd", "/play//etc/passwd", "/play/%00",
+     "/play/x%0d%0aSet-Cookie:%20a=b", "/v1/completions/", "//evil.example/v1/models"],
+)  # fmt: skip
+def test_paths_that_lead_elsewhere(client: Any, path: str) -> None:
+    data = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+    got = raw(address(client), data, 20)[0]
+    assert refused(got)[0] == 404
+    assert b"location" not in got.lower()
+    assert b"cookie" not in got.partition(b"\r\n\r\n")[0].lower()
 
 
 def test_headers_that_come_slowly(other: Callable[..., Any]) -> None:

@@ -207,7 +207,9 @@ def _lost() -> ApiError:
 
 def build_router(router: Router) -> Any:
     """The router as an ASGI application."""
-    app = FastAPI(title="spectr", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="spectr", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+    )
     add_errors(app)
 
     @app.get("/health")

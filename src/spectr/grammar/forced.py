@@ -3,17 +3,21 @@
 The tokens are a guess: the model may split a text into other tokens, and optional spaces are assumed to be as
 before."""
 
+import math
+import re
 import time
 from collections import OrderedDict
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
+from spectr.grammar.grammar import Grammar
 from spectr.grammar.masks import words
 from spectr.grammar.vocabulary import Vocabulary
 
-__all__ = ["Spellings", "forced_text"]
+__all__ = ["Spellings", "forced_text", "forces_little"]
 
 _CONTEXT = 4  # preceding tokens that are tokenised again together with a text
 _SPACES = b" \n\t\r"
@@ -21,16 +25,30 @@ _USUAL = {b":": b" ", b",": b" "}  # spaces assumed after characters that did no
 _REMEMBERED = 4096  # texts whose spellings are kept
 _MANY = 4096  # this many allowed tokens surely do not all begin with the same byte
 _PATIENCE = 0.01  # time limit for finding forced text, in seconds
+_MOST_FORCED = 4096  # repetitions in a grammar whose forced texts xgrammar may return at once
+_LEAST_COUNT = re.compile(r"\{(\d{1,20})")  # the minimum number of repetitions
 
 
-def forced_text(matcher: Any, vocabulary: Vocabulary, before: bytes, most: int) -> tuple[bytes, bool]:
+@lru_cache(maxsize=256)
+def forces_little(grammar: Grammar) -> bool:
+    """Return whether all text that a grammar forces is short.
+
+    A grammar written by a user may force an endless text (`root ::= "a" root`), and a regex `a{1000000}` a long one;
+    xgrammar would return all of it at once."""
+    least = math.prod(max(1, int(count)) for count in _LEAST_COUNT.findall(grammar.text))
+    return grammar.kind != "ebnf" and least <= _MOST_FORCED
+
+
+def forced_text(
+    matcher: Any, vocabulary: Vocabulary, before: bytes, most: int, *, is_short: bool = True
+) -> tuple[bytes, bool]:
     """Return the text that must come next except for spaces, about `most` bytes, and whether the output ends with it.
 
-    `matcher` has consumed the text `before`."""
+    `matcher` has consumed the text `before`. Unless `is_short`, forced text is found byte by byte."""
     ahead, text = matcher.fork(), b""
     late = time.perf_counter() + _PATIENCE
     while len(text) < most and time.perf_counter() < late:
-        following = _jump(ahead) or _jump_over_spaces(ahead, vocabulary, before + text)
+        following = (_jump(ahead) if is_short else b"") or _jump_over_spaces(ahead, vocabulary, before + text)
         if not following or not ahead.accept_string(following):
             break
         text += following

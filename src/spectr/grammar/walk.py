@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from spectr.errors import ArgumentError
-from spectr.grammar.forced import forced_text
+from spectr.grammar.forced import forced_text, forces_little
 from spectr.grammar.masks import words
 from spectr.grammar.vocabulary import xgrammar
 
@@ -55,7 +55,8 @@ class GrammarWalk:
         if self.has_ended or self.error is not None:
             return []
         before = b"".join(self._vocabulary.pieces[token] for token in self._generated)
-        self._expected, is_end = forced_text(self._matcher, self._vocabulary, before, _SIGNS * most)
+        is_short = forces_little(self.compiled.grammar)
+        self._expected, is_end = forced_text(self._matcher, self._vocabulary, before, _SIGNS * most, is_short=is_short)
         try:
             tokens = self.compiled.spellings.split(self._expected, self._generated, most)
         except Exception as error:  # of any kind, from a tokenizer: it ends this text only

@@ -72,7 +72,9 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
 
 def build_app(service: Service) -> Any:
     """The server as an ASGI application."""
-    app = FastAPI(title="spectr", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="spectr", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+    )
     desk = service.desk = Desk.of(service)
     add_errors(app)
     _add_texts(app, desk)

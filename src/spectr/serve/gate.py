@@ -58,6 +58,13 @@ def _check_single(headers: list[tuple[bytes, bytes]]) -> None:
                            code="repeated_header")  # fmt: skip
 
 
+def _check_coding(version: str, headers: dict[str, str]) -> None:
+    """Refuse chunks in HTTP/1.0, which does not have them: a proxy may take them for the next request."""
+    if version == "1.0" and "transfer-encoding" in headers:
+        raise ApiError(400, "Transfer-Encoding needs HTTP/1.1, got HTTP/1.0; send Content-Length",
+                       code="invalid_http")  # fmt: skip
+
+
 def _check_upgrade(headers: dict[str, str]) -> None:
     """Refuse a body that comes with an offer of another protocol: the parser does not read it."""
     if "upgrade" in headers and "upgrade" in headers.get("connection", "").lower():
@@ -91,6 +98,7 @@ class Gate:
         scope.setdefault("state", {}).update(request_id=visit.id, began=time.monotonic())
         try:
             _check_single(scope["headers"])
+            _check_coding(scope["http_version"], headers)
             tenant = scope["state"]["tenant"] = self._identified(scope["path"], headers)
             if scope["method"] == "POST":
                 self.count(tenant)

@@ -92,7 +92,7 @@ class _Bounded(_Base):  # type: ignore[misc]
     def on_headers_complete(self) -> None:
         """Start with a request whose headers are there."""
         self._is_reading_headers = False
-        if self.cycle is not None and not self.cycle.response_complete:
+        if not self._is_idle:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
             self.transport.abort()
@@ -141,17 +141,18 @@ class _Bounded(_Base):  # type: ignore[misc]
         return self.cycle is None or self.cycle.response_complete
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer with an error and close the connection. Where an answer is being sent, cancel that and close: an error
-        in the middle of it could be taken for a part of it."""
-        if self._is_idle:
-            name = f"req-{secrets.token_hex(12)}"
-            _LOG.info("%s %s %s", name, error.status, error.code)
-            self.transport.write(_response(error, name))
-            self._close()
-        else:
+        """Cancel the request that is being read, answer with an error and close the connection. Where an answer has
+        begun, only close: an error in the middle of it could be taken for a part of it."""
+        if not self._is_idle:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
+        if not self._is_idle and self.cycle.response_started:
             self.transport.abort()
+            return
+        name = f"req-{secrets.token_hex(12)}"
+        _LOG.info("%s %s %s", name, error.status, error.code)
+        self.transport.write(_response(error, name))
+        self._close()
 
     def _close(self) -> None:
         self.transport.close()
