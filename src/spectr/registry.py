@@ -1,7 +1,7 @@
 """Registries of named objects, which are imported when they are first used.
 
 An entry is `"module:attribute"`, with the options that belong to its name. Installed packages add entries through an
-entry point group (`spectr.rules`, `spectr.couplings`).
+entry point group (`spectr.rules`, `spectr.couplings`, `spectr.drafters`).
 """
 
 import difflib

@@ -1,4 +1,7 @@
-"""Drafters, which propose tokens, one file each. They depend neither on rules nor on the target's distributions."""
+"""Drafters, which propose tokens, one file each, and the choice between their plans while running.
+
+No drafter depends on how a rule decides, or on the target's distributions.
+"""
 
 from typing import Any
 

@@ -160,7 +160,7 @@ class Engine:
         if len(request.generated) >= request.max_new_tokens:
             raise ArgumentError(
                 f"max_new_tokens includes the {len(request.generated)} tokens generated before and must be larger, got "
-                f" {request.max_new_tokens}"
+                f"{request.max_new_tokens}"
             )
         if max(tokens) >= self.target.vocabulary or min(tokens) < 0:
             raise ArgumentError(f"tokens of a prompt must lie in 0 … {self.target.vocabulary - 1}, got {tokens}")

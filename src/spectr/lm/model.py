@@ -60,9 +60,8 @@ class LM:
         return f"<LM {name!r}: drafter={drafter.name}{nodes}, rule={rule}, {dtype}{weights} on {net.device}{ranks}>"
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
-        """Returns the token ids of a prompt: a string, to which the chat template is applied if the model has one,
-        unless
-        `raw`; a list of messages; or token ids, which are returned unchanged."""
+        """Returns the token ids of a prompt: a string, to which the chat template is applied if the model has one
+        and `raw` is false; a list of messages; or token ids, which are returned unchanged."""
         if (ids := as_ids(prompt)) is not None:
             return ids
         if (messages := as_messages(prompt)) is not None:
@@ -134,9 +133,8 @@ class LM:
     def stream(
         self, prompt: Prompt, max_new_tokens: int | None = None, seed: int | None = None, **settings: Any
     ) -> TextHandle:
-        """Returns an iterator over pieces of the text, which never split a character. Closing it cancels the request;
-        its
-        `output` has the text so far."""
+        """Returns an iterator over pieces of the text, which never split a character. Closing it cancels the
+        request; its `output` has the text so far."""
         return TextHandle(self.engine.submit(self._single_request("stream", prompt, max_new_tokens, seed, settings)))
 
     def compile_grammar(self, grammar: Grammar) -> CompiledGrammar:

@@ -141,8 +141,11 @@ def options_taken(drafter: Any) -> tuple[str, ...]:
     """Returns the names of the options that a drafter takes."""
     if _is_drafter(drafter):
         return ()
-    options = (*PLANNED, "vocabulary" if _is_trained(drafter) else "hidden_states")
-    return _TAKES.get(drafter, options) if isinstance(drafter, str) else options
+    if isinstance(drafter, str) and drafter in _TAKES:
+        return _TAKES[drafter]
+    if isinstance(drafter, str) and drafter in DRAFTERS:
+        return PLANNED
+    return (*PLANNED, "vocabulary" if _is_trained(drafter) else "hidden_states")
 
 
 def _is_trained(drafter: Any) -> bool:

@@ -63,9 +63,9 @@ def auto_drafter(target: "OpenedModel") -> tuple[str, str]:
 
 
 def chooses_while_running(target: "OpenedModel", card: Card, options: DraftOptions) -> bool:
-    """Whether `auto` chooses a tree or plain decoding at every step, by the tokens and times of earlier steps. It does
-    on a CPU, where drafting does not always pay, under the race, whose text does not depend on drafts, unless the user
-    has set the tree."""
+    """Whether `auto` chooses at every step between plain decoding and trees of the trained drafter, by the tokens and
+    times of earlier steps. It does so on a CPU, where drafting does not always pay, and only under the race, whose text
+    does not depend on drafts, unless the user has set the tree."""
     return target.target.device.type == "cpu" and card.name == "race" and not options.some(*PLANNED)
 
 
