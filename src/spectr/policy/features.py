@@ -25,7 +25,8 @@ WHOLES = {"top_k": 0, "no_repeat_ngram_size": 0, "min_new_tokens": 0, "min_lengt
 # Settings that are sets of tokens.
 SETS = ("begin_suppress_tokens", "forced_eos_token_id")
 # Features by group; `spectr.policy.rows` has the order in which they are applied. "cold" is a temperature close to 0,
-# "bias" everything that is added to tokens everywhere, "counts" the presence and frequency penalties, and "least" the minimum lengths.
+# "bias" everything that is added to tokens everywhere, "counts" the presence and frequency penalties, and "least" the
+# minimum lengths.
 SHAPING = ("temperature", "cold", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "greedy")
 EDITS = ("bias", "repetition_penalty", "counts", "no_repeat_ngram_size", "bad_words", "least", *SETS)
 HOOKS = ("allowed", "processors")
