@@ -23,24 +23,30 @@ __all__ = ["load"]
 
 
 def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options: Any) -> LM:
-    """Loads a model by catalog name, hub id, local folder or GGUF file, or takes one that is already loaded.
+    """Loads a model, and pairs it with a drafter and a rule.
 
-    `drafter`: auto (the drafter trained for this model if spectr ships one, otherwise none), none, lookup, ngram,
-    early_exit, random, the folder of a trained drafter, the name or folder of a published head or of a model, several
-    of these joined by +, or a drafter object.
+    `model` is a catalog name, a hub id, a folder, a GGUF file, or a model that is loaded already. `drafter` is one of
+    auto (the drafter that comes with spectr for this model, else none), none, lookup, ngram, early_exit, random, the
+    folder of a trained drafter, the name or folder of a published head or of a model, several of these joined by +, or
+    a drafter object. `rule` is a name of `spectr rules`, or a rule object.
 
-    Options of drafting: drafts, length, nodes, tree, layers, order, text, vocabulary, hidden_states. Instead of the
-    first four, `plan` may be a profile that `spectr tune` wrote, or "auto", which chooses a plan at every step and may
-    start from a `profile`.
+    Options of drafting:
 
-    Options of loading: dtype (of the arithmetic), weights (how they are stored on a CPU: "file", "float32" or "int8"),
-    device, device_map, quantization_config, attn_implementation, trust_remote_code, tokenizer, and progress (a function
-    that is called with a sentence).
+    - `drafts`, `length`, `nodes`, `tree`: the size and shape of the token tree.
+    - `plan`, in place of these four: a profile that `spectr tune` wrote, or "auto", which chooses at every step and may
+      start from a profile.
+    - `layers`, `order`, `text`, `vocabulary`, `hidden_states`: options of single drafters.
 
-    `rows` is the most texts that run at once. On a GPU steps are captured once and replayed as CUDA graphs, unless
-    `capture=False`; `compile=True` also compiles layers, which takes some seconds. `tensor_parallel=N` spreads the
-    layers over N processes that torchrun has started: all of them call `load`, which returns on rank 0 only; the others
-    serve rank 0 until it ends.
+    Options of loading:
+
+    - `dtype`: the type of the arithmetic. `weights`: how weights are stored on a CPU: "file", "float32" or "int8".
+    - `device`, `device_map`, `quantization_config`, `attn_implementation`, `trust_remote_code`: as in transformers.
+    - `tokenizer`: in place of the model's own. `progress`: a function that is called with sentences about the progress.
+    - `rows`: the largest number of texts that run at once.
+    - `capture=False`: on a GPU, run steps one by one instead of as captured graphs. `compile=True`: also compile the
+      layers, which takes seconds at the beginning.
+    - `tensor_parallel=N`: spread the layers over N processes that torchrun started. All of them call `load`; it returns
+      on rank 0 alone, and the other ranks run what rank 0 sends until it ends.
     """
     from spectr.models.generation_config import unsupported_settings
     from spectr.models.hf import open_loaded, open_model
