@@ -40,7 +40,7 @@ DEEP = b'{"prompt": "a", "spectr": ' + b"[" * 5000 + b"]" * 5000 + b"}"
         ({"prompt": "a", "spectr": {"rule": "lenience"}}, "spectr.rule", "lossy"),
         ({"prompt": "a", "spectr": {"drafter": "/etc/passwd"}}, "spectr.drafter", "one of auto"),
         ({"prompt": "a", "spectr": {"depth": 3}}, "spectr.depth", "no field"),
-        ({"prompt": "a", "spectr": {"rule": "optimal", "drafter": "lookup"}}, None, "use race or match"),
+        ({"prompt": "a", "spectr": {"rule": "optimal", "drafter": "lookup"}}, None, "use rule race or match"),
         ({"prompt": "a", "user": 5}, "user", "valid string"),
     ],
 )
