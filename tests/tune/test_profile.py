@@ -126,7 +126,7 @@ def test_auto_starts_from_a_profile(lm: LM, folders: tuple[Path, Path], tmp_path
 def test_bad_arguments_are_refused(lm: LM, folders: tuple[Path, Path], tmp_path: Path) -> None:
     target, path = folders[0], tmp_path / "p.json"
     written(path, profile(lm, DecodingPlan("lookup")))
-    with pytest.raises(ArgumentError, match="plan decides drafts, length, nodes, tree; got nodes besides"):
+    with pytest.raises(ArgumentError, match="plan decides drafts, length, nodes, tree; got nodes as well"):
         open_lm(target, plan=path, nodes=8)
     with pytest.raises(ArgumentError, match="to use it unchanged, pass it as plan"):
         open_lm(target, profile=path)
