@@ -47,7 +47,7 @@ HOOKED = Policy(0.8, allowed=lambda text: [token for token in range(SIZE) if (to
 
 @pytest.mark.parametrize("fault", FAULTS)
 @ways(10, 9)
-def test_an_error_of_one_request(
+def test_an_error_of_one_request_ends_that_request_only(
     way: Way, fault: str, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
     """It ends that request with its tokens so far; other requests, with and without hooks, are not affected."""
@@ -71,7 +71,7 @@ def test_an_error_of_one_request(
     same(stepped.finish([stepped.submit(request) for request in neighbours]), want)
 
 
-class Sick(Target):
+class Overflowing(Target):
     """A model whose logits after one token are not finite."""
 
     def score(self, session: Any, tokens: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
@@ -80,14 +80,14 @@ class Sick(Target):
 
 
 @ways(11)
-def test_logits_that_are_no_numbers(
+def test_logits_that_are_not_finite(
     way: Way, net: PreTrainedModel, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
     """They are an error only where a text gets there; drafts may."""
     never = {SIZE - 1: -math.inf}
     healthy = [Request(LONG[:11], row, 20, Policy(logit_bias=never, top_k=row)) for row in range(4)]
     want = alone(way, healthy, "healthy")
-    stepped = Stepped(build(way, Sick(net)))
+    stepped = Stepped(build(way, Overflowing(net)))
     handles = [stepped.submit(request) for request in healthy]
     sick = [stepped.submit(Request([2, 3], seed, 40, Policy(2.0, logit_bias={SIZE - 1: 2.0}))) for seed in (1, 2)]
     while stepped.turn():
@@ -99,17 +99,19 @@ def test_logits_that_are_no_numbers(
 
 
 @ways(14)
-def test_no_numbers_beyond_the_end(way: Way, net: PreTrainedModel, build: Callable[..., Engine]) -> None:
+def test_logits_that_are_not_finite_beyond_the_end(
+    way: Way, net: PreTrainedModel, build: Callable[..., Engine]
+) -> None:
     """A stop string ends texts before the token whose logits are not finite, also with drafts."""
     last = chr(ord("a") + SIZE - 1)
     requests = [Request(LONG[:11], row, 40, Policy(2.0), reader=LetterReader(last)) for row in range(6)]
-    results = build(way, Sick(net)).generate(requests)
+    results = build(way, Overflowing(net)).generate(requests)
     assert [result.finish_reason for result in results] == ["stop"] * 6
     assert all(result.tokens.index(SIZE - 1) == len(result.tokens) - 1 for result in results)
 
 
 @ways(12)
-def test_an_error_of_the_engine(
+def test_an_error_of_the_engine_ends_all_requests(
     way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends all requests that run or wait; afterwards the engine works."""

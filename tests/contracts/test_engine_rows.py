@@ -40,14 +40,16 @@ def _fresh(requests: list[Request]) -> list[Result]:
 
 
 @ways(0, 4)
-def test_in_company(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
+def test_a_batch_gives_the_same_steps(
+    way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]
+) -> None:
     want, engine = meant(way), build(way)
     same(engine.generate(asked()), want)
     same(engine.generate(asked()[::-1]), want[::-1])
 
 
 @ways(1)
-def test_joined_late(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
+def test_requests_that_join_late(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
     """Requests join one after the other, while others run and end."""
     want = meant(way)
     for pause in (1, 3):
@@ -59,7 +61,9 @@ def test_joined_late(way: Way, build: Callable[..., Engine], meant: Callable[[Wa
 
 
 @ways(2)
-def test_neighbours_are_cancelled(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
+def test_cancelled_requests_do_not_affect_others(
+    way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]
+) -> None:
     want, gone = meant(way), {0: 2, 4: 2, 6: 3, 1: 5}
     stepped = Stepped(build(way))
     handles = [stepped.submit(request) for request in asked()]
@@ -79,7 +83,7 @@ def test_neighbours_are_cancelled(way: Way, build: Callable[..., Engine], meant:
 
 
 @ways(3)
-def test_few_rows(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
+def test_requests_wait_for_rows(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
     """Requests without a row wait."""
     want, engine = meant(way), build(way, rows=2)
     same(engine.generate(asked()), want)
@@ -103,8 +107,9 @@ def test_prompts_read_in_chunks(
 
 
 @ways(5)
-def test_copies_of_one_prompt(way: Way, build: Callable[..., Engine], alone: Callable[..., list[Result]]) -> None:
-    """The prompt is prefilled once."""
+def test_a_repeated_prompt_is_prefilled_once(
+    way: Way, build: Callable[..., Engine], alone: Callable[..., list[Result]]
+) -> None:
     requests = [Request(LONG, seed, 8 + seed, Policy(0.8)) for seed in range(6)]
     found = build(way).generate(requests)
     same(found, alone(way, requests, "copies"))
@@ -113,7 +118,9 @@ def test_copies_of_one_prompt(way: Way, build: Callable[..., Engine], alone: Cal
 
 
 @pytest.mark.parametrize("name", [name for name in RACES if name != "none"])
-def test_resumed(name: str, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
+def test_a_continued_text_has_the_same_rest(
+    name: str, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]
+) -> None:
     """A text that is continued from any cut with the same seed has the same rest: penalties, minimum lengths, limits
     and stop strings count the tokens before. This holds for the race, whose noise is keyed by positions."""
     way = Way("race", name, PRUNED)
@@ -134,7 +141,7 @@ def test_resumed(name: str, build: Callable[..., Engine], meant: Callable[[Way],
 
 
 @ways(6, 5)
-def test_rows_that_others_had(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
+def test_rows_are_reused(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
     """The requests run repeatedly in different orders, in rows with the caches of other texts."""
     want, engine = meant(way), build(way, rows=5)
     others = [Request([row, *LONG, row], row, 30, Policy(0.5, presence_penalty=1.0)) for row in range(3)]
@@ -146,7 +153,7 @@ def test_rows_that_others_had(way: Way, build: Callable[..., Engine], meant: Cal
 
 
 @ways(7, 5)
-def test_a_beginning_that_an_ended_text_had(
+def test_a_prefix_of_an_ended_text_is_reused(
     way: Way, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
     """Its cached prefix is reused, for target and drafter: steps equal those of a new engine."""
@@ -168,7 +175,7 @@ def test_a_beginning_that_an_ended_text_had(
 
 
 @ways(8, 5)
-def test_a_beginning_that_a_running_text_has(
+def test_a_prefix_of_a_running_text_is_reused(
     way: Way, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
     """The prefix is copied; rows behind it have other texts."""
@@ -191,7 +198,9 @@ def test_a_beginning_that_a_running_text_has(
 
 
 @ways(9)
-def test_texts_that_need_more_room(way: Way, build: Callable[..., Engine], alone: Callable[..., list[Result]]) -> None:
+def test_memory_grows_while_others_run(
+    way: Way, build: Callable[..., Engine], alone: Callable[..., list[Result]]
+) -> None:
     """Texts grow beyond all earlier ones, up to the end of the context, and more requests join, while others run."""
     requests = [Request([3, 4, 5], 1, 60), *(Request([row, 1], row, 12) for row in range(5)), Request(LONG, 2, 220)]
     want = alone(way, requests, "room")

@@ -71,7 +71,7 @@ def test_a_cancelled_request_keeps_what_came(
     same([ended.result()], [want])
 
 
-def test_a_result_may_take_too_long(build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
+def test_a_result_has_a_timeout(build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
     stepped = Stepped(build(WAYS[4]))
     handle = stepped.submit(asked()[0])
     with pytest.raises(TimeoutError, match="the request goes on"):

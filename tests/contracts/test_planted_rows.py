@@ -125,7 +125,7 @@ def reused(stepped: Stepped) -> list[Any]:
 
 
 @pytest.mark.parametrize("way", [Way("race", "model", PRUNED), Way("kseq", "model", CHAINS), WAYS[14]], ids=str)
-def test_a_beginning_without_the_drafters_part_is_seen(
+def test_a_prefix_without_the_drafters_cache_is_seen(
     way: Way, build: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted: the target's cache of a prefix is copied, and the drafter's is not. The race's text does not depend on
@@ -137,7 +137,7 @@ def test_a_beginning_without_the_drafters_part_is_seen(
 
 
 @pytest.mark.parametrize("way", EARLY, ids=str)
-def test_a_beginning_that_is_too_long_is_seen(
+def test_a_prefix_that_is_too_long_is_seen(
     way: Way, build: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted: one token too many counts as cached."""

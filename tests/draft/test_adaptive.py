@@ -163,7 +163,7 @@ def test_plain_decoding_for_some_rows(
     assert engine.generate(several[:1])[0].stats.drafted > 0
 
 
-def test_what_keeps_steps_from_being_captured(bases: dict[str, Drafter]) -> None:
+def test_drafters_on_the_host_are_not_captured(bases: dict[str, Drafter]) -> None:
     assert by_rows([drafter("none"), bases["model"], bases["feature"]]).capturable
     assert by_rows([drafter("none"), drafter("lookup"), bases["feature"]]).capturable
     assert not by_rows([drafter("none"), bases["ngram"], bases["feature"]]).capturable
@@ -240,7 +240,7 @@ def test_a_drafter_that_paused_remembers_no_other_text(net: PreTrainedModel, bas
         assert steps(used, request) == steps(fresh(), request)
 
 
-def test_other_rules_do_not_take_it(net: PreTrainedModel, bases: dict[str, Drafter]) -> None:
+def test_other_rules_refuse_it(net: PreTrainedModel, bases: dict[str, Drafter]) -> None:
     made = in_turn([drafter("none"), replanned(bases["model"], Plan("iid", 2, 2))])[0]
     with pytest.raises(MismatchError, match="holds for siblings"):
         Engine(Target(net), made, spectr.rule("optimal"))
@@ -282,7 +282,7 @@ class Slow:
         return Stateless(propose)
 
 
-def test_what_an_observer_is_told(net: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observers_get_tokens_and_seconds_of_steps(net: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens are counted by the growth of texts. Seconds are those of steps only: a draft takes two, and a reader takes
     fifty between steps."""
     prompt, clock = [3, 4, 5], Clock()

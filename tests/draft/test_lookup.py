@@ -125,13 +125,13 @@ def test_a_longer_match_makes_a_longer_draft() -> None:
     assert continuations(Lookup(drafts=1), text[:-3]) == []
 
 
-def test_what_repeats_the_beginning_of_a_better_one_does_not_count() -> None:
+def test_a_continuation_that_repeats_a_better_one_is_dropped() -> None:
     """After (1, 2) came 7 and 8; after 2 alone came 7 again, which is no second draft, and 9."""
     text = [2, 9, 0, 2, 7, 0, 1, 2, 7, 8, 0, 1, 2]
     assert continuations(Lookup(drafts=2, length=2, shortest=1), text) == [(7, 8), (9,)]
 
 
-def test_nothing_to_look_up() -> None:
+def test_a_text_without_repetition_drafts_nothing() -> None:
     assert continuations(Lookup(), [1, 2, 3]) == []
     assert continuations(Lookup(), [1]) == []
     draft = proposed(opened(Lookup(), 1), [[1, 2, 3]])

@@ -38,7 +38,7 @@ def paths(draft: Draft) -> list[list[tuple[int, ...]]]:
     return found
 
 
-def test_tokens_that_are_given_follow_at_once_and_once() -> None:
+def test_tokens_for_the_next_step_are_drafted_once() -> None:
     drafting = opened(3)
     for row in range(3):
         drafting.begin(row, [1, 2], 99, None)
@@ -55,7 +55,7 @@ def test_tokens_that_are_given_follow_at_once_and_once() -> None:
     assert paths(proposed(drafting, texts)) == [[(8,)], [], [(8,)]]
 
 
-def test_given_tokens_stand_before_a_prediction_and_leave_it() -> None:
+def test_tokens_for_the_next_step_replace_a_prediction_for_that_step() -> None:
     drafting = opened()
     drafting.begin(0, [1, 2], 99, None)
     drafting.predict(0, list(range(10, 40)), 2)
@@ -64,7 +64,7 @@ def test_given_tokens_stand_before_a_prediction_and_leave_it() -> None:
     assert paths(proposed(drafting, [[1, 2, 10]])) == [[tuple(range(11, 27))]]
 
 
-def test_what_both_draft_is_one_node() -> None:
+def test_tokens_that_both_draft_are_one_node() -> None:
     drafting = ReferenceDrafter(Lookup(drafts=1, length=2)).open(Opening(1, 99, SIZE, None))
     text = [1, 2, 3, 4, 1, 2, 3]
     drafting.begin(0, text, 99, None)
@@ -95,13 +95,13 @@ def branch(drafting: ReferenceDrafting, text: list[int]) -> tuple[int, ...]:
 CODE = [30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49]
 
 
-def test_it_begins_at_the_beginning() -> None:
+def test_a_new_text_begins_at_the_beginning_of_its_reference() -> None:
     """The branch of a new text is the beginning of the reference, whatever the prompt ends with."""
     drafting = begun([CODE], [[36, 37, 38]])
     assert branch(drafting, [36, 37, 38]) == tuple(CODE[:8])
 
 
-def test_it_goes_on_where_the_text_is() -> None:
+def test_the_branch_continues_where_the_text_is() -> None:
     drafting, text = begun([CODE], [[1]]), [1]
     assert branch(drafting, text) == tuple(CODE[:8])
     assert branch(drafting, [*text, *CODE[:2]]) == tuple(CODE[2:18])
@@ -120,7 +120,7 @@ def test_it_goes_on_where_the_text_is() -> None:
         ([9, 8, 7, 42, 43, 44, 45], 46),  # is there far away
     ],
 )
-def test_it_finds_its_way_back(came: list[int], meant: int) -> None:
+def test_an_edited_text_finds_its_place_again(came: list[int], meant: int) -> None:
     drafting = begun([CODE], [[1]])
     proposed(drafting, [[1]])
     draft = proposed(drafting, [[1, *came]])
@@ -128,7 +128,7 @@ def test_it_finds_its_way_back(came: list[int], meant: int) -> None:
     assert draft.predicted[0, 0] == meant
 
 
-def test_of_matches_that_are_alike_the_nearest_counts() -> None:
+def test_among_equal_matches_the_nearest_is_used() -> None:
     """A line occurs three times, each time with a different continuation."""
     line = [20, 21, 22, 23, 24]
     reference = [*CODE[:15], *line, 1, *CODE[:15], *line, 2, *CODE[:15], *line, 3]
@@ -142,7 +142,7 @@ def test_of_matches_that_are_alike_the_nearest_counts() -> None:
         assert draft.predicted[0, 0] == follows
 
 
-def test_a_short_match_far_away_is_none() -> None:
+def test_a_short_match_far_away_is_ignored() -> None:
     drafting = begun([CODE], [[1]])
     proposed(drafting, [[1]])
     draft = proposed(drafting, [[1, 9, 48]])
@@ -153,7 +153,7 @@ def test_a_short_match_far_away_is_none() -> None:
 # How much is drafted.
 
 
-def test_the_branch_follows_what_was_right() -> None:
+def test_the_length_of_the_branch_follows_what_was_right() -> None:
     reference, prompt = list(range(10, 90)), [1]
     drafting, text, lengths = begun([reference], [prompt]), list(prompt), list[int]()
 
@@ -287,7 +287,7 @@ def test_tables_stay_where_they_are_until_the_version_changes() -> None:
     assert drafting.version > version
 
 
-def test_what_was_generated_before_is_looked_for() -> None:
+def test_tokens_generated_before_are_searched_for() -> None:
     """A row is continued in the middle of a text."""
     reference = list(range(10, 90))
     text = [1, 2, *range(10, 30), 7, 7, *range(33, 50)]

@@ -72,7 +72,7 @@ def test_the_start_is_used_first() -> None:
     assert PlanSelector(4).choose() == 0
 
 
-def test_one_slow_moment_condemns_no_plan() -> None:
+def test_one_slow_step_does_not_rule_out_a_plan() -> None:
     selector = PlanSelector(2, start=1)
     for step in range(40):
         plan = selector.choose()

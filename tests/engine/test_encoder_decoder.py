@@ -48,7 +48,7 @@ def requests(count: int = 18) -> list[Request]:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_texts(name: str) -> None:
+def test_the_text_does_not_depend_on_the_drafter(name: str) -> None:
     net = tiny(name)
     target, plan = Target(net), Plan(drafts=2, length=3)
     drafters = [
@@ -66,7 +66,7 @@ def test_texts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_greedy_is_that_of_transformers(name: str) -> None:
+def test_greedy_texts_equal_those_of_transformers(name: str) -> None:
     net = tiny(name)
     engine = Engine(Target(net), drafter("lookup"), spectr.rule("match"), frozenset({2}))
     for source in SOURCES[:2]:
@@ -78,7 +78,7 @@ def test_greedy_is_that_of_transformers(name: str) -> None:
 TOKENS = {name: value for name, value in SHARED.items() if name.endswith("_id")}
 
 
-def test_no_padding_is_written_and_every_text_ends() -> None:
+def test_no_padding_is_generated_and_every_text_ends() -> None:
     """Translation models configure it so: the padding token is a bad word, and the last token that fits must be the end
     token."""
     net = tiny("marian")
@@ -114,7 +114,7 @@ def test_settings_of_the_model_are_those_of_transformers(name: str, forced: int 
             assert lm.generate(source, most + 1 - begins, temperature=0).tokens == meant
 
 
-def test_sources_and_encoders_belong_together() -> None:
+def test_a_source_needs_an_encoder_and_an_encoder_a_source() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

@@ -103,7 +103,7 @@ def test_statistics_add_up(model: PreTrainedModel) -> None:
     assert all(seconds > 0 for seconds in stats.seconds.values())
 
 
-def test_refusals(model: PreTrainedModel) -> None:
+def test_invalid_requests_are_refused(model: PreTrainedModel) -> None:
     with pytest.raises(MismatchError, match=r"recursive_wor"):
         engine(model, "lookup", "recursive_wor")
     with pytest.raises(ArgumentError, match="at least one token"):
@@ -124,7 +124,7 @@ def test_a_text_may_fill_the_context_and_a_tree_may_be_large(model: PreTrainedMo
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4])
-def test_what_lies_beyond_the_end_is_not_counted(model: PreTrainedModel, limit: int) -> None:
+def test_tokens_beyond_the_end_are_not_counted(model: PreTrainedModel, limit: int) -> None:
     """The target drafts for itself, so that almost all drafts are accepted and steps are cut at the end of the text."""
     made = drafter("model", model=Target(model), plan=Plan(drafts=3, length=4))
     requests = [Request(PROMPTS[0], seed, limit, optimality_gap=True) for seed in range(20)]

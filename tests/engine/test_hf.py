@@ -159,7 +159,7 @@ def test_temperature_0_is_greedy_and_keeps_the_penalties(rich: PreTrainedModel, 
         assert inside[0, ids.shape[1] :].tolist() == meant
 
 
-def test_a_config_that_says_greedy_is_greedy(rich: PreTrainedModel) -> None:
+def test_a_greedy_config_decodes_greedily(rich: PreTrainedModel) -> None:
     rich.generation_config.do_sample = False
     lm = spectr.load(rich, "ngram", tokenizer=word_tokenizer(24))
     meant = rich.generate(IDS[:1], max_new_tokens=20)[0, 7:].tolist()
@@ -187,7 +187,7 @@ def warpers(**settings: float) -> list[Any]:
     return [kind(settings[name]) for name, kind in kinds.items() if name in settings]
 
 
-def test_what_is_a_setting_of_a_policy_becomes_one() -> None:
+def test_processors_become_settings_of_a_policy() -> None:
     from spectr.hf import _split_settings
 
     settings = {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "min_p": 0.1, "typical_p": 0.9}
@@ -203,7 +203,7 @@ def test_what_is_a_setting_of_a_policy_becomes_one() -> None:
     "flags", [{"temperature": 0.7}, {"top_k": 5}, {"temperature": 1.3, "top_p": 0.8}, {"top_k": 9, "min_p": 0.1},
               {"temperature": 0.9, "top_p": 0.9, "typical_p": 0.8, "repetition_penalty": 1.2}], ids=str
 )  # fmt: skip
-def test_settings_write_what_processors_write(
+def test_settings_give_the_texts_of_processors(
     net: PreTrainedModel, flags: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def texts() -> list[list[list[int]]]:
@@ -234,7 +234,7 @@ def test_custom_processors_and_criteria(net: PreTrainedModel) -> None:
     assert net.generate(IDS[:1], custom_generate=spectr.hf.generate, **settings).tolist() == meant.tolist()
 
 
-def test_what_is_refused(net: PreTrainedModel) -> None:
+def test_unsupported_settings_are_refused(net: PreTrainedModel) -> None:
     with pytest.raises(ArgumentError, match="num_beams=3"):
         net.generate(IDS[:1], custom_generate=spectr.hf.generate, num_beams=3, max_new_tokens=4)
     for flags, name in (
@@ -258,7 +258,7 @@ def test_what_is_refused(net: PreTrainedModel) -> None:
 
 @pytest.mark.parametrize("drafter", ["none", "lookup", "ngram", "model"])
 @pytest.mark.parametrize("function", [of_its_row, on_the_trie])
-def test_a_constraint_by_prefix_knows_its_row(net: PreTrainedModel, drafter: str, function: object) -> None:
+def test_a_prefix_constraint_gets_the_number_of_its_row(net: PreTrainedModel, drafter: str, function: object) -> None:
     """With padding, with rows that end early, and with a function that raises outside of its trie and after the end."""
     settings = {"do_sample": False, "max_new_tokens": 12, "attention_mask": MASK, "prefix_allowed_tokens_fn": function}
     drafts = llama(2) if drafter == "model" else drafter

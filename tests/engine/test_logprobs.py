@@ -60,7 +60,9 @@ def check_text(model: PreTrainedModel, request: Request, result: Result) -> None
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("name", ["none", "lookup", "model", "feature"])
-def test_of_generated_tokens(model: PreTrainedModel, name: str, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logprobs_of_generated_tokens(
+    model: PreTrainedModel, name: str, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each request gets as many as it asks for, and steps do not depend on it."""
     policies = [Policy(0.5), Policy(0), Policy(top_k=3, repetition_penalty=1.3), Policy()]
     plain = [Request(PROMPT[row:], row, 20 - row, policy) for row, policy in enumerate(policies)]
@@ -81,7 +83,7 @@ def test_of_generated_tokens(model: PreTrainedModel, name: str, late: bool, monk
 
 
 @pytest.mark.parametrize("name", ["none", "lookup", "model", "feature"])
-def test_of_the_prompt(model: PreTrainedModel, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logprobs_of_the_prompt(model: PreTrainedModel, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All tokens but the first have one, computed in chunks, next to other requests; steps do not depend on it."""
     monkeypatch.setattr("spectr.engine.prefill._SCORED_CHUNK", 5)
     plain = [
@@ -113,7 +115,7 @@ def test_of_the_prompt(model: PreTrainedModel, name: str, monkeypatch: pytest.Mo
                 check(known, after[place], token, request.prompt_logprobs)
 
 
-def test_both_and_the_gap(model: PreTrainedModel) -> None:
+def test_logprobs_of_both_with_the_optimality_gap(model: PreTrainedModel) -> None:
     request = Request(PROMPT, 1, 16, logprobs=2, prompt_logprobs=1, optimality_gap=True)
     result = engine(model, "model").generate([request])[0]
     check_text(model, request, result)

@@ -45,7 +45,7 @@ def test_room_grows_with_the_text(target: Target, alone: list[list[int]]) -> Non
     assert made.load.slots > 700
 
 
-def test_texts_that_find_no_room_wait(target: Target, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_without_room_wait(target: Target, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     free = target.memory(4, 600)
     monkeypatch.setattr(memory, "available", lambda _: free)
     made = engine(target)
@@ -55,7 +55,7 @@ def test_texts_that_find_no_room_wait(target: Target, alone: list[list[int]], mo
     assert all(handle.so_far.stats.emitted == len(text) for handle, text in zip(handles, alone, strict=True))
 
 
-def test_a_text_that_never_fits(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_never_fits_is_refused(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     made, free = engine(target), target.memory(1, 300)
     monkeypatch.setattr(memory, "available", lambda _: free)
     with pytest.raises(NoRoomError, match="a cache of 1 rows"):
@@ -81,7 +81,7 @@ def test_an_error_while_room_is_made_ends_all_requests(target: Target, monkeypat
             handle.result(timeout=60)
 
 
-def test_beginnings_are_shared_within_a_scope_only(target: Target) -> None:
+def test_prefixes_are_shared_within_a_scope_only(target: Target) -> None:
     made, prompt = engine(target), torch.arange(3, 11).repeat(8).tolist()
     first, other, same = (made.generate([Request(prompt, 1, 4, cache_scope=name)])[0] for name in ("a", "b", "a"))
     assert [first.reused, other.reused, same.reused] == [0, 0, len(prompt) - 1]

@@ -26,7 +26,7 @@ def law(model: torch.nn.Module, text: list[int], temperature: float) -> torch.Te
 
 
 @pytest.mark.parametrize(("rule", "name"), [("race", "ngram"), ("race", "lookup"), ("kseq", "ngram"), ("race", "none")])
-def test_a_tree_is_what_was_drafted(rule: str, name: str) -> None:
+def test_a_traced_tree_is_the_draft(rule: str, name: str) -> None:
     made, policy = engine(rule, name), Policy(0.8)
     plain = made.generate([Request(PROMPT, 5, 30, policy)])[0]
     found = made.generate([Request(PROMPT, 5, 30, policy, trace=True)])[0]

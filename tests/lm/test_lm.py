@@ -14,7 +14,7 @@ from spectr.errors import ArgumentError, MismatchError, SpectrError, UnknownName
 ASK = "the quick brown fox jumps over the quick brown"
 
 
-def test_one_text_whatever_drafts(folder: Path, small: Path) -> None:
+def test_the_text_does_not_depend_on_the_drafter(folder: Path, small: Path) -> None:
     plain = spectr.load(str(folder), drafter="none")
     meant = plain.generate(ASK, 40, seed=5, temperature=0.9)
     for drafter in ("lookup", "ngram", "early_exit", "random", str(small), f"lookup+{small}", ["lookup", "ngram"]):
@@ -64,7 +64,7 @@ def test_stop_strings_cross_tokens(folder: Path) -> None:
     assert "".join(lm.stream(ASK, 60, seed=2, raw=True, stop=stop)) == cut.text
 
 
-def test_streams_are_the_text_and_can_be_left(folder: Path) -> None:
+def test_a_stream_gives_the_text_and_can_be_closed(folder: Path) -> None:
     lm = spectr.load(str(folder))
     pieces = list(lm.stream(ASK, 50, seed=8, min_new_tokens=50))
     assert "".join(pieces) == lm.generate(ASK, 50, seed=8, min_new_tokens=50).text
@@ -110,7 +110,7 @@ def test_the_best_coupling_is_what_optimal_reaches(folder: Path, small: Path) ->
     assert gaps["recursive"] > gaps["optimal"]
 
 
-def test_a_conversation_reads_only_what_is_new(folder: Path) -> None:
+def test_a_conversation_prefills_only_new_tokens(folder: Path) -> None:
     chat = spectr.load(str(folder)).chat()
     first = "".join(chat.say("one two three", 12, seed=4))
     assert chat.reused == 0
@@ -236,7 +236,7 @@ def test_bad_settings(folder: Path, settings: dict[str, object], sentence: str) 
 
 
 @pytest.mark.parametrize("prompts", [None, 5, b"bytes", [ASK, None], [1, 2.5], [[True]]])
-def test_what_is_no_prompt(folder: Path, prompts: Any) -> None:
+def test_invalid_prompts(folder: Path, prompts: Any) -> None:
     lm = spectr.load(str(folder))
     for call in (lm.generate, lm.stream, lm.chat().say):
         with pytest.raises(ArgumentError, match=r"a string, (a list of )?token ids"):
@@ -281,7 +281,7 @@ def test_seeds_are_random_unless_given(folder: Path) -> None:
     assert pieces.output.tokens == lm.generate(ASK, 12, seed=pieces.seed).tokens
 
 
-def test_a_stream_tells_what_came(folder: Path) -> None:
+def test_a_stream_has_the_output_so_far(folder: Path) -> None:
     lm = spectr.load(str(folder))
     whole = lm.generate(ASK, 30, seed=8, min_new_tokens=30)
     with lm.stream(ASK, 30, seed=8, min_new_tokens=30) as pieces:
@@ -293,7 +293,7 @@ def test_a_stream_tells_what_came(folder: Path) -> None:
     assert list(pieces) == []
 
 
-def test_threads_take_turns(folder: Path, small: Path) -> None:
+def test_threads_may_share_an_lm(folder: Path, small: Path) -> None:
     lm = spectr.load(str(folder), str(small), nodes=6)
     meant = [lm.generate(ASK, 16, seed=seed).tokens for seed in range(12)]
     with ThreadPoolExecutor(4) as pool:
@@ -324,13 +324,13 @@ def test_a_template_that_refuses_a_role(folder: Path) -> None:
         lm.generate([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
 
 
-def test_an_lm_says_what_it_is(folder: Path) -> None:
+def test_repr_of_an_lm(folder: Path) -> None:
     lm = spectr.load(str(folder), "ngram", drafts=2, length=2)
     assert repr(lm) == f"<LM {str(folder)!r}: drafter=ngram, nodes=5, rule=race, float32 on cpu>"
 
 
 @pytest.mark.parametrize("name", ["n", "seeds"])
-def test_what_a_stream_would_not_listen_to(folder: Path, name: str) -> None:
+def test_settings_that_a_stream_refuses(folder: Path, name: str) -> None:
     lm, setting = spectr.load(str(folder)), {name: [1] if name == "seeds" else 2}
     for call in (lm.stream, lm.chat().say):
         with pytest.raises(ArgumentError, match=f"takes no {name}; use generate"):
@@ -348,7 +348,7 @@ def test_a_stream_reports_what_generate_reports(folder: Path) -> None:
     assert lm.stream(ASK, 4).output.logprobs is None
 
 
-def test_conversions_at_the_edge(folder: Path) -> None:
+def test_arguments_of_other_types_are_accepted(folder: Path) -> None:
     lm = spectr.load(folder, None, spectr.rule("race"), device=torch.device("cpu"), dtype=torch.float32)
     meant = lm.generate(ASK, 5, seed=3).tokens
     assert lm.engine.drafter.name == "none"

@@ -50,7 +50,7 @@ def test_nodes_size_the_tree_under_every_rule(name: str, nodes: int) -> None:
         assert 0.8 * nodes <= plan.capacity <= nodes
 
 
-def test_what_is_said_of_chains_goes_with_nodes() -> None:
+def test_options_of_chains_are_combined_with_nodes() -> None:
     target: Any = SimpleNamespace(target=SimpleNamespace(device=torch.device("cpu")))
     for said, meant in (({"drafts": 4}, (4, 7)), ({"length": 3}, (10, 3)), ({"drafts": 2, "length": 3}, (2, 3))):
         plan = Pairing(target, rule("kseq").card, DraftOptions(nodes=32, **said), {}).plan()
@@ -58,7 +58,7 @@ def test_what_is_said_of_chains_goes_with_nodes() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_auto_without_a_trained_drafter_says_what_it_is(
+def test_auto_without_a_trained_drafter_is_announced(
     device: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(trained, "shipped", lambda _: None)

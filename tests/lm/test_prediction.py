@@ -84,7 +84,7 @@ def test_streams_handles_and_conversations(folder: Path) -> None:
     assert other.reused > 5
 
 
-def test_what_is_wrong_is_said_before_anything_runs(folder: Path) -> None:
+def test_invalid_predictions_are_refused_before_anything_runs(folder: Path) -> None:
     lm = spectr.load(str(folder), "none")
     for bad in (5, ["a"], [1.5], {"type": "content"}, [[1, 2]], True):
         with pytest.raises(ArgumentError, match="prediction must be a string or a list of token ids"):

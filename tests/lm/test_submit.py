@@ -45,7 +45,7 @@ def test_texts_run_together(lm: LM) -> None:
     assert ["".join(handle) for handle in again] == [output.text for output in want]
 
 
-def test_readers_that_do_not_wait(lm: LM) -> None:
+def test_texts_are_read_with_asyncio(lm: LM) -> None:
     want = lm.generate(ASK, 16, seed=2)
 
     async def pieces() -> str:
@@ -63,7 +63,7 @@ async def _awaited(lm: LM) -> Output:
     return await lm.submit(ASK, 16, seed=2)
 
 
-def test_what_is_not_wanted_any_more(lm: LM) -> None:
+def test_cancelled_and_dropped_texts_end(lm: LM) -> None:
     handle = lm.submit(ASK, 300, seed=2, min_new_tokens=300)
     first = next(handle)
     handle.cancel()
@@ -79,7 +79,7 @@ def test_what_is_not_wanted_any_more(lm: LM) -> None:
     assert not delivery.has_ended  # it never came to its end
 
 
-def test_an_error_is_told_to_whoever_waits(lm: LM) -> None:
+def test_an_error_is_raised_where_the_text_is_awaited(lm: LM) -> None:
     def refuses(text: list[int]) -> None:
         raise KeyError(len(text))
 
@@ -151,7 +151,7 @@ def test_log_probabilities_of_the_prompt(lm: LM) -> None:
     assert output.top_logprobs[0][0][0] == int(law[-1].argmax())
 
 
-def test_a_beginning_is_read_once(lm: LM) -> None:
+def test_a_shared_prefix_is_prefilled_once(lm: LM) -> None:
     first = lm.generate(ASK + " " + TIDES, 8, seed=1)
     second = lm.generate(ASK + " " + TIDES + " and", 8, seed=1)
     assert second.reused > 20

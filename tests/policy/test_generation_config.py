@@ -92,7 +92,7 @@ def test_settings(net: PreTrainedModel, said: dict[str, Any], meant: dict[str, A
     Policy(**found)
 
 
-def test_a_model_without_a_config_says_nothing(net: PreTrainedModel) -> None:
+def test_a_model_without_a_config_has_no_settings(net: PreTrainedModel) -> None:
     net.generation_config = None
     assert default_settings(net, V) == {}
     assert unsupported_settings(net, V) is None
@@ -106,7 +106,7 @@ def test_a_checkpoint_keeps_its_settings(tmp_path: Path) -> None:
     assert opened.stops == {2, 7}
 
 
-def test_what_is_given_overrides_that_setting_alone() -> None:
+def test_a_given_setting_overrides_only_that_setting() -> None:
     own = {"temperature": 0.6, "top_k": 50, "repetition_penalty": 1.1, "min_length": 9, "suppress_tokens": (3,)}
     assert merge_settings(own, {}) == own
     assert merge_settings(own, {"temperature": 1.0}) == {**own, "temperature": 1.0}
@@ -117,7 +117,7 @@ def test_what_is_given_overrides_that_setting_alone() -> None:
     assert (shorter["min_new_tokens"], shorter.get("min_length")) == (2, None)
 
 
-def test_what_is_not_supported_is_said_by_name(net: PreTrainedModel) -> None:
+def test_unsupported_settings_are_named(net: PreTrainedModel) -> None:
     assert unsupported_settings(with_config(net, num_beams=1, guidance_scale=1.0, temperature=0.5), V) is None
     said = unsupported_settings(with_config(net, num_beams=4, guidance_scale=1.5, top_p=0.0, stop_strings=["."]), V)
     assert said is not None
@@ -138,7 +138,7 @@ def test_what_is_not_supported_is_said_by_name(net: PreTrainedModel) -> None:
     assert default_settings(net, V) == {}
 
 
-def test_what_is_not_supported_is_said_when_a_model_is_loaded(
+def test_unsupported_settings_are_named_when_a_model_is_loaded(
     net: PreTrainedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     said: list[str] = []
@@ -199,7 +199,7 @@ def test_the_policy_is_what_transformers_makes_of_the_config(net: PreTrainedMode
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_same_of_an_encoder_decoder_model(name: str) -> None:
+def test_the_policy_of_an_encoder_decoder_model(name: str) -> None:
     compare_texts(with_config(encoder_decoder(), **CONFIGS[name]))
 
 

@@ -43,7 +43,7 @@ def test_commits_add_up_in_place() -> None:
 
 
 @pytest.mark.parametrize("asked_before", [True, False])
-def test_rows_change_places_and_then_go_their_own_way(asked_before: bool) -> None:
+def test_copied_rows_grow_independently(asked_before: bool) -> None:
     history = History.of(PROMPTS, 8, padding=[[0], [], [0, 0]], limits=LIMITS)
     history.commit(STEPS[0])
     if asked_before:

@@ -100,7 +100,7 @@ def test_bias_single_bad_words_and_suppressed_tokens_need_no_past() -> None:
         ({"allowed": lambda _: None}, False),
     ],
 )
-def test_what_remembers_needs_a_past(setting: dict[str, Any], capturable: bool) -> None:
+def test_a_policy_that_depends_on_the_text_needs_a_past(setting: dict[str, Any], capturable: bool) -> None:
     policy = Policy(**setting)
     assert policy.remembers
     assert policy.capturable == capturable
@@ -180,7 +180,7 @@ def test_bad_settings(setting: dict[str, Any], sentence: str) -> None:
         Policy(**setting)
 
 
-def test_processors_come_alone_in_lists_or_not_at_all() -> None:
+def test_processors_may_be_none_one_or_nested_lists() -> None:
     def one(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores
 
@@ -198,7 +198,7 @@ def test_processors_come_alone_in_lists_or_not_at_all() -> None:
         UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, None),
     ],
 )
-def test_processors_that_go_by_rows_are_refused(made: Any) -> None:
+def test_processors_that_depend_on_rows_are_refused(made: Any) -> None:
     with pytest.raises(ArgumentError, match=f"depend on each text only, and {type(made).__name__}"):
         Policy(processors=[[made]])
 

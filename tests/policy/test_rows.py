@@ -74,7 +74,7 @@ def _device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("_device")
 @pytest.mark.parametrize("ranked", [False, True], ids=["law", "ranked"])
-def test_a_row_in_company_is_a_row_alone(ranked: bool) -> None:
+def test_a_row_in_a_batch_equals_a_row_alone(ranked: bool) -> None:
     for seed in range(60):
         policies, texts, paths, logits = case(seed, 1 + seed % 7)
         together = PolicyRows.of(policies, V)(logits, Past(histories(texts), paths), ranked=ranked)
@@ -82,7 +82,7 @@ def test_a_row_in_company_is_a_row_alone(ranked: bool) -> None:
 
 
 @pytest.mark.usefixtures("_device")
-def test_features_that_nobody_uses_change_nothing() -> None:
+def test_unused_features_change_nothing() -> None:
     """Captured steps compute more features than their rows use."""
     for seed in range(30):
         policies, texts, paths, logits = case(seed, 4)
@@ -131,7 +131,7 @@ def test_rows_come_and_go() -> None:
         assert torch.equal(rows.take_rows(picked)(logits[picked], past), want), turn
 
 
-def test_tables_are_replaced_seldom_and_it_is_told() -> None:
+def test_the_version_changes_when_a_table_is_replaced() -> None:
     """The version changes whenever a table is replaced, since captured steps know tensors by their addresses."""
 
     def places(rows: PolicyRows) -> list[int]:

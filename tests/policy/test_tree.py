@@ -373,7 +373,7 @@ def test_the_mask_hook(hook: Callable[[list[int]], Tensor]) -> None:
     check(Policy(allowed=lambda _: None), lambda _row, _text, logits: logits)
 
 
-def test_a_hook_is_asked_once_and_only_about_texts_it_allowed() -> None:
+def test_a_hook_is_called_once_and_only_for_texts_it_allowed() -> None:
     asked = []
 
     def hook(text: list[int]) -> list[int]:
@@ -390,7 +390,7 @@ def test_a_hook_is_asked_once_and_only_about_texts_it_allowed() -> None:
     assert asked[-2:] == [(*TEXTS[0][0], 2), (5, 5)]
 
 
-def test_a_hook_is_not_asked_beyond_the_end() -> None:
+def test_a_hook_is_not_called_beyond_the_end() -> None:
     history = History.of([[1]], V, stops=STOPS)
     asked: list[list[int]] = []
     policy = Policy(allowed=asked.append)
@@ -446,7 +446,7 @@ def test_a_row_that_excludes_every_token_is_left_alone() -> None:
     assert dead.all(-1).tolist() == [True, False]
 
 
-def test_no_token_left_where_no_text_gets() -> None:
+def test_a_draft_without_allowed_tokens_is_no_error() -> None:
     """Draft tokens that a processor excludes, or that end the text, may have no allowed token after them."""
 
     def grammar(ids: Tensor, scores: Tensor) -> Tensor:
@@ -500,7 +500,7 @@ BELOW = torch.tensor([[[-1, -1, -1], [4, -1, -1], [4, 2, -1], [4, 2, 6]]])
 @pytest.mark.parametrize(
     "policy", [Policy(allowed=lost_after([4, 2])), Policy(processors=[broken_after([4, 2])])], ids=["hook", "processor"]
 )
-def test_what_is_raised_below_the_text_waits_until_the_text_gets_there(policy: Policy) -> None:
+def test_an_error_for_a_draft_is_raised_once_the_text_gets_there(policy: Policy) -> None:
     """A draft may extend beyond the end of the text, where users' functions are not called without drafts."""
     for tokens in ([4], [4, 2], [4, 3, 1], [2]):
         history = History.of([[1]], V)
@@ -519,7 +519,7 @@ def test_what_is_raised_below_the_text_waits_until_the_text_gets_there(policy: P
     assert policy(LOGITS[:1, :4], draft).isfinite().any(-1).all()
 
 
-def test_what_is_wrong_with_one_row_is_raised_for_that_row() -> None:
+def test_an_error_of_one_row_is_raised_for_that_row() -> None:
     """The processor is called for the texts of both rows at once."""
     policy = Policy(processors=[broken_after([4, 2])])
     history = History.of([[1, 4, 2], [1, 3, 2]], V)
