@@ -59,12 +59,12 @@ class Lookup:
         """
         matched, places = self._matched(tokens, end)
         behind = places[..., None] + cached_arange(self.length, tokens.device)  # (B, P, L)
-        found = tokens.gather(1, behind.clamp_max(tokens.shape[1] - 1).flatten(1)).view(behind.shape)
-        inside = (behind < end[:, None, None]) & (found >= 0)
+        following = tokens.gather(1, behind.clamp_max(tokens.shape[1] - 1).flatten(1)).view(behind.shape)
+        inside = (behind < end[:, None, None]) & (following >= 0)
         count = (matched - self.shortest + 1).clamp(0, self.length)
         count = torch.minimum(count, inside.long().cumprod(-1).sum(-1))
-        fresh = self._is_new(found, count)
-        return _first(self.drafts, found, torch.where(fresh, count, 0))
+        fresh = self._is_new(following, count)
+        return _first(self.drafts, following, torch.where(fresh, count, 0))
 
     def _matched(self, tokens: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
         """Returns how many tokens (B, P) before each of the best places equal those before the end, and the places (B,
@@ -82,26 +82,26 @@ class Lookup:
         best = (matched * size + at).topk(min(_PLACES * self.drafts, size), -1).values
         return best // size, best % size
 
-    def _is_new(self, found: Tensor, count: Tensor) -> Tensor:
+    def _is_new(self, following: Tensor, count: Tensor) -> Tensor:
         """(B, P) bool: whether no better place has the same continuation."""
-        same = (found[:, :, None] == found[:, None]).long().cumprod(-1).sum(-1)  # (B, P, P) tokens in common
+        same = (following[:, :, None] == following[:, None]).long().cumprod(-1).sum(-1)  # (B, P, P) tokens in common
         covered = (same >= count[:, :, None]) & (count[:, None] >= count[:, :, None])
-        places = cached_arange(found.shape[1], found.device)
+        places = cached_arange(following.shape[1], following.device)
         return ~(covered & (places[None, :] < places[:, None])).any(-1) & (count > 0)
 
 
-def _first(drafts: int, found: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+def _first(drafts: int, following: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """The first `drafts` continuations of at least one token, in order."""
     order = (count == 0).to(torch.int8).sort(dim=-1, stable=True).indices[:, :drafts]
-    return found.gather(1, order[..., None].expand(-1, -1, found.shape[-1])), count.gather(1, order)
+    return following.gather(1, order[..., None].expand(-1, -1, following.shape[-1])), count.gather(1, order)
 
 
-def _chains(root: Tensor, found: Tensor, count: Tensor) -> Draft:
+def _chains(root: Tensor, following: Tensor, count: Tensor) -> Draft:
     """A draft of chains: the first `count` (B, K) tokens of continuations (B, K, L) below the roots."""
-    _, drafts, length = found.shape
+    _, drafts, length = following.shape
     places = cached_arange(length, root.device)
     alive = places < count[..., None]
-    tokens = torch.where(alive, found, 0).flatten(1)
+    tokens = torch.where(alive, following, 0).flatten(1)
     ids = cached_arange(drafts * length, root.device).view(drafts, length)
     parents = torch.where(alive & (places > 0), ids, 0).flatten(1)  # the parent is the node before
     tokens = torch.cat([root[:, None], tokens], 1)
@@ -120,8 +120,8 @@ class _LookupDrafting(SingleChoice):
 
     def propose(self, scene: Scene) -> Draft:
         """Drafts the continuations of each row's text."""
-        found, count = self.lookup.continuations(*self._searched(scene.texts))
-        chains = _chains(scene.root, found, count)
+        following, count = self.lookup.continuations(*self._searched(scene.texts))
+        chains = _chains(scene.root, following, count)
         if (
             scene.root.device.type == "cpu"
         ):  # fewer nodes take less time; on a GPU merging would take longer than it saves

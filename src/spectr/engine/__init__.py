@@ -96,11 +96,11 @@ class Engine:
     def with_parts(self, **parts: Any) -> "Engine":
         """Returns an engine with some parts replaced, by their names in `EngineParts`; it shares no rows with this
         one."""
-        made = copy.copy(self)
-        made.parts = replace(self.parts, **parts)
-        _check_pair(made.drafter, made.rule)
-        made.scheduler = Scheduler(made.parts)
-        return made
+        engine = copy.copy(self)
+        engine.parts = replace(self.parts, **parts)
+        _check_pair(engine.drafter, engine.rule)
+        engine.scheduler = Scheduler(engine.parts)
+        return engine
 
     def compile(self) -> None:
         """Compiles the layers of target and drafter, and generates a few tokens so that compilation happens now."""

@@ -107,8 +107,8 @@ def copy_to_host(readout: StepReadout) -> PendingReadout:
     def pinned(values: Tensor | None) -> Tensor | None:
         if values is None:
             return None
-        held = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        return held.copy_(values, non_blocking=True)
+        copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        return copy.copy_(values, non_blocking=True)
 
     numbers = pinned(readout.numbers)
     assert numbers is not None
@@ -116,10 +116,10 @@ def copy_to_host(readout: StepReadout) -> PendingReadout:
     if tree is not None:
         parts: list[Any] = [pinned(part) for part in (tree.nodes, tree.probabilities, tree.path, tree.added)]
         tree = TreeReadout(*parts)
-    held = StepReadout(numbers, pinned(readout.logprobs), pinned(readout.likeliest), pinned(readout.best), tree)
+    copy = StepReadout(numbers, pinned(readout.logprobs), pinned(readout.likeliest), pinned(readout.best), tree)
     event = torch.cuda.Event()
     event.record()
-    return PendingReadout(held, event)
+    return PendingReadout(copy, event)
 
 
 class HostReadout:
@@ -147,12 +147,12 @@ class HostReadout:
 
     def _tree(self, row: int) -> StepTree | None:
         """The tree of one row, without dead nodes."""
-        if (found := self._readout.tree) is None:
+        if (trees := self._readout.tree) is None:
             return None
-        path = [node for node in found.path[row].tolist() if node >= 0]
+        path = [node for node in trees.path[row].tolist() if node >= 0]
         places, nodes = dict[int, int](), list[TreeNode]()
         for number, ((token, parent, alive, origin), (draft, target)) in enumerate(
-            zip(found.nodes[row].tolist(), found.probabilities[row].tolist(), strict=True)
+            zip(trees.nodes[row].tolist(), trees.probabilities[row].tolist(), strict=True)
         ):
             if not alive:
                 continue
@@ -160,7 +160,7 @@ class HostReadout:
             name = self._origin if origin < 0 else ORIGINS[origin]
             known = number > 0, number in path, name
             nodes.append(_node(token, places.get(parent, 0), (draft, target), known))
-        return StepTree(nodes, places[path[-1]] if path else 0, float(found.added[row]))
+        return StepTree(nodes, places[path[-1]] if path else 0, float(trees.added[row]))
 
     def verdict(self, row: int) -> RowVerdict:
         """Returns what was decided for one row, for the witness."""
@@ -177,9 +177,9 @@ class HostReadout:
         return [TokenLogprobs(v[0], tuple(zip(t, v[1:], strict=True))) for v, t in zip(values, tokens, strict=True)]
 
 
-def _node(token: int, parent: int, chances: tuple[float, float], known: tuple[bool, bool, str]) -> TreeNode:
+def _node(token: int, parent: int, probabilities: tuple[float, float], known: tuple[bool, bool, str]) -> TreeNode:
     """A node; `known` is whether it is below the root, whether it was accepted, and its origin."""
-    (draft, target), (is_draft, accepted, origin) = chances, known
+    (draft, target), (is_draft, accepted, origin) = probabilities, known
     if not is_draft:
         return TreeNode(token, None, None, None, False, origin)
     return TreeNode(token, parent, None if draft < 0 else draft, target, accepted, origin)

@@ -58,12 +58,12 @@ class Rows:
     def features(self, rows: int, *, exactly: bool) -> frozenset[str]:
         """Returns the features that the policies of the first rows use, and allocates the tables they need. Unless
         `exactly`, the set is rounded up to one of few, so that few graphs are captured."""
-        found: frozenset[str] = frozenset().union(*set(self.policies.used[:rows]))
-        found = found if exactly else rounded(found)
-        self.history.look_back(seen="repetition_penalty" in found, counts="counts" in found)
-        if "bias" in found:
+        features: frozenset[str] = frozenset().union(*set(self.policies.used[:rows]))
+        features = features if exactly else rounded(features)
+        self.history.look_back(seen="repetition_penalty" in features, counts="counts" in features)
+        if "bias" in features:
             self.policies.make_bias()
-        return found
+        return features
 
     def activate(self, first: int, count: int) -> None:
         """Lets rows take part in steps."""

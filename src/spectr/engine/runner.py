@@ -189,27 +189,27 @@ def _deliver(state: RequestState, readout: HostReadout, row: int, marks: list[fl
     """Delivers what a step did to one row; None if it failed, which ends this request and no other."""
     request = state.request
     try:
-        found = readout.row(row, request.logprobs)
-        text, end = ("", None) if request.reader is None else request.reader.feed(found.tokens)
-        count = len(found.tokens) if end is None else end
-        state.host_text.commit(found.tokens[:count])  # errors beyond the end of the text are ignored
+        result = readout.row(row, request.logprobs)
+        text, end = ("", None) if request.reader is None else request.reader.feed(result.tokens)
+        count = len(result.tokens) if end is None else end
+        state.host_text.commit(result.tokens[:count])  # errors beyond the end of the text are ignored
         if state.walk is not None:
-            state.walk.commit(found.tokens[:count])
+            state.walk.commit(result.tokens[:count])
             if end is None and state.walk.error is not None:
                 raise state.walk.error
-        if end is None and found.error is not None:
-            raise found.error
-        reason = found.finish_reason if end is None else "stop"
+        if end is None and result.error is not None:
+            raise result.error
+        reason = result.finish_reason if end is None else "stop"
         if reason is not None and request.reader is not None:
             text += request.reader.finish()
     except Exception as error:
         state.delivery.fail(error)
         return None
-    counts = found.counts.cut(count)
-    state.text += found.tokens[:count]
-    logprobs = None if found.logprobs is None else found.logprobs[:count]
+    counts = result.counts.cut(count)
+    state.text += result.tokens[:count]
+    logprobs = None if result.logprobs is None else result.logprobs[:count]
     step = Step(
-        found.tokens[:count], len(counts.ranks), counts.corrected, reason, logprobs, text, counts.drafted, found.tree
+        result.tokens[:count], len(counts.ranks), counts.corrected, reason, logprobs, text, counts.drafted, result.tree
     )
     state.delivery.add(step, counts, marks)
     return step

@@ -59,7 +59,7 @@ def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options
             raise ArgumentError(f"load has no option {name!r}; {nearest(name, known)}")
     progress = options.get("progress") or (lambda _: None)
     chosen = DraftOptions(**{name: options[name] for name in options if name in drafting})
-    made = planned_rule(rule, chosen)
+    chosen_rule = planned_rule(rule, chosen)
     load_options = {name: options[name] for name in options if name in loading}
     tokenizer = options.get("tokenizer")
     if isinstance(model, str | os.PathLike):
@@ -71,17 +71,17 @@ def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options
             "progress": progress,
             "tensor_parallel": 1,
         }
-        partner = pair(drafter, opened, made.card, chosen, drafter_loading)
+        partner = pair(drafter, opened, chosen_rule.card, chosen, drafter_loading)
     elif load_options:
         raise ArgumentError(
             f"this model is loaded already, so {', '.join(load_options)} would change nothing; use model.to(…)"
         )
     else:
         opened = open_loaded(model, tokenizer)
-        partner = pair(drafter, opened, made.card, chosen)
+        partner = pair(drafter, opened, chosen_rule.card, chosen)
     if warning := unsupported_settings(opened.target.model, opened.target.vocabulary):
         (options.get("progress") or notice)(warning)
-    return LM(_engine(opened, partner, made, options, progress), opened)
+    return LM(_engine(opened, partner, chosen_rule, options, progress), opened)
 
 
 def _serve_other_ranks(opened: "OpenedModel") -> None:
@@ -109,8 +109,8 @@ def _engine(
         )
     if captures and opened.target.is_sharded:
         raise ArgumentError("steps of a tensor-parallel model are not captured; leave out capture or tensor_parallel")
-    made = Engine(opened.target, drafter, rule, opened.stops, rows=options.get("rows") or 64, captures=captures)
+    engine = Engine(opened.target, drafter, rule, opened.stops, rows=options.get("rows") or 64, captures=captures)
     if options.get("compile"):
         progress("compiling layers; those that were compiled before are loaded from the cache")
-        made.compile()
-    return made
+        engine.compile()
+    return engine

@@ -183,10 +183,12 @@ def pair(
             "plainly; set a drafter as well, such as lookup, early_exit or a smaller model of the family"
         )
     options.check("+".join(str(part) for part in parts), [name for part in parts for name in options_taken(part)])
-    how = _loading_like(target) if loading is None else loading
+    load_options = _loading_like(target) if loading is None else loading
     if parts == ["none"] and drafter == AUTO and card.name == "race":
         return adaptive([named_drafter("none"), named_drafter("lookup")], lambda _: PLAIN)
-    made = [make_drafter(part, Pairing(target, card, options.only(options_taken(part)), how)) for part in parts]
+    made = [
+        make_drafter(part, Pairing(target, card, options.only(options_taken(part)), load_options)) for part in parts
+    ]
     if drafter == AUTO and chooses_while_running(target, card, options):
-        return _auto(made[0], Pairing(target, card, options, how))
+        return _auto(made[0], Pairing(target, card, options, load_options))
     return made[0] if len(made) == 1 else named_drafter("mixed", parts=made)
