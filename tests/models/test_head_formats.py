@@ -153,9 +153,9 @@ def test_offsets_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
         spectr.load(golden_target(), str(folder))
 
 
-def test_a_block_is_no_deeper_than_it_is(tmp_path: Path) -> None:
+def test_drafts_are_no_longer_than_a_block(tmp_path: Path) -> None:
     folder = str(write_head(tmp_path, Case("block", "dflash").files()))
-    with pytest.raises(ArgumentError, match="at most 4 tokens long, as many as a block gives, got 5"):
+    with pytest.raises(ArgumentError, match="at most 4 tokens long, as many as a block predicts, got 5"):
         spectr.load(golden_target(), folder, length=5)
     assert spectr.load(golden_target(), folder, nodes=64).engine.drafter.plan.length == 4  # type: ignore[attr-defined]
 
@@ -163,7 +163,7 @@ def test_a_block_is_no_deeper_than_it_is(tmp_path: Path) -> None:
 def test_hidden_states_are_for_published_heads() -> None:
     with pytest.raises(ArgumentError, match="takes"):
         spectr.load(golden_target(), "lookup", hidden_states=(1, 2, 3))
-    with pytest.raises(ArgumentError, match="hidden_states says what a published head reads"):
+    with pytest.raises(ArgumentError, match="hidden_states is an option of published heads"):
         spectr.load(golden_target(), golden_target(), hidden_states=(1, 2, 3))
 
 

@@ -260,7 +260,7 @@ def settings_of(policy: Policy) -> dict[str, Any]:
     if policy.temperature == 0 or not policy.capturable or policy.logit_bias or policy.bad_words:
         raise ArgumentError(
             "the policy must sample and use only temperature, top_k, top_p, min_p, typical_p and repetition_penalty, "
-            "which is what transformers is audited with"
+            "with which transformers is audited"
         )
     names = ("temperature", "top_k", "top_p", "typical_p", "repetition_penalty")
     found = {name: getattr(policy, name) for name in names}

@@ -41,7 +41,7 @@ def _fitting(sizes: Sequence[int], wanted: int) -> int | None:
 
 
 @dataclass(slots=True)
-class _Place:
+class _GraphSession:
     """A separate session, the static inputs of its passes, and their graphs."""
 
     session: Session
@@ -62,8 +62,8 @@ class GraphPrefill:
 
     def __init__(self, run: Pass, open_session: OpenSession) -> None:
         self._run, self._open_session = run, open_session
-        self._alone: _Place | None = None  # for one row of any length
-        self._together: _Place | None = None  # for several short rows
+        self._single: _GraphSession | None = None  # for one row of any length
+        self._several_rows: _GraphSession | None = None  # for several short rows
         self.is_off = False  # True once there was not enough memory
 
     def can_read(self, session: Session, texts: list[list[int]], filled: list[int]) -> bool:
@@ -94,28 +94,28 @@ class GraphPrefill:
                 part = None if given is None else given[row : row + 1, first : first + len(piece)]
                 self._read(self._one(session, at), session.window(row, row + 1, at), [piece], [at], part)
 
-    def _one(self, session: Session, start: int) -> _Place:
+    def _one(self, session: Session, start: int) -> _GraphSession:
         """Return the place for one row, with room for a pass that begins at `start`."""
         needed = max(session.cache.size, start + WIDTHS[-1])
-        if self._alone is None or self._alone.session.cache.size < needed:
-            self._alone = None  # frees its memory before the next is allocated
-            self._alone = self._place(session, 1, _fitting(_ATTENDED, needed) or needed)
-        return self._alone
+        if self._single is None or self._single.session.cache.size < needed:
+            self._single = None  # frees its memory before the next is allocated
+            self._single = self._place(session, 1, _fitting(_ATTENDED, needed) or needed)
+        return self._single
 
-    def _several(self, session: Session) -> _Place:
+    def _several(self, session: Session) -> _GraphSession:
         """Return the place for several short rows."""
-        if self._together is None:
-            self._together = self._place(session, _ROWS[-1], _TOGETHER)
-        return self._together
+        if self._several_rows is None:
+            self._several_rows = self._place(session, _ROWS[-1], _TOGETHER)
+        return self._several_rows
 
-    def _place(self, session: Session, rows: int, slots: int) -> _Place:
+    def _place(self, session: Session, rows: int, slots: int) -> _GraphSession:
         with torch.inference_mode(False):
             made = self._open_session(rows, slots)
             made.cache.make_buffers_like(session.cache)
-        return _Place(made)
+        return _GraphSession(made)
 
     def _read(
-        self, place: _Place, session: Session, texts: list[list[int]], filled: list[int], given: Tensor | None
+        self, place: _GraphSession, session: Session, texts: list[list[int]], filled: list[int], given: Tensor | None
     ) -> None:
         """Run one pass for all rows of a session: copy the rows, replay a graph, copy the result back."""
         longest, most = max(map(len, texts)), max(filled)
