@@ -89,7 +89,7 @@ def test_invalid_endpoints_are_refused(serve: Serve) -> None:
         Endpoint(server.url, "another", "Once").ask(2, 1, 0)
     with serve(right, right) as server, pytest.raises(ArgumentError, match="at least one choice, got none"):
         Endpoint(server.url, "toy", "Once", more={"n": 0}).ask(2, 1, 0)
-    with serve(lambda text: 3 * right(text), right) as server, pytest.raises(LawError, match="sum to"):
+    with serve(lambda text: 3 * right(text), right) as server, pytest.raises(LawError, match="their sum is"):
         audit_endpoint(Endpoint(server.url, "toy", "Once"), 1, Level(samples=10))
 
 
