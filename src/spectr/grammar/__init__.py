@@ -1,7 +1,7 @@
 """Structured output: grammars that a text must match, and masks of the tokens that may follow. In reading order:
 
 `grammar`     what users write: a JSON schema, a regular expression, a grammar, a choice
-`schema`      converts JSON schemas to rules, with `strings` and `numbers` for their values
+`schema`      converts JSON schemas to rules, with `strings` and `numbers` for their values, `layout` for white space
 `keywords`    checks the keywords of JSON schemas; `merging` combines schemas, `exclusion` compares them for `oneOf`
 `regex`       converts regular expressions to rules
 `expressions` the right-hand sides of rules; `ebnf` prunes rules, unrolls repetitions and writes them as text

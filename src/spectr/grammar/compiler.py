@@ -70,7 +70,7 @@ class GrammarCompiler:
         self.trial.seconds = seconds
 
     def find(self, grammar: Grammar) -> CompiledGrammar | None:
-        """The grammar if it has been compiled, without waiting."""
+        """Return the grammar if it has been compiled, else None, without waiting."""
         with self._lock:
             found = self._known.get(grammar)
         return found.result() if found is not None and found.done() and found.exception() is None else None

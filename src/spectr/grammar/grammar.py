@@ -11,8 +11,9 @@ from typing import Any
 from spectr.errors import ArgumentError
 from spectr.grammar.ebnf import format_rules, prune_rules, unroll
 from spectr.grammar.expressions import Literal, choice
+from spectr.grammar.layout import LAYOUTS, Layout
 from spectr.grammar.regex import full_match
-from spectr.grammar.schema import LAYOUTS, Layout, schema_ebnf
+from spectr.grammar.schema import schema_ebnf
 
 __all__ = ["Grammar"]
 

@@ -135,13 +135,13 @@ def _in_common(one: list[Any], other: list[Any]) -> list[Any]:
 
 
 def _hashable(value: Any) -> Hashable:
-    """A key that is equal for two values exactly if they are equal in JSON."""
+    """Return a key that is equal for two values if and only if they are equal in JSON."""
     if isinstance(value, bool | list):
         return (type(value), value if isinstance(value, bool) else tuple(map(_hashable, value)))
     if isinstance(value, dict):
         return dict, frozenset((name, _hashable(part)) for name, part in value.items())
-    made: Hashable = value
-    return made
+    key: Hashable = value
+    return key
 
 
 def _products(one: list[Any], other: list[Any]) -> list[Any]:

@@ -7,11 +7,9 @@ express are refused, never ignored.
 
 import json
 from collections import deque
-from dataclasses import dataclass
 from decimal import Decimal
 from itertools import combinations
-from typing import Any, get_args
-from typing import Literal as OneOf
+from typing import Any
 
 from spectr.errors import ArgumentError
 from spectr.grammar.ebnf import format_rules, prune_rules, unroll
@@ -19,16 +17,15 @@ from spectr.grammar.exclusion import disjoint
 from spectr.grammar.expressions import (
     EMPTY,
     NOTHING,
-    Chars,
     Expression,
     Literal,
     Ref,
     Repeat,
     choice,
-    optional,
     sequence,
 )
 from spectr.grammar.keywords import Node, Subschema, kinds_of, satisfies
+from spectr.grammar.layout import Layout, Punctuation, punctuation
 from spectr.grammar.merging import Document
 from spectr.grammar.numbers import Bounds, integers, multiples, numbers
 from spectr.grammar.strings import (
@@ -43,35 +40,12 @@ from spectr.grammar.strings import (
     strings_with_pattern,
 )
 
-__all__ = ["LAYOUTS", "Layout", "schema_ebnf"]
-
-Layout = OneOf["any", "line", "compact"]
-"""White space: `line` as json.dumps writes it, `compact` none, `any` optional in the usual places: one space, or a new
-line and its indentation."""
-LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+__all__ = ["schema_ebnf"]
 
 _DEEPEST = 100  # nested objects and lists
 _MOST_RULES = 10_000
 _MOST_RESIDUES = 100  # largest multipleOf
 _MOST_STATES = 5_000  # rules of an object whose properties are counted
-
-
-@dataclass(frozen=True, slots=True)
-class _Marks:
-    """The punctuation between values."""
-
-    gap: Expression  # after { and [, and before } and ]
-    comma: Expression
-    colon: Expression
-    separators: tuple[str, str]  # for json.dumps of constants
-
-
-def _marks(layout: Layout) -> _Marks:
-    if layout == "any":
-        gap = choice([EMPTY, Literal(" "), sequence(Literal("\n"), Repeat(Chars.of(" \t")))])
-        return _Marks(gap, sequence(Literal(","), gap), sequence(Literal(":"), optional(Literal(" "))), (", ", ": "))
-    separators = (", ", ": ") if layout == "line" else (",", ":")
-    return _Marks(EMPTY, Literal(separators[0]), Literal(separators[1]), separators)
 
 
 def schema_ebnf(schema: Any, layout: Layout, *, strict: bool) -> str:
@@ -80,7 +54,7 @@ def schema_ebnf(schema: Any, layout: Layout, *, strict: bool) -> str:
     With `strict`, properties and items that the schema does not name are excluded."""
     _check_size(schema)
     try:
-        return _converted(_Converter(Document(schema), _marks(layout), strict))
+        return _converted(_Converter(Document(schema), punctuation(layout), strict))
     except RecursionError:
         raise ArgumentError(
             "a schema must not be nested so deeply, or have numbers of so many digits, that the interpreter's stack is "
@@ -109,8 +83,8 @@ def _check_size(schema: Any) -> None:
 class _Converter:
     """Converts schemas to rules. Each distinct schema becomes one rule, so that references may be recursive."""
 
-    def __init__(self, document: Document, marks: _Marks, strict: bool) -> None:
-        self.document, self.marks, self.strict = document, marks, strict
+    def __init__(self, document: Document, punctuation: Punctuation, strict: bool) -> None:
+        self.document, self.punctuation, self.strict = document, punctuation, strict
         self._rules: dict[str, Expression] = {}
         self._names: dict[str, str] = {}
         self._waiting: deque[tuple[str, Any, str]] = deque()
@@ -165,7 +139,7 @@ class _Converter:
         )
 
     def _constant(self, value: Any) -> Expression:
-        return Literal(json.dumps(value, ensure_ascii=False, separators=self.marks.separators))
+        return Literal(json.dumps(value, ensure_ascii=False, separators=self.punctuation.separators))
 
     def _kind(self, kind: str, name: str, node: Node, path: str) -> Expression:
         """Match the values of one type."""
@@ -220,8 +194,8 @@ class _Converter:
         first = [self._value(item, f"{path}/prefixItems/{at}") for at, item in enumerate(node.get("prefixItems", ()))]
         others = self._value(self._rest(node, "prefixItems", "items"), f"{path}/items")
         some = NOTHING if most is not None and most < max(least, 1) else self._items(name, first, others, (least, most))
-        inside = choice([sequence(some, self.marks.gap), *([] if least else [EMPTY])])
-        return sequence(Literal("["), self.marks.gap, inside, Literal("]"))
+        inside = choice([sequence(some, self.punctuation.gap), *([] if least else [EMPTY])])
+        return sequence(Literal("["), self.punctuation.gap, inside, Literal("]"))
 
     def _rest(self, node: Node, named: str, rest: str) -> Subschema:
         """Return the schema of properties or items that the schema does not name."""
@@ -235,7 +209,7 @@ class _Converter:
         self, name: str, first: list[Expression], others: Expression, counts: tuple[int, int | None]
     ) -> Expression:
         """Match the items of a non-empty array: each of `first`, then any number of `others`."""
-        (least, most), comma, known = counts, self.marks.comma, max(len(first), 1)
+        (least, most), comma, known = counts, self.punctuation.comma, max(len(first), 1)
         left = None if most is None else max(0, most - known)
         tail: Expression = Repeat(sequence(comma, others), max(0, least - known), left)
         for at in reversed(range(1, len(first))):
@@ -264,10 +238,10 @@ class _Converter:
                 f"that are certainly distinct, got {least}; name more properties"
             )
         states = self._states(name, pairs, extra, (least, most), path)
-        return sequence(Literal("{"), self.marks.gap, states, Literal("}"))
+        return sequence(Literal("{"), self.punctuation.gap, states, Literal("}"))
 
     def _pair(self, key: Expression, value: Expression) -> Expression:
-        return sequence(key, self.marks.colon, value)
+        return sequence(key, self.punctuation.colon, value)
 
     def _extra(self, name: str, node: Node, named: Node, path: str) -> Expression:
         """Match a property that the schema does not name."""
@@ -314,7 +288,7 @@ class _Converter:
         for at, (pair, required) in reversed(list(enumerate(pairs))):
             earlier = list[Expression]()
             for before in range(cap + 1):
-                comma = self.marks.comma if before else EMPTY
+                comma = self.punctuation.comma if before else EMPTY
                 this = sequence(comma, pair, states[min(before + 1, cap)])
                 options = [] if most is not None and before >= most else [this]
                 self._rules[f"{name}-p{at}-{before}"] = choice([*options, *([] if required else [states[before]])])
@@ -330,10 +304,10 @@ class _Converter:
             return NOTHING
         left = None if most is None else max(0, most - before)
         missing = int(before < least)
-        more = sequence(self.marks.comma, extra)
+        more = sequence(self.punctuation.comma, extra)
         if before:
-            return sequence(Repeat(more, missing, left), self.marks.gap)
-        some = sequence(extra, Repeat(more, 0, None if left is None else max(0, left - 1)), self.marks.gap)
+            return sequence(Repeat(more, missing, left), self.punctuation.gap)
+        some = sequence(extra, Repeat(more, 0, None if left is None else max(0, left - 1)), self.punctuation.gap)
         return choice([*([some] if left != 0 else []), *([] if missing else [EMPTY])])
 
 
