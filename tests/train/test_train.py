@@ -116,7 +116,7 @@ def test_what_is_trained_is_what_is_drafted(net: PreTrainedModel) -> None:
         forced: Any = Forced(tokens, at)
         written, root = History.of([tokens[:at]], SIZE), torch.tensor([tokens[at - 1]])
         drafting.propose(Scene(written, root, one > 0, forced, lambda x, _: x, lambda x, _: x, one, at))
-        expected = drafting._expected[0]  # type: ignore[attr-defined]
+        expected = drafting._predicted[0]  # type: ignore[attr-defined]
         for depth in range(3):
             assert torch.allclose(expected[depth], meant[depth][0, at - 1 + depth], atol=1e-4)
         target.read(session, [tokens[at - 1 : at + accepted]])
