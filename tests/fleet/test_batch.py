@@ -12,7 +12,7 @@ from tests.fleet.conftest import Requests, read_results, request_line
 from spectr import load
 from spectr.errors import ArgumentError
 from spectr.fleet import batch as batch_module
-from spectr.fleet.answering import Answers, BatchModel
+from spectr.fleet.answerer import BatchAnswerer, BatchModel
 from spectr.fleet.batch import BatchFiles, Tally, run_batch
 from spectr.fleet.journal import Journal
 from spectr.fleet.lines import read_lines, seed_of
@@ -94,15 +94,15 @@ def test_it_goes_on_where_it_stopped(
     path, whole, out = requests(10), tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     run(path, whole, model)
     answered: list[int] = []
-    original = Answers.to
+    original = BatchAnswerer.answer
 
-    async def counting(self: Answers, lines: Any) -> Any:
+    async def counting(self: BatchAnswerer, lines: Any) -> Any:
         answered.extend(line.number for line in lines)
         if len(answered) > 4:
             raise KeyboardInterrupt
         return await original(self, lines)
 
-    monkeypatch.setattr(batch_module.Answers, "to", counting)
+    monkeypatch.setattr(batch_module.BatchAnswerer, "answer", counting)
     with pytest.raises(KeyboardInterrupt):
         run(path, out, model)
     monkeypatch.undo()

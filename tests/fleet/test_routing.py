@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from spectr.errors import ArgumentError
-from spectr.fleet.ledger import Block, Ledger, blocks
 from spectr.fleet.over_http import HttpReplicas
 from spectr.fleet.plan import FleetPlan, Scaling, read_plan
-from spectr.fleet.ring import Ring, beginning, choose
+from spectr.fleet.ring import Ring, choose, prefix_key
 from spectr.fleet.router import admitted
+from spectr.fleet.stream_record import Block, StreamRecord, blocks
 
 NAMES = [f"http://10.0.0.{number}:8000" for number in range(20)]
 KEYS = [f"beginning {number}" for number in range(2000)]
@@ -51,13 +51,13 @@ def test_beginnings() -> None:
     other = [system, {"role": "user", "content": "two"}]
     short = [{"role": "user", "content": "one"}]
     later = [*short, {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
-    assert beginning({"messages": first}) == beginning({"messages": other})
-    assert beginning({"messages": short}) == beginning({"messages": later})
-    assert beginning({"messages": short}) != beginning({"messages": [{"role": "user", "content": "two"}]})
-    assert beginning({"prompt": ["a", "b"]}) == "a"
-    assert beginning({"prompt": [[1, 2], [3]]}) == beginning({"prompt": [1, 2]})
+    assert prefix_key({"messages": first}) == prefix_key({"messages": other})
+    assert prefix_key({"messages": short}) == prefix_key({"messages": later})
+    assert prefix_key({"messages": short}) != prefix_key({"messages": [{"role": "user", "content": "two"}]})
+    assert prefix_key({"prompt": ["a", "b"]}) == "a"
+    assert prefix_key({"prompt": [[1, 2], [3]]}) == prefix_key({"prompt": [1, 2]})
     for odd in ({}, {"prompt": None}, {"prompt": []}, {"prompt": 7}, {"messages": [7]}, {"prompt": [[]]}):
-        assert isinstance(beginning(odd), str)
+        assert isinstance(prefix_key(odd), str)
 
 
 async def pieces(data: bytes, size: int) -> AsyncIterator[bytes]:
@@ -83,35 +83,35 @@ def chunk(index: int, text: str, tokens: list[int], reason: str | None = None) -
 
 def test_a_ledger_resumes_with_every_token_once() -> None:
     body = {"prompt": ["a", "b"], "n": 2, "seed": 1, "stream": True, "spectr": {"rule": "race"}}
-    ledger = Ledger(body, None, event_ids=True)
-    assert ledger.body()["spectr"] == {"rule": "race", "tokens": True}
-    assert ledger.headers() == {}
-    event = ledger.add(chunk(0, "x", [4, 5]), "2:a,-,-,-")
+    record = StreamRecord(body, None, event_ids=True)
+    assert record.body()["spectr"] == {"rule": "race", "tokens": True}
+    assert record.headers() == {}
+    event = record.add(chunk(0, "x", [4, 5]), "2:a,-,-,-")
     assert (event.id, "spectr" in event.data) == ("2:a,-,-,-", False)
-    ledger.add(chunk(2, "y", [6], "stop"), "2:a,-,1:b.,-")
-    ledger.add(chunk(0, "z", [7]), "3:c,-,1:b.,-")
-    resume = ledger.body()["spectr"]["resume"]
+    record.add(chunk(2, "y", [6], "stop"), "2:a,-,1:b.,-")
+    record.add(chunk(0, "z", [7]), "3:c,-,1:b.,-")
+    resume = record.body()["spectr"]["resume"]
     assert (resume["id"], resume["created"], resume["fingerprint"]) == ("cmpl-1", 5, "fp_1")
     assert [(text["tokens"], text["begun"], text["finish_reason"]) for text in resume["texts"]] == [
         ([4, 5, 7], True, None), ([], False, None), ([6], True, "stop"), ([], False, None),
     ]  # fmt: skip
-    assert not ledger.is_closed
-    ledger.add({**chunk(0, "", []), "choices": []}, "3:c,-,1:b.,-")
-    assert ledger.is_closed
+    assert not record.is_closed
+    record.add({**chunk(0, "", []), "choices": []}, "3:c,-,1:b.,-")
+    assert record.is_closed
 
 
 def test_a_ledger_of_a_client_that_reconnected() -> None:
     """As long as nothing came of a text that the client has a part of, its tokens are not known: the next replica is
     told the place."""
-    ledger = Ledger({"prompt": "a", "n": 2, "seed": 1, "spectr": {"tokens": True}}, "2:a,3:b", event_ids=False)
-    assert ledger.headers() == {"last-event-id": "2:a,3:b"}
-    event = ledger.add(chunk(0, "x", [4, 5, 6]), "3:c,3:b")
+    record = StreamRecord({"prompt": "a", "n": 2, "seed": 1, "spectr": {"tokens": True}}, "2:a,3:b", event_ids=False)
+    assert record.headers() == {"last-event-id": "2:a,3:b"}
+    event = record.add(chunk(0, "x", [4, 5, 6]), "3:c,3:b")
     assert (event.id, event.data["spectr"]["tokens"]) == ("3:c,3:b", [4, 5, 6])
-    assert ledger.headers() == {"last-event-id": "3:c,3:b"}
-    assert "resume" not in ledger.body()["spectr"]
-    ledger.add(chunk(1, "x", [7, 8, 9, 1]), "3:c,4:d")
-    assert ledger.headers() == {}
-    assert [text["tokens"] for text in ledger.body()["spectr"]["resume"]["texts"]] == [[4, 5, 6], [7, 8, 9, 1]]
+    assert record.headers() == {"last-event-id": "3:c,3:b"}
+    assert "resume" not in record.body()["spectr"]
+    record.add(chunk(1, "x", [7, 8, 9, 1]), "3:c,4:d")
+    assert record.headers() == {}
+    assert [text["tokens"] for text in record.body()["spectr"]["resume"]["texts"]] == [[4, 5, 6], [7, 8, 9, 1]]
 
 
 def test_a_ledger_of_a_client_that_goes_on_itself() -> None:
@@ -121,28 +121,30 @@ def test_a_ledger_of_a_client_that_goes_on_itself() -> None:
         {"tokens": [3], "begun": True, "finish_reason": "stop"},
     ]
     given = {"id": "cmpl-1", "created": 5, "fingerprint": "fp_1", "texts": texts}
-    ledger = Ledger({"prompt": "a", "n": 2, "seed": 1, "spectr": {"resume": given}}, None, event_ids=True)
-    assert ledger.body()["spectr"]["resume"] == given
-    ledger.add(chunk(0, "x", [4]), "3:c,1:b.")
-    resumed = ledger.body()["spectr"]["resume"]["texts"]
+    record = StreamRecord({"prompt": "a", "n": 2, "seed": 1, "spectr": {"resume": given}}, None, event_ids=True)
+    assert record.body()["spectr"]["resume"] == given
+    record.add(chunk(0, "x", [4]), "3:c,1:b.")
+    resumed = record.body()["spectr"]["resume"]["texts"]
     assert [(text["tokens"], text["finish_reason"]) for text in resumed] == [([1, 2, 4], None), ([3], "stop")]
 
 
 def test_a_prompt_that_is_repeated_has_no_tokens_of_the_text() -> None:
     for tells in (False, True):
-        ledger = Ledger({"prompt": "a", "echo": True, "seed": 1, "spectr": {"tokens": tells}}, None, event_ids=True)
+        record = StreamRecord(
+            {"prompt": "a", "echo": True, "seed": 1, "spectr": {"tokens": tells}}, None, event_ids=True
+        )
         echo = chunk(0, "a", [])
         del echo["spectr"]
-        assert "spectr" not in ledger.add(echo, "0:a").data
-        assert ledger.body()["spectr"]["resume"]["texts"] == [{"tokens": [], "begun": True, "finish_reason": None}]
-        told = ledger.add(chunk(0, "x", [4]), "1:b").data
+        assert "spectr" not in record.add(echo, "0:a").data
+        assert record.body()["spectr"]["resume"]["texts"] == [{"tokens": [], "begun": True, "finish_reason": None}]
+        told = record.add(chunk(0, "x", [4]), "1:b").data
         assert told.get("spectr") == ({"tokens": [4]} if tells else None)
-        assert ledger.body()["spectr"]["resume"]["texts"][0]["tokens"] == [4]
+        assert record.body()["spectr"]["resume"]["texts"][0]["tokens"] == [4]
 
 
 def test_a_ledger_is_small_however_many_texts_a_body_claims() -> None:
-    ledger = Ledger({"prompt": "a", "n": 10**12, "seed": 1}, None, event_ids=True)
-    assert "resume" not in ledger.body()["spectr"]
+    record = StreamRecord({"prompt": "a", "n": 10**12, "seed": 1}, None, event_ids=True)
+    assert "resume" not in record.body()["spectr"]
 
 
 def test_a_seed_is_fixed_at_admission() -> None:

@@ -12,11 +12,11 @@ import pytest
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from spectr.serve import Limits, desk, events
+from spectr.serve import Limits, events, handler
 from spectr.serve.admission import Admission
+from spectr.serve.errors import ApiError
 from spectr.serve.json_text import json_bytes
-from spectr.serve.problems import ApiError
-from spectr.serve.protocol import ChatRequest, CompletionRequest, as_problem
+from spectr.serve.protocol import ChatRequest, CompletionRequest, as_field_error
 from spectr.serve.replies import Reply
 from spectr.serve.service import Service
 from spectr.serve.workers import Workers
@@ -29,7 +29,7 @@ def problem(kind: type[CompletionRequest] | type[ChatRequest], body: bytes) -> t
     try:
         kind.model_validate(from_json(body))
     except ValidationError as error:
-        return as_problem(error, kind), error.error_count()
+        return as_field_error(error, kind), error.error_count()
     except ApiError as error:
         return error, 1
     raise AssertionError("the body was taken")
@@ -158,7 +158,7 @@ def test_large_responses_are_written_in_a_worker(client: httpx2.Client, monkeypa
         return build(self, *given)
 
     monkeypatch.setattr(Reply, "whole", noted)
-    monkeypatch.setattr(desk, "_SMALL", 20)
+    monkeypatch.setattr(handler, "_SMALL", 20)
     assert client.post("/v1/completions", json=asked).json()["choices"] == small
     assert all(name.startswith("spectr-worker") for name in threads)
     assert threads
@@ -177,8 +177,8 @@ def test_a_repeated_prompt_is_written_in_a_worker(
         threads[len(text) > 5000].add(threading.current_thread().name)
         return text
 
-    monkeypatch.setattr(desk, "_SMALL", 20)
-    for module in (desk, events):
+    monkeypatch.setattr(handler, "_SMALL", 20)
+    for module in (handler, events):
         monkeypatch.setattr(module, "json_bytes", noted)
     found = client.post("/v1/completions", json=asked)
     assert found.status_code == 200

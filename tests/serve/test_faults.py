@@ -26,15 +26,15 @@ from spectr.serve.service import Service
 LONG = {"prompt": "one two", "max_tokens": 400, "logit_bias": {"1": -100}, "seed": 1}
 
 
-def settled(service: Service, desk: Any, most: float = 30) -> None:
+def settled(service: Service, handler: Any, most: float = 30) -> None:
     """Wait until nothing runs, then see that nothing is left."""
     deadline = time.monotonic() + most
     while time.monotonic() < deadline:
         load = service.lm.engine.load
-        if not (load.running or load.reading or load.waiting or desk.admission.running or desk.admission.waiting):
+        if not (load.running or load.reading or load.waiting or handler.admission.running or handler.admission.waiting):
             return
         time.sleep(0.02)
-    raise AssertionError(f"{service.lm.engine.load} is left, and {desk.admission.running} places")
+    raise AssertionError(f"{service.lm.engine.load} is left, and {handler.admission.running} places")
 
 
 def abandon(url: str, rng: random.Random, body: dict[str, Any]) -> None:
@@ -60,7 +60,7 @@ def abandon(url: str, rng: random.Random, body: dict[str, Any]) -> None:
 def test_disconnects_leak_nothing(other: Callable[..., Any], count: int) -> None:
     client, service = other(Limits(body_time=5, header_time=5, queue=10_000, running=8))
     url = str(client.base_url).rstrip("/")
-    desk = service.desk
+    handler = service.handler
     meant = client.post("/v1/completions", json={**LONG, "max_tokens": 20}).json()["choices"]
 
     def work(first: int) -> None:
@@ -73,10 +73,10 @@ def test_disconnects_leak_nothing(other: Callable[..., Any], count: int) -> None
         thread.start()
     for thread in threads:
         thread.join()
-    settled(service, desk)
+    settled(service, handler)
     gc.collect()
     assert client.post("/v1/completions", json={**LONG, "max_tokens": 20}).json()["choices"] == meant
-    settled(service, desk)
+    settled(service, handler)
 
 
 def test_a_client_that_leaves_frees_its_row(other: Callable[..., Any]) -> None:
@@ -85,7 +85,7 @@ def test_a_client_that_leaves_frees_its_row(other: Callable[..., Any]) -> None:
         lines = found.iter_lines()
         next(lines)
         assert service.lm.engine.load.running == 1
-    settled(service, service.desk, 5)
+    settled(service, service.handler, 5)
 
 
 def test_a_client_that_never_reads(other: Callable[..., Any]) -> None:
@@ -99,7 +99,7 @@ def test_a_client_that_never_reads(other: Callable[..., Any]) -> None:
         lines = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
         made.sendall("\r\n".join([*lines, f"Content-Length: {len(data)}", "", ""]).encode() + data)
         assert client.post("/v1/completions", json={**LONG, "max_tokens": 5}).status_code == 200
-        settled(service, service.desk, 60)
+        settled(service, service.handler, 60)
     assert client.get("/health").status_code == 200
 
 
@@ -111,7 +111,7 @@ def test_a_text_that_takes_too_long(other: Callable[..., Any]) -> None:
         lines = [line for line in stream.iter_lines() if line]
     assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "timeout"
     assert lines[-1] == "data: [DONE]"
-    settled(service, service.desk)
+    settled(service, service.handler)
 
 
 def test_memory_that_is_short(other: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_a_model_that_breaks(other: Callable[..., Any], lm: LM, monkeypatch: pyt
     assert "secret" not in found.text
     state["is_broken"] = False
     assert client.post("/v1/completions", json={**LONG, "max_tokens": 5}).status_code == 200
-    settled(service, service.desk)
+    settled(service, service.handler)
 
 
 def start(folder: Path, *flags: str) -> tuple[subprocess.Popen[str], str]:

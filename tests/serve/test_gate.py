@@ -14,8 +14,8 @@ from spectr.cli.serve import read_keys
 from spectr.errors import ArgumentError
 from spectr.serve import Limits, ServerSettings
 from spectr.serve.admission import Admission
+from spectr.serve.errors import ApiError
 from spectr.serve.gate import Keys
-from spectr.serve.problems import ApiError
 from spectr.serve.run import bind, check_address
 
 KEYS = ("first-secret-key", "second-secret-key")

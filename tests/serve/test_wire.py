@@ -130,7 +130,7 @@ def test_bytes_that_are_no_request_amid_an_answer(other: Callable[..., Any]) -> 
     assert got.startswith(b"HTTP/1.1 200")
     assert got.count(b"HTTP/1.1") == 1
     assert b"invalid_http" not in got
-    settled(service, service.desk, 10)
+    settled(service, service.handler, 10)
 
 
 def test_a_request_before_the_answer_to_the_last(other: Callable[..., Any]) -> None:
@@ -139,7 +139,7 @@ def test_a_request_before_the_answer_to_the_last(other: Callable[..., Any]) -> N
         made.sendall(post({**LONG, "n": 4}))
         time.sleep(0.2)
         made.sendall(post({**LONG, "max_tokens": 1}))
-        settled(service, service.desk, 10)
+        settled(service, service.handler, 10)
 
 
 def test_clients_that_do_not_read() -> None:
@@ -210,10 +210,10 @@ def test_the_end_of_a_drain_is_told(other: Callable[..., Any], stream: bool) -> 
     client, service = other()
     with client.stream("POST", "/v1/completions", json={**LONG, "n": 8, "stream": stream}) as found:
         pass
-    server_over = service.desk.ending
+    server_over = service.handler.shutdown
 
     async def end() -> None:
-        server_over.end()
+        server_over.begin()
 
     with connect(address(client)) as made:
         made.sendall(post({**LONG, "n": 16, "stream": stream}, "Connection: close"))
@@ -222,14 +222,14 @@ def test_the_end_of_a_drain_is_told(other: Callable[..., Any], stream: bool) -> 
         else:
             got = b""
             time.sleep(0.1)
-        loop = service.desk.ending.over.get_loop()
+        loop = service.handler.shutdown.future.get_loop()
         asyncio.run_coroutine_threadsafe(end(), loop).result(5)
         while piece := made.recv(65536):
             got += piece
     assert found.status_code == 200
     assert b"draining" in got
     assert got.startswith(b"HTTP/1.1 200" if stream else b"HTTP/1.1 503")
-    settled(service, service.desk)
+    settled(service, service.handler)
 
 
 def test_engine_failures_turn_the_server_red(other: Callable[..., Any], lm: Any, monkeypatch: Any) -> None:

@@ -50,7 +50,7 @@ def batch(
 
     A request without a seed gets one from its custom_id, so that its text is the same on every run."""
     needs_server("spectr batch")
-    from spectr.fleet.answering import BatchModel
+    from spectr.fleet.answerer import BatchModel
     from spectr.fleet.batch import BatchFiles, run_batch
 
     check_folder(out)

@@ -1,5 +1,5 @@
-"""`spectr batch`: answers the requests of a file, keeps every chunk as soon as it is done, and goes on where it was
-when it is started again."""
+"""`spectr batch`: answers the requests of a file and saves every chunk when it is done, so that a second run continues
+where the first one was killed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from spectr.fleet.answering import Answers, BatchModel, Result
+from spectr.fleet.answerer import BatchAnswerer, BatchModel, Result
 from spectr.fleet.journal import Journal
 from spectr.fleet.lines import Line, chunks, read_lines
 
@@ -81,7 +81,7 @@ def _answered(files: BatchFiles, model: BatchModel, created: int, left: Sequence
     return _in_this_process(parts, model.opened(created), model.running)
 
 
-def _in_this_process(parts: Sequence[Sequence[Line]], answers: Answers, running: int) -> Iterator[list[Result]]:
+def _in_this_process(parts: Sequence[Sequence[Line]], answers: BatchAnswerer, running: int) -> Iterator[list[Result]]:
     loop = asyncio.new_event_loop()
     try:
         results = _side_by_side(parts, answers, running)
@@ -95,13 +95,15 @@ def _in_this_process(parts: Sequence[Sequence[Line]], answers: Answers, running:
         loop.close()
 
 
-async def _side_by_side(parts: Sequence[Sequence[Line]], answers: Answers, running: int) -> AsyncIterator[list[Result]]:
-    """The results of chunks as they come. So many chunks run at once that the last texts of one do not leave the model
-    idle."""
+async def _side_by_side(
+    parts: Sequence[Sequence[Line]], answerer: BatchAnswerer, running: int
+) -> AsyncIterator[list[Result]]:
+    """The results of chunks, in the order in which they are done. Several chunks run at once, so that the model is not
+    idle during the last texts of one."""
     waiting: set[asyncio.Task[list[Result]]] = set()
     most = 1 + -(-running // max(1, len(parts[0])))
     for part in parts:
-        waiting.add(asyncio.create_task(answers.to(part)))
+        waiting.add(asyncio.create_task(answerer.answer(part)))
         if len(waiting) >= most:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in done:

@@ -1,7 +1,7 @@
 """A Ray cluster: one that runs already, or one on this machine for as long as a command runs.
 
-The cluster of a command has no dashboard, and lets in nobody without its token. Ray listens on all addresses of a
-machine, and cannot be told otherwise: the token is what keeps others out.
+The cluster of a command has no dashboard, and refuses clients without its token. Ray always listens on all addresses of
+a machine: the token is what keeps others out.
 """
 
 import logging
@@ -39,7 +39,7 @@ def connected(address: str | None, workers: int, purpose: str) -> Iterator[Any]:
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     try:
         if address is None:
-            cpus = max(os.cpu_count() or 1, workers + 1)  # each worker takes one, and so does whoever feeds them
+            cpus = max(os.cpu_count() or 1, workers + 1)  # each worker takes one, and so does the driver
             ray.init(num_cpus=cpus, include_dashboard=False, object_store_memory=_STORE, **quiet)
         else:
             ray.init(address=address, **quiet)
@@ -52,8 +52,8 @@ def connected(address: str | None, workers: int, purpose: str) -> Iterator[Any]:
 
 
 def _authenticate(*, is_new: bool) -> None:
-    """Ask for the token of a cluster, and make one for a new cluster. An operator's own choice stands."""
+    """Turn token authentication on, and make a token for a new cluster. Variables that an operator set stay."""
     mode = os.environ.setdefault("RAY_AUTH_MODE", "token")
-    is_told = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
-    if is_new and mode == "token" and not is_told:
+    has_token = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
+    if is_new and mode == "token" and not has_token:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # inherited by the processes of the cluster

@@ -75,7 +75,7 @@ def _named(deployment: Any, *parts: Any) -> Any:
 
 
 def _scaling(plan: FleetPlan) -> dict[str, Any]:
-    """How many replicas, as Ray Serve is told."""
+    """The number of replicas, as options of Ray Serve."""
     wanted = plan.replicas
     if wanted.least == wanted.most:
         return {"num_replicas": wanted.least}

@@ -16,8 +16,8 @@ from pydantic_core import from_json
 
 from spectr.errors import ArgumentError
 from spectr.registry import nearest
-from spectr.serve.problems import ApiError
-from spectr.serve.protocol import ChatRequest, CompletionRequest, as_problem
+from spectr.serve.errors import ApiError
+from spectr.serve.protocol import ChatRequest, CompletionRequest, as_field_error
 
 __all__ = ["BadLineError", "Line", "chunks", "failed", "line_id", "parsed", "read_lines", "responded", "seed_of"]
 
@@ -113,7 +113,7 @@ def _body(given: Any, kind: type[CompletionRequest] | type[ChatRequest], seed: i
     try:
         made = kind.model_validate(given)
     except ValidationError as error:
-        raise as_problem(error, kind) from error
+        raise as_field_error(error, kind) from error
     if made.stream:
         raise ApiError(400, "a batch has no streams; leave stream out", "stream", "unsupported_field")
     return made if made.seed is not None else made.model_copy(update={"seed": seed})

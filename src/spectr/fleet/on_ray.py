@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from spectr.fleet.answering import BatchModel, Result
+from spectr.fleet.answerer import BatchModel, Result
 from spectr.fleet.cluster import connected
 from spectr.fleet.lines import Line
 
@@ -17,7 +17,7 @@ __all__ = ["ChunkWorker", "answered_on_ray"]
 
 
 class ChunkWorker:
-    """Answers chunks of lines, in a process of Ray's."""
+    """BatchAnswerer chunks of lines, in a process of Ray's."""
 
     def __init__(self, model: BatchModel, created: int) -> None:
         self._answers = model.opened(created)
@@ -29,7 +29,7 @@ class ChunkWorker:
 
     def _answered(self, chunk: str) -> str:
         lines = [Line(*one) for one in json.loads(chunk)]
-        return json.dumps(self._loop.run_until_complete(self._answers.to(lines)))
+        return json.dumps(self._loop.run_until_complete(self._answers.answer(lines)))
 
 
 def answered_on_ray(

@@ -27,7 +27,7 @@ class _State:
 
 
 class HttpReplicas:
-    """Servers by their addresses. One that is not ready, or was lost, gets nothing until it says that it is ready."""
+    """Servers by their addresses. One that is not ready, or was lost, gets no requests until it is ready again."""
 
     def __init__(self, urls: Sequence[str], request_time: float = 600.0, patience: float = _PATIENCE) -> None:
         try:
@@ -69,7 +69,7 @@ class HttpReplicas:
 
     @asynccontextmanager
     async def send(self, call: Call) -> AsyncIterator[Answer]:
-        """Send a request to the replica that its beginning belongs to, or to the next that has room."""
+        """Send a request to the replica that its prefix belongs to, or to the next that has room."""
         url = await self._picked(call)
         state = self._states[url]
         state.load += 1

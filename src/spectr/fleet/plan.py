@@ -1,4 +1,4 @@
-"""What `spectr deploy` is told: a file that says which model, how many replicas, and where they are reached."""
+"""The plan of `spectr deploy`: a file with the model, the number of replicas, and their address."""
 
 import hashlib
 from collections.abc import Mapping

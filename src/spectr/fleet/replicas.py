@@ -1,11 +1,11 @@
-"""Replicas that requests can be sent to, as the router sees them. Nothing here does anything."""
+"""The interface between the router and the replicas that it sends requests to."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from spectr.serve.problems import ApiError
+from spectr.serve.errors import ApiError
 
 __all__ = ["Answer", "Call", "NoReplicaError", "ReplicaLostError", "Replicas"]
 
@@ -22,7 +22,7 @@ class NoReplicaError(ApiError):
     """There is no replica that takes requests."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(503, f"{message}; come again later", code="no_replica", wait=5)
+        super().__init__(503, f"{message}; retry later", code="no_replica", wait=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Answer:
 
 
 class Replicas(Protocol):
-    """Where requests go."""
+    """The replicas of a fleet."""
 
     def send(self, call: Call) -> AbstractAsyncContextManager[Answer]:
         """The answer of a replica, as long as the block runs; a call that is left before its end is cancelled. Raises

@@ -1,10 +1,10 @@
-"""Which replica gets a request: requests with a common beginning go to one replica, which has read it already, unless
-that one has more to do than its share.
+"""Chooses the replica of a request: requests with a common prefix go to one replica, which has it in its cache, unless
+that one has more than its share of the load.
 
 The replicas stand on a ring by hashes of their names, each many times; a request goes to the first behind the hash of
-its beginning. A replica that comes or goes moves its own share of the requests and no others. One that has reached the
+its prefix. A replica that comes or goes moves its own share of the requests and no others. One that has reached the
 bound passes requests on to the next (consistent hashing with bounded loads, Mirrokni, Thorup and Zadimoghaddam 2018),
-so a beginning that everybody uses spreads over as many replicas as it needs.
+so that a prefix that everybody uses spreads over as many replicas as it needs.
 """
 
 import json
@@ -14,11 +14,11 @@ from collections.abc import Collection, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any
 
-__all__ = ["Ring", "beginning", "choose"]
+__all__ = ["Ring", "choose", "prefix_key"]
 
 _POINTS = 64  # of each replica on the ring
 _SLACK = 1.25  # times the mean load that a replica takes before it passes requests on
-_CHARACTERS = 256  # of a beginning: about one block of 64 tokens, the least that the prefix cache shares
+_CHARACTERS = 256  # of a prefix: about one block of 64 tokens, the least that the prefix cache shares
 _TOKENS = 64
 
 
@@ -68,11 +68,11 @@ def choose(ring: Ring, key: str, loads: Mapping[str, int], slack: float = _SLACK
     return next((name for name in ring.order(key) if name in loads and loads[name] < bound), None)
 
 
-def beginning(body: Mapping[str, Any]) -> str:
-    """What requests with the same beginning have in common: the first characters of a prompt, or of a conversation up
-    to its first message of a user, so that later turns go where the first went.
+def prefix_key(body: Mapping[str, Any]) -> str:
+    """The key that requests with the same prefix share: the first characters of a prompt, or of a conversation up to
+    its first message of a user, so that later turns go where the first went.
 
-    >>> beginning({"prompt": "a" * 1000}) == "a" * 256, beginning({"prompt": [1, 2]})
+    >>> prefix_key({"prompt": "a" * 1000}) == "a" * 256, prefix_key({"prompt": [1, 2]})
     (True, '[1, 2]')
     """
     messages = body.get("messages")

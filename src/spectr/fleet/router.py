@@ -1,5 +1,5 @@
 """The router: an ASGI application in front of replicas that holds its clients' streams. When a replica is lost, another
-goes on with what it was saying.
+one continues them.
 
 The seed of a request is fixed here, at its admission. A stream goes on from its tokens, so that none comes twice or is
 missing, and what follows has the distribution of the model given what was sent; where the replicas compute with the
@@ -19,15 +19,15 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from pydantic_core import from_json
 
-from spectr.fleet.ledger import Ledger, blocks
+from spectr.fleet.metrics import RouterCounters
 from spectr.fleet.replicas import Answer, Call, NoReplicaError, ReplicaLostError, Replicas
-from spectr.fleet.ring import beginning
-from spectr.fleet.tallies import RouterCounters
+from spectr.fleet.ring import prefix_key
+from spectr.fleet.stream_record import StreamRecord, blocks
 from spectr.serve.app import add_errors
-from spectr.serve.desk import after
-from spectr.serve.events import Ending, Event, EventStream, unless_disconnected
+from spectr.serve.errors import ApiError
+from spectr.serve.events import Event, EventStream, Shutdown, unless_disconnected
 from spectr.serve.gate import Gate
-from spectr.serve.problems import ApiError
+from spectr.serve.handler import after
 from spectr.serve.settings import ServerSettings
 from spectr.version import __version__
 
@@ -50,15 +50,15 @@ class Router:
         self.replicas, self.settings = replicas, settings
         self.is_draining = False
         self.counters = RouterCounters(replicas)
-        self.ending = Ending()
+        self.shutdown = Shutdown()
         self._watching: asyncio.Task[None] | None = None
 
     def end(self) -> None:
         """Answer all requests that run with an error. From the event loop."""
-        self.ending.end()
+        self.shutdown.begin()
 
     def watch(self) -> None:
-        """Look after the replicas from now on. From the event loop."""
+        """Keep the list of replicas up to date from now on. From the event loop."""
         if self._watching is None:
             self._watching = asyncio.ensure_future(self.replicas.watch())
 
@@ -74,16 +74,16 @@ class Router:
         call = Call(request.method, f"{request.url.path}{query}", _headers(request), data)
         left = deadline - time.monotonic()
         if body is None:
-            return await unless_disconnected(request.receive, self._whole(call), left, self.ending.over)
-        call = replace(call, key=beginning(body), body=json.dumps(body).encode())
+            return await unless_disconnected(request.receive, self._whole(call), left, self.shutdown.future)
+        call = replace(call, key=prefix_key(body), body=json.dumps(body).encode())
         if body.get("stream") is not True:
-            return await unless_disconnected(request.receive, self._whole(call), left, self.ending.over)
-        ledger = Ledger(body, request.headers.get("last-event-id"), event_ids=self.settings.event_ids)
-        events = await unless_disconnected(request.receive, self._begun(ledger, call), left, self.ending.over)
-        return EventStream(events, self.settings.keep_alive, limits.write_time, deadline, self.ending.over)
+            return await unless_disconnected(request.receive, self._whole(call), left, self.shutdown.future)
+        record = StreamRecord(body, request.headers.get("last-event-id"), event_ids=self.settings.event_ids)
+        events = await unless_disconnected(request.receive, self._begun(record, call), left, self.shutdown.future)
+        return EventStream(events, self.settings.keep_alive, limits.write_time, deadline, self.shutdown.future)
 
     async def _whole(self, call: Call) -> Response:
-        """An answer in one piece; asked again at another replica where one was lost."""
+        """An answer in one piece. If a replica is lost, another one gets the request."""
         refused: Response | None = None
         for _ in range(_TRIES):
             try:
@@ -100,23 +100,23 @@ class Router:
             return refused
         raise _lost()
 
-    async def _begun(self, ledger: Ledger, call: Call) -> AsyncIterator[Event]:
-        """The events of a stream, once the first is there: an error before it is answered as one."""
-        events = self._events(ledger, call)
+    async def _begun(self, record: StreamRecord, call: Call) -> AsyncIterator[Event]:
+        """The events of a stream, when the first is there. An error before the first event has a status of its own."""
+        events = self._events(record, call)
         return after(await anext(events), events)
 
-    async def _events(self, ledger: Ledger, call: Call) -> AsyncIterator[Event]:
+    async def _events(self, record: StreamRecord, call: Call) -> AsyncIterator[Event]:
         """The events of a stream, from as many replicas as it takes."""
         problem = _lost()
         for _ in range(_TRIES):
-            asked = replace(call, body=json.dumps(ledger.body()).encode(), headers={**call.headers, **ledger.headers()},
+            asked = replace(call, body=json.dumps(record.body()).encode(), headers={**call.headers, **record.headers()},
                             streams=True)  # fmt: skip
             try:
                 async with self._sent(asked) as answer:
                     if answer.status != 200:
                         problem = _problem(answer, b"".join([chunk async for chunk in answer.chunks]))
                     else:
-                        async for event in self._told(answer, ledger):
+                        async for event in self._events_of(answer, record):
                             yield event
                         return
                 lost, why = answer.replica, problem.message
@@ -126,23 +126,23 @@ class Router:
                 raise
             except ApiError as error:
                 problem, lost, why = error, answer.replica, error.message
-            if ledger.is_closed:
+            if record.is_closed:
                 return
             if problem.code not in _ELSEWHERE:
                 raise problem
             call = self._elsewhere(call, lost, why)
-            self.counters.failovers.inc(ledger.has_begun)
+            self.counters.failovers.inc(record.has_begun)
         raise problem
 
-    async def _told(self, answer: Answer, ledger: Ledger) -> AsyncIterator[Event]:
-        """The events of one replica, up to the mark of the end; raises an error that it sends in its stream."""
+    async def _events_of(self, answer: Answer, record: StreamRecord) -> AsyncIterator[Event]:
+        """The events of one replica, up to the end mark. Raises an error that the replica sends in its stream."""
         async for block in blocks(answer.chunks):
             if block.data == b"[DONE]":
                 return
             data = json.loads(block.data)
             if "error" in data:
                 raise _as_error(500, data)
-            yield ledger.add(data, block.id)
+            yield record.add(data, block.id)
         raise ReplicaLostError(f"{answer.replica} closed a stream before its end", answer.replica)
 
     def _sent(self, call: Call) -> Any:
@@ -151,7 +151,7 @@ class Router:
 
     def _elsewhere(self, call: Call, lost: str, why: str) -> Call:
         """The same call, for another replica."""
-        _LOG.warning("a request goes on elsewhere: %s", why)
+        _LOG.warning("a request continues at another replica: %s", why)
         return replace(call, avoiding=call.avoiding | {lost})
 
 
@@ -193,11 +193,11 @@ def _problem(answer: Answer, data: bytes) -> ApiError:
 
 
 def _as_error(status: int, data: Any, wait: float | None = None) -> ApiError:
-    """An error as a replica tells it."""
-    told = data.get("error") if isinstance(data, dict) else None
-    if not isinstance(told, dict):
-        return ApiError(502, "a replica gave an answer that is none", code="internal_error")
-    return ApiError(status, str(told.get("message")), told.get("param"), told.get("code"), wait)
+    """The error that a replica answered with."""
+    error = data.get("error") if isinstance(data, dict) else None
+    if not isinstance(error, dict):
+        return ApiError(502, "a replica answered with something that is not an error in JSON", code="internal_error")
+    return ApiError(status, str(error.get("message")), error.get("param"), error.get("code"), wait)
 
 
 def _lost() -> ApiError:

@@ -42,12 +42,12 @@ class ModelReplica:
         self.name = serve.get_replica_context().replica_id.unique_id
 
     def check_health(self) -> None:
-        """Ray Serve asks again and again, and replaces a replica that raises."""
+        """Raise if this replica is not ready. Ray Serve calls this periodically and replaces a replica that raises."""
         if (reason := self.service.not_ready) is not None:
             raise RuntimeError(reason)
 
     async def answer(self, call: Call) -> AsyncIterator[Part]:
-        """Answer a request; closing the generator is hanging up."""
+        """Answer a request; closing the generator disconnects."""
         yield self.name, 0, {}
         async for part in _ran(self.app, call, self.name):
             yield part
@@ -100,8 +100,8 @@ def _scope(call: Call) -> dict[str, Any]:
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
-    """Ray Serve asks this which replica gets a request: the one that its beginning belongs to, unless that one has more
-    than its share."""
+    """Chooses the replica of a request for Ray Serve: the one that its prefix belongs to, unless that one has more than
+    its share."""
 
     def initialize_state(self, **_: Any) -> None:
         """Begin with no replicas."""
@@ -110,7 +110,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Replicas in the order in which they are asked."""
+        """Replicas in the order in which Ray Serve tries them."""
         named = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         if not named or pending_request is None or not pending_request.args:
             return [candidate_replicas]

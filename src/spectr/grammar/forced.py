@@ -24,7 +24,7 @@ _SPACES = b" \n\t\r"
 _USUAL = {b":": b" ", b",": b" "}  # spaces assumed after characters that did not occur before
 _REMEMBERED = 4096  # texts whose spellings are kept
 _MANY = 4096  # this many allowed tokens surely do not all begin with the same byte
-_PATIENCE = 0.01  # time limit for finding forced text, in seconds
+_PATIENCE = 0.01  # limit on the processor time for finding forced text, in seconds
 _MOST_FORCED = 4096  # repetitions in a grammar whose forced texts xgrammar may return at once
 _LEAST_COUNT = re.compile(r"\{(\d{1,20})")  # the minimum number of repetitions
 
@@ -46,8 +46,8 @@ def forced_text(
 
     `matcher` has consumed the text `before`. Unless `is_short`, forced text is found byte by byte."""
     ahead, text = matcher.fork(), b""
-    late = time.perf_counter() + _PATIENCE
-    while len(text) < most and time.perf_counter() < late:
+    late = time.thread_time() + _PATIENCE
+    while len(text) < most and time.thread_time() < late:
         following = (_jump(ahead) if is_short else b"") or _jump_over_spaces(ahead, vocabulary, before + text)
         if not following or not ahead.accept_string(following):
             break

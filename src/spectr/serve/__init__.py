@@ -1,18 +1,19 @@
 """`spectr serve`: the engine behind the HTTP interface that OpenAI's clients speak. Read in this order.
 
 `settings`   what an operator chooses: addresses, keys, limits
-`protocol`   what a client may send, field by field; `problems` is what it is told when something is wrong
-`gate`       who may come in: keys, hosts, body sizes, request ids
-`admission`  who comes next: queue, fair shares, rates
-`service`    the model, and the variants of it that requests ask for
-`asking`     from a body to requests of the engine
-`replies`    from texts to bodies; `events` sends them as they come; `receipt` says how to get them again
-`resuming`   streams that break off and go on
-`trace`      what a step did, for those who want to see it; `pages` and `playground/` show it in a browser
-`observe`    counters for Prometheus
-`desk`       where requests for text are taken, run and answered
+`protocol`   the fields of request bodies; `errors` has the errors that clients get
+`gate`       middleware: keys, hosts, body sizes, request ids
+`admission`  the queue: fair shares of keys, rates
+`service`    the model, and variants of it that requests name; `grammars` compiles their schemas and grammars
+`parsing`    from a body to requests of the engine
+`replies`    from generated texts to bodies; `events` sends them, `json_text` writes them
+`receipt`    what is needed to generate a text again
+`resuming`   event ids, and streams that continue after a lost connection
+`pages`      the playground, whose files are in `playground/`
+`metrics`    counters for Prometheus
+`handler`    runs requests for text, from admission to their answers
 `app`        the endpoints
-`workers`    threads for what would hold up the event loop; `wire` bounds what a connection can hold
+`workers`    threads for work that would block the event loop; `wire` bounds what a connection can hold
 `run`        start, signals, drain, end
 """
 

@@ -1,8 +1,8 @@
-"""Who comes next: at most so many texts run at once, the others wait, and every key gets its share.
+"""The queue of requests: a bounded number of texts run at once, others wait, and every key gets its share.
 
-A request that asks for several texts takes several places. Of the keys that wait, the one with the fewest texts running
-is next, of equals the one that was let in longest ago, with its oldest request. It stays next until it fits, so that a
-large request is not overtaken for ever.
+A request for several texts takes several places. Of the keys that wait, the one with the fewest texts running is next;
+of equals, the one that was admitted longest ago, with its oldest request. It stays next until it fits, so that others
+cannot overtake a large request for ever.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from spectr.serve.problems import ApiError
+from spectr.serve.errors import ApiError
 from spectr.serve.settings import Limits
 
 __all__ = ["Admission"]
@@ -22,7 +22,7 @@ _BURST = 10.0  # seconds' worth of requests that may come at once
 
 @dataclass(slots=True)
 class _Bucket:
-    """Requests that a key may make now."""
+    """A token bucket: the requests that a key may make now."""
 
     left: float
     at: float
@@ -30,10 +30,10 @@ class _Bucket:
 
 @dataclass(slots=True)
 class _Tenant:
-    """What one key has running and waiting."""
+    """The texts of one key that run and wait."""
 
     running: int = 0
-    served: int = 0  # the turn in which it was last let in
+    served: int = 0  # the turn in which it was last admitted
     waiting: deque[tuple["asyncio.Future[None]", int]] = field(default_factory=deque)
 
     @property
@@ -58,7 +58,7 @@ class Admission:
 
     @asynccontextmanager
     async def place(self, tenant: str, texts: int) -> AsyncIterator[None]:
-        """Places for the texts of one request, as long as the block runs; waits for them if need be."""
+        """Wait for places for the texts of one request, and hold them while the block runs."""
         texts = min(texts, self.share)
         await self._enter(tenant, texts)
         try:
@@ -69,7 +69,7 @@ class Admission:
             self._admit()
 
     def count(self, tenant: str) -> None:
-        """Count a request, and refuse it if its key asks too often."""
+        """Count a request, and refuse it if its key exceeds the rate."""
         if self.limits.rate is None:
             return
         rate, now = self.limits.rate / 60, time.monotonic()
@@ -79,7 +79,7 @@ class Admission:
         if bucket.left < 1:
             wait = (1 - bucket.left) / rate
             raise ApiError(
-                429, f"a key may make {self.limits.rate:g} requests a minute; come again in {wait:.1f} seconds",
+                429, f"a key may make {self.limits.rate:g} requests a minute; retry in {wait:.1f} seconds",
                 code="rate_limit_exceeded", wait=wait,
             )  # fmt: skip
         bucket.left -= 1
@@ -87,8 +87,8 @@ class Admission:
     async def _enter(self, tenant: str, texts: int) -> None:
         if self._is_full(texts) and not self._make_room(tenant, texts):
             raise ApiError(
-                429, f"{self.running} texts run and {self.waiting} wait, which is as many as this server takes; come "
-                "again later", code="queue_full", wait=1 + self.waiting / max(1, self.limits.running),
+                429, f"{self.running} texts run and {self.waiting} wait, which is as many as this server takes; "
+                "retry later", code="queue_full", wait=1 + self.waiting / max(1, self.limits.running),
             )  # fmt: skip
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (granted, texts)
@@ -102,7 +102,7 @@ class Admission:
                 if entry in self._tenants[tenant].waiting:
                     self._tenants[tenant].waiting.remove(entry)
                     self.waiting -= texts
-            elif granted.exception() is None:  # it was let in, and cancelled at once
+            elif granted.exception() is None:  # it was admitted, and cancelled at once
                 self._tenants[tenant].running -= texts
                 self.running -= texts
             self._admit()
@@ -117,7 +117,7 @@ class Admission:
         return self.waiting + texts > self.limits.queue and self.running + texts > self.limits.running
 
     def _make_room(self, tenant: str, texts: int) -> bool:
-        """Refuse requests of the key that has most texts waiting, its latest first, for one that has fewer."""
+        """Refuse the latest requests of the key that has most texts waiting, in favour of a key that has fewer."""
         own = self._tenants[tenant].count + texts if tenant in self._tenants else texts
         more = sum(max(0, one.count - own) for one in self._tenants.values())  # that others have waiting beyond that
         if texts > self.limits.queue or more < self.waiting + texts - self.limits.queue:
@@ -128,13 +128,13 @@ class Admission:
             self.waiting -= count
             if not granted.done():
                 granted.set_exception(
-                    ApiError(429, "the queue is full, and this key has most of it; come again later", code="queue_full",
+                    ApiError(429, "the queue is full, and this key has most of it; retry later", code="queue_full",
                              wait=1 + self.waiting / max(1, self.limits.running))
                 )  # fmt: skip
         return True
 
     def _admit(self) -> None:
-        """Let in those that come next, as long as there are places."""
+        """Admit requests in order, as long as there are places."""
         while waiting := [one for one in self._tenants.values() if one.waiting and self._may(one)]:
             tenant = min(waiting, key=lambda one: (one.running, one.served))
             granted, texts = tenant.waiting[0]
@@ -142,7 +142,7 @@ class Admission:
                 return
             tenant.waiting.popleft()
             self.waiting -= texts
-            if granted.done():  # whoever waited has gone
+            if granted.done():  # its client has disconnected
                 continue
             self._turn += 1
             tenant.served = self._turn

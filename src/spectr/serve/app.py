@@ -15,19 +15,19 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from spectr.errors import SpectrError
-from spectr.serve.asking import as_turns, characters
-from spectr.serve.desk import Desk
+from spectr.serve.errors import ApiError, as_api_error
 from spectr.serve.events import Disconnected, unless_disconnected
 from spectr.serve.gate import Gate
+from spectr.serve.handler import RequestHandler
 from spectr.serve.openapi import describe, documented
 from spectr.serve.pages import add_pages
-from spectr.serve.problems import ApiError, as_api_error
+from spectr.serve.parsing import as_turns, characters
 from spectr.serve.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
-    as_problem,
+    as_field_error,
 )
 from spectr.serve.service import Service
 from spectr.version import __version__
@@ -40,8 +40,8 @@ Body = TypeVar("Body", bound=BaseModel)
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """No garbage collection while a body is parsed: a million small lists, which are all in use, would make it look
-    through the whole heap again and again."""
+    """Disable garbage collection while a body is parsed: a million small lists, all in use, would make it scan the
+    whole heap again and again."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -65,7 +65,7 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
         with _without_collection():
             return kind.model_validate(from_json(data, allow_inf_nan=False))
     except ValidationError as error:
-        raise as_problem(error, kind) from error
+        raise as_field_error(error, kind) from error
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body must be a JSON object in UTF-8: {error}", code="invalid_json") from error
 
@@ -75,11 +75,11 @@ def build_app(service: Service) -> Any:
     app = FastAPI(
         title="spectr", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
-    desk = service.desk = Desk.of(service)
+    handler = service.handler = RequestHandler.of(service)
     add_errors(app)
-    _add_texts(app, desk)
-    _add_tokens(app, desk)
-    _add_operations(app, desk)
+    _add_texts(app, handler)
+    _add_tokens(app, handler)
+    _add_operations(app, handler)
     add_pages(app, service)
     described = describe(app, [CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest])
 
@@ -87,7 +87,7 @@ def build_app(service: Service) -> Any:
     async def openapi() -> dict[str, Any]:
         return described
 
-    gate: Any = Gate(app, service.settings, count=desk.admission.count)
+    gate: Any = Gate(app, service.settings, count=handler.admission.count)
     if not service.settings.origins:
         return gate
     return CORSMiddleware(  # outside the gate: a page must be able to read why it was refused
@@ -96,9 +96,9 @@ def build_app(service: Service) -> Any:
 
 
 def add_errors(app: FastAPI) -> None:
-    """Tell clients of errors in the form that OpenAI's clients read."""
+    """Answer errors in the form that OpenAI's clients read."""
 
-    async def told(_request: Request, error: Exception) -> Response:
+    async def respond(_request: Request, error: Exception) -> Response:
         if isinstance(error, Disconnected | ClientDisconnect):
             return Response(status_code=499)
         if isinstance(error, HTTPException):
@@ -117,24 +117,24 @@ def add_errors(app: FastAPI) -> None:
         MemoryError,
         Exception,
     ):
-        app.add_exception_handler(kind, told)
+        app.add_exception_handler(kind, respond)
 
 
-def _add_texts(app: FastAPI, desk: Desk) -> None:
+def _add_texts(app: FastAPI, handler: RequestHandler) -> None:
     @app.post(
         "/v1/completions", **documented(CompletionRequest, "Complete prompts.", 409, 429, 503, 504, media=_EITHER)
     )
     async def completions(request: Request) -> Response:
-        return await desk.answer(request, await read_body(request, CompletionRequest))
+        return await handler.answer(request, await read_body(request, CompletionRequest))
 
     @app.post(
         "/v1/chat/completions", **documented(ChatRequest, "Answer a conversation.", 409, 429, 503, 504, media=_EITHER)
     )
     async def chat(request: Request) -> Response:
-        return await desk.answer(request, await read_body(request, ChatRequest))
+        return await handler.answer(request, await read_body(request, ChatRequest))
 
     def card() -> dict[str, Any]:
-        service = desk.service
+        service = handler.service
         return {
             "id": service.name, "object": "model", "created": service.created, "owned_by": "spectr",
             "max_model_len": service.context,
@@ -146,12 +146,12 @@ def _add_texts(app: FastAPI, desk: Desk) -> None:
 
     @app.get("/v1/models/{name:path}", **documented(None, "Describe the model.", 404))
     async def model(name: str) -> dict[str, Any]:
-        desk.service.check_name(name)
+        handler.service.check_name(name)
         return card()
 
 
-def _add_tokens(app: FastAPI, desk: Desk) -> None:
-    service = desk.service
+def _add_tokens(app: FastAPI, handler: RequestHandler) -> None:
+    service = handler.service
 
     @app.post("/tokenize", **documented(TokenizeRequest, "Turn a text or a conversation into tokens."))
     async def tokenize(request: Request) -> Response:
@@ -172,10 +172,10 @@ def _add_tokens(app: FastAPI, desk: Desk) -> None:
                 tokens = list(lm.tokenizer(body.prompt, add_special_tokens=body.add_special_tokens)["input_ids"])
             found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": service.context}
             if body.return_token_strs:
-                found["token_strs"] = [desk.texts.text(token) for token in tokens]
+                found["token_strs"] = [handler.texts.text(token) for token in tokens]
             return JSONResponse(found)
 
-        return await _worked(request, desk, work)
+        return await _from_worker(request, handler, work)
 
     @app.post("/detokenize", **documented(DetokenizeRequest, "Turn tokens into text."))
     async def detokenize(request: Request) -> Response:
@@ -184,19 +184,25 @@ def _add_tokens(app: FastAPI, desk: Desk) -> None:
         if body.tokens and max(body.tokens) >= service.lm.engine.target.vocabulary:
             last = service.lm.engine.target.vocabulary - 1
             raise ApiError(400, f"tokens must lie in 0 … {last}, got {max(body.tokens)}", "tokens")
-        return await _worked(request, desk, lambda lm: JSONResponse({"prompt": str(lm.tokenizer.decode(body.tokens))}))
+        return await _from_worker(
+            request, handler, lambda lm: JSONResponse({"prompt": str(lm.tokenizer.decode(body.tokens))})
+        )
 
 
-async def _worked(request: Request, desk: Desk, work: Callable[[Any], Response]) -> Response:
-    """A response that is made in a worker, unless the client goes before."""
-    left = request.state.began + desk.service.settings.limits.request_time - time.monotonic()
+def _decoded(lm: Any, tokens: list[int]) -> Response:
+    return JSONResponse({"prompt": str(lm.tokenizer.decode(tokens))})
+
+
+async def _from_worker(request: Request, handler: RequestHandler, work: Callable[[Any], Response]) -> Response:
+    """A response that a worker makes, unless the client disconnects before."""
+    left = request.state.began + handler.service.settings.limits.request_time - time.monotonic()
     return await unless_disconnected(
-        request.receive, desk.service.in_worker(work, request.state.tenant), left, desk.ending.over
+        request.receive, handler.service.in_worker(work, request.state.tenant), left, handler.shutdown.future
     )
 
 
-def _add_operations(app: FastAPI, desk: Desk) -> None:
-    service = desk.service
+def _add_operations(app: FastAPI, handler: RequestHandler) -> None:
+    service = handler.service
 
     @app.get("/health", **documented(None, "Whether the server is alive."))
     async def health() -> dict[str, Any]:
@@ -210,7 +216,7 @@ def _add_operations(app: FastAPI, desk: Desk) -> None:
 
     @app.get("/metrics", **documented(None, "Counters for Prometheus.", media=("text/plain",)))
     async def metrics() -> Response:
-        return Response(desk.observations.page(), media_type="text/plain; version=0.0.4")
+        return Response(handler.metrics.page(), media_type="text/plain; version=0.0.4")
 
     @app.get("/version", **documented(None, "Versions of the programs that take part."))
     async def version() -> dict[str, Any]:

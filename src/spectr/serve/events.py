@@ -1,5 +1,5 @@
-"""Answers on their way to a client: at once when they are whole, or as server-sent events. Whoever hangs up, or takes
-nothing for too long, is noticed, and what was asked for is cancelled."""
+"""Sends answers to clients, whole or as server-sent events. When a client disconnects, or reads nothing for too long,
+its request is cancelled."""
 
 import asyncio
 import json
@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from starlette.responses import Response
 
+from spectr.serve.errors import ApiError, as_api_error
 from spectr.serve.json_text import json_bytes
-from spectr.serve.problems import ApiError, as_api_error
 
-__all__ = ["Disconnected", "Ending", "Event", "EventStream", "unless_disconnected"]
+__all__ = ["Disconnected", "Event", "EventStream", "Shutdown", "unless_disconnected"]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -27,7 +27,7 @@ _PIECE = 1 << 18  # bytes that are passed to the connection at once
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A JSON object on its way, with an id by which a client can say how far it has read."""
+    """A JSON object that is sent, with an id by which a client can say how far it has read."""
 
     data: Mapping[str, Any]
     id: str | None = None
@@ -41,11 +41,11 @@ class Event:
 
 
 class Disconnected(Exception):  # noqa: N818 - nothing went wrong here
-    """The client has gone; there is nobody to answer."""
+    """The client has closed its connection, so that no answer is sent."""
 
 
-async def _gone(receive: Receive) -> None:
-    """Wait until the client has gone."""
+async def _disconnection(receive: Receive) -> None:
+    """Wait until the client has closed its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -55,38 +55,38 @@ def _cut_off() -> ApiError:
                     code="draining", wait=30)  # fmt: skip
 
 
-class Ending:
-    """When whoever answers requests will not wait for them any longer."""
+class Shutdown:
+    """A future that is done once the server no longer waits for the requests that run."""
 
     def __init__(self) -> None:
-        self._over: asyncio.Future[None] | None = None
+        self._future: asyncio.Future[None] | None = None
 
     @property
-    def over(self) -> "asyncio.Future[None]":
-        """Done from then on."""
-        if self._over is None:
-            self._over = asyncio.get_running_loop().create_future()
-        return self._over
+    def future(self) -> "asyncio.Future[None]":
+        """The future, of the event loop that runs."""
+        if self._future is None:
+            self._future = asyncio.get_running_loop().create_future()
+        return self._future
 
-    def end(self) -> None:
+    def begin(self) -> None:
         """Answer all requests that run with an error. From the event loop."""
-        if not self.over.done():
-            self.over.set_result(None)
+        if not self.future.done():
+            self.future.set_result(None)
 
 
 async def unless_disconnected(
-    receive: Receive, work: Awaitable[Found], most: float, over: "asyncio.Future[None]"
+    receive: Receive, work: Awaitable[Found], most: float, shutdown: "asyncio.Future[None]"
 ) -> Found:
-    """Do some work for a client; it is cancelled if the client goes, if it takes more than `most` seconds, or when the
-    server ends, which `over` tells."""
+    """Do some work for a client. It is cancelled if the client disconnects, if it takes more than `most` seconds, or
+    when `shutdown` is done."""
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_gone(receive))
+    leaving = asyncio.ensure_future(_disconnection(receive))
     try:
-        waits: set[asyncio.Future[Any]] = {working, leaving, over}
+        waits: set[asyncio.Future[Any]] = {working, leaving, shutdown}
         await asyncio.wait(waits, timeout=max(0.0, most), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        if over.done():
+        if shutdown.done():
             raise _cut_off()
         raise Disconnected if leaving.done() else TimeoutError
     finally:
@@ -96,7 +96,7 @@ async def unless_disconnected(
 
 
 class EventStream(Response):
-    """JSON objects as events, as they come; then `[DONE]`. An error amid them is an event too."""
+    """Sends JSON objects as events while they are generated, then `[DONE]`. An error in between is an event as well."""
 
     media_type = "text/event-stream"
 
@@ -106,28 +106,29 @@ class EventStream(Response):
         keep_alive: float,
         write_time: float,
         deadline: float,
-        over: "asyncio.Future[None]",
+        shutdown: "asyncio.Future[None]",
     ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events, self._keep_alive, self._write_time = events, keep_alive, write_time
-        self._deadline, self._over = deadline, over  # a time of the monotonic clock; done when the server ends
+        self._deadline, self._shutdown = deadline, shutdown  # the deadline is a time of the monotonic clock
         self._sent = time.monotonic()
         self._is_sending = False
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Send events until they end, or nobody takes them any more."""
+        """Send events until they end, the client disconnects or does not read, or the server shuts down."""
         producing = asyncio.ensure_future(self._produce(send))
-        leaving = asyncio.ensure_future(_gone(receive))
+        leaving = asyncio.ensure_future(_disconnection(receive))
         try:
-            while not (producing.done() or leaving.done() or self._over.done()):
-                await asyncio.wait({producing, leaving, self._over}, timeout=_TICK, return_when=asyncio.FIRST_COMPLETED)
+            while not (producing.done() or leaving.done() or self._shutdown.done()):
+                waits: set[asyncio.Future[Any]] = {producing, leaving, self._shutdown}
+                await asyncio.wait(waits, timeout=_TICK, return_when=asyncio.FIRST_COMPLETED)
                 quiet = time.monotonic() - self._sent
                 if self._is_sending and quiet > self._write_time:
                     break
                 if not self._is_sending and quiet > self._keep_alive and not producing.done():
                     await self._write(send, b": keep-alive\n\n")
-            is_cut = self._over.done() and not (producing.done() or leaving.done() or self._is_sending)
+            is_cut = self._shutdown.done() and not (producing.done() or leaving.done() or self._is_sending)
         finally:
             for task in (producing, leaving):
                 task.cancel()

@@ -1,5 +1,5 @@
-"""Who may come in: request ids, hosts, keys, and bounds on the size and time of a body. Wraps the whole application, so
-that nothing behind it sees a request that is refused here."""
+"""Middleware that checks request ids, hosts and keys, and bounds the size and time of a body. It wraps the whole
+application, which does not see a request that is refused here."""
 
 import asyncio
 import hmac
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from hashlib import sha256
 from typing import Any
 
-from spectr.serve.problems import ApiError, as_api_error
+from spectr.serve.errors import ApiError, as_api_error
 from spectr.serve.settings import ServerSettings
 
 __all__ = ["OPEN_PATHS", "Gate", "Keys"]
@@ -40,7 +40,7 @@ class Keys:
         return bool(self._digests)
 
     def tenant(self, given: str | None) -> str | None:
-        """Who has the key that was given, as a name that does not tell it; None for a wrong one."""
+        """A name for the key that was given, from which it cannot be read; None for a wrong key."""
         digest = sha256((given or "").encode("utf-8", "surrogateescape")).digest()
         found = None
         for place, own in enumerate(self._digests):
@@ -50,7 +50,7 @@ class Keys:
 
 
 def _check_single(headers: list[tuple[bytes, bytes]]) -> None:
-    """Refuse headers that say who asks and how much, but say it twice: a proxy may have read the other one."""
+    """Refuse security-relevant headers that are given twice: a proxy may have read the other one."""
     names = [name for name, _ in headers]
     for name in (b"host", b"authorization", b"content-length", b"content-type"):
         if names.count(name) > 1:
@@ -66,7 +66,7 @@ def _check_coding(version: str, headers: dict[str, str]) -> None:
 
 
 def _check_upgrade(headers: dict[str, str]) -> None:
-    """Refuse a body that comes with an offer of another protocol: the parser does not read it."""
+    """Refuse a body with an Upgrade header: the parser does not read it."""
     if "upgrade" in headers and "upgrade" in headers.get("connection", "").lower():
         raise ApiError(400, "this server speaks HTTP/1.1 only; send the request without the header Upgrade",
                        code="upgrade_not_supported")  # fmt: skip
@@ -94,8 +94,8 @@ class Gate:
             await self.app(scope, receive, send)
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        visit = _Visit(headers, send)
-        scope.setdefault("state", {}).update(request_id=visit.id, began=time.monotonic())
+        exchange = _Exchange(headers, send)
+        scope.setdefault("state", {}).update(request_id=exchange.id, began=time.monotonic())
         try:
             _check_single(scope["headers"])
             _check_coding(scope["http_version"], headers)
@@ -103,26 +103,26 @@ class Gate:
             if scope["method"] == "POST":
                 self.count(tenant)
                 _check_upgrade(headers)
-            await self.app(scope, self._bounded(headers, receive), visit.send)
+            await self.app(scope, self._bounded(headers, receive), exchange.send)
         except Exception as error:
             found = as_api_error(error)
             if found.status >= 500 and not isinstance(error, ApiError):
-                _LOG.exception("request %s failed", visit.id)
-            await visit.refuse(found)
+                _LOG.exception("request %s failed", exchange.id)
+            await exchange.refuse(found)
         finally:
             tenant = scope["state"].get("tenant", "-")
             _LOG.info(
                 "%s %s %s %s %.0f ms %s",
-                visit.id,
+                exchange.id,
                 scope["method"],
                 repr(scope.get("raw_path", scope["path"].encode())[:200]),
-                visit.status,
-                visit.age * 1e3,
+                exchange.status,
+                exchange.age * 1e3,
                 tenant,
             )
 
     def _identified(self, path: str, headers: dict[str, str]) -> str:
-        """The name of whoever asks; an error if it may not."""
+        """The name of the client's key; an error if the client is not allowed."""
         host = re.sub(r":\d+$", "", headers.get("host", ""))
         if not self.keys and not self.settings.insecure and host not in _OWN_HOSTS:
             raise ApiError(
@@ -168,8 +168,8 @@ class Gate:
         return bounded
 
 
-class _Visit:
-    """One request on its way through: its id, and what was answered."""
+class _Exchange:
+    """One request: its id, and the status of its answer."""
 
     def __init__(self, headers: dict[str, str], send: Send) -> None:
         given = headers.get("x-request-id", "")
@@ -179,7 +179,7 @@ class _Visit:
 
     @property
     def age(self) -> float:
-        """Seconds since it came in."""
+        """Seconds since the request came."""
         return time.monotonic() - self._start
 
     async def send(self, message: Message) -> None:
@@ -191,7 +191,7 @@ class _Visit:
         self._is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
 
     async def refuse(self, error: ApiError) -> None:
-        """Answer with an error, unless an answer has begun: then nothing can be done but to close the connection."""
+        """Answer with an error. If an answer has begun, raise it instead, which closes the connection."""
         if self._is_complete:
             return
         if self.status:

@@ -8,7 +8,7 @@ from typing import Any
 from spectr.errors import ArgumentError
 from spectr.grammar import CompiledGrammar, Grammar, GrammarCompiler
 from spectr.lm import LM
-from spectr.serve.problems import ApiError
+from spectr.serve.errors import ApiError
 from spectr.serve.protocol import ChatRequest, CompletionRequest
 from spectr.serve.settings import Limits
 from spectr.serve.workers import Workers

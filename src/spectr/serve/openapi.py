@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from spectr.serve.problems import STATUSES
+from spectr.serve.errors import STATUSES
 
 __all__ = ["describe", "documented"]
 
@@ -34,7 +34,7 @@ _OF_BODIES = (404, 413, 415)
 def documented(
     body: type[BaseModel] | None, summary: str, *statuses: int, media: Sequence[str] = ("application/json",)
 ) -> dict[str, Any]:
-    """What FastAPI is told about an endpoint whose body is read by `read_body`."""
+    """The description of an endpoint whose body is read by `read_body`, as arguments of FastAPI."""
     known = sorted({*_ALWAYS, *statuses, *(_OF_BODIES if body is not None else ())})
     error = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
     responses: dict[int | str, Any] = {status: {"description": STATUSES[status], **error} for status in known}

@@ -1,4 +1,4 @@
-"""The playground: files of this package, and what they need to know of the server."""
+"""Serves the playground: its files, and a description of the server for them."""
 
 from importlib.resources import files
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from spectr.serve.problems import ApiError
+from spectr.serve.errors import ApiError
 from spectr.serve.service import Service
 from spectr.verify import RULES
 from spectr.verify import rule as named_rule

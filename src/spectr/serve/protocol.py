@@ -1,4 +1,4 @@
-"""What a client may send, field by field, with OpenAI's names and vLLM's where OpenAI has none.
+"""The fields of request bodies, with OpenAI's names and vLLM's where OpenAI has none.
 
 An unknown field is refused by name. So is one that OpenAI's interface knows and this server does not support: it would
 change the answer, and is never ignored.
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from spectr.registry import nearest
-from spectr.serve.problems import ApiError
+from spectr.serve.errors import ApiError
 
 __all__ = [
     "ChatRequest",
@@ -22,7 +22,7 @@ __all__ = [
     "ResumedText",
     "SpeculationFields",
     "TokenizeRequest",
-    "as_problem",
+    "as_field_error",
 ]
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -189,7 +189,7 @@ class ResumedText(_Fields):
 
 
 class ResumeFields(_Fields):
-    """A stream that goes on at this server: what was sent before, as a router knows it."""
+    """A stream that continues at this server: what was sent before, as a router knows it."""
 
     id: Annotated[str, Field(pattern=r"^(chat)?cmpl-[A-Za-z0-9]{1,64}$")]
     created: Annotated[int, Field(ge=0, lt=1 << 53)]
@@ -198,17 +198,17 @@ class ResumeFields(_Fields):
 
 
 class SpeculationFields(_Fields):
-    """How this one request is speculated on. The distribution of the text does not depend on it; under the race the
-    text of a seed does not either."""
+    """How speculation works for this one request. The distribution of the text does not depend on it; under the race,
+    the text of a seed does not either."""
 
     rule: str | None = Field(None, description="The rule that accepts drafts, such as race, optimal or kseq.")
     drafter: str | None = Field(None, description="auto (the server's own), none, lookup or ngram.")
     nodes: Annotated[int, Field(ge=2, le=MOST_NODES)] | None = Field(None, description="Most nodes of a token tree.")
-    trace: bool | None = Field(None, description="Tell what each step added, and where its tokens came from.")
-    statistics: bool | None = Field(None, description="Tell also what each step accepted.")
-    receipt: bool | None = Field(None, description="Tell how to get the same text again; on by default.")
-    tokens: bool | None = Field(None, description="Tell the ids of the tokens of each chunk or text.")
-    resume: ResumeFields | None = Field(None, description="Go on with a stream that broke off; needs the same seed.")
+    trace: bool | None = Field(None, description="Report what each step added, and where its tokens came from.")
+    statistics: bool | None = Field(None, description="Report also what each step accepted.")
+    receipt: bool | None = Field(None, description="Report how to generate the same text again; on by default.")
+    tokens: bool | None = Field(None, description="Report the ids of the tokens of each chunk or text.")
+    resume: ResumeFields | None = Field(None, description="Continue a stream that broke off; needs the same seed.")
 
 
 class GenerationFields(_Body):
@@ -216,7 +216,9 @@ class GenerationFields(_Body):
 
     model: str | None = Field(None, description="The model's name; the only one by default.")
     n: Annotated[int, Field(ge=1, le=1024)] | None = Field(None, description="Texts for each prompt.")
-    seed: Seed | None = Field(None, description="What texts are drawn with; a random one by default, and told.")
+    seed: Seed | None = Field(
+        None, description="The seed of the texts; by default a random one, which the answer reports."
+    )
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = Field(None, description="0 or -1: all tokens.")
@@ -301,7 +303,7 @@ _UNION_TAGS = (
 )
 
 
-def as_problem(error: ValidationError, known: type[BaseModel]) -> ApiError:
+def as_field_error(error: ValidationError, known: type[BaseModel]) -> ApiError:
     """The first thing that is wrong with a body, in one sentence, with the name of the field."""
     errors = error.errors(include_url=False, include_context=False)
     first = next(

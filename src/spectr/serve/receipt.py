@@ -1,4 +1,5 @@
-"""A receipt says how a text came about, so that anybody with the same model can get it again: `spectr replay`."""
+"""A receipt has everything that a text depends on, so that anybody with the same model can generate it again with
+`spectr replay`."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from spectr.engine import Result
 from spectr.errors import ArgumentError
 from spectr.grammar import Grammar
 from spectr.lm import LM, Output
-from spectr.serve.asking import Asked
+from spectr.serve.parsing import ParsedRequest
 from spectr.serve.service import Service
 
 __all__ = ["Replayed", "make_receipt", "read_receipt", "replay"]
@@ -25,8 +26,8 @@ def _digest(tokens: Sequence[int]) -> str:
     return sha256(json.dumps(list(tokens)).encode()).hexdigest()
 
 
-def make_receipt(asked: Asked, service: Service, results: Sequence[Result]) -> dict[str, Any]:
-    """What the texts of one request depend on, and how to recognise them."""
+def make_receipt(asked: ParsedRequest, service: Service, results: Sequence[Result]) -> dict[str, Any]:
+    """Everything that the texts of one request depend on, and digests of the texts."""
     engine = asked.lm.engine
     return {
         "format": _FORMAT,
@@ -78,7 +79,7 @@ class Replayed:
 
 
 def replay(lm: LM, receipt: dict[str, Any], talk: Callable[[str], None]) -> list[Replayed]:
-    """Generate the texts of a receipt again, and compare them; says what differs from when they were made."""
+    """Generate the texts of a receipt again and compare them. `talk` gets a sentence for each thing that differs."""
     digest = lm.opened.target.digest()
     if digest != receipt["model"]["digest"]:
         talk(f"these weights are not those of the receipt ({digest} and {receipt['model']['digest']})")

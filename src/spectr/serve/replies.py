@@ -1,4 +1,4 @@
-"""From texts to the bodies that clients read."""
+"""Turns generated texts into the bodies that clients read."""
 
 import secrets
 import time
@@ -9,7 +9,7 @@ from typing import Any
 
 from spectr.engine import Result, Step, TokenLogprobs
 from spectr.engine.metrics import Stats
-from spectr.serve.asking import Asked
+from spectr.serve.parsing import ParsedRequest
 from spectr.view.tokens import TokenTexts
 from spectr.view.trace import traced
 
@@ -53,7 +53,7 @@ def merged(stats: Sequence[Stats]) -> dict[str, list[int]]:
 class Reply:
     """One response: its id and time, and how its parts are written."""
 
-    asked: Asked
+    parsed: ParsedRequest
     model: str
     fingerprint: str
     texts: TokenTexts
@@ -61,42 +61,42 @@ class Reply:
     created: int = 0
 
     def __post_init__(self) -> None:
-        past = self.asked.resume
-        kind = "chatcmpl" if self.asked.is_chat else "cmpl"
+        past = self.parsed.resume
+        kind = "chatcmpl" if self.parsed.is_chat else "cmpl"
         self.id = f"{kind}-{secrets.token_hex(12)}" if past is None else past.id
         self.created = int(time.time()) if past is None else past.created
 
     def whole(self, results: Sequence[Result], receipt: dict[str, Any] | None) -> dict[str, Any]:
         """The body of a response that is not streamed."""
-        n = self.asked.n  # the first text of each prompt has the prompt's log-probabilities
+        n = self.parsed.n  # the first text of each prompt has the prompt's log-probabilities
         choices = [self._choice(at, result, results[at // n * n]) for at, result in enumerate(results)]
         return {**self._head(chunk=False), "choices": choices, **self.closing(results, receipt)}
 
-    def chunk(self, index: int, steps: Sequence[Step], told: Sequence[int], *, begins: bool) -> dict[str, Any] | None:
-        """What a stream says of steps of one text; None if there is nothing to say yet. `told` are the tokens that no
-        chunk before told."""
+    def chunk(self, index: int, steps: Sequence[Step], unsent: Sequence[int], *, begins: bool) -> dict[str, Any] | None:
+        """The chunk of a stream for steps of one text; None if it would be empty. `unsent` are the tokens that no chunk
+        before had."""
         text, reason = "".join(step.text for step in steps), steps[-1].finish_reason if steps else None
         tokens = [token for step in steps for token in step.tokens]
         logprobs = [entry for step in steps for entry in step.logprobs or ()]
-        if self.asked.drops_text:
+        if self.parsed.drops_text:
             text, tokens, logprobs = "", [], []
         if not (text or reason or begins or logprobs):
             return None
-        said = self._logprobs(tokens, logprobs, 0) if self.asked.logprobs is not None and logprobs else None
+        said = self._logprobs(tokens, logprobs, 0) if self.parsed.logprobs is not None and logprobs else None
         choice: dict[str, Any] = {"index": index, "logprobs": said, "finish_reason": self._reason(reason)}
-        if self.asked.is_chat:
+        if self.parsed.is_chat:
             delta = ({"role": "assistant"} if begins else {}) | ({"content": text} if text or begins else {})
             choice["delta"] = delta
         else:
             choice["text"] = text
         found = {**self._head(chunk=True), "choices": [choice]}
-        if shown := self._shown(steps, told):
+        if shown := self._shown(steps, unsent):
             found["spectr"] = shown
         return found
 
     def _shown(self, steps: Sequence[Step], tokens: Sequence[int]) -> dict[str, Any]:
-        """What is said of steps beside their text, if the body asks."""
-        wanted = self.asked.body.spectr
+        """The trace and the tokens of steps, if the body asks for them."""
+        wanted = self.parsed.body.spectr
         found: dict[str, Any] = {}
         if wanted is not None and wanted.trace:
             found["trace"] = [traced(step, self.texts) for step in steps]
@@ -106,15 +106,15 @@ class Reply:
 
     def echo(self, index: int, result: Result) -> dict[str, Any]:
         """The prompt of one text, as the first chunk of a stream. `result` is of the first text of that prompt."""
-        prompt = self.asked.prompts[index // self.asked.n]
-        logprobs = self._logprobs(prompt, result.prompt_logprobs or [], 0) if self.asked.logprobs is not None else None
+        prompt = self.parsed.prompts[index // self.parsed.n]
+        logprobs = self._logprobs(prompt, result.prompt_logprobs or [], 0) if self.parsed.logprobs is not None else None
         choice = {"index": index, "text": self.texts.decode(prompt), "logprobs": logprobs, "finish_reason": None}
         return {**self._head(chunk=True), "choices": [choice]}
 
     def entries(self, results: Sequence[Result]) -> int:
-        """About how many numbers a response has: log-probabilities, or tokens where there are none."""
-        tokens = sum(len(result.tokens) + len(result.prompt_logprobs or ()) * self.asked.n for result in results)
-        return tokens * (1 + (self.asked.logprobs or 0))
+        """About how many numbers a response has: log-probabilities, or else tokens."""
+        tokens = sum(len(result.tokens) + len(result.prompt_logprobs or ()) * self.parsed.n for result in results)
+        return tokens * (1 + (self.parsed.logprobs or 0))
 
     def last(self, results: Sequence[Result], receipt: dict[str, Any] | None, *, usage: bool) -> dict[str, Any]:
         """The chunk after all texts: usage, statistics and receipt, and no choice."""
@@ -124,10 +124,10 @@ class Reply:
         return {**self._head(chunk=True), "choices": [], **closing}
 
     def closing(self, results: Sequence[Result], receipt: dict[str, Any] | None) -> dict[str, Any]:
-        """What is said of the whole request."""
-        detailed = self.asked.body.spectr is not None and bool(self.asked.body.spectr.statistics)
-        nodes = self.asked.lm.engine.drafter.nodes
-        said = {"seed": self.asked.seed, **({} if receipt is None else {"receipt": receipt})}
+        """Usage, statistics and receipt of the whole request."""
+        detailed = self.parsed.body.spectr is not None and bool(self.parsed.body.spectr.statistics)
+        nodes = self.parsed.lm.engine.drafter.nodes
+        said = {"seed": self.parsed.seed, **({} if receipt is None else {"receipt": receipt})}
         return {
             "usage": self._usage(results),
             "metrics": {"speculative_decoding": speculation(results, nodes, detailed=detailed)},
@@ -135,7 +135,7 @@ class Reply:
         }
 
     def _head(self, *, chunk: bool) -> dict[str, Any]:
-        chat = self.asked.is_chat
+        chat = self.parsed.is_chat
         kind = ("chat.completion.chunk" if chunk else "chat.completion") if chat else "text_completion"
         return {
             "id": self.id,
@@ -146,16 +146,16 @@ class Reply:
         }
 
     def _choice(self, index: int, result: Result, first: Result) -> dict[str, Any]:
-        prompt = self.asked.prompts[index // self.asked.n]
+        prompt = self.parsed.prompts[index // self.parsed.n]
         tokens, logprobs, text = result.tokens, list[TokenLogprobs | None](result.logprobs or []), result.text
-        if self.asked.drops_text:
+        if self.parsed.drops_text:
             tokens, logprobs, text = [], [], ""
-        if self.asked.echoes:
+        if self.parsed.echoes:
             tokens, text = [*prompt, *tokens], self.texts.decode(prompt) + text
             logprobs = [*(first.prompt_logprobs or []), *logprobs]
-        said = self._logprobs(tokens, logprobs, 0) if self.asked.logprobs is not None else None
+        said = self._logprobs(tokens, logprobs, 0) if self.parsed.logprobs is not None else None
         choice: dict[str, Any] = {"index": index, "logprobs": said, "finish_reason": self._reason(result.finish_reason)}
-        if self.asked.is_chat:
+        if self.parsed.is_chat:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
         else:
             choice["text"] = text
@@ -164,11 +164,11 @@ class Reply:
         return choice
 
     def _reason(self, reason: str | None) -> str | None:
-        return "length" if self.asked.drops_text and reason is not None else reason
+        return "length" if self.parsed.drops_text and reason is not None else reason
 
     def _usage(self, results: Sequence[Result]) -> dict[str, Any]:
-        prompt, stats = sum(map(len, self.asked.prompts)), [result.stats for result in results]
-        new = 0 if self.asked.drops_text else sum(len(result.tokens) for result in results)
+        prompt, stats = sum(map(len, self.parsed.prompts)), [result.stats for result in results]
+        new = 0 if self.parsed.drops_text else sum(len(result.tokens) for result in results)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": new,
@@ -181,7 +181,7 @@ class Reply:
         }
 
     def _logprobs(self, tokens: Sequence[int], found: Sequence[TokenLogprobs | None], start: int) -> dict[str, Any]:
-        write = self._chat_logprobs if self.asked.is_chat else self._completion_logprobs
+        write = self._chat_logprobs if self.parsed.is_chat else self._completion_logprobs
         return write(tokens, found, start)
 
     def _chat_logprobs(self, tokens: Sequence[int], found: Sequence[TokenLogprobs | None], _: int) -> dict[str, Any]:
@@ -207,7 +207,7 @@ class Reply:
         return {
             "tokens": texts,
             "token_logprobs": [None if entry is None else entry.logprob for entry in found],
-            "top_logprobs": top if self.asked.logprobs else None,
+            "top_logprobs": top if self.parsed.logprobs else None,
             "text_offset": offsets,
         }
 

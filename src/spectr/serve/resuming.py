@@ -1,5 +1,5 @@
-"""Streams that break off and go on. Every event has an id that says how many tokens of each text the client has, with a
-check of them. Whoever reconnects sends the last one back; a router that has the tokens sends those.
+"""Streams that break off and continue. Every event has an id that says how many tokens of each text the client has,
+with a checksum. A client that reconnects sends the last id back; a router that has the tokens sends those.
 
 An id has an entry for each text of the request, with commas between them: `17:5f3a09c1` for 17 tokens, with a point
 behind it if the text ended with them, and `-` for a text of which nothing was sent.
@@ -13,7 +13,7 @@ from typing import Any
 
 from spectr.engine import Reader, Step
 from spectr.lm.output import TextReader
-from spectr.serve.problems import ApiError
+from spectr.serve.errors import ApiError
 from spectr.serve.protocol import ResumeFields
 from spectr.text.stream import TextStream
 
@@ -31,13 +31,13 @@ class Place:
     _hash: Any = field(default_factory=sha256)
 
     def move(self, tokens: Sequence[int]) -> None:
-        """So many tokens further."""
+        """Advance by some tokens."""
         self.count += len(tokens)
         self._hash.update(b"".join(token.to_bytes(4, "big") for token in tokens))
 
     @classmethod
     def after(cls, tokens: Sequence[int]) -> "Place":
-        """The place behind some tokens."""
+        """The place after some tokens."""
         made = cls()
         made.move(tokens)
         return made
@@ -62,7 +62,7 @@ class Seen:
         return self.mark.endswith(".")
 
     def check(self, tokens: Sequence[int]) -> None:
-        """Refuse to go on behind tokens that are not those the client has."""
+        """Refuse to continue after tokens that are not those the client has."""
         if len(tokens) < self.count or str(Place.after(tokens[: self.count])) != self.mark.rstrip("."):
             raise ApiError(
                 409, f"the first {self.count} tokens are others than those that were sent: this server computes with "
@@ -102,7 +102,7 @@ def read_places(given: str, texts: int) -> list[Seen | None]:
 
 
 def check_resume(given: ResumeFields, texts: int, rule: str, fingerprint: str) -> None:
-    """Refuse to go on with a text where the result would not be one text of the model's distribution."""
+    """Refuse to continue a text where the result would not be one text of the model's distribution."""
     if len(given.texts) != texts:
         raise ApiError(400, f"resume.texts must have an entry for each of {texts} texts, got {len(given.texts)}",
                        "spectr.resume")  # fmt: skip
@@ -122,8 +122,8 @@ def tokens_of(steps: Sequence[Step]) -> list[int]:
 
 
 def steps_after(steps: Sequence[Step], count: int, reader: Reader | None) -> Step:
-    """What steps have beyond their first tokens, as one step. What is shown of a text depends on the number of its
-    tokens alone, so a second reader tells what was shown of the first."""
+    """The part of several steps after their first `count` tokens, as one step. The text shown for some tokens depends
+    on these tokens alone, so that a second reader finds what was shown for the first ones."""
     shown = ""
     if isinstance(reader, TextReader):
         again = TextReader(TextStream(reader.stream.tokenizer, reader.stream.stops))

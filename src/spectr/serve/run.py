@@ -1,4 +1,4 @@
-"""A server's life: start, signals, drain, end."""
+"""Starts a server, handles signals, drains it and ends it."""
 
 import gc
 import logging
@@ -26,12 +26,12 @@ _LOG = logging.getLogger("spectr.serve")
 
 
 def check_address(settings: ServerSettings) -> None:
-    """Refuse to be reached from elsewhere without keys, unless that is meant."""
+    """Refuse an address that other machines can reach if there are no keys and `insecure` is not set."""
     if settings.keys or settings.insecure or _is_loopback(settings.host):
         return
     raise ArgumentError(
         f"host {settings.host!r} can be reached from other machines and no API key was given; give --api-key-file or "
-        "SPECTR_API_KEYS, use --host 127.0.0.1, or say --insecure if everybody may use this server"
+        "SPECTR_API_KEYS, use --host 127.0.0.1, or give --insecure if everybody may use this server"
     )
 
 
@@ -74,7 +74,7 @@ class Served(Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Drains at the first signal: what runs goes on, and new requests are answered with 503. The second ends it."""
+    """Drains at the first signal: requests that run continue, new ones get 503. The second signal ends the server."""
 
     def __init__(
         self,
@@ -89,19 +89,19 @@ class _Server(uvicorn.Server):
         self.deadline: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and only then say so."""
+        """Listen, then call `listens`."""
         await super().startup(sockets)
         with suppress(OSError):
             self.listens()
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Take note of a signal. It may come amid any line of the program, so nothing else is done here."""
+        """Remember a signal. It may arrive at any line of the program, so that nothing else is done here."""
         if self.signal is not None:
             self.should_exit = self.force_exit = True
         self.signal = sig
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether to end."""
+        """Begin and end the drain. uvicorn calls this ten times a second and ends if it returns true."""
         if self.signal is not None and self.deadline is None:
             self.service.is_draining = True
             self.deadline = time.monotonic() + self.service.settings.limits.drain_time

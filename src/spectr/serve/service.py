@@ -1,4 +1,4 @@
-"""The model behind a server: its name, its tokenizers, and the variants of it that single requests ask for."""
+"""The model of a server: its name, its tokenizers, and the variants of it that single requests name."""
 
 import copy
 import threading
@@ -21,8 +21,8 @@ from spectr.lm import LM
 from spectr.models.packed import packed_bytes
 from spectr.pairing import as_rule, pair
 from spectr.registry import nearest
+from spectr.serve.errors import ApiError
 from spectr.serve.grammars import GrammarCache
-from spectr.serve.problems import ApiError
 from spectr.serve.protocol import SpeculationFields
 from spectr.serve.settings import ServerSettings
 from spectr.serve.workers import Workers
@@ -32,7 +32,7 @@ from spectr.version import __version__
 __all__ = ["DRAFTERS", "Service", "Variant"]
 
 DRAFTERS = ("auto", "none", "lookup", "ngram")
-"""What a request may name: nothing that would be loaded from elsewhere."""
+"""Drafters that a request may name. None of them is loaded from a file or a network."""
 
 _VARIANTS = 4  # engines beside the server's own that are kept
 _FAILURES = 3  # of the engine in a row, after which the server is not ready
@@ -51,7 +51,7 @@ class Variant:
 
 
 class Service:
-    """A model that requests are run on."""
+    """The model that answers requests."""
 
     def __init__(self, lm: LM, settings: ServerSettings) -> None:
         self.witness = Witness(settings.audit_share) if settings.audit_share else None
@@ -66,7 +66,7 @@ class Service:
         self.failures = 0  # of the engine, since a request last succeeded
         self._local = threading.local()
         self.grammars = GrammarCache(self.lm, settings.limits)
-        self.desk: Any = None  # where requests are taken, once there is an application
+        self.handler: Any = None  # the `RequestHandler`, once there is an application
 
     @property
     def context(self) -> int:
@@ -138,7 +138,7 @@ class Service:
         return self.not_ready is None
 
     def warm_up(self) -> None:
-        """Generate a few tokens, so that the first client does not wait for what is made once."""
+        """Generate a few tokens, so that the first client does not wait for one-time work."""
         self.lm.generate([0], max_new_tokens=min(8, self.context - 1), seed=0)
         self.lm.engine.warm_up()
         _ = self.fingerprint
@@ -153,8 +153,8 @@ class Service:
                            "model_not_found")  # fmt: skip
 
     async def in_worker(self, work: Callable[[LM], Found], tenant: str) -> Found:
-        """Do something with a tokenizer in a thread that has one of its own: neither the event loop nor the engine
-        waits for it. Keys take turns."""
+        """Run a function in a thread that has a tokenizer of its own, so that neither the event loop nor the engine
+        waits. Keys take turns."""
         return await self._workers.run(tenant, lambda: self._with_tokenizer(work))
 
     def _with_tokenizer(self, work: Callable[[LM], Found]) -> Found:
@@ -165,7 +165,8 @@ class Service:
         return work(self._local.lm)
 
     def variant(self, asked: SpeculationFields | None) -> LM:
-        """The model as a request wants it speculated on. Makes an engine the first time, so call it in a thread."""
+        """The model with the rule, drafter and tree that a request names. The first call makes an engine, so that it
+        belongs in a thread."""
         wanted = _checked(asked)
         if wanted == Variant():
             return self.lm
@@ -192,7 +193,7 @@ class Service:
 
     def end(self) -> None:
         """Answer all requests that run with an error. From the event loop."""
-        self.desk.ending.end()
+        self.handler.shutdown.begin()
 
     def close(self) -> None:
         """End the threads."""
@@ -203,7 +204,7 @@ class Service:
 
 
 def _checked(asked: SpeculationFields | None) -> Variant:
-    """What a request names, if it may name it."""
+    """The variant that a request names, if it is allowed."""
     if asked is None:
         return Variant()
     if asked.rule is not None:

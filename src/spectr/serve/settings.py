@@ -1,4 +1,4 @@
-"""What an operator chooses. Nothing here does anything."""
+"""Settings that an operator chooses."""
 
 from dataclasses import dataclass, field
 
@@ -26,7 +26,7 @@ class Limits:
     header_time: float = 10.0  # to send the headers of a request
     body_time: float = 30.0  # to send its body
     idle_time: float = 5.0  # between two requests of a connection
-    write_time: float = 30.0  # for a client to take what it is sent
+    write_time: float = 30.0  # for a client to read what it is sent
     drain_time: float = 30.0  # for running requests after a signal to end
 
 
@@ -37,13 +37,13 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     name: str | None = None  # of the model, as clients call it; None: as it was loaded
-    keys: tuple[str, ...] = ()  # API keys; none: everybody who reaches the server is let in
-    insecure: bool = False  # a public address without keys is meant
+    keys: tuple[str, ...] = ()  # API keys; without any, everybody who reaches the server may use it
+    insecure: bool = False  # allows a public address without keys
     origins: tuple[str, ...] = ()  # web pages that may call, by origin; none by default
     audit_share: float = 0.0  # of steps that are recomputed in the background
     vllm_names: bool = False  # counters of speculation under vLLM's names too
     logs_prompts: bool = False
     receipts: bool = True
-    event_ids: bool = False  # in streams that do not say; some clients take every line of a stream for data
-    keep_alive: float = 15.0  # seconds between comments in a stream in which nothing else comes
+    event_ids: bool = False  # in streams whose request does not say; some clients read every line as data
+    keep_alive: float = 15.0  # seconds between comments in a stream that has nothing else to send
     limits: Limits = field(default_factory=Limits)

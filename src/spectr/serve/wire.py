@@ -10,7 +10,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from spectr.serve.problems import ApiError
+from spectr.serve.errors import ApiError
 from spectr.serve.settings import Limits
 
 __all__ = ["MOST_HEADER_BYTES", "bounded_protocol"]
@@ -44,11 +44,11 @@ class _Bounded(_Base):  # type: ignore[misc]
         self._bytes = 0  # received of the headers, or of the body, that is being read
 
     def connection_made(self, transport: Any) -> None:
-        """Take a connection, unless there are too many."""
+        """Accept a connection, or refuse it if there are too many."""
         super().connection_made(transport)
         if len(self.connections) > self.limits.connections:
             self._refuse(ApiError(503, f"this server has {self.limits.connections} connections, as many as it takes; "
-                                  "come again later", code="too_many_connections", wait=5))  # fmt: skip
+                                  "retry later", code="too_many_connections", wait=5))  # fmt: skip
         else:
             self._await_headers()
 
@@ -59,7 +59,7 @@ class _Bounded(_Base):  # type: ignore[misc]
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read what came, and look at how much it is."""
+        """Parse bytes, and check how many there are."""
         before = self._is_reading_headers
         self._bytes += len(data)
         super().data_received(data)
@@ -85,12 +85,12 @@ class _Bounded(_Base):  # type: ignore[misc]
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; what comes after the body is none."""
+        """Add a header, unless it comes after the body."""
         if self._is_reading_headers:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start with a request whose headers are there."""
+        """Start a request whose headers are complete."""
         self._is_reading_headers = False
         if not self._is_idle:
             self.cycle.disconnected = True
@@ -100,13 +100,13 @@ class _Bounded(_Base):  # type: ignore[misc]
             super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """A request is there as a whole."""
+        """A request has been received completely."""
         super().on_message_complete()
         self._is_reading_headers = True
         self._bytes = 0
 
     def on_response_complete(self) -> None:
-        """An answer was written; where the connection is to be closed after it, the client has so long to read it."""
+        """An answer was written. If the connection closes after it, the client has `write_time` to read it."""
         super().on_response_complete()
         if self.transport.is_closing():
             self._start_writing_timer()
@@ -127,7 +127,7 @@ class _Bounded(_Base):  # type: ignore[misc]
             self._stop("_write_timer")
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Answer a request that offers another protocol as if it did not, and close: what follows cannot be read."""
+        """Answer a request with an Upgrade header as if it had none, and close: what follows cannot be parsed."""
         if self.cycle is not None:
             self.cycle.keep_alive = False
 

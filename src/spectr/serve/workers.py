@@ -1,4 +1,4 @@
-"""Threads for work that would hold up the event loop: tokenizing, and writing large bodies. Keys take turns."""
+"""Threads for work that would block the event loop: tokenizing, and writing large bodies. Keys take turns."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
-from spectr.serve.problems import ApiError
+from spectr.serve.errors import ApiError
 
 __all__ = ["Workers"]
 
@@ -25,12 +25,12 @@ class Workers:
         self._running = 0
 
     async def run(self, tenant: str, work: Callable[[], Found]) -> Found:
-        """Do some work in a thread when it is this key's turn. Work that is cancelled before its turn is not done."""
+        """Run a function in a thread when it is this key's turn. If it is cancelled before, it does not run."""
         loop = asyncio.get_running_loop()
         await self._turn(tenant, loop)
 
         def ended(_: object) -> None:
-            with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
+            with suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(self._leave)
 
         try:
@@ -45,7 +45,7 @@ class Workers:
         queue = self._queues.setdefault(tenant, deque())
         if len(queue) >= self._most:
             raise ApiError(
-                429, f"{len(queue)} requests of this key wait for a worker, which is as many as may; come again later",
+                429, f"{len(queue)} requests of this key wait for a worker, which is as many as may; retry later",
                 code="queue_full", wait=1,
             )  # fmt: skip
         turn: asyncio.Future[None] = loop.create_future()
@@ -61,7 +61,7 @@ class Workers:
             raise
 
     def _next(self) -> None:
-        """Give turns, as long as there are threads."""
+        """Start the next calls, as long as there are threads."""
         while self._running < self._threads and self._queues:
             tenant, queue = self._queues.popitem(last=False)
             turn = queue.popleft() if queue else None

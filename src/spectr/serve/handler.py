@@ -1,4 +1,4 @@
-"""Where requests for text are taken, run and answered."""
+"""Runs requests for text, from their admission to their answers."""
 
 import asyncio
 import logging
@@ -13,11 +13,11 @@ from fastapi import Request, Response
 from spectr.engine import Handle, Result, Step
 from spectr.engine import Request as EngineRequest
 from spectr.serve.admission import Admission
-from spectr.serve.asking import Asked, ask
-from spectr.serve.events import Ending, Event, EventStream, unless_disconnected
+from spectr.serve.errors import ApiError, as_api_error
+from spectr.serve.events import Event, EventStream, Shutdown, unless_disconnected
 from spectr.serve.json_text import json_bytes
-from spectr.serve.observe import Observations
-from spectr.serve.problems import ApiError, as_api_error
+from spectr.serve.metrics import ServerMetrics
+from spectr.serve.parsing import ParsedRequest, parse_request
 from spectr.serve.protocol import ChatRequest, CompletionRequest
 from spectr.serve.receipt import make_receipt
 from spectr.serve.replies import Reply
@@ -26,45 +26,45 @@ from spectr.serve.service import Service
 from spectr.serve.settings import ServerSettings
 from spectr.view.tokens import TokenTexts
 
-__all__ = ["Desk", "after"]
+__all__ = ["RequestHandler", "after"]
 
 _LOG = logging.getLogger("spectr.serve")
 _SMALL = 2000  # numbers of a response that is written in the event loop
 
 
 @dataclass(slots=True)
-class Desk:
-    """Where requests for text are taken, run and answered."""
+class RequestHandler:
+    """Answers requests for text: parses them, waits for places, submits them to the engine and sends the results."""
 
     service: Service
     admission: Admission
-    observations: Observations
+    metrics: ServerMetrics
     texts: TokenTexts
-    ending: Ending = field(default_factory=Ending)
+    shutdown: Shutdown = field(default_factory=Shutdown)
 
     @classmethod
-    def of(cls, service: Service) -> "Desk":
-        """A desk for a service."""
+    def of(cls, service: Service) -> "RequestHandler":
+        """The handler of a service."""
         admission = Admission(service.settings.limits, len(service.settings.keys))
-        return cls(service, admission, Observations(service, admission), TokenTexts(service.lm.tokenizer))
+        return cls(service, admission, ServerMetrics(service, admission), TokenTexts(service.lm.tokenizer))
 
     async def answer(self, request: Request, body: CompletionRequest | ChatRequest) -> Response:
         """Answer a request for text, whole or in a stream."""
         if self.service.is_draining:
             raise ApiError(503, "the server is shutting down; send the request elsewhere", code="draining", wait=30)
         if self.service.settings.logs_prompts:
-            _LOG.info("%s asks %s", request.state.request_id, body.model_dump_json(exclude_none=True))
+            _LOG.info("%s requests %s", request.state.request_id, body.model_dump_json(exclude_none=True))
         limits, settings = self.service.settings.limits, self.service.settings
         deadline = request.state.began + limits.request_time
         left, tenant = deadline - time.monotonic(), request.state.tenant
         if not body.stream:
-            return await unless_disconnected(request.receive, self._whole(body, tenant), left, self.ending.over)
+            return await unless_disconnected(request.receive, self._whole(body, tenant), left, self.shutdown.future)
         seen = request.headers.get("last-event-id")
-        events = await unless_disconnected(request.receive, self._begun(body, tenant, seen), left, self.ending.over)
-        return EventStream(events, settings.keep_alive, limits.write_time, deadline, self.ending.over)
+        events = await unless_disconnected(request.receive, self._begun(body, tenant, seen), left, self.shutdown.future)
+        return EventStream(events, settings.keep_alive, limits.write_time, deadline, self.shutdown.future)
 
-    async def told(self, body: CompletionRequest | ChatRequest, tenant: str) -> dict[str, Any]:
-        """The answer to a body as data, for whoever asks without a connection."""
+    async def complete(self, body: CompletionRequest | ChatRequest, tenant: str) -> dict[str, Any]:
+        """The answer to a body as data, for requests that do not come over a connection."""
         job = await self._job(body, tenant)
         results = await job.results()
         return job.reply.whole(results, job.receipt(results))
@@ -75,19 +75,19 @@ class Desk:
     async def _begun(
         self, body: CompletionRequest | ChatRequest, tenant: str, seen: str | None
     ) -> AsyncIterator[Event]:
-        """The events of a stream, once the first is there: an error before it is answered as one."""
+        """The events of a stream, when the first is there. An error before the first event has a status of its own."""
         if seen is not None and (body.seed is None or (body.spectr and body.spectr.resume)):
             raise ApiError(400, "Last-Event-ID needs the seed of what was sent before, and no resume", "seed")
         job = await self._job(body, tenant)
-        job.tells_ids = seen is not None or _wants_ids(body, self.service.settings)
+        job.sends_ids = seen is not None or _wants_ids(body, self.service.settings)
         if seen is not None:
-            job.go_on(read_places(seen, job.asked.count))
+            job.go_on(read_places(seen, job.parsed.count))
         events = job.events()
         return after(await anext(events), events)
 
     async def _job(self, body: CompletionRequest | ChatRequest, tenant: str) -> "_Job":
-        asked, requests = await ask(body, self.service, tenant, self.admission.most_texts)
-        return _Job(self, asked, requests, tenant)
+        parsed, requests = await parse_request(body, self.service, tenant, self.admission.most_texts)
+        return _Job(self, parsed, requests, tenant)
 
 
 def _wants_ids(body: CompletionRequest | ChatRequest, settings: ServerSettings) -> bool:
@@ -97,7 +97,7 @@ def _wants_ids(body: CompletionRequest | ChatRequest, settings: ServerSettings) 
 
 
 async def after(first: Event, rest: AsyncIterator[Event]) -> AsyncIterator[Event]:
-    """An iterator whose first item was taken already: an error before it is answered as one, and not amid a stream."""
+    """An iterator whose first item has been taken, so that an error before it was not yet part of a stream."""
     try:
         yield first
         async for event in rest:
@@ -109,17 +109,19 @@ async def after(first: Event, rest: AsyncIterator[Event]) -> AsyncIterator[Event
 class _Job:
     """The texts of one request, from its place in the queue to its end."""
 
-    def __init__(self, desk: Desk, asked: Asked, requests: Sequence[EngineRequest | None], tenant: str) -> None:
-        self.desk, self.asked, self.requests, self.tenant = desk, asked, requests, tenant
-        self.scored = [asyncio.Event() for _ in asked.prompts]  # the log-probabilities of each prompt are there
-        service = desk.service
-        self.reply = Reply(asked, service.name, service.shown_fingerprint, desk.texts)
-        self.tells_ids = False
-        self.go_on([None] * asked.count)
+    def __init__(
+        self, handler: RequestHandler, parsed: ParsedRequest, requests: Sequence[EngineRequest | None], tenant: str
+    ) -> None:
+        self.handler, self.parsed, self.requests, self.tenant = handler, parsed, requests, tenant
+        self.scored = [asyncio.Event() for _ in parsed.prompts]  # set when the log-probabilities of a prompt are there
+        service = handler.service
+        self.reply = Reply(parsed, service.name, service.shown_fingerprint, handler.texts)
+        self.sends_ids = False
+        self.go_on([None] * parsed.count)
         self.start = time.perf_counter()
 
     def go_on(self, seen: list[Seen | None]) -> None:
-        """Send what a client that reconnects does not have, and no more."""
+        """Send only what a client that reconnects has not seen."""
         self.seen, self.progress = seen, Progress(seen)
 
     async def whole(self) -> Response:
@@ -131,7 +133,7 @@ class _Job:
 
         if self.reply.entries(results) <= _SMALL:
             return written()
-        return await self.desk.service.in_worker(lambda _: written(), self.tenant)
+        return await self.handler.service.in_worker(lambda _: written(), self.tenant)
 
     async def results(self) -> list[Result]:
         """The texts, once all have ended."""
@@ -142,15 +144,15 @@ class _Job:
             return [self._result(index, handle) for index, handle in enumerate(handles)]
 
     def _result(self, index: int, handle: Handle | None) -> Result:
-        """A text with what was generated of it elsewhere, if it goes on."""
-        past = self.asked.past(index)
+        """A text, with the part that another server generated if the stream is resumed."""
+        past = self.parsed.past(index)
         if handle is None:
             return Result([] if past is None else past.tokens, None if past is None else past.finish_reason)
         return handle.so_far if past is None else replace(handle.so_far, tokens=[*past.tokens, *handle.so_far.tokens])
 
     def _count_failures(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
-        """Take note of requests that the engine failed in, one after the other."""
-        service = self.desk.service
+        """Count requests in a row in which the engine failed."""
+        service = self.handler.service
         if error is None:
             service.failures = 0
         elif isinstance(error, Exception) and as_api_error(error).status == 500:
@@ -169,35 +171,35 @@ class _Job:
 
     async def _last(self, results: Sequence[Result]) -> Event:
         """The event after all texts; a worker makes it where the receipt repeats long prompts."""
-        options = self.asked.body.stream_options
+        options = self.parsed.body.stream_options
         usage = bool(options and options.include_usage)
 
         def written(_: Any = None) -> tuple[dict[str, Any], bytes]:
             data = self.reply.last(results, self.receipt(results), usage=usage)
             return data, json_bytes(data)
 
-        is_small = sum(map(len, self.asked.prompts)) + sum(len(result.tokens) for result in results) <= _SMALL
-        data, text = written() if is_small else await self.desk.service.in_worker(written, self.tenant)
+        is_small = sum(map(len, self.parsed.prompts)) + sum(len(result.tokens) for result in results) <= _SMALL
+        data, text = written() if is_small else await self.handler.service.in_worker(written, self.tenant)
         return replace(self._event(data, self.progress.id), written=text)
 
     def _event(self, data: dict[str, Any], id_: str) -> Event:
-        return Event(data, id_ if self.tells_ids else None)
+        return Event(data, id_ if self.sends_ids else None)
 
     async def _begin(self, stack: AsyncExitStack) -> list[Handle | None]:
-        """Wait for places, then submit all texts; whatever ends the block cancels them and gives the places back."""
+        """Wait for places, then submit all texts. The stack cancels them and frees the places at its end."""
         asked = [request for request in self.requests if request is not None]
         if asked:
-            await stack.enter_async_context(self.desk.admission.place(self.tenant, len(asked)))
-        made = self.asked.lm.engine.scheduler.submit(asked)  # they were checked when they were made
+            await stack.enter_async_context(self.handler.admission.place(self.tenant, len(asked)))
+        made = self.parsed.lm.engine.scheduler.submit(asked)  # they were checked when they were made
         stack.callback(self._end, made)
         handles = iter(made)
         return [None if request is None else next(handles) for request in self.requests]
 
     async def _chunks(self, handles: Sequence[Handle | None]) -> AsyncGenerator[Event]:
-        """Chunks of all texts as they come."""
+        """Chunks of all texts, in the order in which they are generated."""
         running = [index for index, handle in enumerate(handles) if handle is not None]
         for index in range(len(handles)):
-            if (past := self.asked.past(index)) is not None and past.begun:
+            if (past := self.parsed.past(index)) is not None and past.begun:
                 self.progress.move(index, past.tokens, ends=past.finish_reason is not None)
         if len(running) == 1:
             async for chunk in self._chunks_of(running[0], handles):
@@ -230,23 +232,23 @@ class _Job:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _chunks_of(self, index: int, handles: Sequence[Handle | None]) -> AsyncIterator[Event]:
-        """Chunks of one text. The log-probabilities of its prompt come with the first text of that prompt, or with each
-        where texts go on."""
-        past, prompt, own = self.asked.past(index), index // self.asked.n, handles[index]
+        """Chunks of one text. The first text of a prompt carries the prompt's log-probabilities; in a resumed stream
+        each text does."""
+        past, prompt, own = self.parsed.past(index), index // self.parsed.n, handles[index]
         begins = self.seen[index] is None and (past is None or not past.begun)
-        first = index if past is not None else prompt * self.asked.n
-        told: list[int] = []
+        first = index if past is not None else prompt * self.parsed.n
+        unsent: list[int] = []
         async for steps, tokens in self._unseen(index, own):
-            told += tokens
+            unsent += tokens
             if index == first:
                 self.scored[prompt].set()
-            if begins and self.asked.echoes:
+            if begins and self.parsed.echoes:
                 await self.scored[prompt].wait()
                 yield await self._echo(index, self._result(first, handles[first]))
-            if (chunk := self.reply.chunk(index, steps, told, begins=begins)) is not None:
+            if (chunk := self.reply.chunk(index, steps, unsent, begins=begins)) is not None:
                 ends = steps[-1].finish_reason is not None
-                yield self._event(chunk, self.progress.move(index, told, ends=ends))
-                told = []
+                yield self._event(chunk, self.progress.move(index, unsent, ends=ends))
+                unsent = []
             begins = False
 
     async def _echo(self, index: int, result: Result) -> Event:
@@ -256,11 +258,11 @@ class _Job:
             data = self.reply.echo(index, result)
             return data, json_bytes(data)
 
-        data, text = await self.desk.service.in_worker(written, self.tenant)
+        data, text = await self.handler.service.in_worker(written, self.tenant)
         return replace(self._event(data, self.progress.move(index, ())), written=text)
 
     async def _unseen(self, index: int, handle: Handle | None) -> AsyncIterator[tuple[list[Step], list[int]]]:
-        """Steps of one text that the client does not have, and the tokens that it was not told on this connection."""
+        """Steps of one text that the client has not seen, and the tokens that were not sent on this connection."""
         seen, arrivals, held = self.seen[index], self._arrivals(handle), list[Step]()
         if seen is not None:
             async for steps in arrivals:
@@ -281,33 +283,33 @@ class _Job:
             pass
 
     async def _arrivals(self, handle: Handle | None) -> AsyncIterator[list[Step]]:
-        """Steps as they come, timed."""
+        """Steps as the engine delivers them, with their times in the metrics."""
         assert handle is not None
-        observations, last = self.desk.observations, 0.0
+        metrics, last = self.handler.metrics, 0.0
         async for steps in handle.arrivals():
             now = time.perf_counter()
             count = sum(len(step.tokens) for step in steps)
             if not last:
-                observations.first.observe(now - self.start)
+                metrics.first.observe(now - self.start)
             elif count:
-                observations.per_token.observe((now - last) / count)
+                metrics.per_token.observe((now - last) / count)
             last = now
             yield steps
 
     def receipt(self, results: Sequence[Result]) -> dict[str, Any] | None:
-        """How to get the texts again, where that is wanted."""
-        asked = self.asked.body.spectr
-        wanted = self.desk.service.settings.receipts if asked is None or asked.receipt is None else asked.receipt
-        return make_receipt(self.asked, self.desk.service, results) if wanted else None
+        """The receipt of the texts, if the request or the settings ask for one."""
+        asked = self.parsed.body.spectr
+        wanted = self.handler.service.settings.receipts if asked is None or asked.receipt is None else asked.receipt
+        return make_receipt(self.parsed, self.handler.service, results) if wanted else None
 
     def _end(self, handles: Sequence[Handle]) -> None:
         """Cancel what has not ended, and count."""
-        observations = self.desk.observations
+        metrics = self.handler.metrics
         for handle in handles:
             handle.cancel()
             result = handle.so_far
-            observations.speculated(result.stats)
-            observations.requests.labels(result.finish_reason or "error").inc()
-            observations.reused_tokens.inc(result.reused)
-        observations.prompt_tokens.inc(sum(map(len, self.asked.prompts)))
-        observations.whole.observe(time.perf_counter() - self.start)
+            metrics.speculated(result.stats)
+            metrics.requests.labels(result.finish_reason or "error").inc()
+            metrics.reused_tokens.inc(result.reused)
+        metrics.prompt_tokens.inc(sum(map(len, self.parsed.prompts)))
+        metrics.whole.observe(time.perf_counter() - self.start)

@@ -12,7 +12,7 @@ __all__ = ["RouterCounters"]
 
 
 class _Loads:
-    """What each replica has to do at the moment of a look."""
+    """The load of each replica when Prometheus reads it."""
 
     def __init__(self, replicas: Replicas) -> None:
         self.replicas = replicas
@@ -27,7 +27,7 @@ class _Loads:
 
 
 class RouterCounters:
-    """Everything that a router counts."""
+    """All counters of a router."""
 
     def __init__(self, replicas: Replicas) -> None:
         self.registry = CollectorRegistry()

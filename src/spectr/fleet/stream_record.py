@@ -1,4 +1,4 @@
-"""What a client has of a stream: enough for another replica to go on with it."""
+"""The part of a stream that its client has: enough for another replica to continue it."""
 
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 from spectr.serve.events import Event
 
-__all__ = ["Block", "Ledger", "blocks"]
+__all__ = ["Block", "StreamRecord", "blocks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ def _count(body: Mapping[str, Any]) -> int:
     return (1 if is_single else len(prompt or [])) * (n if isinstance(n, int) else 1)
 
 
-class Ledger:
-    """One stream from its admission to its end, at whichever replicas. The seed is in the body from the beginning."""
+class StreamRecord:
+    """One stream from its admission to its end, at one replica or several. Its body has a seed."""
 
     def __init__(self, body: Mapping[str, Any], last_id: str | None, *, event_ids: bool) -> None:
         self._body, self._last_id = body, last_id
@@ -61,13 +61,13 @@ class Ledger:
         self._head: dict[str, Any] | None = None  # what all chunks of the stream have in common
         options = body.get("stream_options") or {}
         wanted = options.get("event_ids")
-        self._tells_ids = last_id is not None or (event_ids if wanted is None else bool(wanted))
-        self._tells_tokens = bool((body.get("spectr") or {}).get("tokens"))
+        self._sends_ids = last_id is not None or (event_ids if wanted is None else bool(wanted))
+        self._sends_tokens = bool((body.get("spectr") or {}).get("tokens"))
         self._is_continued = last_id is not None  # the client had something before this connection
         self.is_closed = False  # all was sent, but for the mark of the end
 
     def add(self, data: dict[str, Any], name: str | None) -> Event:
-        """Take note of a chunk; the event that the client gets."""
+        """Record a chunk, and return the event that the client gets."""
         self._head, self._last_id = data, name
         shown = data.get("spectr", {}) if data["choices"] else {}
         tokens = shown.get("tokens", [])
@@ -77,11 +77,11 @@ class Ledger:
             text.tokens += tokens
             text.finish_reason = choice["finish_reason"] or text.finish_reason
         self.is_closed = self.is_closed or not data["choices"]
-        if not self._tells_tokens:
+        if not self._sends_tokens:
             shown.pop("tokens", None)
         if data.get("spectr") == {}:
             del data["spectr"]
-        return Event(data, name if self._tells_ids else None)
+        return Event(data, name if self._sends_ids else None)
 
     @property
     def has_begun(self) -> bool:
@@ -95,8 +95,8 @@ class Ledger:
         return not self._is_continued or len(self._texts) == _count(self._body)
 
     def _resume(self, head: Mapping[str, Any]) -> dict[str, Any]:
-        """What the next replica is told. Before the first chunk nothing is known of how sound the body is; after it, it
-        is known to be. A client may itself go on with a stream."""
+        """The `resume` field for the next replica. After the first chunk the body is known to be valid. The client may
+        itself have resumed a stream."""
         own = self._body.get("spectr") or {}
         before = own["resume"]["texts"] if own.get("resume") else [_Text().entry] * _count(self._body)
         texts = [

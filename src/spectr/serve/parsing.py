@@ -9,7 +9,7 @@ from spectr.coins import derived_seed
 from spectr.engine import Request
 from spectr.grammar import CompiledGrammar
 from spectr.lm import LM
-from spectr.serve.problems import ApiError
+from spectr.serve.errors import ApiError
 from spectr.serve.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -23,7 +23,7 @@ from spectr.serve.resuming import check_resume
 from spectr.serve.service import Service
 from spectr.serve.settings import Limits
 
-__all__ = ["Asked", "as_turns", "ask", "characters"]
+__all__ = ["ParsedRequest", "as_turns", "characters", "parse_request"]
 
 _RANDOM_BITS = 53  # a seed that any JSON reader keeps whole
 _SAME = (
@@ -33,8 +33,8 @@ _SAME = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What one body asks for."""
+class ParsedRequest:
+    """A checked body, with its prompts as tokens."""
 
     body: GenerationFields
     lm: LM  # under the rule and with the drafter that the body names
@@ -82,8 +82,8 @@ class Asked:
         return derived_seed(self.seed, index)
 
     def requests(self, scope: str) -> list[Request | None]:
-        """What the engine is asked for each text, checked; None for one that had ended before. The log-probabilities of
-        a prompt are asked for once."""
+        """A checked request of the engine for each text; None for one that had ended before. The first text of a prompt
+        has the prompt's log-probabilities computed."""
         if self.resume is not None:
             return [self._resumed(index, scope) for index in range(self.count)]
         made: list[Request | None] = []
@@ -95,7 +95,7 @@ class Asked:
         return made
 
     def _resumed(self, index: int, scope: str) -> Request | None:
-        """What is asked for a text that goes on. One that has not begun tells its prompt itself."""
+        """The request of a text that is resumed. One that has not begun has its prompt scored."""
         past, prompt = self.past(index), self.prompts[index // self.n]
         assert past is not None
         if past.finish_reason is not None:
@@ -109,19 +109,19 @@ class Asked:
         return made
 
 
-async def ask(
+async def parse_request(
     body: CompletionRequest | ChatRequest, service: Service, tenant: str, most_texts: int
-) -> tuple[Asked, list[Request | None]]:
-    """Check a body, read its prompts, and make a request of the engine for each text. Most of it in a worker."""
+) -> tuple[ParsedRequest, list[Request | None]]:
+    """Check a body, tokenize its prompts and make a request of the engine for each text, mostly in a worker."""
     service.check_name(body.model)
     _check_bounds(body, service.settings.limits)
     _check_sizes(body, service, most_texts)
     scope = tenant if service.settings.keys else ""
     grammar = await service.grammars.compiled(body, tenant)
 
-    def work(reader: LM) -> tuple[Asked, list[Request | None]]:
-        asked = _asked(body, service, reader, grammar)
-        return asked, asked.requests(scope)
+    def work(reader: LM) -> tuple[ParsedRequest, list[Request | None]]:
+        parsed = _parsed(body, service, reader, grammar)
+        return parsed, parsed.requests(scope)
 
     return await service.in_worker(work, tenant)
 
@@ -150,9 +150,9 @@ def _check_sizes(body: CompletionRequest | ChatRequest, service: Service, most_t
                        "stop_token_ids")  # fmt: skip
 
 
-def _asked(
+def _parsed(
     body: CompletionRequest | ChatRequest, service: Service, reader: LM, grammar: CompiledGrammar | None
-) -> Asked:
+) -> ParsedRequest:
     lm = service.variant(body.spectr)
     prompts = _prompts(body, reader)
     n = body.n or 1
@@ -169,14 +169,14 @@ def _asked(
     limit, drops = _limit(body)
     limits = [service.context - len(prompt) if limit is None else limit for prompt in prompts]
     seed = secrets.randbits(_RANDOM_BITS) if body.seed is None else body.seed
-    asked = Asked(body, lm, prompts, n, seed, settings, limits, drops)
+    asked = ParsedRequest(body, lm, prompts, n, seed, settings, limits, drops)
     _check_logprobs(asked, service.settings.limits.logprobs)
     if asked.resume is not None:
         check_resume(asked.resume, asked.count, lm.engine.rule.card.name, service.shown_fingerprint)
     return asked
 
 
-def _check_logprobs(asked: Asked, most: int) -> None:
+def _check_logprobs(asked: ParsedRequest, most: int) -> None:
     """Refuse more log-probabilities than one response may have."""
     if asked.logprobs is None:
         return

@@ -1,4 +1,4 @@
-"""What a client is told when something is wrong, in the form that OpenAI's clients read."""
+"""Errors that clients get, in the form that OpenAI's clients read."""
 
 import asyncio
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ STATUSES = {
     413: "The body of the request is too large.",
     415: "The body of the request is not JSON.",
     431: "The headers of the request are too large.",
-    429: "Too many requests, of this key or of all; `Retry-After` says when to come again.",
+    429: "Too many requests, of this key or of all; `Retry-After` says when to retry.",
     500: "The server failed.",
     503: "The server is starting, stopping, or short of memory.",
     504: "The text took longer than a request may take.",
@@ -35,7 +35,7 @@ _LONGEST = 600  # characters of a message
 
 
 class ApiError(Exception):
-    """Something that a client should be told."""
+    """An error with a status, a message and a code for the client."""
 
     def __init__(
         self, status: int, message: str, param: str | None = None, code: str | None = None, wait: float | None = None
@@ -54,13 +54,13 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """When to come again, and what kind of key is wanted."""
+        """When to retry, and which kind of authentication is needed."""
         found = {} if self.wait is None else {"Retry-After": str(max(1, round(self.wait)))}
         return found | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """Any error as one that a client can be told. What is not known to be harmless is not repeated to the client."""
+    """Any error as one for clients. Messages that are not known to be harmless are not passed on."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, NoRoomError | torch.OutOfMemoryError | MemoryError):

@@ -1,4 +1,4 @@
-"""Counters for Prometheus: what speculation did, what clients waited for, and what the engine has to do."""
+"""Counters for Prometheus: speculation, latencies, and the load of the engine."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from spectr.engine.metrics import Stats
 from spectr.serve.admission import Admission
 from spectr.serve.service import Service
 
-__all__ = ["Observations"]
+__all__ = ["ServerMetrics"]
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -38,7 +38,7 @@ class _Speculation:
 
 
 class _Now:
-    """What the engine has to do at the moment of a look."""
+    """The load of the engine when Prometheus reads it."""
 
     def __init__(self, service: Service, admission: Admission) -> None:
         self.service, self.admission = service, admission
@@ -61,8 +61,8 @@ class _Now:
             yield CounterMetricFamily(f"spectr:audit_{name}", "Of the steps that were recomputed.", value=value)
 
 
-class Observations:
-    """Everything that is counted."""
+class ServerMetrics:
+    """All counters and histograms of a server."""
 
     def __init__(self, service: Service, admission: Admission) -> None:
         self.registry = registry = CollectorRegistry()
@@ -86,7 +86,7 @@ class Observations:
         )
 
     def speculated(self, stats: Stats) -> None:
-        """Count what speculation did to one text."""
+        """Count the drafted and accepted tokens of one text."""
         for counters in self._speculation:
             counters.add(stats)
         self.generated.inc(stats.emitted)
