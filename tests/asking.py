@@ -18,7 +18,7 @@ __all__ = ["EndReader", "LetterReader", "Stepped", "TakesForEver", "trace", "und
 
 
 def under(policy: Policy, requests: Sequence[Request]) -> list[Request]:
-    """Returns the same requests with this policy."""
+    """Return the same requests with this policy."""
     return [replace(request, policy=policy) for request in requests]
 
 
@@ -36,11 +36,11 @@ class EndReader:
     ends: Callable[[list[int]], int | None]
 
     def feed(self, tokens: list[int]) -> tuple[str, int | None]:
-        """Returns where the text ends among these tokens."""
+        """Return where the text ends among these tokens."""
         return "", self.ends(tokens)
 
     def finish(self) -> str:
-        """Returns no text."""
+        """Return no text."""
         return ""
 
 
@@ -52,7 +52,7 @@ class LetterReader:
     text: str = field(default="")
 
     def feed(self, tokens: list[int]) -> tuple[str, int | None]:
-        """Returns the letters up to the end."""
+        """Return the letters up to the end."""
         for count, token in enumerate(tokens, start=1):
             self.text += chr(ord("a") + token)
             if self.text.endswith(self.stop):
@@ -60,7 +60,7 @@ class LetterReader:
         return self.text[len(self.text) - len(tokens) :], None
 
     def finish(self) -> str:
-        """Returns a full stop, so that tests see that it is called once."""
+        """Return a full stop, so that tests see that it is called once."""
         return "."
 
 
@@ -69,7 +69,7 @@ class TakesForEver(Exception):  # noqa: N818
 
 
 def _readers(drafting: Any) -> list[ModelDrafting]:
-    """Returns the draft models in a drafting."""
+    """Return the draft models in a drafting."""
     if isinstance(drafting, ModelDrafting):
         return [drafting]
     parts = [*getattr(drafting, "parts", ()), *getattr(drafting, "draftings", ())]
@@ -78,7 +78,7 @@ def _readers(drafting: Any) -> list[ModelDrafting]:
 
 
 def check_rows(lane: Lane) -> None:
-    """Checks that text, cache and draft model of each active row have the same length, and that the host has no more
+    """Check that text, cache and draft model of each active row have the same length, and that the host has no more
     tokens than the device."""
     if lane.memory.rows is None:
         return
@@ -106,13 +106,13 @@ class Stepped:
         self.scheduler, self.checks = Scheduler(engine.parts), checks
 
     def submit(self, request: Request) -> Handle:
-        """Queues a request for the next turn."""
+        """Queue a request for the next turn."""
         delivery = Delivery(request)
         self.scheduler._waiting.append(RequestState(delivery, request.tokens))
         return Handle(delivery, self.scheduler._wake)
 
     def turn(self, count: int = 1) -> bool:
-        """Takes turns, checks the rows after each, and returns whether there is more to do."""
+        """Take turns, check the rows after each, and return whether there is more to do."""
         for _ in range(count):
             with LOCK, torch.no_grad():  # as an engine's thread: others may run the same model meanwhile
                 is_busy = self.scheduler.turn()
@@ -121,7 +121,7 @@ class Stepped:
         return is_busy
 
     def finish(self, handles: Sequence[Handle], most: int = 1_000) -> list[Result]:
-        """Takes turns until all requests have ended."""
+        """Take turns until all requests have ended."""
         for _ in range(most):
             if not self.turn():
                 return [handle.result(timeout=0) for handle in handles]

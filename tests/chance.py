@@ -7,7 +7,7 @@ __all__ = ["chi_square"]
 
 
 def chi_square(found: Tensor, expected: Tensor, rate: float) -> float:
-    """Returns the chi-square statistic of counts against expected counts, as a multiple of its quantile at 1 − `rate`.
+    """Return the chi-square statistic of counts against expected counts, as a multiple of its quantile at 1 − `rate`.
 
     Cells with an expected count of at most five are pooled into one; a count where none is possible gives infinity."""
     chi2 = pytest.importorskip("scipy.stats").chi2

@@ -10,7 +10,7 @@ __all__ = ["no_host_sync", "set_sync_debug_mode"]
 
 
 def set_sync_debug_mode(mode: int | str) -> None:
-    """Sets the mode without torch's warning that it is a prototype, which would be an error here."""
+    """Set the mode without torch's warning that it is a prototype, which would be an error here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype", UserWarning)
         torch.cuda.set_sync_debug_mode(mode)
@@ -18,7 +18,7 @@ def set_sync_debug_mode(mode: int | str) -> None:
 
 @contextmanager
 def no_host_sync() -> Iterator[None]:
-    """Raises where the host would wait for the device inside the context."""
+    """Raise where the host would wait for the device inside the context."""
     before = torch.cuda.get_sync_debug_mode()
     set_sync_debug_mode("error")
     try:

@@ -16,7 +16,7 @@ _PIECES = (b"a", b"b", b"c", b"ab", b"[", b"]", b",", b"ca", b"1", b"\xc3", b"\x
 
 
 def encode(text: str) -> list[int]:
-    """Encodes a text with the longest tokens first; characters that no token spells are left out."""
+    """Encode a text with the longest tokens first; characters that no token spells are left out."""
     left, found = text.encode(), list[int]()
     while left:
         best = max(
@@ -53,7 +53,7 @@ def compiled(name: str) -> CompiledGrammar:
 
 
 def as_hook(grammar: CompiledGrammar, prompt: int) -> Callable[[list[int]], torch.Tensor]:
-    """Returns a function of the text that gives the tokens which may follow, by a new walk over what was generated
+    """Return a function of the text that gives the tokens which may follow, by a new walk over what was generated
     after a prompt of `prompt` tokens."""
 
     def hook(text: list[int]) -> torch.Tensor:
@@ -63,7 +63,7 @@ def as_hook(grammar: CompiledGrammar, prompt: int) -> Callable[[list[int]], torc
 
 
 def hooked(request: Request) -> Request:
-    """Returns the request with its grammar as a function."""
+    """Return the request with its grammar as a function."""
     assert request.grammar is not None
     hook = as_hook(request.grammar, len(request.prompt))
     return replace(request, grammar=None, policy=replace(request.policy, allowed=hook))

@@ -24,12 +24,12 @@ class LateLane(Lane):
 
 
 def _for_all_rows(rows: PolicyRows, name: str, step: Any, logits: Tensor) -> Tensor:
-    """Computes policies as on a GPU: for all rows, after which rows that do not use a setting are put back."""
+    """Compute policies as on a GPU: for all rows, after which rows that do not use a setting are put back."""
     return rows._put_back(name, step(rows, logits), logits)
 
 
 def run_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes every engine that is created from now on use late lanes."""
+    """Make every engine that is created from now on use late lanes."""
     monkeypatch.setattr("spectr.engine.scheduler.Lane", LateLane)
     monkeypatch.setattr(PolicyRows, "_where_used", _for_all_rows)
     monkeypatch.setattr(ModelDrafting, "_lags", lambda *_: False)  # reading the value would make the host wait

@@ -23,7 +23,7 @@ class Follower:
         self.since = self.start
 
     def follow(self, text: list[int]) -> tuple[list[int], int]:
-        """Returns the next tokens of the reference after a text, and how many of them are drafted."""
+        """Return the next tokens of the reference after a text, and how many of them are drafted."""
         came, meant = text[self.since :], self.reference[self.place : self.place + LENGTH + 1]
         right = 0
         while right < min(len(came), len(meant)) and came[right] == meant[right]:
@@ -52,7 +52,7 @@ class Follower:
 
 
 def counted(result: Result, reference: list[int], prompt: list[int], generated: list[int]) -> int:
-    """Returns how many tokens of a text were predicted, step by step."""
+    """Return how many tokens of a text were predicted, step by step."""
     follower, text, total = Follower(reference, len(prompt)), [*prompt, *generated], 0
     for step in result.steps:
         predicted, _ = follower.follow(text)
@@ -66,7 +66,7 @@ KINDS = ("right", "changed", "inserted", "shortened", "swapped", "wrong", "brief
 
 
 def edited(text: list[int], kind: str, size: int) -> list[int]:
-    """Returns a prediction of a text that differs from it in one way."""
+    """Return a prediction of a text that differs from it in one way."""
     half = len(text) // 2
     match kind:
         case "changed":  # every seventh token is changed

@@ -34,7 +34,7 @@ def tokenizer(texts: list[str] = TEXTS, template: str | None = TEMPLATE) -> PreT
 
 
 def save_model(net: torch.nn.Module, folder: Path, words: PreTrainedTokenizerFast) -> Path:
-    """Draws random weights, and saves a model with its tokenizer."""
+    """Draw random weights, and save a model with its tokenizer."""
     with torch.no_grad():
         for weights in net.parameters():
             if weights.dim() > 1:

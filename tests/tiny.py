@@ -18,7 +18,7 @@ __all__ = ["byte_tokenizer", "llama", "noisy_copy", "widen", "word_tokenizer"]
 
 
 def widen(net: PreTrainedModel, scale: float = 0.2) -> PreTrainedModel:
-    """Draws wide weights, so that distributions are neither flat nor a point mass."""
+    """Draw wide weights, so that distributions are neither flat nor a point mass."""
     with torch.no_grad():
         for weights in net.parameters():
             if weights.dim() > 1:

@@ -56,7 +56,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name on first use and caches it."""
+    """Import a public name on first use and cach it."""
     if name == "hf":
         return import_module("spectr.hf")
     if name not in _HOME_OF:

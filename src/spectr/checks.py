@@ -9,7 +9,7 @@ __all__ = ["whole"]
 
 
 def whole(name: str, value: Any, least: int | None = None) -> int:
-    """Returns `value` as an int; raises ArgumentError unless it is a whole number of at least `least`. True and False
+    """Return `value` as an int; raise ArgumentError unless it is a whole number of at least `least`. True and False
     are refused.
 
     >>> whole("drafts", 4, 1)

@@ -50,7 +50,7 @@ _SEED_STREAM = 0x2B99_2DDF_A232_49D6
 
 
 def seed_word(seed: Any) -> int:
-    """Converts any whole number to an int64; numbers that differ by a multiple of 2^64 are the same seed.
+    """Convert any whole number to an int64; numbers that differ by a multiple of 2^64 are the same seed.
 
     >>> seed_word(2**64 + 5), seed_word(-1), seed_word(2**63)
     (5, -1, -9223372036854775808)
@@ -59,7 +59,7 @@ def seed_word(seed: Any) -> int:
 
 
 def derived_seed(seed: int, row: int) -> int:
-    """Returns the seed of a row: `seed` itself for row 0, otherwise 53 bits of a hash of both, so that rows of one seed
+    """Return the seed of a row: `seed` itself for row 0, otherwise 53 bits of a hash of both, so that rows of one seed
     share no texts with rows of the next seed.
 
     >>> derived_seed(7, 0), derived_seed(7, 1) == derived_seed(8, 0)
@@ -72,25 +72,25 @@ def derived_seed(seed: int, row: int) -> int:
 
 
 def _mix_(state: Tensor) -> Tensor:
-    """Applies the finaliser of SplitMix64 in place to int64; products wrap, and a mask makes right shifts logical."""
+    """Apply the finaliser of SplitMix64 in place to int64; products wrap, and a mask makes right shifts logical."""
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         state.bitwise_xor_((state >> shift).bitwise_and_((1 << (64 - shift)) - 1)).mul_(factor)
     return state.bitwise_xor_((state >> 31).bitwise_and_((1 << 33) - 1))
 
 
 def _absorb(state: Tensor, word: Tensor) -> Tensor:
-    """Mixes one more key word into the state; both broadcast. Words are mixed one at a time: two words that were
+    """Mix one more key word into the state; both broadcast. Words are mixed one at a time: two words that were
     combined by exclusive or would be interchangeable."""
     return _mix_((state ^ word) + _GOLDEN)
 
 
 def _bits53(state: Tensor) -> Tensor:
-    """Returns the 53 highest bits as float64."""
+    """Return the 53 highest bits as float64."""
     return (state >> 11).bitwise_and_((1 << 53) - 1).to(torch.float64)
 
 
 def uniform(seed: Tensor, committed: Tensor, node: Tensor, purpose: int) -> Tensor:
-    """Returns coins in [0, 1) with 53 bits, float64 (B, M), for seeds and committed counts (B,) and nodes (B, M)."""
+    """Return coins in [0, 1) with 53 bits, float64 (B, M), for seeds and committed counts (B,) and nodes (B, M)."""
     if usable(node):
         from spectr.kernels.noise import fused_uniform
 
@@ -101,12 +101,12 @@ def uniform(seed: Tensor, committed: Tensor, node: Tensor, purpose: int) -> Tens
 
 
 def gumbel_states(seed: Tensor, position: Tensor) -> Tensor:
-    """Returns one generator state (B, M) per row and position, from which the noise of tokens is computed."""
+    """Return one generator state (B, M) per row and position, from which the noise of tokens is computed."""
     return _absorb(_absorb(torch.full_like(seed, _NOISE_STREAM), seed)[:, None], position)
 
 
 def gumbel(seed: Tensor, position: Tensor, vocabulary: int) -> Tensor:
-    """Returns the race's noise −log E, with E ~ Exp(1) keyed by (seed, absolute position, token), float64 (B, M, V).
+    """Return the race's noise −log E, with E ~ Exp(1) keyed by (seed, absolute position, token), float64 (B, M, V).
 
     Small E decide the race, so E = −log1p(−u) with u = (k + ½)·2^−53, which is exact to many digits for small E.
     """
@@ -115,7 +115,7 @@ def gumbel(seed: Tensor, position: Tensor, vocabulary: int) -> Tensor:
 
 
 def _gumbel_of(state: Tensor, token: Tensor) -> Tensor:
-    """Returns the noise of tokens for the states of their positions; both broadcast."""
+    """Return the noise of tokens for the states of their positions; both broadcast."""
     state = _mix_(state + token * _GOLDEN)
     negative = _bits53(state).add_(0.5).mul_(-(2.0**-53)).clamp_min_(2.0**-53 - 1)  # u = 1 could never win
     exponential = negative.log1p_().neg_()
@@ -127,7 +127,7 @@ _KERNEL_TOKENS, _VECTOR = 4096, 16  # the least tokens that a kernel on a CPU is
 
 
 def _first_above(sums: Tensor, level: Tensor) -> Tensor:
-    """Returns the first index whose running sum exceeds `level`, but whatever the rounding no index of weight 0."""
+    """Return the first index whose running sum exceeds `level`, but whatever the rounding no index of weight 0."""
     last = torch.searchsorted(sums, sums[..., -1:].contiguous())  # first to reach the total, so it carries weight
     return torch.minimum(torch.searchsorted(sums, level[..., None].contiguous(), right=True), last).squeeze(-1)
 
@@ -157,7 +157,7 @@ def draw(weights: Tensor, coin: Tensor) -> Tensor:
 
 
 def likeliest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Returns the logarithms of the `count` largest values of a softmax over scores (…, V), best first, and their
+    """Return the logarithms of the `count` largest values of a softmax over scores (…, V), best first, and their
     indices."""
     best = scores.log_softmax(-1).topk(min(count, scores.shape[-1]), -1)
     return best.values, best.indices
@@ -179,15 +179,15 @@ class SeededCoins:
     quiet: Tensor | None = None  # (B,) bool: rows whose drafts are ranked without noise; None: no row is quiet
 
     def flip(self, chance: Tensor, node: Tensor, purpose: int) -> Tensor:
-        """Returns True with probability `chance`: a coin strictly below it, so that chance 0 is never True."""
+        """Return True with probability `chance`: a coin strictly below it, so that chance 0 is never True."""
         return uniform(self.seed, self.committed, node, purpose) < chance
 
     def pick(self, weights: Tensor, node: Tensor, purpose: int) -> Tensor:
-        """Returns an index drawn in proportion to `weights`, by inverse CDF with float64 sums."""
+        """Return an index drawn in proportion to `weights`, by inverse CDF with float64 sums."""
         return draw(weights, uniform(self.seed, self.committed, node, purpose))
 
     def race(self, logits: Tensor, depth: Tensor) -> Tensor:
-        """Returns the argmax of policy logits plus noise."""
+        """Return the argmax of policy logits plus noise."""
         if usable(logits):
             from spectr.kernels.noise import race_winner
 
@@ -195,7 +195,7 @@ class SeededCoins:
         return self._winner(logits, depth) if _is_large(logits) else self.noisy_logits(logits, depth).argmax(-1)
 
     def _winner(self, logits: Tensor, depth: Tensor) -> Tensor:
-        """Computes the same over a large vocabulary: approximate noise finds the tokens that can win, and exact noise
+        """Compute the same over a large vocabulary: approximate noise finds the tokens that can win, and exact noise
         the winner, the first among equals."""
         from spectr.kernels.cpu.noise import candidates
 
@@ -211,19 +211,19 @@ class SeededCoins:
         return torch.tensor(winners).view(logits.shape[:2])
 
     def top_racers(self, logits: Tensor, depth: Tensor, count: int) -> Tensor:
-        """Returns the tokens of the `count` largest policy logits plus noise, best first; without noise in quiet
+        """Return the tokens of the `count` largest policy logits plus noise, best first; without noise in quiet
         rows."""
         return self.noisy_approx(logits, depth).topk(count, -1).indices
 
     def noisy_logits(self, logits: Tensor, depth: Tensor) -> Tensor:
-        """Returns logits (B, M, V) plus the noise at `depth` (B, M), or (B, 1) for one depth: what the race compares.
+        """Return logits (B, M, V) plus the noise at `depth` (B, M), or (B, 1) for one depth: what the race compares.
 
         The sum is float64: in float32 near-ties at the top would be broken by token id. A root's children are at
         position `committed`."""
         return logits + gumbel(self.seed, self.committed[:, None] + depth, logits.shape[-1])
 
     def noisy_approx(self, logits: Tensor, depth: Tensor) -> Tensor:
-        """Returns approximate `noisy_logits` for drafts; quiet rows get no noise. A kernel's noise is accurate to 1e-5
+        """Return approximate `noisy_logits` for drafts; quiet rows get no noise. A kernel's noise is accurate to 1e-5
         wherever it can win a race. An error can cost an accepted draft token, but it cannot change the output
         distribution."""
         if logits.device.type == "cpu" and self.quiet is not None and bool(self.quiet.all()):
@@ -242,7 +242,7 @@ class SeededCoins:
         return logits + (noise if self.quiet is None else noise.masked_fill_(self.quiet[:, None, None], 0.0))
 
     def likeliest(self, logits: Tensor, depth: Tensor | None, score_scale: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Returns log-probabilities and tokens of the `count` largest values of softmax((logits + approximate noise) ·
+        """Return log-probabilities and tokens of the `count` largest values of softmax((logits + approximate noise) ·
         score_scale), best first; `score_scale` is (B,)."""
         if usable(logits):
             from spectr.kernels.best import best_chances, can_pick

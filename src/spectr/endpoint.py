@@ -17,12 +17,12 @@ _COMPLETIONS = ("/chat/completions", "/completions")
 
 
 def turns_of(*texts: str) -> list[dict[str, str]]:
-    """Returns a conversation as endpoints and chat templates take it, beginning with the user."""
+    """Return a conversation as endpoints and chat templates take it, beginning with the user."""
     return [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(texts)]
 
 
 def _base(url: str) -> str:
-    """Returns the address without `/completions`, and with `/v1` if it names only a server."""
+    """Return the address without `/completions`, and with `/v1` if it names only a server."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ArgumentError(f"an endpoint must be an address such as http://localhost:8000/v1, got {url!r}")
@@ -61,7 +61,7 @@ class EndpointClient:
         return f"{self.base}{_COMPLETIONS[0 if self.is_chat else 1]}"
 
     def models(self) -> list[str]:
-        """Returns the names of the models that the server lists."""
+        """Return the names of the models that the server lists."""
         return [str(model["id"]) for model in self._call("GET", "/models").get("data") or []]
 
     def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:

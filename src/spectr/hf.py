@@ -35,7 +35,7 @@ class _CriteriaReader:
     criteria: Criteria
 
     def feed(self, tokens: list[int]) -> tuple[str, int | None]:
-        """Returns no text, and how many of the tokens belong to the text if it ends among them."""
+        """Return no text, and how many of the tokens belong to the text if it ends among them."""
         for count, token in enumerate(tokens, start=1):
             self.ids = torch.cat([self.ids, self.ids.new_tensor([[token]])], 1)
             if bool(torch.as_tensor(self.criteria(self.ids, None)).all()):
@@ -43,7 +43,7 @@ class _CriteriaReader:
         return "", None
 
     def finish(self) -> str:
-        """Returns no text."""
+        """Return no text."""
         return ""
 
 
@@ -61,7 +61,7 @@ class _AllowedTokens:
 
 
 def _flat(processors: Any) -> Iterator[Any]:
-    """Yields processors in order, also those in nested lists."""
+    """Yield processors in order, also those in nested lists."""
     for processor in processors or ():
         if isinstance(processor, list | tuple):
             yield from _flat(processor)
@@ -70,7 +70,7 @@ def _flat(processors: Any) -> Iterator[Any]:
 
 
 def _setting(processor: Any) -> tuple[int, float] | None:
-    """Returns the index of a processor in `PROCESSOR_SETTINGS`, and its value; None if a policy has no such setting."""
+    """Return the index of a processor in `PROCESSOR_SETTINGS`, and its value; None if a policy has no such setting."""
     kind = type(processor)
     is_stock = kind.__module__.startswith("transformers.")
     at = next((at for at, (name, *_) in enumerate(PROCESSOR_SETTINGS) if is_stock and kind.__name__ == name), None)
@@ -92,7 +92,7 @@ def _split_settings(processors: list[Any]) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _policies(processors: Any, ids: Tensor, prompts: Sequence[Sequence[int]], *, sampling: bool) -> list[Policy]:
-    """Returns a policy for each row, made from transformers' processors. A `prefix_allowed_tokens_fn` takes the number
+    """Return a policy for each row, made from transformers' processors. A `prefix_allowed_tokens_fn` takes the number
     of the row, so each row gets its own hook; all other processors must depend on the text only."""
     every, settings = (
         _split_settings(list(_flat(processors))) if sampling else (list(_flat(processors)), {"temperature": 0.0})
@@ -124,7 +124,7 @@ def _refuse(model: Any, ids: Tensor, embedded: Any, config: Any) -> None:
 
 
 def _unpadded(ids: Tensor, mask: Tensor | None) -> Iterator[tuple[list[int], list[int]]]:
-    """Yields the left padding and the prompt of each row."""
+    """Yield the left padding and the prompt of each row."""
     seen = (torch.ones_like(ids) if mask is None else mask).bool()
     for row in range(len(ids)):
         yield ids[row][~seen[row]].tolist(), ids[row][seen[row]].tolist()
@@ -149,7 +149,7 @@ def generate(  # noqa: PLR0913  transformers passes arguments by these names, an
     nodes: int | None = None,
     **inputs: Any,
 ) -> Tensor:
-    """Returns token ids (B, L) like `model.generate`; to be passed as `custom_generate`.
+    """Return token ids (B, L) like `model.generate`; to be passed as `custom_generate`.
 
     Without a `seed` one is drawn from torch's generator, so that `torch.manual_seed` determines the text.
     """

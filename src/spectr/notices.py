@@ -12,12 +12,12 @@ _LOGGED: set[str] = set()
 
 
 def notice(sentence: str) -> None:
-    """Logs a sentence the first time it occurs in this process."""
+    """Log a sentence the first time it occurs in this process."""
     if sentence not in _LOGGED:
         _LOGGED.add(sentence)
         _LOGGER.warning("spectr: %s", sentence)
 
 
 def forget() -> None:
-    """Lets every sentence be logged again, for tests and for commands that run several times in one process."""
+    """Let every sentence be logged again, for tests and for commands that run several times in one process."""
     _LOGGED.clear()

@@ -25,14 +25,14 @@ class Entry:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def load(self) -> Callable[..., Any]:
-        """Imports and returns the class or function."""
+        """Import and return the class or function."""
         module, _, attribute = self.target.partition(":")
         maker: Callable[..., Any] = getattr(import_module(module), attribute)
         return maker
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """Returns the end of an error message, which suggests the nearest known names.
+    """Return the end of an error message, which suggests the nearest known names.
 
     >>> nearest("ksec", ["kseq", "race"])
     'did you mean kseq? Known: kseq, race'
@@ -51,14 +51,14 @@ class Registry:
         self._group = group
 
     def names(self) -> list[str]:
-        """Returns the built-in names, then those that installed packages add."""
+        """Return the built-in names, then those that installed packages add."""
         return [*self._entries, *(p.name for p in entry_points(group=self._group) if p.name not in self._entries)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
 
     def make(self, name: str, **options: Any) -> Any:
-        """Returns a new object called `name`, made with `options`."""
+        """Return a new object called `name`, made with `options`."""
         entry = self._find(name)
         maker, arguments = entry.load(), {**entry.options, **options}
         try:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Rows", "cached_arange", "cached_eye", "constant", "copy_to_device", "pick_rows"]
+__all__ = ["LazyRows", "cached_arange", "cached_eye", "constant", "copy_to_device", "pick_rows"]
 
 
 @cache
 def constant(values: tuple[Any, ...], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Returns numbers, or tuples of numbers, as a cached tensor: a captured step must not copy from the host."""
+    """Return numbers, or tuples of numbers, as a cached tensor: a captured step must not copy from the host."""
     with torch.inference_mode(False):  # the cache outlives the current mode
         return torch.tensor(values, dtype=dtype, device=device)
 
@@ -25,7 +25,7 @@ def _long_arange(size: int, device: torch.device) -> Tensor:
 
 
 def cached_arange(count: int, device: torch.device) -> Tensor:
-    """Returns 0, 1, 2, … (count,) as a view of a cached tensor, which must not be written to.
+    """Return 0, 1, 2, … (count,) as a view of a cached tensor, which must not be written to.
 
     >>> cached_arange(3, torch.device("cpu")).tolist()
     [0, 1, 2]
@@ -35,13 +35,13 @@ def cached_arange(count: int, device: torch.device) -> Tensor:
 
 @cache
 def cached_eye(count: int, device: torch.device) -> Tensor:
-    """Returns the identity (count, count) bool as a cached tensor, which must not be written to."""
+    """Return the identity (count, count) bool as a cached tensor, which must not be written to."""
     with torch.inference_mode(False):
         return torch.eye(count, dtype=torch.bool, device=device)
 
 
 def copy_to_device(values: Any, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Copies numbers from the host to a device without waiting. The copy is from pinned memory; any other would wait
+    """Copy numbers from the host to a device without waiting. The copy is from pinned memory; any other would wait
     for the work that is queued on the device.
 
     >>> copy_to_device([1, 2], torch.device("cpu")).tolist()
@@ -53,14 +53,14 @@ def copy_to_device(values: Any, device: torch.device, dtype: torch.dtype = torch
 
 
 def pick_rows(values: Tensor, nodes: Tensor | None) -> Tensor:
-    """Returns `values` (B, N, …) at `nodes` (B, M), as (B, M, …); all of them, without a copy, for None."""
+    """Return `values` (B, N, …) at `nodes` (B, M), as (B, M, …); all of them, without a copy, for None."""
     if nodes is None:
         return values
     return values[cached_arange(values.shape[0], values.device)[:, None], nodes]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class LazyRows:
     """A lazy tensor (…, V), computed row by row from `parts` with the same leading shape.
 
     A rule visits many nodes and needs the distribution after one of them; the others are never computed.
@@ -70,14 +70,14 @@ class Rows:
     parts: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, values: Tensor) -> "Rows":
-        """Wraps a tensor that is already computed."""
+    def of(cls, values: Tensor) -> "LazyRows":
+        """Wrap a tensor that is already computed."""
         return cls(lambda values: values, (values,))
 
     def all(self) -> Tensor:
-        """Computes every row, (…, V)."""
+        """Compute every row, (…, V)."""
         return self.compute(*self.parts)
 
     def at(self, nodes: Tensor) -> Tensor:
-        """Computes the rows at `nodes` (B, M) of the leading shape (B, N), as (B, M, V)."""
+        """Compute the rows at `nodes` (B, M) of the leading shape (B, N), as (B, M, V)."""
         return self.compute(*(pick_rows(part, nodes) for part in self.parts))

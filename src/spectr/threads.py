@@ -10,7 +10,7 @@ __all__ = ["one_thread"]
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Uses one torch thread inside the context, and the previous number after it."""
+    """Use one torch thread inside the context, and the previous number after it."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

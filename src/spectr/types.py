@@ -80,32 +80,32 @@ class Coins(Protocol):
     exactly."""
 
     def flip(self, chance: Tensor, node: Tensor, purpose: int) -> Tensor:
-        """Returns True with probability `chance` (B, M), for nodes (B, M)."""
+        """Return True with probability `chance` (B, M), for nodes (B, M)."""
         ...
 
     def pick(self, weights: Tensor, node: Tensor, purpose: int) -> Tensor:
-        """Returns an index (B, M) drawn in proportion to `weights` (B, M, V), for nodes (B, M)."""
+        """Return an index (B, M) drawn in proportion to `weights` (B, M, V), for nodes (B, M)."""
         ...
 
     def race(self, logits: Tensor, depth: Tensor) -> Tensor:
-        """Returns the token (B, M) that wins the race at `depth` (B, M) below the committed text, for policy logits
+        """Return the token (B, M) that wins the race at `depth` (B, M) below the committed text, for policy logits
         (B, M, V)."""
         ...
 
     def top_racers(self, logits: Tensor, depth: Tensor, count: int) -> Tensor:
-        """Returns the first `count` tokens (B, M, count) of the same race, best first, for drafting."""
+        """Return the first `count` tokens (B, M, count) of the same race, best first, for drafting."""
         ...
 
     def noisy_logits(self, logits: Tensor, depth: Tensor) -> Tensor:
-        """Returns what the race compares: policy logits (B, M, V) plus the noise at `depth` (B, M) or (B, 1)."""
+        """Return what the race compares: policy logits (B, M, V) plus the noise at `depth` (B, M) or (B, 1)."""
         ...
 
     def noisy_approx(self, logits: Tensor, depth: Tensor) -> Tensor:
-        """Returns a fast approximation of `noisy_logits`, for drafting only."""
+        """Return a fast approximation of `noisy_logits`, for drafting only."""
         ...
 
     def likeliest(self, logits: Tensor, depth: Tensor | None, score_scale: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Returns log-probabilities (B, M, count) and tokens of the `count` largest of softmax(noisy logits ·
+        """Return log-probabilities (B, M, count) and tokens of the `count` largest of softmax(noisy logits ·
         score_scale), best first; `score_scale` is (B,). If `depth` is None there is no noise."""
         ...
 
@@ -122,58 +122,58 @@ class TreeModel(Protocol):
     keeps_prefixes: bool  # whether rows can be rewound, and prefixes copied between rows
 
     def open(self, rows: int, slots: int, *, features: Layers | None = None, lasting: bool = True) -> Any:
-        """Opens a session of `rows` rows of `slots` tokens, including scratch. With `features` it keeps the features of
+        """Open a session of `rows` rows of `slots` tokens, including scratch. With `features` it keeps the features of
         every token: the input of the output layer, followed by the outputs of these layers. Unless `lasting`, it keeps
         those of the last call only."""
         ...
 
     def features_at(self, session: Any, positions: Tensor) -> Tensor:
-        """Returns the features (B, L, F) at committed `positions` (B, L); zeros before the first."""
+        """Return the features (B, L, F) at committed `positions` (B, L); zeros before the first."""
         ...
 
     def encode_row(self, session: Any, row: int, source: list[int]) -> None:
-        """Encodes the source of one row of an encoder-decoder model."""
+        """Encode the source of one row of an encoder-decoder model."""
         ...
 
     def capture_prefill(self, session: Any) -> None:
-        """Prefills this session by replayed CUDA graphs from now on, if the model can."""
+        """Prefill this session by replayed CUDA graphs from now on, if the model can."""
         ...
 
     def read(self, session: Any, texts: list[list[int]], filled: list[int] | None = None) -> None:
-        """Reads and commits more tokens of each row, after the `filled` tokens that it has; a row may get none."""
+        """Read and commit more tokens of each row, after the `filled` tokens that it has; a row may get none."""
         ...
 
     def score(
         self, session: Any, tokens: Tensor, ancestors: Tensor, depth: Tensor, *, only: Tensor | None = None
     ) -> Tensor:
-        """Scores new scratch nodes with `tokens` (B, T) at `depth` (B, T) below the next position. Returns logits
+        """Score new scratch nodes with `tokens` (B, T) at `depth` (B, T) below the next position. Return logits
         (B, T, V) after them, or (B, M, V) after nodes `only` (B, M). `ancestors` (B, T, S + T) says which of the S
         earlier scratch nodes and of the new ones each node attends to."""
         ...
 
     def keep(self, session: Any, nodes: Tensor) -> None:
-        """Commits scratch `nodes` (B, L) in this order, padded with -1, and drops the others."""
+        """Commit scratch `nodes` (B, L) in this order, padded with -1, and drop the others."""
         ...
 
     def window(self, session: Any, start: int, stop: int, longest: int) -> Any:
-        """Returns a session that is a view of rows `start` to `stop`, none of which has more than `longest` tokens. A
+        """Return a session that is a view of rows `start` to `stop`, none of which has more than `longest` tokens. A
         view is valid for one step."""
         ...
 
     def copy_rows(self, session: Any, sources: list[int], targets: list[int], most: int) -> None:
-        """Copies the first `most` tokens of each source row, or all if it has fewer, to the target row."""
+        """Copy the first `most` tokens of each source row, or all if it has fewer, to the target row."""
         ...
 
     def make_room(self, session: Any, rows: int, slots: int) -> None:
-        """Grows the session to at least `rows` rows of `slots` tokens; contents are kept."""
+        """Grow the session to at least `rows` rows of `slots` tokens; contents are kept."""
         ...
 
     def rewind(self, session: Any, lengths: list[int]) -> None:
-        """Drops committed tokens beyond these lengths."""
+        """Drop committed tokens beyond these lengths."""
         ...
 
     def share(self, session: Any) -> Any:
-        """Returns a session with the same committed tokens and its own scratch, which the next call on `session`
+        """Return a session with the same committed tokens and its own scratch, which the next call on `session`
         overwrites; for a model made of the first layers of another."""
         ...
 
@@ -236,37 +236,37 @@ class Drafting(Protocol):
         ...
 
     def choose(self, rows: int) -> int:
-        """Chooses one of the drafter's plans for the next step of `rows` rows, and returns its index."""
+        """Choose one of the drafter's plans for the next step of `rows` rows, and return its index."""
         ...
 
     def propose(self, scene: Scene) -> Draft:
-        """Returns a token tree for each row of the scene."""
+        """Return a token tree for each row of the scene."""
         ...
 
     def keep(self, path: Tensor) -> None:
-        """Keeps the nodes `path` (B, D) of the last draft, padded with -1, which were accepted."""
+        """Keep the nodes `path` (B, D) of the last draft, padded with -1, which were accepted."""
         ...
 
     def observe(self, rows: int, choice: int, tokens: float, seconds: float) -> None:
-        """Takes the measurement of a step: its rows and choice, the mean number of tokens per row, and its time."""
+        """Take the measurement of a step: its rows and choice, the mean number of tokens per row, and its time."""
         ...
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
-        """Begins a row with a text, which may grow to `limit` tokens and none of which was read; `source` is the input
-        of an encoder-decoder model. Returns whether the row can copy a prefix from another row."""
+        """Begin a row with a text, which may grow to `limit` tokens and none of which was read; `source` is the input
+        of an encoder-decoder model. Return whether the row can copy a prefix from another row."""
         ...
 
     def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
-        """Reads tokens after the target has: `texts` at positions `starts` of the rows from `first` on. State of these
+        """Read tokens after the target has: `texts` at positions `starts` of the rows from `first` on. State of these
         rows for later positions is invalid."""
         ...
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
-        """Copies the state of the first `most` tokens of each source row to the target row."""
+        """Copy the state of the first `most` tokens of each source row to the target row."""
         ...
 
     def make_room(self, rows: int, slots: int) -> None:
-        """Grows to at least `rows` rows of `slots` tokens; contents are kept."""
+        """Grow to at least `rows` rows of `slots` tokens; contents are kept."""
         ...
 
 
@@ -295,6 +295,6 @@ class Drafter(Protocol):
         ...
 
     def open(self, opening: Opening) -> Drafting:
-        """Opens a drafting. If the drafter has an attribute `wants_features` with a tuple of layers, which may be
+        """Open a drafting. If the drafter has an attribute `wants_features` with a tuple of layers, which may be
         empty, the target's session keeps features."""
         ...

@@ -12,7 +12,7 @@ __version__ = "0.2.0.dev0"
 
 
 def installed(package: str) -> str | None:
-    """Returns the version of an installed package, or None. spectr has a version even when it runs from a source tree.
+    """Return the version of an installed package, or None. spectr has a version even when it runs from a source tree.
 
     >>> installed("spectr") == __version__, installed("no-such-package")
     (True, None)

@@ -44,7 +44,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any, lm: LM) -> Iterator[Callable[..., Service]]:
-    """Starts a server and opens its page; at the end the console must hold no error."""
+    """Start a server and open its page; at the end the console must hold no error."""
     with ExitStack() as stack:
 
         def start(model: LM = lm, **settings: Any) -> Service:
@@ -61,7 +61,7 @@ def visit(browser: Any, lm: LM) -> Iterator[Callable[..., Service]]:
 
 @pytest.fixture
 def page_of(browser: Any, tmp_path: Path) -> Callable[[str], None]:
-    """Opens a page that is a file."""
+    """Open a page that is a file."""
 
     def show(text: str) -> None:
         path = tmp_path / "page.html"

@@ -25,7 +25,7 @@ RESULTS = {"results": [{**ROW, "milliseconds": 1.25, "softmax_milliseconds": 0.5
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Records the arguments of the benchmark, which measures nothing."""
+    """Record the arguments of the benchmark, which measures nothing."""
     seen: dict[str, Any] = {}
 
     def run(**options: Any) -> dict[str, Any]:
@@ -123,7 +123,7 @@ FOUND = {"cells_missing": 0, "interrupted": False, **summarise({"a": TEXT})}
 
 @pytest.fixture
 def benched(monkeypatch: pytest.MonkeyPatch) -> list[Bench]:
-    """Records the arguments of a run, which measures nothing."""
+    """Record the arguments of a run, which measures nothing."""
     seen: list[Bench] = []
 
     def run(bench: Bench, progress: Progress) -> dict[str, Any]:

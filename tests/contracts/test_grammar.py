@@ -55,7 +55,7 @@ LONG = [3, 4, 5, 3, 4, 6, 1, 2, 3, 4, 5, 3, 4, 6, 8, 9] * 2 + [3, 4, 5, 3]
 
 
 def ways(offset: int, every: int = 6) -> pytest.MarkDecorator:
-    """Parametrizes a test with all ways; different tests have different ones in the quick tier."""
+    """Parametrize a test with all ways; different tests have different ones in the quick tier."""
     marked = [
         pytest.param(way, marks=() if (at + offset) % every == 0 else pytest.mark.slow, id=str(way))
         for at, way in enumerate(WAYS)
@@ -84,7 +84,7 @@ def asked() -> list[Request]:
 
 
 def same(found: list[Result], want: list[Result]) -> None:
-    """Compares texts, finish reasons and steps; for rules under which forced text is not drafted, since its tokens are
+    """Compare texts, finish reasons and steps; for rules under which forced text is not drafted, since its tokens are
     learnt from earlier texts."""
     for at, (one, other) in enumerate(zip(found, want, strict=True)):
         assert (at, one.tokens, one.finish_reason, one.text) == (at, other.tokens, other.finish_reason, other.text)
@@ -92,7 +92,7 @@ def same(found: list[Result], want: list[Result]) -> None:
 
 
 def same_texts(found: list[Result], want: list[Result]) -> None:
-    """Compares texts and finish reasons; steps may differ."""
+    """Compare texts and finish reasons; steps may differ."""
     for at, (one, other) in enumerate(zip(found, want, strict=True)):
         assert (at, one.tokens, one.finish_reason, one.text) == (at, other.tokens, other.finish_reason, other.text)
 

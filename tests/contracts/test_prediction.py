@@ -35,7 +35,7 @@ Build = Callable[..., Engine]
 
 
 def some(cases: list[tuple[str, str]], names: str, every: int) -> pytest.MarkDecorator:
-    """Parametrizes a test with all cases; one in `every` is in the quick tier."""
+    """Parametrize a test with all cases; one in `every` is in the quick tier."""
     marked = [pytest.param(*case, marks=() if at % every == 0 else pytest.mark.slow) for at, case in enumerate(cases)]
     return pytest.mark.parametrize(names.split(), marked)
 

@@ -47,7 +47,7 @@ WAYS = [
 
 
 def ways(offset: int, every: int = 6) -> pytest.MarkDecorator:
-    """Parametrizes a test with all ways; different tests have different ones in the quick tier."""
+    """Parametrize a test with all ways; different tests have different ones in the quick tier."""
     marked = [
         pytest.param(way, marks=() if (at + offset) % every == 0 else pytest.mark.slow, id=str(way))
         for at, way in enumerate(WAYS)
@@ -87,7 +87,7 @@ def refuses_at(length: int) -> Callable[[list[int]], list[int] | None]:
 
 
 def same(found: list[Result], want: list[Result]) -> None:
-    """Compares texts, finish reasons and steps."""
+    """Compare texts, finish reasons and steps."""
     for at, (one, other) in enumerate(zip(found, want, strict=True)):
         assert (at, one.tokens, one.finish_reason, one.text) == (at, other.tokens, other.finish_reason, other.text)
         assert (at, trace(one)) == (at, trace(other))

@@ -122,7 +122,7 @@ def test_it_chooses_while_running(net: PreTrainedModel, bases: dict[str, Drafter
 
 
 def by_rows(drafters: Sequence[Drafter]) -> SwitchingDrafter:
-    """Selects the first drafter for one row, the second for two, and the third for more."""
+    """Select the first drafter for one row, the second for two, and the third for more."""
     return SwitchingDrafter(tuple(drafters), lambda rows: min(rows, 3) - 1)
 
 

@@ -30,7 +30,7 @@ USELESS = (PLAIN, Speed((0.05,), 1.2), Speed((0.05, 0.05, 0.05), 1.5), Speed((0.
 
 
 def run(selector: PlanSelector, speeds: tuple[Speed, ...], steps: int, seed: int) -> tuple[list[int], float, float]:
-    """Returns the plans that were chosen, the tokens and the seconds."""
+    """Return the plans that were chosen, the tokens and the seconds."""
     draws, chosen, tokens, seconds = random.Random(seed), list[int](), 0.0, 0.0
     for _ in range(steps):
         plan = selector.choose()

@@ -155,12 +155,12 @@ START = PROMPTS[0]
 
 
 def counted(text: list[int]) -> list[int]:
-    """Allows four tokens, and nothing after them."""
+    """Allow four tokens, and nothing after them."""
     return [4, 5, 3] if len(text) < len(START) + 4 else []
 
 
 def until_five(text: list[int]) -> list[int]:
-    """Raises for texts that continue after a 5."""
+    """Raise for texts that continue after a 5."""
     assert 5 not in text[len(START) :]
     return [4, 5]
 

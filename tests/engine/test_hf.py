@@ -44,7 +44,7 @@ TRIE = {(): [3, 4], (3,): [5], (4,): [6, 9], (3, 5): [2], (4, 6): [2], (4, 9): [
 
 
 def of_its_row(row: int, text: torch.Tensor) -> list[int]:
-    """Allows different tokens for each row of the batch; raises for rows that do not exist."""
+    """Allow different tokens for each row of the batch; raise for rows that do not exist."""
     assert text[:7].tolist() == IDS[row].tolist()
     return PARTS[row]
 
@@ -112,7 +112,7 @@ def rich() -> PreTrainedModel:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
-    """Records the requests that engines get."""
+    """Record the requests that engines get."""
     seen: list[Request] = []
     run = Engine.generate
 

@@ -46,7 +46,7 @@ def write_requests(where: Path, lines: Sequence[Any]) -> Path:
 
 @pytest.fixture
 def requests(tmp_path: Path) -> Requests:
-    """Writes a batch file: so many requests, or the given lines."""
+    """Write a batch file: so many requests, or the given lines."""
 
     def write(lines: int | Sequence[Any]) -> Path:
         return write_requests(tmp_path, range(lines) if isinstance(lines, int) else lines)

@@ -8,7 +8,7 @@ import torch
 from tests.gpu import no_host_sync
 from torch import Tensor
 
-from spectr.policy.filters import keep_nucleus, keep_ranks
+from spectr.policy.filters import keep_top_k, keep_top_p
 
 pytest.importorskip("triton")
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []  # there `-m gpu` runs the kernels as they are
@@ -164,7 +164,7 @@ Filter = Callable[[Tensor, Tensor], Tensor]
 COUNT, MASS = torch.tensor([4, 0, FEWER, 700]), torch.tensor([0.6, 1.0, 0.99, 0.0], dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("keep", "bound"), [(keep_ranks, COUNT), (keep_nucleus, MASS)])
+@pytest.mark.parametrize(("keep", "bound"), [(keep_top_k, COUNT), (keep_top_p, MASS)])
 def test_filters_keep_the_same_tokens_with_kernels(
     keep: Filter, bound: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +209,7 @@ def test_large_vocabularies(kind: str, shape: tuple[int, int], monkeypatch: pyte
     count = torch.tensor([50, 0, 1, 40_000, LARGE, 2, 600, LARGE - 1][: shape[0]], device="cuda")[:, None, None]
     mass = torch.tensor([0.95, 1.0, 0.5, 0.999, 0.0, 0.1, 0.9, 0.7], dtype=torch.float64, device="cuda")
     mass = mass[: shape[0], None, None]
-    bounds = {keep_ranks: (count, count.flip(0) + 3), keep_nucleus: (mass, 0.98 * mass.flip(0))}
+    bounds = {keep_top_k: (count, count.flip(0) + 3), keep_top_p: (mass, 0.98 * mass.flip(0))}
     for keep, (first, second) in bounds.items():
         given = first.clone()
         with no_host_sync():

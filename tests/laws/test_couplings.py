@@ -111,7 +111,7 @@ def test_number_of_drafts_may_differ_by_row(name: str) -> None:
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_draw_follows_the_law(name: str) -> None:
-    """Draws with a fine grid of coins reproduce the law, up to the width of the grid."""
+    """Draw with a fine grid of coins reproduce the law, up to the width of the grid."""
     coupling = spectr.coupling(name, **OPTIONS.get(name, {}))
     target, draft = laws("plain", 1)
     tokens = torch.tensor([0, 3, 1])

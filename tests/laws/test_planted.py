@@ -104,7 +104,7 @@ def test_coins_keyed_by_position(name: str) -> None:
 
 
 def test_pooling_copies_whose_fixed_sets_differ() -> None:
-    """Copies of one prefix must agree on the number of fixed children; a number that depends on the node is
+    """Copy of one prefix must agree on the number of fixed children; a number that depends on the node is
     detected."""
     calls = [0]
 

@@ -70,7 +70,7 @@ def padded(small: Path) -> LM:
 
 
 def check_texts(lm: LM, schemas: list[Any], seeds: int, temperature: float) -> int:
-    """Returns how many texts ended by themselves. All of those are valid, and no text has a forbidden token."""
+    """Return how many texts ended by themselves. All of those are valid, and no text has a forbidden token."""
     asked = [(schema, Grammar.json_schema(schema)) for schema in schemas for _ in range(seeds)]
     outs = lm.generate(
         [ASK] * len(asked), 90, seed=4, raw=True, temperature=temperature, grammar=[grammar for _, grammar in asked]

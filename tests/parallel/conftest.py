@@ -29,7 +29,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """Runs the worker in so many processes; what rank 0 found."""
+    """Run the worker in so many processes; what rank 0 found."""
 
     def run(size: int, *arguments: object) -> dict[str, Any]:
         out = tmp_path_factory.mktemp("job") / "found.json"

@@ -29,7 +29,7 @@ TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 
 
 
 def spread(net: PreTrainedModel) -> PreTrainedModel:
-    """Draws wide weights, so that distributions differ from token to token."""
+    """Draw wide weights, so that distributions differ from token to token."""
     torch.manual_seed(5)
     with torch.no_grad():
         for weights in net.parameters():
@@ -173,7 +173,7 @@ def compare_texts(net: PreTrainedModel) -> None:
 
 
 def compare_scores(net: PreTrainedModel, seed: int, most: int = 12) -> int:
-    """Compares scores, and returns the number of steps that were compared."""
+    """Compare scores, and return the number of steps that were compared."""
     torch.manual_seed(seed)
     told = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, "max_new_tokens": most}
     out: Any = net.generate(torch.tensor([PROMPT]), **told)  # type: ignore[operator]

@@ -67,7 +67,7 @@ def alone(policies: list[Policy], texts: list[Text], paths: Tensor, logits: Tens
 
 @pytest.fixture(params=["users", "everybody"])
 def _device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Computes policies as on a CPU, for the rows that use a setting, and as on a GPU, for all rows."""
+    """Compute policies as on a CPU, for the rows that use a setting, and as on a GPU, for all rows."""
     if request.param == "everybody":
         monkeypatch.setattr(PolicyRows, "_where_used", _for_all_rows)
 

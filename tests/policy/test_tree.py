@@ -46,7 +46,7 @@ from spectr.policy import History, Past, Policy, PolicyRows
 
 
 def of(*processors: Callable[[Tensor, Tensor], Tensor]) -> Plain:
-    """Applies processors of transformers to the text without padding."""
+    """Apply processors of transformers to the text without padding."""
 
     def plain(_: int, text: list[int], logits: Tensor) -> Tensor:
         scores = logits[None]
@@ -198,7 +198,7 @@ def counted(row: int, text: list[int], logits: Tensor) -> Tensor:
 
 
 def ordered(row: int, text: list[int], logits: Tensor) -> Tensor:
-    """Applies all settings of `ALL` but the filters, in the order of transformers."""
+    """Apply all settings of `ALL` but the filters, in the order of transformers."""
     bias = SequenceBiasLogitsProcessor({(0,): -2.5, (3,): 1.0})
     logits = of(bias, RepetitionPenaltyLogitsProcessor(1.3))(row, text, logits)
     start = len(PROMPTS[row])

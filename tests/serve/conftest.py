@@ -45,7 +45,7 @@ def client(running: tuple[str, Service], _stack: ExitStack) -> httpx2.Client:
 
 @pytest.fixture
 def other(lm: LM) -> Iterator[Callable[..., tuple[httpx2.Client, Service]]]:
-    """Starts another server with other settings, and gives a client of it."""
+    """Start another server with other settings, and give a client of it."""
     with ExitStack() as stack:
 
         def start(limits: Limits | None = None, model: LM = lm, **settings: Any) -> tuple[httpx2.Client, Service]:

@@ -55,7 +55,7 @@ def test_the_capped_geometric(alpha: float, gamma: int) -> None:
 
 @pytest.mark.parametrize("gamma", [1, 2, 4])
 def test_a_real_step_of_a_context_free_pair(gamma: int) -> None:
-    """Enumerates all drafts and coins of the actual rule."""
+    """Enumerate all drafts and coins of the actual rule."""
     family = bernoulli(0.3, 0.6)
     law = spectr.exact_step_law("speculative", lambda _: family.target, lambda _: family.draft, (1,) * gamma)
     alpha = float(overlap(family.target, family.draft))

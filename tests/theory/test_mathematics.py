@@ -125,7 +125,7 @@ def test_kseq_falls_in_rho_and_every_rho_from_the_root_on_is_lossless(pair: Pair
 @settings(max_examples=60)
 @given(law_pairs(), st.integers(1, 3), st.integers(1, 2))
 def test_hybrid_drafts_are_coupled_optimally(pair: Pair, k: int, pinned: int) -> None:
-    """Solves the linear program over the sets of fixed and sampled drafts together."""
+    """Solve the linear program over the sets of fixed and sampled drafts together."""
     target, draft = pair
     fixed = draft.topk(pinned).indices
     off = without(draft, fixed, torch.ones_like(fixed, dtype=torch.bool))

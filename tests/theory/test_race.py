@@ -100,7 +100,7 @@ LAWS = [
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4])
 def test_no_tree_passes_the_bounds_and_the_best_is_what_it_is_said_to_be(law: list[float], nodes: int) -> None:
-    """Checks every tree."""
+    """Check every tree."""
     ranks = torch.tensor(law, dtype=torch.float64)
     found = [tokens_of(tree, law) for tree in trees(nodes, len(law))]
     assert best_static_tokens(ranks, nodes) == pytest.approx(max(found), abs=1e-10)
@@ -117,7 +117,7 @@ def ends(tree: frozenset[tuple[int, ...]], law: list[float]) -> dict[tuple[int, 
 
 @pytest.mark.parametrize("law", LAWS)
 def test_a_verdict_tells_what_its_nodes_tell(law: list[float]) -> None:
-    """Checks the two steps of the proof on every tree of three nodes: entropy by the chain rule, and κ at each node."""
+    """Check the two steps of the proof on every tree of three nodes: entropy by the chain rule, and κ at each node."""
     worth = worth_of_a_nat(torch.tensor(law, dtype=torch.float64))
     for tree in trees(3, len(law)):
         told = -sum(p * math.log(p) for p in ends(tree, law).values() if p > 1e-300)

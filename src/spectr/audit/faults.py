@@ -13,7 +13,7 @@ from spectr.audit.proofs import LOSSY, ROUNDING
 from spectr.audit.report import Finding, Level
 from spectr.audit.toys import toy_pair
 from spectr.coins import Purpose
-from spectr.rows import Rows, pick_rows
+from spectr.rows import LazyRows, pick_rows
 from spectr.transport.coupling import Coupling, Drafted, Outcome
 from spectr.transport.kseq import KSeq
 from spectr.transport.laws import take
@@ -112,7 +112,7 @@ class _TargetAfterRejection(Maximal):
     """Draws from the target instead of the residual after a rejection."""
 
     def outcome(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Outcome:
-        return Outcome(super().outcome(target, draft, drafted).ending, Rows.of(target))
+        return Outcome(super().outcome(target, draft, drafted).ending, LazyRows.of(target))
 
 
 class _OtherCorrections(Walk):
@@ -126,7 +126,7 @@ class _OtherCorrections(Walk):
     def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, descent: Descent) -> Verdict:
         tree, laws = descent.tree, laws_in(draft)
 
-        def decide(nodes: Tensor | None) -> tuple[Tensor, Rows]:
+        def decide(nodes: Tensor | None) -> tuple[Tensor, LazyRows]:
             children, drafted = drafted_at(tree, draft, nodes)
             target = law_of(logits(nodes))
             outcome = self.coupling.outcome(target, pick_rows(laws, nodes), drafted)
@@ -134,7 +134,7 @@ class _OtherCorrections(Walk):
             depth = pick_rows(tree.depth, nodes)[..., None]
             wrong = self.change(target, outcome.residual.all(), depth)
             inner = drafted.live.any(-1, keepdim=True)
-            return child_in_slot(tree, children, slot), Rows.of(torch.where(inner, wrong, outcome.residual.all()))
+            return child_in_slot(tree, children, slot), LazyRows.of(torch.where(inner, wrong, outcome.residual.all()))
 
         trail = descend(decide, tree, lazily=descent.lazily)
         bonus = coins.pick(trail.at_end()[:, None], trail.end[:, None], Purpose.BONUS)
@@ -171,7 +171,7 @@ class _Typical(Coupling):
 
     def settle(self, target: Tensor, draft: Tensor, drafted: Drafted) -> Outcome:
         likely = (take(target, drafted.tokens) > 0.3) & drafted.live
-        return Outcome((likely & (likely.cumsum(-1) == 1)).double(), Rows.of(target))
+        return Outcome((likely & (likely.cumsum(-1) == 1)).double(), LazyRows.of(target))
 
     def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
         raise NotImplementedError  # a walk does not call it

@@ -31,7 +31,7 @@ PAPERS = {
 
 
 def bibtex(*keys: str) -> str:
-    """Returns the entries of `keys` in order, each once; the entries of all papers if there are no keys.
+    """Return the entries of `keys` in order, each once; the entries of all papers if there are no keys.
 
     >>> print(bibtex("stern2018"))
     @inproceedings{stern2018,

@@ -34,22 +34,22 @@ def _shipped() -> dict[str, Any]:
 
 
 def built_in() -> tuple[Prompt, ...]:
-    """Returns a few prompts of several domains, for measurements without a file."""
+    """Return a few prompts of several domains, for measurements without a file."""
     return tuple(Prompt(text, domain) for domain, texts in _shipped()["domains"].items() for text in texts)
 
 
 def timing() -> list[str]:
-    """Returns three prompts for timings."""
+    """Return three prompts for timings."""
     return list(_shipped()["timing"])
 
 
 def shipped_tasks(kind: str) -> list[dict[str, Any]]:
-    """Returns the rows of a task of `spectr bench run`, with the fields that its kind needs."""
+    """Return the rows of a task of `spectr bench run`, with the fields that its kind needs."""
     return list(_shipped()["tasks"][kind])
 
 
 def training(count: int, seed: int = 0) -> list[str]:
-    """Returns `count` prompts for training a drafter; every pair of template and topic occurs once before any
+    """Return `count` prompts for training a drafter; every pair of template and topic occurs once before any
     repeats."""
     parts = _shipped()["training"]
     pairs = [template.format(topic) for template in parts["templates"] for topic in parts["topics"]]
@@ -59,7 +59,7 @@ def training(count: int, seed: int = 0) -> list[str]:
 
 
 def split(prompts: list[str], share: float = 0.02) -> tuple[list[str], list[str]]:
-    """Splits prompts into those to train on and those held out. The side of a prompt depends on its text only."""
+    """Split prompts into those to train on and those held out. The side of a prompt depends on its text only."""
 
     def held_out(prompt: str) -> bool:
         return int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:4], "big") < share * 2**32
@@ -69,7 +69,7 @@ def split(prompts: list[str], share: float = 0.02) -> tuple[list[str], list[str]
 
 
 def rows_in(path: Path, flag: str) -> list[Any]:
-    """Returns the rows of a prompts file: strings, or objects with fields. `flag` is named in error messages."""
+    """Return the rows of a prompts file: strings, or objects with fields. `flag` is named in error messages."""
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
@@ -101,5 +101,5 @@ def _prompt(row: Any, where: str) -> Prompt:
 
 
 def read_prompts(path: Path, flag: str = "--prompts") -> list[Prompt]:
-    """Returns the prompts of a text file, a JSON file or JSON lines, each with its domain if the file has one."""
+    """Return the prompts of a text file, a JSON file or JSON lines, each with its domain if the file has one."""
     return [_prompt(row, f"prompt {number} of {path}") for number, row in enumerate(rows_in(path, flag), start=1)]

@@ -31,7 +31,7 @@ DRAFTERS = Registry(
 
 
 def drafter(name: str, **options: Any) -> Drafter:
-    """Returns the drafter called `name`, made with `options`.
+    """Return the drafter called `name`, made with `options`.
 
     >>> drafter("lookup", drafts=2).siblings
     'fixed'

@@ -24,7 +24,7 @@ Observe = Callable[[int, int, float, float], None]
 
 
 def replanned(drafter: Any, plan: Plan) -> Drafter:
-    """Returns a drafter with the same weights and another plan.
+    """Return a drafter with the same weights and another plan.
 
     >>> from spectr.draft import drafter
     >>> replanned(drafter("random", plan=Plan()), Plan(drafts=1, length=2)).nodes
@@ -78,12 +78,12 @@ class SwitchingDrafter:
         return next((drafter.model for drafter in self.drafters if hasattr(drafter, "model")), None)
 
     def open(self, opening: Opening) -> Drafting:
-        """Opens every drafter; drafters that differ in their plan only share a session."""
+        """Open every drafter; drafters that differ in their plan only share a session."""
         return _SwitchingDrafting(self, opening)
 
 
 def adaptive(drafters: Sequence[Drafter], start: Callable[[int], int]) -> SwitchingDrafter:
-    """Returns a drafter that selects the fastest of `drafters` while running; for batches of n rows it begins with
+    """Return a drafter that selects the fastest of `drafters` while running; for batches of n rows it begins with
     drafter `start(n)`. It learns for each power of two of the batch size, and keeps what it has learnt for later
     requests."""
     selectors = dict[int, PlanSelector]()
@@ -108,7 +108,7 @@ def _differ_in_plan_alone(one: Any, other: Any) -> bool:
 
 
 def _with_most_room(drafters: Sequence[Any], index: int) -> int:
-    """Returns the index of the drafter that scores the most nodes, among those that differ in their plan only."""
+    """Return the index of the drafter that scores the most nodes, among those that differ in their plan only."""
     alike = [place for place, other in enumerate(drafters) if _differ_in_plan_alone(drafters[index], other)]
     return max(alike, key=lambda place: drafters[place].plan.scored, default=index)
 
@@ -130,19 +130,19 @@ class _SwitchingDrafting:
         self.is_behind = False
 
     def choose(self, rows: int) -> int:
-        """Selects the drafter of the next step."""
+        """Select the drafter of the next step."""
         before, self._current = self._current, self.drafter.select(rows)
         drafting = self.draftings[self._current]
         self.is_behind = drafting is not self.draftings[before] and isinstance(drafting, ModelDrafting)
         return self._current
 
     def observe(self, rows: int, choice: int, tokens: float, seconds: float) -> None:
-        """Passes the measurement of a step to the selection."""
+        """Pass the measurement of a step to the selection."""
         if self.drafter.observe is not None:
             self.drafter.observe(rows, choice, tokens, seconds)
 
     def propose(self, scene: Scene) -> Draft:
-        """Drafts with the current drafter."""
+        """Draft with the current drafter."""
         drafting: Any = self.draftings[self._current]
         if hasattr(drafting, "plan"):
             plan: Any = self.drafter.drafters[self._current]
@@ -151,26 +151,26 @@ class _SwitchingDrafting:
         return draft
 
     def keep(self, path: Tensor) -> None:
-        """Keeps the path in the current drafting."""
+        """Keep the path in the current drafting."""
         self.draftings[self._current].keep(path)
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
-        """Begins a row in every drafting; a prefix can be shared if all can share it."""
+        """Begin a row in every drafting; a prefix can be shared if all can share it."""
         return all([one.begin(row, text, limit, source) for one in self._distinct()])  # noqa: C419 - all must begin
 
     def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
-        """Reads tokens in the current drafting; the others forget earlier texts of these rows."""
+        """Read tokens in the current drafting; the others forget earlier texts of these rows."""
         current = self.draftings[self._current]
         for drafting in self._distinct():
             drafting.read(first, texts if drafting is current else [[] for _ in texts], starts)
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
-        """Copies rows in every drafting."""
+        """Copy rows in every drafting."""
         for drafting in self._distinct():
             drafting.copy_rows(sources, targets, most)
 
     def make_room(self, rows: int, slots: int) -> None:
-        """Allocates room in every drafting."""
+        """Allocate room in every drafting."""
         for drafting in self._distinct():
             drafting.make_room(rows, slots)
 

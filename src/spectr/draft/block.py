@@ -25,12 +25,12 @@ class BlockLaws(Protocol):
     """Turns the logits and states of a block into the distributions of nodes."""
 
     def corrected(self, logits: Tensor, states: Tensor, tokens: Tensor, carried: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns logits (B, M, V) after parents with `tokens` (B, M), from the logits (B, 1, U) and states (B, 1, H)
+        """Return logits (B, M, V) after parents with `tokens` (B, M), from the logits (B, 1, U) and states (B, 1, H)
         of their depth and the path state (B, M, R) of each parent; and the new path states (B, M, R)."""
         ...
 
     def carried_from(self, states: Tensor, root: Tensor) -> Tensor:
-        """Returns the path state (B, 1, R) at the roots (B,), given the states (B, Q, H) of the block."""
+        """Return the path state (B, 1, R) at the roots (B,), given the states (B, Q, H) of the block."""
         ...
 
 
@@ -75,7 +75,7 @@ class BlockDrafter(Planned):
         return self.block.depths
 
     def open(self, opening: Opening) -> Drafting:
-        """Opens a session of the head."""
+        """Open a session of the head."""
         slots = session_slots(opening.slots, self.plan) + self.block.size
         session = self.head.open(opening.rows, slots, features=(), lasting=False)
         return _BlockDrafting(self, session, opening)
@@ -92,11 +92,11 @@ class _BlockDrafting(FeatureDrafting):
         self._carried: Tensor | None = None  # (B, S, R): path states of the nodes scored, the root first
 
     def make_room(self, rows: int, slots: int) -> None:
-        """Allocates room in the head's session, including a block."""
+        """Allocate room in the head's session, including a block."""
         super().make_room(rows, slots + self.block.size)
 
     def _root_logits(self, pending: PendingTokens) -> Tensor:
-        """Scores the whole block, and returns the logits after the root."""
+        """Score the whole block, and return the logits after the root."""
         device, size, first = pending.tokens.device, self.block.size, self.block.first
         batch, width = pending.tokens.shape
         root = pending.tokens.gather(1, pending.count[:, None] - 1)

@@ -24,7 +24,7 @@ class Heads(Protocol):
         ...
 
     def ahead(self, tokens: Tensor, features: Tensor) -> Tensor:
-        """Returns logits (B, D, V) for the tokens after roots (B,), given the features (B, H) of the tokens before
+        """Return logits (B, D, V) for the tokens after roots (B,), given the features (B, H) of the tokens before
         them."""
         ...
 
@@ -49,7 +49,7 @@ class Blockwise(Planned):
             )
 
     def open(self, opening: Opening) -> Drafting:
-        """Opens nothing: the features are in the target's session."""
+        """Open nothing: the features are in the target's session."""
         return Stateless(lambda scene: self._propose(scene, opening.session))
 
     def _propose(self, scene: Scene, session: Any) -> Draft:

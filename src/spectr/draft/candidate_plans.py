@@ -19,7 +19,7 @@ _LOOKUP = DecodingPlan("lookup", drafts=1, length=8, nodes=9)  # one long copy; 
 
 
 def candidate_plans(name: str, drafter: Drafter, card: Card, *, on_cpu: bool) -> list[DecodingPlan]:
-    """Returns plans for the drafter called `name` under the rule with `card`; no plans for drafter none."""
+    """Return plans for the drafter called `name` under the rule with `card`; no plans for drafter none."""
     plan: Any = getattr(drafter, "plan", None)
     if drafter.name == "none":
         return []

@@ -21,33 +21,33 @@ class DelegatingDrafting:
         return self.inner.is_behind
 
     def choose(self, rows: int) -> int:
-        """Calls `inner.choose`."""
+        """Call `inner.choose`."""
         return self.inner.choose(rows)
 
     def propose(self, scene: Scene) -> Draft:
-        """Calls `inner.propose`."""
+        """Call `inner.propose`."""
         return self.inner.propose(scene)
 
     def keep(self, path: Tensor) -> None:
-        """Calls `inner.keep`."""
+        """Call `inner.keep`."""
         self.inner.keep(path)
 
     def observe(self, rows: int, choice: int, tokens: float, seconds: float) -> None:
-        """Calls `inner.observe`."""
+        """Call `inner.observe`."""
         self.inner.observe(rows, choice, tokens, seconds)
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
-        """Calls `inner.begin`."""
+        """Call `inner.begin`."""
         return self.inner.begin(row, text, limit, source)
 
     def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
-        """Calls `inner.read`."""
+        """Call `inner.read`."""
         self.inner.read(first, texts, starts)
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
-        """Calls `inner.copy_rows`."""
+        """Call `inner.copy_rows`."""
         self.inner.copy_rows(sources, targets, most)
 
     def make_room(self, rows: int, slots: int) -> None:
-        """Calls `inner.make_room`."""
+        """Call `inner.make_room`."""
         self.inner.make_room(rows, slots)

@@ -33,7 +33,7 @@ class EarlyExit(Planned):
         return max(self.plan.capacity, self.plan.scored)
 
     def open(self, opening: Opening) -> Drafting:
-        """Opens nothing: the drafter uses the target's session."""
+        """Open nothing: the drafter uses the target's session."""
         return Stateless(lambda scene: self._propose(scene, opening.session))
 
     def _propose(self, scene: Scene, session: Any) -> Draft:

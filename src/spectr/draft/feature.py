@@ -32,7 +32,7 @@ class FeatureDrafter(Planned):
     capturable: ClassVar[bool] = True
 
     def open(self, opening: Opening) -> Drafting:
-        """Opens a session of the head."""
+        """Open a session of the head."""
         slots = session_slots(opening.slots, self.plan)
         session = self.head.open(opening.rows, slots, features=(), lasting=False)
         return FeatureDrafting(self, session, opening)
@@ -66,7 +66,7 @@ class FeatureDrafting(ModelDrafting):
         self._predicted: Tensor | None = None  # (B, S, H): features of the nodes scored, the root first
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
-        """Begins a row. All of the text is read, since a head has the positions of its target."""
+        """Begin a row. All of the text is read, since a head has the positions of its target."""
         return super().begin(row, text, len(text), None)
 
     def _read(self, window: Any, first: int, texts: list[list[int]], starts: list[int]) -> None:

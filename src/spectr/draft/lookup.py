@@ -43,12 +43,12 @@ class Lookup:
         return self.shortest + self.length - 1
 
     def open(self, opening: Opening) -> Drafting:
-        """Opens tables for the sources of encoder-decoder models, which are searched too, as if they preceded the
+        """Open tables for the sources of encoder-decoder models, which are searched too, as if they preceded the
         text."""
         return _LookupDrafting(self, opening)
 
     def continuations(self, tokens: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the tokens (B, K, L) that followed earlier occurrences of the last tokens of the texts (B, M), padded
+        """Return the tokens (B, K, L) that followed earlier occurrences of the last tokens of the texts (B, M), padded
         with -1, which end before `end` (B,); and how many tokens of each continuation to draft (B, K). The longest
         match comes first, and among equals the latest. A continuation that repeats the beginning of another has 0.
 
@@ -67,7 +67,7 @@ class Lookup:
         return _first(self.drafts, following, torch.where(fresh, count, 0))
 
     def _matched(self, tokens: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns how many tokens (B, P) before each of the best places equal those before the end, and the places (B,
+        """Return how many tokens (B, P) before each of the best places equal those before the end, and the places (B,
         P)."""
         size = tokens.shape[1]
         at = cached_arange(size, tokens.device)
@@ -119,7 +119,7 @@ class _LookupDrafting(SingleChoice):
         self._sources: Tensor | None = None  # (R, S), padded with -1 at the front
 
     def propose(self, scene: Scene) -> Draft:
-        """Drafts the continuations of each row's text."""
+        """Draft the continuations of each row's text."""
         following, count = self.lookup.continuations(*self._searched(scene.texts))
         chains = _chains(scene.root, following, count)
         if (
@@ -129,10 +129,10 @@ class _LookupDrafting(SingleChoice):
         return _cut(chains, self.lookup.nodes)
 
     def keep(self, path: Tensor) -> None:
-        """Does nothing: the texts have the accepted tokens."""
+        """Do nothing: the texts have the accepted tokens."""
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
-        """Stores the source of a row."""
+        """Store the source of a row."""
         tokens = list(source or ())
         if self._sources is None and not tokens:
             return True
@@ -144,15 +144,15 @@ class _LookupDrafting(SingleChoice):
         return True
 
     def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
-        """Does nothing: the texts have the prompts."""
+        """Do nothing: the texts have the prompts."""
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
-        """Copies the sources of rows."""
+        """Copy the sources of rows."""
         if self._sources is not None:
             self._sources[targets] = self._sources[sources]
 
     def make_room(self, rows: int, slots: int) -> None:
-        """Allocates room for the sources of more rows."""
+        """Allocate room for the sources of more rows."""
         extra = max(0, rows - self._rows)
         self._rows += extra
         if self._sources is not None:

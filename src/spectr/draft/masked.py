@@ -44,7 +44,7 @@ class MaskedDrafter(Planned):
             )
 
     def open(self, opening: Opening) -> Drafting:
-        """Opens a session of the head."""
+        """Open a session of the head."""
         slots = session_slots(opening.slots, self.plan) + self.deepest
         session = self.head.open(opening.rows, slots, features=(), lasting=False)
         return _MaskedDrafting(self, session, opening)
@@ -59,11 +59,11 @@ class _MaskedDrafting(FeatureDrafting):
         self._depth_logits: Tensor | None = None  # (B, D, V)
 
     def make_room(self, rows: int, slots: int) -> None:
-        """Allocates room in the head's session, including the masks."""
+        """Allocate room in the head's session, including the masks."""
         super().make_room(rows, slots + self.deepest)
 
     def _root_logits(self, pending: PendingTokens) -> Tensor:
-        """Scores all depths, and returns the logits after the root."""
+        """Score all depths, and return the logits after the root."""
         device, more = pending.tokens.device, self.plan.for_rows(len(pending.tokens)).depth - 1
         batch, width = pending.tokens.shape
         places, masks = cached_arange(width, device), cached_arange(more, device)

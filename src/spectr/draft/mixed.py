@@ -37,7 +37,7 @@ class Mixed:
         self.wants_features = _wanted(parts)
 
     def open(self, opening: Opening) -> Drafting:
-        """Opens every part."""
+        """Open every part."""
         codes = [ORIGINS.index("lookup" if part.name == "lookup" else "drafter") for part in self.parts]
         return _MixedDrafting(self.siblings, [part.open(opening) for part in self.parts], codes)
 
@@ -59,7 +59,7 @@ class _MixedDrafting(SingleChoice):
         self._origins: list[Tensor] = []
 
     def propose(self, scene: Scene) -> Draft:
-        """Drafts with every part and merges the trees."""
+        """Draft with every part and merge the trees."""
         drafts = [part.propose(scene) for part in self.parts]
         merged = merge(drafts, self.siblings)
         self._origins = merged.origins
@@ -73,26 +73,26 @@ class _MixedDrafting(SingleChoice):
         return found
 
     def keep(self, path: Tensor) -> None:
-        """Lets every part keep as much of the path as it drafted itself."""
+        """Let every part keep as much of the path as it drafted itself."""
         for part, origin in zip(self.parts, self._origins, strict=True):
             part.keep(torch.where(path >= 0, origin.gather(1, path.clamp_min(0)), -1))
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
-        """Begins a row in every part; a prefix can be shared if all parts can share it."""
+        """Begin a row in every part; a prefix can be shared if all parts can share it."""
         return all([part.begin(row, text, limit, source) for part in self.parts])  # noqa: C419 - all must begin
 
     def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
-        """Reads tokens in every part."""
+        """Read tokens in every part."""
         for part in self.parts:
             part.read(first, texts, starts)
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
-        """Copies rows in every part."""
+        """Copy rows in every part."""
         for part in self.parts:
             part.copy_rows(sources, targets, most)
 
     def make_room(self, rows: int, slots: int) -> None:
-        """Allocates room in every part."""
+        """Allocate room in every part."""
         for part in self.parts:
             part.make_room(rows, slots)
 
@@ -121,7 +121,7 @@ def _side_by_side(drafts: list[Draft], siblings: Siblings) -> Draft:
 
 
 def merge(drafts: list[Draft], siblings: Siblings) -> Merged:
-    """Merges trees with the same roots into one: children move to the first copy of their parent, and other copies are
+    """Merge trees with the same roots into one: children move to the first copy of their parent, and other copies are
     dropped."""
     wide = _side_by_side(drafts, siblings)
     canonical_node = topology(wide).canonical_node

@@ -27,7 +27,7 @@ _MOST_PENDING = 32  # unread tokens that are read in a step's first call; if the
 
 
 def fit_vocabulary(logits: Tensor, vocabulary: int) -> Tensor:
-    """Fits logits (…, U) to a target with another, padded, vocabulary: tokens that the target lacks are cut off, and
+    """Fit logits (…, U) to a target with another, padded, vocabulary: tokens that the target lacks are cut off, and
     tokens that the drafter lacks are appended with the lowest logit."""
     missing = vocabulary - logits.shape[-1]
     if missing <= 0:
@@ -37,7 +37,7 @@ def fit_vocabulary(logits: Tensor, vocabulary: int) -> Tensor:
 
 
 def session_slots(slots: int, plan: Plan) -> int:
-    """Returns the slots of a drafter's own session for texts of up to `slots` tokens: the unread tokens of a row and
+    """Return the slots of a drafter's own session for texts of up to `slots` tokens: the unread tokens of a row and
     the nodes of its tree are scratch behind the text."""
     return slots + _MOST_PENDING + plan.scored
 
@@ -52,13 +52,13 @@ class ModelDrafter(Planned):
     capturable: ClassVar[bool] = True
 
     def open(self, opening: Opening) -> Drafting:
-        """Opens a session of the draft model."""
+        """Open a session of the draft model."""
         session = self.model.open(opening.rows, session_slots(opening.slots, self.plan))
         return ModelDrafting(self.model, self.plan, session, opening)
 
 
 def _in_vocabulary(tokens: Sequence[int], size: int) -> list[int]:
-    """Replaces tokens that a vocabulary of `size` tokens lacks by token 0."""
+    """Replace tokens that a vocabulary of `size` tokens lacks by token 0."""
     return [token if token < size else 0 for token in tokens]
 
 
@@ -87,7 +87,7 @@ class ModelDrafting(SingleChoice):
         self._active: Tensor | None = None
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
-        """Begins a row. Of a text that is too long for the model's context only the end is read: as much as leaves room
+        """Begin a row. Of a text that is too long for the model's context only the end is read: as much as leaves room
         for the tokens to come, but at least half of the context."""
         most = max(self.model.context - (limit - len(text)), self.model.context // 2, 1)
         self._skipped[row] = max(0, len(text) - 1 - most)
@@ -98,7 +98,7 @@ class ModelDrafting(SingleChoice):
         return self._skipped[row] == 0
 
     def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
-        """Reads prompt tokens after the target has. A row that lags behind reads what it missed when it drafts
+        """Read prompt tokens after the target has. A row that lags behind reads what it missed when it drafts
         again."""
         rows = range(first, first + len(texts))
         skipped = [self._skipped[row] for row in rows]
@@ -116,7 +116,7 @@ class ModelDrafting(SingleChoice):
         counts.copy_(copy_to_device(ends, device))
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
-        """Copies rows as far as they were read."""
+        """Copy rows as far as they were read."""
         self.model.copy_rows(self.session, sources, targets, most)
         device = self.counts.device
         self.counts[copy_to_device(targets, device)] = self.counts[copy_to_device(sources, device)].clamp_max(most)
@@ -124,14 +124,14 @@ class ModelDrafting(SingleChoice):
             self._skipped[target] = skipped
 
     def make_room(self, rows: int, slots: int) -> None:
-        """Allocates room in the draft model's session."""
+        """Allocate room in the draft model's session."""
         self.model.make_room(self.session, rows, session_slots(slots, self._largest))
         extra = max(0, rows - len(self.counts))
         self.counts = torch.nn.functional.pad(self.counts, (0, extra))
         self._skipped += [0] * extra
 
     def propose(self, scene: Scene) -> Draft:
-        """Draws a tree by the plan, with one call of the model for each depth."""
+        """Draw a tree by the plan, with one call of the model for each depth."""
         self._window = self.model.window(self.session, 0, len(scene.root), scene.longest)
         pending = self._pending = self._pending_tokens(scene)
         self._active = scene.active
@@ -139,7 +139,7 @@ class ModelDrafting(SingleChoice):
         return self._drawn.draft
 
     def keep(self, path: Tensor) -> None:
-        """Commits the pending tokens and the accepted nodes that were scored; the others are pending in the next
+        """Commit the pending tokens and the accepted nodes that were scored; the others are pending in the next
         step."""
         assert self._pending is not None
         assert self._drawn is not None
@@ -159,7 +159,7 @@ class ModelDrafting(SingleChoice):
         return any(count - self._skipped[row] < start for row, count, start in zip(rows, read, starts, strict=True))
 
     def _read(self, window: Any, first: int, texts: list[list[int]], starts: list[int]) -> None:
-        """Reads texts at positions `starts` in the rows of a window, which begins with row `first`."""
+        """Read texts at positions `starts` in the rows of a window, which begins with row `first`."""
         self.model.read(window, texts, starts)
 
     def _reusable(self, path: Tensor, drawn: Drawn, width: int) -> Tensor:
@@ -183,7 +183,7 @@ class ModelDrafting(SingleChoice):
         return PendingTokens(tokens, count, places < count[:, None])
 
     def _catch_up(self, scene: Scene) -> None:
-        """Reads all but the last token of every row, after steps in which this drafter was not used."""
+        """Read all but the last token of every row, after steps in which this drafter was not used."""
         rows, lengths = len(scene.root), scene.texts.length.tolist()
         skipped = self._skipped[:rows]
         starts = [max(0, at - skip) for at, skip in zip(self.counts[:rows].tolist(), skipped, strict=True)]

@@ -34,18 +34,18 @@ class Counts:
         self._table: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
 
     def learn(self, text: Sequence[int], start: int = 0) -> None:
-        """Counts the tokens of `text` from `start` on, each after all contexts before it."""
+        """Count the tokens of `text` from `start` on, each after all contexts before it."""
         for at in range(start, len(text)):
             for length in range(min(self.order, at + 1)):
                 self._table[tuple(text[at - length : at])][text[at]] += 1
 
     def follow(self, text: Sequence[int]) -> None:
-        """Counts the tokens that were added to a growing text since the last call."""
+        """Count the tokens that were added to a growing text since the last call."""
         self.learn(text, self.followed)
         self.followed = len(text)
 
     def after(self, context: tuple[int, ...]) -> dict[int, int]:
-        """Returns the counts of the tokens that followed exactly this context."""
+        """Return the counts of the tokens that followed exactly this context."""
         return self._table.get(context, {})
 
 
@@ -61,7 +61,7 @@ class NGram(Planned):
         self.shared.learn(text)
 
     def open(self, opening: Opening) -> Drafting:
-        """Opens counts for each row."""
+        """Open counts for each row."""
         if self.largest >= opening.vocabulary:
             raise ArgumentError(
                 f"tokens of the n-gram text must be below {opening.vocabulary}, the target's vocabulary size, got "
@@ -79,13 +79,13 @@ class _NGramDrafting(PerRow[Counts]):
         self.plan, self.shared, self.vocabulary = drafter.plan, drafter.shared, opening.vocabulary
 
     def _counts(self, source: Sequence[int]) -> Counts:
-        """Returns counts trained on a source."""
+        """Return counts trained on a source."""
         counts = Counts(self.order)
         counts.learn(source)
         return counts
 
     def propose(self, scene: Scene) -> Draft:
-        """Counts the new tokens of each row, and draws a tree by the plan."""
+        """Count the new tokens of each row, and draw a tree by the plan."""
         texts = scene.host_texts
         for row, text in enumerate(texts):
             self.rows[row].follow(text)

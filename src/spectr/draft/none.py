@@ -20,11 +20,11 @@ class NoDrafter:
     nodes: int = 1
 
     def open(self, opening: Opening) -> Drafting:
-        """Returns a drafting without state."""
+        """Return a drafting without state."""
         return Stateless(self.propose)
 
     def propose(self, scene: Scene) -> Draft:
-        """Returns the roots as a draft."""
+        """Return the roots as a draft."""
         tokens = scene.root[:, None]
         alive = torch.ones_like(tokens, dtype=torch.bool)
         return Draft(tokens, torch.zeros_like(tokens), alive, ~alive, None, "fixed", 1, 1)

@@ -62,15 +62,15 @@ class DraftOptions:
         return None if path is None else read_profile(Path(path))
 
     def some(self, *names: str) -> dict[str, Any]:
-        """Returns the options among `names` that are set."""
+        """Return the options among `names` that are set."""
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def only(self, names: Iterable[str]) -> "DraftOptions":
-        """Returns the options in `names` only."""
+        """Return the options in `names` only."""
         return DraftOptions(**self.some(*names))
 
     def check(self, drafter: str, taken: Iterable[str]) -> None:
-        """Raises ArgumentError for options that the drafter would ignore."""
+        """Raise ArgumentError for options that the drafter would ignore."""
         extra = [field.name for field in fields(self) if field.name not in taken and self.some(field.name)]
         if extra:
             raise ArgumentError(f"drafter {drafter!r} takes {', '.join(taken) or 'no options'}; got {', '.join(extra)}")

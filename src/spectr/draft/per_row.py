@@ -23,22 +23,22 @@ class PerRow(SingleChoice, Generic[T]):
         self.rows = [fresh(()) for _ in range(opening.rows)]
 
     def keep(self, path: Tensor) -> None:
-        """Does nothing: accepted tokens are in the texts of the next scene."""
+        """Do nothing: accepted tokens are in the texts of the next scene."""
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
-        """Makes a new state for the row."""
+        """Make a new state for the row."""
         self.rows[row] = self._fresh(source or ())
         return True
 
     def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
-        """Does nothing: prompts are in the texts of the next scene."""
+        """Do nothing: prompts are in the texts of the next scene."""
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
-        """Copies the states of rows."""
+        """Copy the states of rows."""
         states = [deepcopy(self.rows[row]) for row in sources]
         for target, state in zip(targets, states, strict=True):
             self.rows[target] = state
 
     def make_room(self, rows: int, slots: int) -> None:
-        """Makes states for more rows."""
+        """Make states for more rows."""
         self.rows += [self._fresh(()) for _ in range(rows - len(self.rows))]

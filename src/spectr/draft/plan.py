@@ -22,7 +22,7 @@ _BEAMS = {2: (1, 1), 4: (2, 3), 8: (4, 4), 16: (6, 5), 32: (8, 6), 64: (16, 8), 
 
 
 def beam_for(nodes: int) -> tuple[int, int]:
-    """Returns how many nodes to expand at each depth, and how many depths, for a pruned tree of `nodes` nodes.
+    """Return how many nodes to expand at each depth, and how many depths, for a pruned tree of `nodes` nodes.
 
     >>> beam_for(64)
     (16, 8)
@@ -31,7 +31,7 @@ def beam_for(nodes: int) -> tuple[int, int]:
 
 
 def chains_for(nodes: int, longest: int = 8) -> tuple[int, int]:
-    """Returns how many chains of how many tokens fill a tree of `nodes` nodes: up to eight chains of at least four
+    """Return how many chains of how many tokens fill a tree of `nodes` nodes: up to eight chains of at least four
     tokens, and more chains where they would be longer than `longest`.
 
     >>> chains_for(2), chains_for(16), chains_for(64), chains_for(128)
@@ -74,7 +74,7 @@ class Plan:
             )
 
     def for_rows(self, rows: int) -> "Plan":
-        """Returns the plan of each row in a batch of `rows` rows, which share `shared` nodes.
+        """Return the plan of each row in a batch of `rows` rows, which share `shared` nodes.
 
         >>> Plan(drafts=16, length=4, nodes=64, shared=128).for_rows(16)
         Plan(siblings='race', drafts=4, length=4, nodes=8, tree=None, shared=None)
@@ -151,7 +151,7 @@ class Drawn:
 
 
 def draw(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
-    """Draws a tree by `plan` from a drafter's raw logits."""
+    """Draw a tree by `plan` from a drafter's raw logits."""
     plan = plan.for_rows(len(scene.root))
     return _pruned(plan, scene, logits_of) if plan.prunes else _grown(plan, scene, logits_of)
 
@@ -170,7 +170,7 @@ def _grown(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
 
 
 def _pruned(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
-    """Draws a pruned tree. Nodes are ranked by their probability to win the race given its noise, or for fixed siblings
+    """Draw a pruned tree. Nodes are ranked by their probability to win the race given its noise, or for fixed siblings
     by their probability."""
     laws: list[Tensor] = []
     races = plan.siblings == "race"

@@ -87,11 +87,11 @@ class Profile:
         return self.plans[self.choices[0].plan].rule
 
     def at(self, rows: int) -> Choice:
-        """Returns the choice for the nearest number of rows that was measured."""
+        """Return the choice for the nearest number of rows that was measured."""
         return min(self.choices, key=lambda choice: abs(choice.rows - rows))
 
     def candidates(self, most: int) -> tuple[DecodingPlan, ...]:
-        """Returns at most `most` plans to choose from while running: plain decoding, the chosen plans, then the fastest
+        """Return at most `most` plans to choose from while running: plain decoding, the chosen plans, then the fastest
         other plans with the same rule."""
         chosen = [self.plans[choice.plan] for choice in self.choices]
         rates = {plan: self.choices[0].rates[place] or 0.0 for place, plan in enumerate(self.plans)}
@@ -99,7 +99,7 @@ class Profile:
         return tuple(dict.fromkeys([self.plans[PLAIN], *chosen, *others]))[:most]
 
     def check(self, fingerprint: str, device: str, drafter: Any) -> None:
-        """Raises MismatchError unless the target, the kind of device and the drafter are those of the profile."""
+        """Raise MismatchError unless the target, the kind of device and the drafter are those of the profile."""
         if self.fingerprint != fingerprint:
             raise MismatchError("the profile was made for another target; tune this one: spectr tune TARGET --out FILE")
         if self.device != device:
@@ -113,18 +113,18 @@ class Profile:
             )
 
     def as_data(self) -> dict[str, Any]:
-        """Returns the profile as data for JSON."""
+        """Return the profile as data for JSON."""
         return {"format": FORMAT, **asdict(self)}
 
 
 def _from(kind: type, data: Mapping[str, Any]) -> Any:
-    """Makes a dataclass from JSON; lists become tuples."""
+    """Make a dataclass from JSON; lists become tuples."""
     values = {field.name: data[field.name] for field in fields(kind)}
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 def read_profile(path: Path) -> Profile:
-    """Reads a profile that `spectr tune --out` wrote."""
+    """Read a profile that `spectr tune --out` wrote."""
     if not path.is_file():
         raise ArgumentError(f"plan must be auto or a profile that spectr tune wrote, and there is no file {path}")
     try:

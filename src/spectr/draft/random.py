@@ -23,7 +23,7 @@ class RandomDrafter(Planned):
     capturable: ClassVar[bool] = True
 
     def open(self, opening: Opening) -> Drafting:
-        """Returns a drafting without state."""
+        """Return a drafting without state."""
 
         def logits_of(frontier: Frontier) -> Tensor:
             return torch.zeros(*frontier.tokens.shape, opening.vocabulary, device=frontier.tokens.device)

@@ -69,7 +69,7 @@ class ReferenceDrafter:
         return wanted
 
     def open(self, opening: Opening) -> "ReferenceDrafting":
-        """Opens the other drafter and tables for references."""
+        """Open the other drafter and tables for references."""
         return ReferenceDrafting(self, self.drafter.open(opening), opening)
 
 
@@ -112,7 +112,7 @@ class ReferenceDrafting(DelegatingDrafting):
         self.references.put_next(row, tokens)
 
     def propose(self, scene: Scene) -> Draft:
-        """Drafts the other drafter's tree with the branch; the draft also has what the references predict. An adaptive
+        """Draft the other drafter's tree with the branch; the draft also has what the references predict. An adaptive
         drafter, which may select plain decoding, is left out of steps in which all rows have a branch."""
         branch = self.references.follow(scene.texts, scene.active, self._longest(len(scene.root)))
         chain = _chain(scene.root, branch.tokens, branch.count)
@@ -136,7 +136,7 @@ class ReferenceDrafting(DelegatingDrafting):
         return torch.where(self._origin >= 0, own.gather(1, self._origin.clamp_min(0)), code)
 
     def keep(self, path: Tensor) -> None:
-        """Lets the other drafter keep as much of the path as it drafted itself."""
+        """Let the other drafter keep as much of the path as it drafted itself."""
         if self._is_alone:  # the other drafter reads what it missed when it drafts again
             return
         if self._origin is not None:
@@ -144,22 +144,22 @@ class ReferenceDrafting(DelegatingDrafting):
         self.inner.keep(path)
 
     def observe(self, rows: int, choice: int, tokens: float, seconds: float) -> None:
-        """Passes measurements of steps without a branch to the other drafter; only those measure its own drafts."""
+        """Pass measurements of steps without a branch to the other drafter; only those measure its own drafts."""
         if not self._has_branch:
             self.inner.observe(rows, choice, tokens, seconds)
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
-        """Begins a row without a reference."""
+        """Begin a row without a reference."""
         self.references.put(row, (), len(text))
         return self.inner.begin(row, text, limit, source)
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
-        """Copies the references of rows, and the rows of the other drafter."""
+        """Copy the references of rows, and the rows of the other drafter."""
         self.references.copy_rows(sources, targets)
         self.inner.copy_rows(sources, targets, most)
 
     def make_room(self, rows: int, slots: int) -> None:
-        """Allocates room for more rows; references do not depend on `slots`."""
+        """Allocate room for more rows; references do not depend on `slots`."""
         self.references.make_room(rows)
         self.inner.make_room(rows, slots)
 
@@ -205,7 +205,7 @@ class References:
 
     @torch.inference_mode(False)
     def put(self, row: int, tokens: Sequence[int], after: int) -> None:
-        """Sets the reference of a row, which begins after the first `after` tokens of its text."""
+        """Set the reference of a row, which begins after the first `after` tokens of its text."""
         size, room = len(tokens), self.tokens.shape[1]
         if size > room:
             wide = 1 << (size - 1).bit_length()
@@ -226,12 +226,12 @@ class References:
         self.put_next(row, ())
 
     def put_next(self, row: int, tokens: Sequence[int]) -> None:
-        """Sets the tokens that a row drafts in the next step only."""
+        """Set the tokens that a row drafts in the next step only."""
         used = list(tokens[:LENGTH])
         self.next_tokens[row] = copy_to_device([*used, *[-1] * (LENGTH - len(used))], self.device)
 
     def copy_rows(self, sources: list[int], targets: list[int]) -> None:
-        """Copies rows `sources` to rows `targets`."""
+        """Copy rows `sources` to rows `targets`."""
         source, target = copy_to_device(sources, self.device), copy_to_device(targets, self.device)
         for name in _TABLES:
             table: Tensor = getattr(self, name)
@@ -241,7 +241,7 @@ class References:
 
     @torch.inference_mode(False)
     def make_room(self, rows: int) -> None:
-        """Allocates room for at least `rows` rows."""
+        """Allocate room for at least `rows` rows."""
         extra = rows - len(self.size)
         if extra <= 0:
             return
@@ -252,7 +252,7 @@ class References:
         self.version += 1
 
     def follow(self, texts: TextState, active: Tensor, longest: int) -> _Branch:
-        """Advances the places to the ends of the texts, and returns the branch there, of at most `longest` tokens."""
+        """Advance the places to the ends of the texts, and return the branch there, of at most `longest` tokens."""
         rows = len(active)
         if self.device.type == "cpu" and not any(self._sizes[:rows]):
             predicted = torch.full((rows, LENGTH + 1), -1)
@@ -274,7 +274,7 @@ class References:
         return torch.where(at < self.size[: len(place), None], found, -1)
 
     def _move(self, texts: TextState, active: Tensor) -> None:
-        """Compares new tokens with the predictions, and moves each place to where its text continues."""
+        """Compare new tokens with the predictions, and move each place to where its text continues."""
         rows, length = len(active), texts.length
         place, since, reach = self.place[:rows], self.since[:rows], self.reach[:rows]
         new = length - since
@@ -326,7 +326,7 @@ def _chain(root: Tensor, tokens: Tensor, count: Tensor) -> Draft:
 
 
 def _with_branch(draft: Draft, branch: Draft, siblings: Siblings) -> tuple[Draft, Tensor]:
-    """Adds a branch to a draft, all of whose nodes stay; returns the tree and the node of the draft that each node
+    """Add a branch to a draft, all of whose nodes stay; return the tree and the node of the draft that each node
     was."""
     if draft.tokens.shape[1] == 1:
         return replace(branch, siblings=siblings), torch.full_like(branch.tokens, -1)

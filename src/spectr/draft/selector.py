@@ -33,7 +33,7 @@ class PlanSelector:
         self._spent = self._lost = 0.0  # seconds
 
     def choose(self) -> int:
-        """Returns the plan of the next step."""
+        """Return the plan of the next step."""
         best = self.best
         if self._plan != best and self._is_over_budget():
             self._plan, self._left = best, 1
@@ -42,7 +42,7 @@ class PlanSelector:
         return self._plan
 
     def observe(self, plan: int, tokens: float, seconds: float) -> None:
-        """Records a step by `plan`, which added `tokens` tokens per row on average and took `seconds` seconds."""
+        """Record a step by `plan`, which added `tokens` tokens per row on average and took `seconds` seconds."""
         if plan in (PLAIN, self._last):  # the first step after a pause also reads the text since then
             self._steps[plan].append((tokens, seconds))
         self._last, self._left, self._tried[plan] = plan, self._left - 1, self._time
@@ -52,7 +52,7 @@ class PlanSelector:
             self._lost += max(0.0, seconds - tokens / fastest) if plan != self.best else 0.0
 
     def rate(self, plan: int) -> float:
-        """Returns the tokens per second of a plan's recent steps, 0 if there are none. Seconds are a median, so that a
+        """Return the tokens per second of a plan's recent steps, 0 if there are none. Seconds are a median, so that a
         machine which is busy for a moment does not count against the plan."""
         steps = self._steps[plan]
         return fmean(tokens for tokens, _ in steps) / median(seconds for _, seconds in steps) if steps else 0.0
@@ -68,7 +68,7 @@ class PlanSelector:
         return self._lost > SHARE * self._spent + GRACE * usual
 
     def _next_trial(self, best: int) -> int:
-        """Returns the plan to try next, other than the best: one that was never tried, or the fastest, where every step
+        """Return the plan to try next, other than the best: one that was never tried, or the fastest, where every step
         since its last trial counts in a plan's favour. Only its most recent steps count from then on."""
         fastest = self.rate(best)
 

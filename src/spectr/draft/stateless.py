@@ -15,11 +15,11 @@ class SingleChoice:
     is_behind = False
 
     def choose(self, rows: int) -> int:
-        """Returns 0, the only choice."""
+        """Return 0, the only choice."""
         return 0
 
     def observe(self, rows: int, choice: int, tokens: float, seconds: float) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
 
 class Stateless(SingleChoice):
@@ -29,17 +29,17 @@ class Stateless(SingleChoice):
         self.propose = propose
 
     def keep(self, path: Tensor) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
-        """Does nothing; prefixes can be shared."""
+        """Do nothing; prefixes can be shared."""
         return True
 
     def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def make_room(self, rows: int, slots: int) -> None:
-        """Does nothing."""
+        """Do nothing."""

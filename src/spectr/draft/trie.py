@@ -11,7 +11,7 @@ __all__ = ["draft_of_paths"]
 
 
 def _grow_trie(paths: Iterable[Sequence[int]], nodes: int) -> tuple[list[int], list[int]]:
-    """Returns tokens and parents of a prefix tree of at most `nodes` nodes, filled in the order of `paths`. The root's
+    """Return tokens and parents of a prefix tree of at most `nodes` nodes, filled in the order of `paths`. The root's
     token is left as 0."""
     tokens, parents, known = [0], [0], dict[tuple[int, int], int]()
     for path in paths:
@@ -40,7 +40,7 @@ def _depth_and_width(parents: list[list[int]]) -> tuple[int, int]:
 
 
 def draft_of_paths(root: Tensor, paths: Sequence[Iterable[Sequence[int]]], nodes: int) -> Draft:
-    """Returns a draft of fixed siblings: row b has the continuations `paths[b]` below `root` (B,), in at most `nodes`
+    """Return a draft of fixed siblings: row b has the continuations `paths[b]` below `root` (B,), in at most `nodes`
     nodes.
 
     The draft has as many nodes as its largest row needs.

@@ -90,11 +90,11 @@ class Engine:
         return self.parts.stops
 
     def with_rule(self, rule: Rule) -> "Engine":
-        """Returns an engine with the same target and drafter and another rule."""
+        """Return an engine with the same target and drafter and another rule."""
         return self.with_parts(rule=rule)
 
     def with_parts(self, **parts: Any) -> "Engine":
-        """Returns an engine with some parts replaced, by their names in `EngineParts`; it shares no rows with this
+        """Return an engine with some parts replaced, by their names in `EngineParts`; it shares no rows with this
         one."""
         engine = copy.copy(self)
         engine.parts = replace(self.parts, **parts)
@@ -103,7 +103,7 @@ class Engine:
         return engine
 
     def compile(self) -> None:
-        """Compiles the layers of target and drafter, and generates a few tokens so that compilation happens now."""
+        """Compile the layers of target and drafter, and generate a few tokens so that compilation happens now."""
         drafter: Any = self.drafter
         for model in (self.target, getattr(drafter, "head", None), getattr(drafter, "model", None)):
             getattr(model, "compile", lambda: None)()
@@ -112,7 +112,7 @@ class Engine:
         self.warm_up()
 
     def warm_up(self) -> None:
-        """Prefills prompts of every size twice, so that the graphs for prefill are captured before the first request.
+        """Prefill prompts of every size twice, so that the graphs for prefill are captured before the first request.
         Does nothing where steps are not captured."""
         if not self.parts.captures:
             return
@@ -129,12 +129,12 @@ class Engine:
         return self.scheduler.load
 
     def submit(self, request: Request) -> Handle:
-        """Queues a request, which begins as soon as there is room for it. May be called from any thread."""
+        """Queue a request, which begins as soon as there is room for it. May be called from any thread."""
         self.check(request)
         return self.scheduler.submit([request])[0]
 
     def generate(self, requests: Sequence[Request]) -> list[Result]:
-        """Runs requests to their ends; if one fails, the others are cancelled."""
+        """Run requests to their ends; if one fails, the others are cancelled."""
         for request in requests:
             self.check(request)
         handles = self.scheduler.submit(requests)
@@ -146,7 +146,7 @@ class Engine:
             raise
 
     def check(self, request: Request) -> None:
-        """Raises if a request cannot be run, before it is queued."""
+        """Raise if a request cannot be run, before it is queued."""
         tokens = request.tokens
         if not tokens:
             raise ArgumentError("a prompt must have at least one token; start it with the model's first token")

@@ -23,7 +23,7 @@ class RowGrammars:
     masks_all_drafts: bool  # also below the first depth, where the device waits for the host at every depth
 
     def of_drafts(self, paths: Tensor) -> Tensor | None:
-        """Returns masks (B, M, W) for drafting after nodes with paths (B, M, D); None if drafts are not masked
+        """Return masks (B, M, W) for drafting after nodes with paths (B, M, D); None if drafts are not masked
         there."""
         if paths.shape[-1] and not self.masks_all_drafts:
             return None
@@ -32,7 +32,7 @@ class RowGrammars:
         return self._masks(known).to(self.device, non_blocking=True)
 
     def send(self, paths: Tensor) -> "PendingMasks":
-        """Starts copying paths (B, N, D) to the host, ahead of what is queued on the device next."""
+        """Start copying paths (B, N, D) to the host, ahead of what is queued on the device next."""
         if paths.device.type != "cuda":
             return PendingMasks(self, paths)
         copy = torch.empty(paths.shape, dtype=paths.dtype, pin_memory=True).copy_(paths, non_blocking=True)
@@ -41,7 +41,7 @@ class RowGrammars:
         return PendingMasks(self, copy, event)
 
     def _masks(self, paths: list[list[list[int]]]) -> Tensor:
-        """Returns masks (B, M, W) int32 on the host, in pinned memory if they go to a GPU. Rows without a grammar allow
+        """Return masks (B, M, W) int32 on the host, in pinned memory if they go to a GPU. Rows without a grammar allow
         all tokens."""
         shape = (len(paths), len(paths[0]), words(self.vocabulary))
         masks = torch.full(shape, -1, dtype=torch.int32, pin_memory=self.device.type == "cuda")
@@ -60,7 +60,7 @@ class PendingMasks:
     event: Any = None
 
     def walk(self) -> Tensor:
-        """Waits for the paths and returns the masks (B, N, W) int32 on the device."""
+        """Wait for the paths and return the masks (B, N, W) int32 on the device."""
         if self.event is not None:
             self.event.synchronize()
         return self.grammars._masks(self.paths.tolist()).to(self.grammars.device, non_blocking=True)

@@ -37,41 +37,41 @@ class Delivery:
         self._listeners: list[Callable[[], None]] = []
 
     def add(self, step: Step, counts: StepCounts, marks: list[float]) -> None:
-        """Adds a step; one with a finish reason is the last."""
+        """Add a step; one with a finish reason is the last."""
         with self.news:
             self._steps.append((step, counts, marks))
             self.has_ended = step.finish_reason is not None
             self._notify()
 
     def fail(self, error: BaseException) -> None:
-        """Ends the request with an error."""
+        """End the request with an error."""
         with self.news:
             if not self.has_ended:
                 self.has_ended, self.error = True, error
                 self._notify()
 
     def cancel(self) -> None:
-        """Ends the request on behalf of the caller."""
+        """End the request on behalf of the caller."""
         with self.news:
             if not self.has_ended:
                 self.is_cancelled = self.has_ended = True
                 self._notify()
 
     def take(self, timeout: float | None = None) -> Delivered | None:
-        """Waits for the next step and returns it; None if the request has ended."""
+        """Wait for the next step and return it; None if the request has ended."""
         with self.news:
             if not self.news.wait_for(self._is_ready, timeout):
                 raise TimeoutError(f"no step came within {timeout} seconds; the request goes on")
             return self._steps.popleft() if self._steps and not self.is_cancelled else None
 
     def take_all(self) -> tuple[list[Delivered], bool]:
-        """Returns the steps that have arrived, without waiting, and whether the request has ended."""
+        """Return the steps that have arrived, without waiting, and whether the request has ended."""
         with self.news:
             steps, self._steps = self._steps, deque()
             return [] if self.is_cancelled else list(steps), self.has_ended
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` once, from any thread, when a step can be taken or the request has ended."""
+        """Call `listener` once, from any thread, when a step can be taken or the request has ended."""
         with self.news:
             if not self._is_ready():
                 self._listeners.append(listener)
@@ -99,13 +99,13 @@ class Mailbox:
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> "Mailbox":
-        """Returns the mailbox of a loop."""
+        """Return the mailbox of a loop."""
         if loop not in _mailboxes:
             _mailboxes[loop] = cls(loop)
         return _mailboxes[loop]
 
     def post(self, future: "asyncio.Future[None]") -> None:
-        """Resolves a future soon. May be called from any thread."""
+        """Resolve a future soon. May be called from any thread."""
         self._futures.append(future)
         loop = self._loop()
         if not self._is_called and loop is not None:
@@ -145,14 +145,14 @@ class Handle(Iterator[Step]):
         return self._result
 
     def result(self, timeout: float | None = None) -> Result:
-        """Waits for the end of the request and returns its result; raises the error it failed with."""
+        """Wait for the end of the request and return its result; raise the error it failed with."""
         while (delivered := self._delivery.take(timeout)) is not None:
             self._add(*delivered)
         self._finish()
         return self.so_far
 
     def cancel(self) -> None:
-        """Cancels the request; the result so far stays."""
+        """Cancel the request; the result so far stays."""
         self._delivery.cancel()
         self._wake()
         if self._result.finish_reason is None:
@@ -169,7 +169,7 @@ class Handle(Iterator[Step]):
         return self._add(*delivered)
 
     def _add(self, step: Step, counts: StepCounts, marks: list[float]) -> Step:
-        """Adds a step to the result. Steps count when they are taken."""
+        """Add a step to the result. Steps count when they are taken."""
         self._result.add(step)
         count_step(self._result.stats, counts, marks)
         return step
@@ -197,7 +197,7 @@ class Handle(Iterator[Step]):
                 return
 
     async def arrivals(self) -> AsyncIterator[list[Step]]:
-        """Yields lists of the steps that have arrived since the last list; raises the error the request failed with."""
+        """Yield lists of the steps that have arrived since the last list; raise the error the request failed with."""
         has_ended = False
         while not has_ended:
             await self._wait_until_ready()
@@ -207,7 +207,7 @@ class Handle(Iterator[Step]):
         self._finish()
 
     async def _wait_until_ready(self) -> None:
-        """Returns once a step can be taken without waiting."""
+        """Return once a step can be taken without waiting."""
         loop = asyncio.get_running_loop()
         ready, mailbox = loop.create_future(), Mailbox.of(loop)
         self._delivery.listen(lambda: mailbox.post(ready))

@@ -57,7 +57,7 @@ class Lane:
         return len(self.memory) * self.memory.slots
 
     def turn(self) -> None:
-        """Admits requests, prefills a part of their prompts, and takes one step of the active rows."""
+        """Admit requests, prefill a part of their prompts, and take one step of the active rows."""
         runner = self.runner
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
             self._remove([state for state in [*self.active, *self.prefilling] if state.is_done])  # cancelled
@@ -70,7 +70,7 @@ class Lane:
             self._reserves_all &= not self.is_idle
 
     def fail(self, error: BaseException) -> None:
-        """Ends every request with one error."""
+        """End every request with one error."""
         for state in [*self.queue, *self.prefilling, *self.active]:
             state.delivery.fail(error)
 
@@ -81,7 +81,7 @@ class Lane:
     # Admission
 
     def _admit(self) -> None:
-        """Gives rows to requests in the order of arrival and prefills their prompts, within the budget of a turn."""
+        """Give rows to requests in the order of arrival and prefill their prompts, within the budget of a turn."""
         budget = self.parts.chunk * (1 if self.active else _IDLE_CHUNKS)
         while self.prefilling or self._begin_cohort():
             budget -= prefill(self.placement, budget)
@@ -90,7 +90,7 @@ class Lane:
                 return
 
     def _begin_cohort(self) -> bool:
-        """Gives rows to the next requests whose prompts can be prefilled together; False if there are none."""
+        """Give rows to the next requests whose prompts can be prefilled together; False if there are none."""
         cohort: list[RequestState] = []
         try:
             self._choose(cohort)
@@ -102,7 +102,7 @@ class Lane:
         return bool(cohort)
 
     def _choose(self, cohort: list[RequestState]) -> None:
-        """Moves requests from the queue to a cohort as long as they can join it and there is room."""
+        """Move requests from the queue to a cohort as long as they can join it and there is room."""
         longest = 0
         while self.queue and len(self.active) + len(cohort) < self.parts.rows:
             state = self.queue[0]
@@ -119,7 +119,7 @@ class Lane:
     # Room
 
     def _make_room(self, rows: int, state: RequestState) -> bool:
-        """Allocates `rows` rows that have room for a request; False if it must wait until others have ended. A request
+        """Allocate `rows` rows that have room for a request; False if it must wait until others have ended. A request
         that has no room even alone fails."""
         needed = self._needed_slots(len(state.text) + _HEADROOM, state)
         kept = min(self.parts.min_rows, rows + len(self.placement.prefixes), self.parts.rows)
@@ -150,7 +150,7 @@ class Lane:
         return longest + 3 * self.runner.nodes + 2
 
     def _has_room_for_a_step(self) -> bool:
-        """Makes room for the tokens that another step may add. Where memory is short, all requests start over; False
+        """Make room for the tokens that another step may add. Where memory is short, all requests start over; False
         if none is active then."""
         ahead = (len(self.runner.launched) + 1) * max(self.placement.widest, self.runner.nodes)
         needed = max(self._needed_slots(len(state.text) + ahead, state) for state in self.active)
@@ -163,7 +163,7 @@ class Lane:
         return bool(self.active)
 
     def _start_over(self) -> None:
-        """Frees all memory and queues every request again with its text so far. As many as there is room for go on;
+        """Free all memory and queue every request again with its text so far. As many as there is room for go on;
         the others wait."""
         while self.runner.launched:
             self._remove(self.runner.read_next())

@@ -15,7 +15,7 @@ _SIZES = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 
 def rounded_slots(needed: int) -> int:
-    """Rounds a number of slots up to one of few sizes, so that rows seldom grow."""
+    """Round a number of slots up to one of few sizes, so that rows seldom grow."""
     return next((size for size in _SIZES if size >= needed), needed)
 
 
@@ -35,13 +35,13 @@ class LaneMemory:
         return 0 if self.rows is None else len(self.rows)
 
     def opened(self) -> tuple[Rows, Any, Drafting]:
-        """Returns the state of the rows, the target's session and the drafter's, which must be open."""
+        """Return the state of the rows, the target's session and the drafter's, which must be open."""
         assert self.rows is not None
         assert self.drafting is not None
         return self.rows, self.session, self.drafting
 
     def grow(self, rows: int, slots: int) -> None:
-        """Allocates at least `rows` rows of `slots` tokens. Raises ArgumentError or OutOfMemoryError if memory is
+        """Allocate at least `rows` rows of `slots` tokens. Raise ArgumentError or OutOfMemoryError if memory is
         short."""
         if self.rows is None:
             self._open(rows, slots)
@@ -70,17 +70,17 @@ class LaneMemory:
         self.session, self.drafting, self.slots = session, drafting, slots
 
     def rounded_length(self, length: int) -> int:
-        """Rounds a length up to one of few, at most `slots`, so that few graphs are captured."""
+        """Round a length up to one of few, at most `slots`, so that few graphs are captured."""
         return min(next((size for size in _SIZES if size >= length), self.slots), self.slots)
 
     def copy_caches(self, sources: list[int], targets: list[int], tokens: int) -> None:
-        """Copies the first `tokens` tokens of the caches of target and drafter from rows to rows."""
+        """Copy the first `tokens` tokens of the caches of target and drafter from rows to rows."""
         _, session, drafting = self.opened()
         self.parts.target.copy_rows(session, sources, targets, tokens)
         drafting.copy_rows(sources, targets, tokens)
 
     def close(self) -> None:
-        """Frees all memory."""
+        """Free all memory."""
         self.rows = self.session = self.drafting = None
         self.slots = 0
         self.graphs = Captured()

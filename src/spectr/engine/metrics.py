@@ -78,7 +78,7 @@ class StepCounts:
     predicted: int = 0  # leading tokens that the row's reference predicted
 
     def cut(self, count: int) -> "StepCounts":
-        """Returns the counts if only the first `count` tokens belong to the text. Where the text is cut does not depend
+        """Return the counts if only the first `count` tokens belong to the text. Where the text is cut does not depend
         on later tokens, so the remaining `best` is still the expected acceptance at the remaining nodes."""
         if count == self.emitted:
             return self
@@ -93,7 +93,7 @@ def _add_at(counts: list[int], place: int, amount: int) -> None:
 
 
 def count_step(stats: Stats, step: StepCounts, marks: list[float]) -> None:
-    """Adds one step to the statistics; `marks` are the times before draft, target and rule, and after."""
+    """Add one step to the statistics; `marks` are the times before draft, target and rule, and after."""
     length = len(step.ranks)
     stats.steps += 1
     stats.drafted += step.drafted
@@ -117,7 +117,7 @@ def count_step(stats: Stats, step: StepCounts, marks: list[float]) -> None:
 
 
 def child_ranks(tree: Topology, verdict: Verdict) -> Tensor:
-    """Returns the rank (B, D) of each accepted node among its siblings, where siblings of the same token count as
+    """Return the rank (B, D) of each accepted node among its siblings, where siblings of the same token count as
     one."""
     above = torch.nn.functional.pad(verdict.path, (1, 0))[:, :-1].clamp_min(0)
     siblings = pick_rows(tree.children, tree.canonical_node.gather(1, above))  # (B, D, W)
@@ -126,7 +126,7 @@ def child_ranks(tree: Topology, verdict: Verdict) -> Tensor:
 
 
 def best_possible(logits: LogitsAt, draft: Draft, tree: Topology, verdict: Verdict) -> Tensor:
-    """Returns the probability (B, D + 1) that the best coupling accepts a child at each node of the verdict's path, the
+    """Return the probability (B, D + 1) that the best coupling accepts a child at each node of the verdict's path, the
     root first.
 
     For fixed children that is the target's mass on them. For drawn children it is the optimum for as many independent

@@ -45,7 +45,7 @@ class Placement:
         return shared < max(known, 1) + self.prefixes.min_tokens
 
     def begin(self, cohort: list[RequestState]) -> None:
-        """Puts requests into the rows after the active ones, with the prefixes that other rows already have."""
+        """Put requests into the rows after the active ones, with the prefixes that other rows already have."""
         self.prefilling, first = cohort, len(self.active)
         rows, session, drafting = self.memory.opened()
         known = [self._known_prefix(state, row) for row, state in enumerate(cohort, start=first)]
@@ -83,7 +83,7 @@ class Placement:
         return max(state.prefilled, len(state.text) - 1 - self.widest)
 
     def _copy_prefixes(self, known: list[tuple[int, int]]) -> None:
-        """Copies prefixes (row, tokens) into the rows of the cohort, and moves prefixes out of rows that are about to
+        """Copy prefixes (row, tokens) into the rows of the cohort, and move prefixes out of rows that are about to
         be overwritten."""
         first, rows = len(self.active), len(self.memory)
         copied = [(source, row, count) for row, (source, count) in enumerate(known, start=first) if source != row]
@@ -94,7 +94,7 @@ class Placement:
             self.memory.copy_caches(sources, targets, max(counts))
 
     def _begin_draft(self, drafting: Drafting, row: int, state: RequestState, known: int) -> None:
-        """Starts the drafter on a row of which `known` tokens are cached. A drafter that cannot share prefixes makes
+        """Start the drafter on a row of which `known` tokens are cached. A drafter that cannot share prefixes makes
         the row prefill all of its prompt."""
         request = state.request
         state.shares_prefix = drafting.begin(row, state.text, request.limit, request.source)
@@ -108,14 +108,14 @@ class Placement:
         return self.parts.target.window(self.memory.session, first, first + len(self.prefilling), longest)
 
     def activate(self) -> None:
-        """Lets the cohort, whose prompts are prefilled, take part in steps."""
+        """Let the cohort, whose prompts are prefilled, take part in steps."""
         rows, _, _ = self.memory.opened()
         rows.activate(len(self.active), len(self.prefilling))
         self.active += self.prefilling
         self.prefilling = []
 
     def remove(self, ended: Sequence[RequestState], launched: int) -> None:
-        """Moves rows so that the active ones come first, then those that prefill, then those that have ended, whose
+        """Move rows so that the active ones come first, then those that prefill, then those that have ended, whose
         prefixes are kept. `launched` steps have not been read, and may have added tokens."""
         rows, _, _ = self.memory.opened()
         gone, before, running = set(ended), [*self.active, *self.prefilling], len(self.active)
@@ -136,7 +136,7 @@ class Placement:
             self._keep_prefix(new, before[order[new]], cached[order[new]])
 
     def _keep_prefix(self, row: int, state: RequestState, cached: int) -> None:
-        """Keeps the first `cached` tokens of a request that has ended, unless they cannot be trusted or shared."""
+        """Keep the first `cached` tokens of a request that has ended, unless they cannot be trusted or shared."""
         is_sound = state.delivery.error is None and state.request.prompt_logprobs is None
         if self.reuses_prefixes and state.shares_prefix and is_sound:
             self.prefixes.keep(row, state.text[:cached], state.scope)
@@ -144,14 +144,14 @@ class Placement:
             self.prefixes.drop(row)
 
     def clear(self) -> None:
-        """Forgets all requests and prefixes, and frees the memory of the rows."""
+        """Forget all requests and prefixes, and free the memory of the rows."""
         self.active, self.prefilling = [], []
         self.prefixes.clear()
         self.memory.close()
 
 
 def _compacted(before: Sequence[RequestState], active: int, gone: set[RequestState]) -> list[int]:
-    """Returns the old row of each new row, such that few rows move: active, prefilling, ended. Before, the first
+    """Return the old row of each new row, such that few rows move: active, prefilling, ended. Before, the first
     `active` rows were active and the others prefilled."""
     groups: list[Callable[[int], bool]] = [
         lambda row: row < active and before[row] not in gone,

@@ -14,7 +14,7 @@ _SCORED_CHUNK = 64  # the most prompt tokens per call where their log-probabilit
 
 
 def prefill(placement: Placement, budget: int) -> int:
-    """Prefills at most about `budget` tokens of the cohort's prompts and returns how many. A cohort whose
+    """Prefill at most about `budget` tokens of the cohort's prompts and return how many. A cohort whose
     prompts are prefilled becomes active."""
     cohort = placement.prefilling
     if cohort[0].request.prompt_logprobs is not None:
@@ -27,7 +27,7 @@ def prefill(placement: Placement, budget: int) -> int:
 
 
 def _read_prompts(placement: Placement, width: int) -> int:
-    """Reads the next tokens of every prompt of the cohort, at most `width` of each."""
+    """Read the next tokens of every prompt of the cohort, at most `width` of each."""
     cohort, target, (_, _, drafting) = placement.prefilling, placement.parts.target, placement.memory.opened()
     starts = [state.prefilled for state in cohort]
     texts = [state.text[state.prefilled : min(len(state.text) - 1, state.prefilled + width)] for state in cohort]
@@ -40,7 +40,7 @@ def _read_prompts(placement: Placement, width: int) -> int:
 
 
 def _score_prompt(placement: Placement, state: RequestState) -> int:
-    """Reads the next tokens of a prompt and records the log-probabilities of the tokens that follow them."""
+    """Read the next tokens of a prompt and record the log-probabilities of the tokens that follow them."""
     target, (_, session, drafting) = placement.parts.target, placement.memory.opened()
     row, start = len(placement.active), state.prefilled
     tokens = state.text[start : min(len(state.text) - 1, start + _SCORED_CHUNK)]

@@ -9,7 +9,7 @@ __all__ = ["PrefixCache", "common_prefix"]
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Returns how many tokens two texts have in common from the beginning.
+    """Return how many tokens two texts have in common from the beginning.
 
     >>> common_prefix([1, 2, 3, 4], [1, 2, 9]), common_prefix([1, 2], [1, 2, 3])
     (2, 2)
@@ -48,20 +48,20 @@ class PrefixCache:
         return len(self.kept)
 
     def keep(self, row: int, text: list[int], scope: Any) -> None:
-        """Keeps the cached text of a row whose request has ended."""
+        """Keep the cached text of a row whose request has ended."""
         self._time += 1
         self.kept[row] = _Prefix(text, scope, self._time)
 
     def drop(self, row: int) -> None:
-        """Forgets the text of a row."""
+        """Forget the text of a row."""
         self.kept.pop(row, None)
 
     def clear(self) -> None:
-        """Forgets the texts of all rows."""
+        """Forget the texts of all rows."""
         self.kept.clear()
 
     def relocate(self, rows: Sequence[int], places: Iterable[int]) -> list[tuple[int, int, int]]:
-        """Assigns new places to the texts of rows that are about to be overwritten, and returns (row, place, tokens)
+        """Assign new places to the texts of rows that are about to be overwritten, and return (row, place, tokens)
         for each. Free places are used first, then those of the texts that ended longest ago. A text for which no place
         is left is not moved."""
         ranked = deque(sorted(places, key=lambda place: self.kept[place].time if place in self.kept else 0))
@@ -81,7 +81,7 @@ class PrefixCache:
         active: Mapping[int, tuple[list[int], Any]],
         here: int | None = None,
     ) -> tuple[int, int]:
-        """Returns the row, kept or `active`, that shares the longest prefix with `text` and has the same `scope`, and
+        """Return the row, kept or `active`, that shares the longest prefix with `text` and has the same `scope`, and
         the length of the prefix, at most all but the last token of `text`. Row `here`, which needs no copy, wins ties.
         The length is 0 if no prefix is worth a copy."""
         wanted, best = text[:-1], (here if here is not None else 0, 0)

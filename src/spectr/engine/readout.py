@@ -61,7 +61,7 @@ class RowReadout:
 
 
 def pack(draft: Draft, tree: Topology, verdict: Verdict, ended: tuple[Tensor, Tensor, Tensor], fault: Tensor) -> Tensor:
-    """Packs a step into integers (B, 8 + 2 D). Each row has the number of accepted nodes, whether the last token is a
+    """Pack a step into integers (B, 8 + 2 D). Each row has the number of accepted nodes, whether the last token is a
     correction, the number of nodes drafted, the fault, how many tokens belong to the text, why the text ends, how many
     tokens its reference predicted; then the D + 1 tokens and the ranks of the D accepted nodes. `ended` are the emitted
     tokens (B, D + 1), their count (B,) and the reason (B,)."""
@@ -92,14 +92,14 @@ class PendingReadout:
     event: Any = None
 
     def wait(self, origin: str = "drafter") -> "HostReadout":
-        """Waits for the copy. `origin` is the origin of drafts that do not name one."""
+        """Wait for the copy. `origin` is the origin of drafts that do not name one."""
         if self.event is not None:
             self.event.synchronize()
         return HostReadout(self.copy, origin)
 
 
 def copy_to_host(readout: StepReadout) -> PendingReadout:
-    """Copies a readout to the host without waiting. Each copy has its own memory, because the next step may be launched
+    """Copy a readout to the host without waiting. Each copy has its own memory, because the next step may be launched
     before it is read."""
     if readout.numbers.device.type != "cuda":
         return PendingReadout(readout)
@@ -135,7 +135,7 @@ class HostReadout:
         return self._readout.width
 
     def row(self, row: int, top: int | None) -> RowReadout:
-        """Returns what a step did to one row, with log-probabilities of the `top` likeliest tokens unless `top` is
+        """Return what a step did to one row, with log-probabilities of the `top` likeliest tokens unless `top` is
         None."""
         length, corrected, drafted, fault, count, reason, predicted, *rest = self._rows[row]
         ranks = rest[self.width :][:length]
@@ -163,7 +163,7 @@ class HostReadout:
         return StepTree(nodes, places[path[-1]] if path else 0, float(trees.added[row]))
 
     def verdict(self, row: int) -> RowVerdict:
-        """Returns what was decided for one row, for the witness."""
+        """Return what was decided for one row, for the witness."""
         length, corrected, _, fault, count, reason = self._rows[row][:6]
         tokens = self._rows[row][_FIELDS : _FIELDS + length + 1]
         return RowVerdict(tuple(tokens), length, bool(corrected), count, _REASONS[reason], fault)

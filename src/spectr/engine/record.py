@@ -57,7 +57,7 @@ class PendingEvidence:
     event: Any = None
 
     def wait(self) -> Evidence:
-        """Waits for the copy and returns it."""
+        """Wait for the copy and return it."""
         if self.event is not None:
             self.event.synchronize()
         return self.copy
@@ -81,12 +81,12 @@ class Witness(Protocol):
         ...
 
     def add(self, record: StepRecord) -> None:
-        """Takes a record; must return at once."""
+        """Take a record; must return at once."""
         ...
 
 
 def copy_evidence(evidence: Evidence, rows: int, *, laws: bool) -> PendingEvidence:
-    """Copies the evidence of the first rows, with the draft distributions if `laws`, without waiting. On a GPU the
+    """Copy the evidence of the first rows, with the draft distributions if `laws`, without waiting. On a GPU the
     copies are queued behind the step on the same stream, because the next replay of a graph overwrites its tensors."""
     on_gpu = evidence.logits.device.type == "cuda"
 

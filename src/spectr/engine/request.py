@@ -15,12 +15,12 @@ class Reader(Protocol):
     """Decodes the tokens of one text into characters, and finds stop strings."""
 
     def feed(self, tokens: list[int]) -> tuple[str, int | None]:
-        """Takes the next tokens. Returns the text that can be shown now, and how many of the tokens belong to the text
+        """Take the next tokens. Return the text that can be shown now, and how many of the tokens belong to the text
         if it ends among them, else None."""
         ...
 
     def finish(self) -> str:
-        """Returns the text that was held back, once no more tokens follow."""
+        """Return the text that was held back, once no more tokens follow."""
         ...
 
 
@@ -132,7 +132,7 @@ class Result:
     reused: int = 0  # prompt tokens that were copied from another row and not prefilled
 
     def add(self, step: Step) -> None:
-        """Appends a step."""
+        """Append a step."""
         self.tokens += step.tokens
         self.steps.append(step)
         self.text += step.text

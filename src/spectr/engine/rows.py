@@ -47,7 +47,7 @@ class Rows:
 
     @torch.inference_mode(False)
     def put(self, first: int, requests: Sequence[Request], stops: frozenset[int]) -> None:
-        """Puts requests into the rows from `first` on; they take part in steps once they are activated."""
+        """Put requests into the rows from `first` on; they take part in steps once they are activated."""
         texts = [Text(r.prompt, r.generated, r.max_new_tokens, stops | r.stop_ids, r.padding) for r in requests]
         self.policies.put(first, [request.policy for request in requests])
         self.history.put(first, texts)
@@ -56,7 +56,7 @@ class Rows:
         self.active[rows] = False
 
     def features(self, rows: int, *, exactly: bool) -> frozenset[str]:
-        """Returns the features that the policies of the first rows use, and allocates the tables they need. Unless
+        """Return the features that the policies of the first rows use, and allocate the tables they need. Unless
         `exactly`, the set is rounded up to one of few, so that few graphs are captured."""
         features: frozenset[str] = frozenset().union(*set(self.policies.used[:rows]))
         features = features if exactly else rounded(features)
@@ -66,15 +66,15 @@ class Rows:
         return features
 
     def activate(self, first: int, count: int) -> None:
-        """Lets rows take part in steps."""
+        """Let rows take part in steps."""
         self.active[first : first + count] = True
 
     def deactivate(self, first: int, count: int) -> None:
-        """Ends the part of rows in steps."""
+        """End the part of rows in steps."""
         self.active[first : first + count] = False
 
     def copy_rows(self, sources: list[int], targets: list[int]) -> None:
-        """Copies rows `sources` to rows `targets`."""
+        """Copy rows `sources` to rows `targets`."""
         self.history.copy_rows(sources, targets)
         self.policies.copy_rows(sources, targets)
         source, target = copy_to_device(sources, self.device), copy_to_device(targets, self.device)
@@ -83,7 +83,7 @@ class Rows:
 
     @torch.inference_mode(False)
     def make_room(self, rows: int, slots: int) -> None:
-        """Allocates at least `rows` rows of `slots` tokens."""
+        """Allocate at least `rows` rows of `slots` tokens."""
         extra = max(0, rows - len(self))
         self.history.make_room(rows, slots)
         self.policies.make_room(rows)
@@ -91,7 +91,7 @@ class Rows:
         self.active = torch.nn.functional.pad(self.active, (0, extra))
 
     def window(self, rows: int) -> "Rows":
-        """Returns a view of the first rows, which is valid until rows are put, moved or allocated."""
+        """Return a view of the first rows, which is valid until rows are put, moved or allocated."""
         view = Rows.__new__(Rows)
         view.device = self.device
         view.history, view.policies = self.history.window(rows), self.policies.window(rows)

@@ -60,7 +60,7 @@ class StepRunner:
         return len(self.launched) * self.placement.widest
 
     def launch(self) -> None:
-        """Launches one step of the active rows."""
+        """Launch one step of the active rows."""
         rows, session, drafting = self.memory.opened()
         if not self.launched:
             self._since = time.perf_counter()  # the time before belongs to no step
@@ -127,18 +127,18 @@ class StepRunner:
         return next((count for count in _LOGPROB_COUNTS if count >= most), most) if self.captures else most
 
     def _evidence(self, readout: StepReadout) -> PendingEvidence | None:
-        """Copies what the step just launched decides with, if the witness wants this step."""
+        """Copy what the step just launched decides with, if the witness wants this step."""
         witness = self.parts.witness
         if witness is None or readout.evidence is None or not witness.wants_step():
             return None
         return copy_evidence(readout.evidence, len(self.placement.active), laws=self.parts.rule.card.needs_laws)
 
     def read_next(self) -> list[RequestState]:
-        """Reads the oldest launched step, delivers it, and returns the requests that have ended or failed with it."""
+        """Read the oldest launched step, deliver it, and return the requests that have ended or failed with it."""
         return self.read(self.launched.popleft())
 
     def read(self, step: LaunchedStep) -> list[RequestState]:
-        """Delivers a step to its requests, and returns those that have ended or failed with it."""
+        """Deliver a step to its requests, and return those that have ended or failed with it."""
         readout = step.readout.wait(self._default_origin(step.choice))
         self.record(step, readout)
         now, ended, tokens = time.perf_counter(), list[RequestState](), 0
@@ -163,7 +163,7 @@ class StepRunner:
         return "lookup" if chosen.name == "lookup" else "drafter"
 
     def record(self, step: LaunchedStep, readout: HostReadout) -> None:
-        """Gives the witness a step that it wants, with the texts from before the step: steps are read in order."""
+        """Give the witness a step that it wants, with the texts from before the step: steps are read in order."""
         if step.evidence is None or self.parts.witness is None:
             return
         rows = [
@@ -174,7 +174,7 @@ class StepRunner:
         self.parts.witness.add(StepRecord(self.parts.rule, self.parts.stops, rows, step.evidence))
 
     def drop_abandoned(self) -> None:
-        """Drops steps that were launched before all of their requests had ended."""
+        """Drop steps that were launched before all of their requests had ended."""
         while self.launched and all(state.is_done for state in self.launched[-1].states):
             self.launched.pop()
 
@@ -186,7 +186,7 @@ def _graph_key(parts: StepParts, choice: int) -> tuple[Any, ...]:
 
 
 def _deliver(state: RequestState, readout: HostReadout, row: int, marks: list[float]) -> Step | None:
-    """Delivers what a step did to one row; None if it failed, which ends this request and no other."""
+    """Deliver what a step did to one row; None if it failed, which ends this request and no other."""
     request = state.request
     try:
         result = readout.row(row, request.logprobs)

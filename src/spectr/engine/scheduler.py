@@ -34,7 +34,7 @@ _closing = threading.Event()
 
 @atexit.register
 def end_threads() -> None:
-    """Ends all threads before the interpreter exits: it would stop them inside a call of torch, which aborts."""
+    """End all threads before the interpreter exits: it would stop them inside a call of torch, which aborts."""
     _closing.set()
     for thread, news in list(_running.items()):
         with news:
@@ -66,7 +66,7 @@ class Scheduler:
         self.threads = torch.get_num_threads()
 
     def submit(self, requests: Sequence[Request]) -> list[Handle]:
-        """Queues requests, which begin in order as soon as there is room."""
+        """Queue requests, which begin in order as soon as there is room."""
         deliveries = [Delivery(request) for request in requests]
         states = [RequestState(delivery, delivery.request.tokens) for delivery in deliveries]
         handles = [Handle(delivery, self._wake) for delivery in deliveries]
@@ -87,7 +87,7 @@ class Scheduler:
         return handles
 
     def turn(self) -> bool:
-        """Lets every lane take a turn, and returns whether there is more to do."""
+        """Let every lane take a turn, and return whether there is more to do."""
         self._place()
         for key, lane in list(self.lanes.items()):
             if lane.is_idle:
@@ -123,12 +123,12 @@ class Scheduler:
         return bool(self._waiting) or any(not lane.is_idle for lane in self.lanes.values())
 
     def close(self) -> None:
-        """Frees the memory of idle lanes."""
+        """Free the memory of idle lanes."""
         with LOCK:
             self.lanes = {key: lane for key, lane in self.lanes.items() if not lane.is_idle}
 
     def _place(self) -> None:
-        """Puts waiting requests into the queues of their lanes. Requests share a lane if their steps need the same."""
+        """Put waiting requests into the queues of their lanes. Requests share a lane if their steps need the same."""
         with self._news:
             waiting, self._waiting = self._waiting, deque()
         for state in waiting:
@@ -148,7 +148,7 @@ class Scheduler:
             self._news.notify_all()
 
     def run(self) -> bool:
-        """Takes one turn in the scheduler's thread."""
+        """Take one turn in the scheduler's thread."""
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
         _thread_local.is_running = True
@@ -160,7 +160,7 @@ class Scheduler:
 
 
 def _serve(reference: "weakref.ref[Scheduler]", news: threading.Condition) -> None:
-    """Takes turns until there has been nothing to do for a while, or the scheduler was collected."""
+    """Take turns until there has been nothing to do for a while, or the scheduler was collected."""
     try:
         while not _closing.is_set() and _take_turns(reference, news):
             pass
@@ -169,7 +169,7 @@ def _serve(reference: "weakref.ref[Scheduler]", news: threading.Condition) -> No
 
 
 def _take_turns(reference: "weakref.ref[Scheduler]", news: threading.Condition) -> bool:
-    """Does what there is to do, then waits for more; False if nothing came."""
+    """Do what there is to do, then wait for more; False if nothing came."""
     scheduler = reference()
     while scheduler is not None and not _closing.is_set() and scheduler.run():
         pass

@@ -61,13 +61,13 @@ class Scored:
     masks: Tensor | None = None  # (B, N, W) int32: the tokens that grammars allow after each node
 
     def logits_at(self, nodes: Tensor | None) -> Tensor:
-        """Returns logits (B, M, V) after nodes (B, M), or after all nodes for None, masked by grammars."""
+        """Return logits (B, M, V) after nodes (B, M), or after all nodes for None, masked by grammars."""
         logits = pick_rows(self.logits, nodes)
         return logits if self.masks is None else keep_allowed(logits, pick_rows(self.masks, nodes))
 
 
 def run_step(parts: StepParts, marks: list[float]) -> StepReadout:
-    """Runs one step: drafts trees, scores them in one call of the target, and settles. Appends the times before,
+    """Run one step: draft trees, score them in one call of the target, and settle. Append the times before,
     between and after to `marks`."""
     marks.append(time.perf_counter())
     draft, coins = draft_trees(parts)
@@ -87,7 +87,7 @@ def _evidence(scored: Scored) -> Evidence:
 
 
 def draft_trees(parts: StepParts) -> tuple[Draft, SeededCoins]:
-    """Drafts a tree for each row; returns it with the coins that it was drawn with."""
+    """Draft a tree for each row; return it with the coins that it was drawn with."""
     rows, history, features = parts.rows, parts.rows.history, parts.features
     temperature = rows.policies.number("temperature")
     coins = SeededCoins(rows.seed, history.length, temperature == 0)
@@ -111,7 +111,7 @@ def draft_trees(parts: StepParts) -> tuple[Draft, SeededCoins]:
 
 
 def score_trees(parts: StepParts, draft: Draft, coins: SeededCoins) -> Scored:
-    """Scores all nodes in one call of the target. Meanwhile the host computes the masks of rows with grammars."""
+    """Score all nodes in one call of the target. Meanwhile the host computes the masks of rows with grammars."""
     tree = topology(draft)
     words = _words(draft, tree)
     pending = None if parts.grammars is None else parts.grammars.send(words)
@@ -129,8 +129,8 @@ def _words(draft: Draft, tree: Topology) -> Tensor:
 
 
 def settle(parts: StepParts, scored: Scored) -> StepReadout:
-    """Decides which path of each tree is accepted, by policy and rule; keeps the path in the caches of target and
-    drafter; appends the tokens to the texts, ends those that end, and returns what the host reads."""
+    """Decide which path of each tree is accepted, by policy and rule; keep the path in the caches of target and
+    drafter; append the tokens to the texts, end those that end, and return what the host reads."""
     rows, draft, tree = parts.rows, scored.draft, scored.tree
 
     def law(nodes: Tensor | None) -> Tensor:
@@ -171,7 +171,7 @@ def _tree(scored: Scored, verdict: Verdict, law: LogitsAt) -> TreeReadout:
 
 
 def _keep(parts: StepParts, verdict: Verdict) -> None:
-    """Keeps the accepted path in the caches of target and drafter; nothing for rows that have ended."""
+    """Keep the accepted path in the caches of target and drafter; nothing for rows that have ended."""
     root = torch.where(parts.rows.active, 0, -1)[:, None]
     parts.target.keep(parts.session, torch.cat([root, verdict.path], 1))
     parts.drafting.keep(verdict.path)
@@ -190,7 +190,7 @@ def _emitted_tokens(draft: Draft, verdict: Verdict) -> Tensor:
 
 
 def _end(rows: Rows, emitted: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns how many of the first `count` (B,) emitted tokens (B, W) belong to each text, and why it ends: 0 it does
+    """Return how many of the first `count` (B,) emitted tokens (B, W) belong to each text, and why it ends: 0 it does
     not, 1 at a stop token, 2 at its length, whichever comes first. A stop token at the limit counts as a stop."""
     places, history = cached_arange(emitted.shape[1], emitted.device), rows.history
     stops = (emitted[..., None] == history.stop_ids[:, None]).any(-1) & (places < count[:, None])
@@ -202,7 +202,7 @@ def _end(rows: Rows, emitted: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _fault(parts: StepParts, scored: Scored, verdict: Verdict, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns what is wrong (B,) at the first of the nodes from which the first `count` (B,) tokens were sampled, if
+    """Return what is wrong (B,) at the first of the nodes from which the first `count` (B,) tokens were sampled, if
     one had no distribution, and how many tokens (B,) came before that node."""
     nodes = torch.nn.functional.pad(verdict.path, (1, 0))  # (B, D + 1): the root first
     sampled = (cached_arange(nodes.shape[1], nodes.device) < count[:, None]) & parts.rows.active[:, None]

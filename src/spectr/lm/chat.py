@@ -31,7 +31,7 @@ class Chat:
         return 0 if self._answering is None else self._answering.reused
 
     def say(self, text: str, max_new_tokens: int | None = None, seed: int | None = None, **settings: Any) -> TextHandle:
-        """Sends a message and returns a handle that yields the answer in pieces, of at most 256 tokens by default. If
+        """Send a message and return a handle that yields the answer in pieces, of at most 256 tokens by default. If
         the handle is closed or interrupted, the answer so far stays in the history; a turn that fails does not."""
         check_text(text, "a turn")
         self.lm.require_tokenizer()

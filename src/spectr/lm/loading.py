@@ -23,7 +23,7 @@ __all__ = ["load"]
 
 
 def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options: Any) -> LM:
-    """Loads a model, and pairs it with a drafter and a rule.
+    """Load a model, and pair it with a drafter and a rule.
 
     `model` is a catalog name, a hub id, a folder, a GGUF file, or a model that is loaded already. `drafter` is one of
     auto (the drafter that comes with spectr for this model, else none), none, lookup, ngram, early_exit, random, the
@@ -85,7 +85,7 @@ def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options
 
 
 def _serve_other_ranks(opened: "OpenedModel") -> None:
-    """Splits the ranks of a tensor-parallel model: rank 0 returns, and on the other ranks this function serves rank 0
+    """Split the ranks of a tensor-parallel model: rank 0 returns, and on the other ranks this function serves rank 0
     until it ends, and does not return."""
     target: Any = opened.target
     if not target.is_sharded:
@@ -101,7 +101,7 @@ def _serve_other_ranks(opened: "OpenedModel") -> None:
 def _engine(
     opened: "OpenedModel", drafter: Drafter, rule: Rule, options: Mapping[str, Any], progress: Callable[[str], None]
 ) -> Engine:
-    """Makes the engine, and compiles its layers if `compile` is set."""
+    """Make the engine, and compile its layers if `compile` is set."""
     device, captures = opened.target.device.type, options.get("capture")
     if captures and device != "cuda":
         raise ArgumentError(

@@ -34,14 +34,14 @@ class Output:
     tokenizer: Any = field(default=None, repr=False, compare=False)  # decodes single tokens for pages
 
     def save_html(self, path: str | PathLike[str]) -> None:
-        """Writes a self-contained page that shows the text and the tree of every step. The text must have been traced:
+        """Write a self-contained page that shows the text and the tree of every step. The text must have been traced:
         `generate(…, trace=True)`."""
         from spectr.view import TokenTexts, save_page
 
         save_page(Path(path), self.steps, TokenTexts(self.tokenizer), self._summary)
 
     def _repr_html_(self) -> str | None:
-        """Returns the same page for notebooks; None if the text was not traced."""
+        """Return the same page for notebooks; None if the text was not traced."""
         from spectr.view import TokenTexts, page
 
         if self.tokenizer is None or all(step.tree is None for step in self.steps):
@@ -65,13 +65,13 @@ class TextReader:
     stream: TextStream
 
     def feed(self, tokens: list[int]) -> tuple[str, int | None]:
-        """Returns the text that can be shown, and how many of the tokens belong to the text if a stop string ends
+        """Return the text that can be shown, and how many of the tokens belong to the text if a stop string ends
         it."""
         with nullcontext() if self.stream.knows_bytes else tokenizer_lock(self.stream.tokenizer):
             return self.stream.feed_all(tokens)
 
     def finish(self) -> str:
-        """Returns the text that was held back."""
+        """Return the text that was held back."""
         with tokenizer_lock(self.stream.tokenizer):
             return self.stream.finish()
 
@@ -125,7 +125,7 @@ class TextHandle(Iterator[str]):
         return as_output(self._handle.so_far, self._handle.request)
 
     def result(self, timeout: float | None = None) -> Output:
-        """Waits for the end of the text and returns it; raises the error that the request failed with."""
+        """Wait for the end of the text and return it; raise the error that the request failed with."""
         self._has_begun = True
         self._handle.result(timeout)
         self._finish()
@@ -162,7 +162,7 @@ class TextHandle(Iterator[str]):
         self._finish()
 
     def cancel(self) -> None:
-        """Cancels the request; the text so far stays."""
+        """Cancel the request; the text so far stays."""
         if self.finish_reason is None:
             self._handle.cancel()
             if self._has_begun:
@@ -182,7 +182,7 @@ class TextHandle(Iterator[str]):
 
 
 def as_output(result: Result, request: Request) -> Output:
-    """Converts a result of the engine to an `Output`."""
+    """Convert a result of the engine to an `Output`."""
     logprobs, reader, seed = result.logprobs, request.reader, request.seed
     tokenizer = reader.stream.tokenizer if isinstance(reader, TextReader) else None
     return Output(

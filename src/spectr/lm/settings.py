@@ -73,14 +73,14 @@ class RequestSettings:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
     def likeliest(self, name: str) -> int | None:
-        """Returns how many log-probabilities of likeliest tokens the setting `name` asks for: 0 for those of the
+        """Return how many log-probabilities of likeliest tokens the setting `name` asks for: 0 for those of the
         generated tokens only, None for none."""
         value = getattr(self, name)
         return None if value is None or value is False else int(value) * (not isinstance(value, bool))
 
 
 def seeds_for(seed: int | Sequence[int | None] | None, seeds: Sequence[int] | None, texts: Sequence[int]) -> list[int]:
-    """Returns a seed for each text, where `texts` has the number of texts of each prompt. These are `seeds` if they are
+    """Return a seed for each text, where `texts` has the number of texts of each prompt. These are `seeds` if they are
     given. Otherwise the first text has `seed` itself, and each other text a hash of `seed` and its index; a list `seed`
     has one value per prompt, from which the seeds of its texts are derived alike."""
     total = sum(texts)
@@ -130,7 +130,7 @@ def _is_one_each(name: str, value: Any) -> bool:
 
 
 def settings_of_each(settings: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """Returns the settings of each of `count` prompts."""
+    """Return the settings of each of `count` prompts."""
     each = {name for name, value in settings.items() if _is_one_each(name, value)}
     for name in each:
         _each(name, settings[name], count)
@@ -138,12 +138,12 @@ def settings_of_each(settings: Mapping[str, Any], count: int) -> list[dict[str, 
 
 
 def seed_or_random(seed: int | None) -> int:
-    """Returns `seed`, or a random seed for None."""
+    """Return `seed`, or a random seed for None."""
     return secrets.randbits(_RANDOM_BITS) if seed is None else whole("seed", seed)
 
 
 def token_limit(max_new_tokens: int | None, settings: dict[str, Any], default: int) -> int:
-    """Returns the most new tokens, and removes its alias `max_tokens` from the settings."""
+    """Return the most new tokens, and remove its alias `max_tokens` from the settings."""
     alias = settings.pop("max_tokens", None)
     if alias is not None and max_new_tokens is not None:
         raise ArgumentError(
@@ -169,7 +169,7 @@ def split_settings(settings: Mapping[str, Any]) -> tuple[RequestSettings, dict[s
 
 
 def listed_seeds(seeds: Any) -> Sequence[int] | None:
-    """Returns `seeds` as a list, or None."""
+    """Return `seeds` as a list, or None."""
     if seeds is not None and not isinstance(seeds, Iterable):
         raise ArgumentError(f"seeds must be a list of whole numbers, one for each text, got {seeds!r}")
     return None if seeds is None else list(seeds)

@@ -40,12 +40,12 @@ class Pairing:
         return self.card.draws or self.card.siblings[0]
 
     def beam(self, nodes: int) -> tuple[int, int]:
-        """Returns how many nodes to expand at each depth, and how many depths, for a pruned tree of `nodes` nodes."""
+        """Return how many nodes to expand at each depth, and how many depths, for a pruned tree of `nodes` nodes."""
         beam, deep = beam_for(nodes)
         return beam, deep if self.target.target.device.type == "cpu" else min(deep, _GPU_DEPTH)
 
     def plan(self, **defaults: int) -> Plan:
-        """Returns a plan of the user's options, then of `defaults`. `nodes` sizes the tree under every rule: options
+        """Return a plan of the user's options, then of `defaults`. `nodes` sizes the tree under every rule: options
         that are not set follow from it, which are the beam and the depths of a pruned tree, the number and length of
         chains, or the length of a single chain."""
         sizes: dict[str, Any] = {**defaults, **self.options.some("drafts", "length", "nodes", "tree")}
@@ -62,7 +62,7 @@ class Pairing:
         return Plan(siblings=self.siblings, **sizes)
 
     def chains(self, nodes: int) -> tuple[int, int]:
-        """Returns how many chains of how many tokens fill `nodes` nodes, given the user's `drafts` or `length`."""
+        """Return how many chains of how many tokens fill `nodes` nodes, given the user's `drafts` or `length`."""
         room = max(1, whole("nodes", nodes) - 1)
         drafts = 1 if not self.card.tree else self.options.drafts
         if drafts is not None:
@@ -73,7 +73,7 @@ class Pairing:
 
 
 def default_tree(pairing: Pairing) -> dict[str, int]:
-    """Returns the default sizes of a trained head's tree, as far as the user has not set them: wide on a GPU, where
+    """Return the default sizes of a trained head's tree, as far as the user has not set them: wide on a GPU, where
     nodes are almost free, and small on a CPU. Under the race, whose text does not depend on the tree, trees are smaller
     in large batches."""
     options, cpu = pairing.options, pairing.target.target.device.type == "cpu"
@@ -90,7 +90,7 @@ def default_tree(pairing: Pairing) -> dict[str, int]:
 
 
 def plan_within(pairing: Pairing, depths: int) -> Plan:
-    """Returns the plan for a head that drafts `depths` depths in one call; unless the user sets it, its depth is what
+    """Return the plan for a head that drafts `depths` depths in one call; unless the user sets it, its depth is what
     pays."""
     plan = pairing.plan(**default_tree(pairing))
     if pairing.options.some("length", "tree"):

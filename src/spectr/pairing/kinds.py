@@ -90,7 +90,7 @@ def _trained(pairing: Pairing, folder: Path) -> Drafter:
 
 
 def _published(pairing: Pairing, checkpoint: "Checkpoint") -> Drafter:
-    """Makes a drafter of a published head, which drafts one depth per call, or a whole block."""
+    """Make a drafter of a published head, which drafts one depth per call, or a whole block."""
     from spectr.draft.block import Block
     from spectr.models.published.block import BlockHead
     from spectr.models.published.loading import load_head
@@ -112,7 +112,7 @@ def _published(pairing: Pairing, checkpoint: "Checkpoint") -> Drafter:
 
 
 def _check_tokens(target: Any, drafter: Any) -> None:
-    """Raises MismatchError unless token ids mean the same to both; one may have more of them, as padding."""
+    """Raise MismatchError unless token ids mean the same to both; one may have more of them, as padding."""
     if target is None or drafter is None:
         return
     known = {number: token for token, number in target.get_vocab().items()}
@@ -138,7 +138,7 @@ def _is_drafter(thing: Any) -> bool:
 
 
 def options_taken(drafter: Any) -> tuple[str, ...]:
-    """Returns the names of the options that a drafter takes."""
+    """Return the names of the options that a drafter takes."""
     if _is_drafter(drafter):
         return ()
     if isinstance(drafter, str) and drafter in _TAKES:
@@ -156,7 +156,7 @@ def _is_trained(drafter: Any) -> bool:
 
 
 def make_drafter(drafter: Any, pairing: Pairing) -> Drafter:
-    """Makes a drafter from its name, from a model's name or folder, or from a loaded model; returns a drafter
+    """Make a drafter from its name, from a model's name or folder, or from a loaded model; return a drafter
     unchanged."""
     from spectr.models.catalog import FetchError
     from spectr.models.hf import open_loaded, open_model

@@ -26,7 +26,7 @@ __all__ = ["as_rule", "auto_drafter", "chooses_while_running", "drafters_for", "
 
 
 def as_rule(rule: str | Rule) -> Rule:
-    """Returns the rule of a name; returns a rule unchanged."""
+    """Return the rule of a name; return a rule unchanged."""
     if isinstance(rule, Rule):
         return rule
     if not isinstance(rule, str):
@@ -35,7 +35,7 @@ def as_rule(rule: str | Rule) -> Rule:
 
 
 def _parts(drafter: Any) -> list[Any]:
-    """Returns the parts of a mix of drafters; None is the drafter none, and paths become names."""
+    """Return the parts of a mix of drafters; None is the drafter none, and paths become names."""
     if drafter is None:
         return ["none"]
     if isinstance(drafter, Path):
@@ -49,7 +49,7 @@ def _parts(drafter: Any) -> list[Any]:
 
 
 def auto_drafter(target: "OpenedModel") -> tuple[str, str]:
-    """Returns the drafter that `auto` means for this model, and the reason: the drafter trained for it if spectr ships
+    """Return the drafter that `auto` means for this model, and the reason: the drafter trained for it if spectr ships
     one, otherwise none. Under the race a step may also use `lookup`, which pays only where a text repeats itself."""
     from spectr.models.trained import shipped
 
@@ -70,7 +70,7 @@ def chooses_while_running(target: "OpenedModel", card: Card, options: DraftOptio
 
 
 def _resolve_auto(target: "OpenedModel") -> str:
-    """Returns the drafter that `auto` means; logs a notice if there is no trained one."""
+    """Return the drafter that `auto` means; log a notice if there is no trained one."""
     name, reason = auto_drafter(target)
     if name == "none":
         notice(reason)
@@ -78,13 +78,13 @@ def _resolve_auto(target: "OpenedModel") -> str:
 
 
 def _loading_like(target: "OpenedModel") -> dict[str, Any]:
-    """Returns the options for loading a drafter with the dtype and the device of a loaded target."""
+    """Return the options for loading a drafter with the dtype and the device of a loaded target."""
     net = target.target.model
     return {"dtype": net.dtype, "device": net.device}
 
 
 def planned_rule(rule: str | Rule, options: DraftOptions) -> Rule:
-    """Returns the rule of the user, or that of a profile if the user's is the default, race."""
+    """Return the rule of the user, or that of a profile if the user's is the default, race."""
     made, profile = as_rule(rule), options.measured
     if profile is None or made.card.name == profile.rule:
         return made
@@ -105,7 +105,7 @@ def drafters_for(
     options: DraftOptions,
     loading: Mapping[str, Any] | None = None,
 ) -> list[Drafter]:
-    """Returns a drafter for each plan, with `options` for what the plan does not set; drafters of one name share
+    """Return a drafter for each plan, with `options` for what the plan does not set; drafters of one name share
     weights."""
     bases, drafters = dict[str, Drafter](), list[Drafter]()
     for plan in plans:
@@ -125,7 +125,7 @@ def drafters_for(
 
 
 def _by_plan(drafter: Any, pairing: Pairing) -> Drafter:
-    """Returns the drafter that a profile chose, or one that chooses while running."""
+    """Return the drafter that a profile chose, or one that chooses while running."""
     from spectr.models.trained import fingerprint
 
     profile, bare = pairing.options.measured, replace(pairing.options, plan=None, profile=None)
@@ -146,7 +146,7 @@ def _by_plan(drafter: Any, pairing: Pairing) -> Drafter:
 
 
 def _auto(base: Any, pairing: Pairing) -> Drafter:
-    """Returns a drafter that chooses between plain decoding and `base` with a few trees at every step."""
+    """Return a drafter that chooses between plain decoding and `base` with a few trees at every step."""
     if base.name == "none":
         return named_drafter("none")
     plans = candidate_plans("", base, pairing.card, on_cpu=True)[: _CANDIDATES - 1]
@@ -156,7 +156,7 @@ def _auto(base: Any, pairing: Pairing) -> Drafter:
 
 
 def _by_profile(profile: Profile, pairing: Pairing, *, is_auto: bool) -> Drafter:
-    """Returns a drafter that follows the profile's choice for the number of rows, or if `is_auto` starts from it."""
+    """Return a drafter that follows the profile's choice for the number of rows, or if `is_auto` starts from it."""
     chosen = dict.fromkeys(profile.plans[choice.plan] for choice in profile.choices)
     plans = profile.candidates(_CANDIDATES) if is_auto else tuple(chosen)
     drafters = drafters_for(plans, pairing.target, pairing.options, pairing.loading)
@@ -172,7 +172,7 @@ def _by_profile(profile: Profile, pairing: Pairing, *, is_auto: bool) -> Drafter
 def pair(
     drafter: Any, target: "OpenedModel", card: Card, options: DraftOptions, loading: Mapping[str, Any] | None = None
 ) -> Drafter:
-    """Makes a drafter for `target` under the rule with `card` from auto, a name, several names joined by +, a model, a
+    """Make a drafter for `target` under the rule with `card` from auto, a name, several names joined by +, a model, a
     list of these, or a drafter."""
     if options.plan is not None:
         return _by_plan(drafter, Pairing(target, card, options, _loading_like(target) if loading is None else loading))

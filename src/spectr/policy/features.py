@@ -41,14 +41,14 @@ _ALL = frozenset(SHAPING) | frozenset(EDITS)
 
 
 def rounded(features: frozenset[str]) -> frozenset[str]:
-    """Rounds a set of features up to one of few sets: a captured step serves all policies that use no other
+    """Round a set of features up to one of few sets: a captured step serves all policies that use no other
     features."""
     tiers = (frozenset({"temperature"}), _ALWAYS, _COMMON, _PENALTIES, _COMMON | _PENALTIES, _ALL)
     return next((tier for tier in tiers if features <= tier), _ALL | features)
 
 
 def features_of(policy: Policy) -> frozenset[str]:
-    """Returns the features that a policy uses."""
+    """Return the features that a policy uses."""
     used = {name for name, off in (FLOATS | WHOLES).items() if getattr(policy, name) != off}
     if used & {"presence_penalty", "frequency_penalty"}:
         used.add("counts")

@@ -10,23 +10,23 @@ from spectr.kernels import usable
 
 __all__ = [
     "exclude",
-    "keep_above",
-    "keep_above_entropy",
-    "keep_likely",
-    "keep_nucleus",
-    "keep_ranks",
+    "keep_epsilon",
+    "keep_eta",
+    "keep_min_p",
+    "keep_top_k",
+    "keep_top_p",
     "keep_typical",
     "point_mass",
 ]
 
 
 def exclude(logits: Tensor, excluded: Tensor) -> Tensor:
-    """Sets logits to −inf where `excluded`."""
+    """Set logits to −inf where `excluded`."""
     return logits.masked_fill(excluded, -torch.inf)
 
 
 def point_mass(logits: Tensor) -> Tensor:
-    """Puts all mass on the largest logit, and among equal ones on the lowest id."""
+    """Put all mass on the largest logit, and among equal ones on the lowest id."""
     best = logits.amax(-1, keepdim=True)
     ids = torch.arange(logits.shape[-1], device=logits.device)
     first = torch.where(logits == best, ids, logits.shape[-1]).amin(-1, keepdim=True)
@@ -45,8 +45,8 @@ def _per_row(logits: Tensor, bound: Tensor, dtype: torch.dtype) -> Tensor:
     return bound.to(dtype).reshape(-1).expand(len(logits))
 
 
-def keep_ranks(logits: Tensor, count: Tensor) -> Tensor:
-    """Keeps the `count` (…, 1) largest logits and those equal to the last of them; keeps all where `count` is 0."""
+def keep_top_k(logits: Tensor, count: Tensor) -> Tensor:
+    """Keep the `count` (…, 1) largest logits and those equal to the last of them; keep all where `count` is 0."""
     if _searchable(logits, count):
         from spectr.kernels.threshold import rank_border
 
@@ -58,9 +58,9 @@ def keep_ranks(logits: Tensor, count: Tensor) -> Tensor:
     return exclude(logits, (logits < ordered.gather(-1, place)) & ~off)
 
 
-def keep_nucleus(logits: Tensor, mass: Tensor) -> Tensor:
-    """Keeps the smallest set of likeliest tokens with a mass of at least `mass` (…, 1), and tokens as likely as the
-    last of them; keeps all where `mass` is 1."""
+def keep_top_p(logits: Tensor, mass: Tensor) -> Tensor:
+    """Keep the smallest set of likeliest tokens with a mass of at least `mass` (…, 1), and tokens as likely as the
+    last of them; keep all where `mass` is 1."""
     if _searchable(logits, mass):
         from spectr.kernels.threshold import nucleus_border
 
@@ -71,14 +71,14 @@ def keep_nucleus(logits: Tensor, mass: Tensor) -> Tensor:
     return exclude(logits, (logits < ordered.gather(-1, (count - 1).clamp_min(0))) & (mass < 1))
 
 
-def keep_likely(logits: Tensor, share: Tensor) -> Tensor:
-    """Keeps tokens that are at least `share` (…, 1) times as likely as the likeliest."""
+def keep_min_p(logits: Tensor, share: Tensor) -> Tensor:
+    """Keep tokens that are at least `share` (…, 1) times as likely as the likeliest."""
     law = logits.softmax(-1)
     return exclude(logits, law < share * law.amax(-1, keepdim=True))
 
 
 def keep_typical(logits: Tensor, mass: Tensor) -> Tensor:
-    """Keeps the smallest set of tokens, those with a surprise nearest to the entropy, with a mass of at least `mass`
+    """Keep the smallest set of tokens, those with a surprise nearest to the entropy, with a mass of at least `mass`
     (…, 1). Tokens as far from the entropy as the last of them are kept too.
 
     Meister et al., Locally Typical Sampling (arXiv 2202.00666).
@@ -93,18 +93,18 @@ def keep_typical(logits: Tensor, mass: Tensor) -> Tensor:
     return exclude(logits, distance > border)
 
 
-def keep_above(logits: Tensor, least: Tensor) -> Tensor:
-    """Keeps tokens of a probability of at least `least` (…, 1), or the likeliest if there are none."""
+def keep_epsilon(logits: Tensor, least: Tensor) -> Tensor:
+    """Keep tokens of a probability of at least `least` (…, 1), or the likeliest if there are none."""
     unlikely = logits.softmax(-1) < least
     return exclude(logits, unlikely & (logits < logits.amax(-1, keepdim=True)))
 
 
-def keep_above_entropy(logits: Tensor, epsilon: Tensor) -> Tensor:
-    """Keeps tokens of a probability of at least η = min(ε, √ε · exp(−entropy)), or the likeliest if there are none.
+def keep_eta(logits: Tensor, epsilon: Tensor) -> Tensor:
+    """Keep tokens of a probability of at least η = min(ε, √ε · exp(−entropy)), or the likeliest if there are none.
 
     Hewitt et al., Truncation Sampling as Language Model Desmoothing (arXiv 2210.15191).
     """
     surprise = -logits.log_softmax(-1)
     law = surprise.neg().exp()
     entropy = torch.where(law > 0, law * surprise, 0.0).sum(-1, keepdim=True)
-    return keep_above(logits, torch.minimum(epsilon.sqrt() * entropy.neg().exp(), epsilon))
+    return keep_epsilon(logits, torch.minimum(epsilon.sqrt() * entropy.neg().exp(), epsilon))

@@ -46,7 +46,7 @@ class HostText:
     deferred: dict[tuple[int, ...], Exception] = field(default_factory=dict)
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Appends emitted tokens. Raises a deferred error if one of the tokens was sampled after its path, and drops
+        """Append emitted tokens. Raise a deferred error if one of the tokens was sampled after its path, and drops
         the other deferred errors."""
         deferred, self.deferred = self.deferred, {}
         self.answers.clear()
@@ -56,7 +56,7 @@ class HostText:
         self.tokens += tokens
 
     def defer(self, path: tuple[int, ...], error: Exception) -> None:
-        """Defers an error of the distribution after a path until a token that was sampled there is committed. The path
+        """Defer an error of the distribution after a path until a token that was sampled there is committed. The path
         may never become text."""
         self.deferred.setdefault(path, error)
 
@@ -95,7 +95,7 @@ class History:
         device: torch.device | str = "cpu",
         **more: Any,
     ) -> "History":
-        """Returns rows that begin with these prompts; `stops` are for all, `limits` and `padding` have one for each
+        """Return rows that begin with these prompts; `stops` are for all, `limits` and `padding` have one for each
         row."""
         stops, limits, padding = more.pop("stops", frozenset()), more.pop("limits", None), more.pop("padding", None)
         if more:
@@ -116,7 +116,7 @@ class History:
 
     @torch.inference_mode(False)
     def put(self, first: int, texts: Sequence[Text]) -> None:
-        """Begins the rows from `first` on with these texts."""
+        """Begin the rows from `first` on with these texts."""
         tokens = [text.tokens for text in texts]
         longest = max(map(len, tokens))
         if longest > self.slots:
@@ -144,7 +144,7 @@ class History:
         ]
 
     def append(self, tokens: Tensor, count: Tensor) -> None:
-        """Appends the first `count` (B,) of `tokens` (B, W) to the texts on the device."""
+        """Append the first `count` (B,) of `tokens` (B, W) to the texts on the device."""
         batch, width = tokens.shape
         places = cached_arange(width, self.device)
         is_new = places < count[:, None]
@@ -158,7 +158,7 @@ class History:
         self.length[:batch] += count
 
     def commit(self, tokens: Sequence[Sequence[int]]) -> None:
-        """Appends emitted tokens of each row on the host and on the device; a row may get none."""
+        """Append emitted tokens of each row on the host and on the device; a row may get none."""
         if len(tokens) != len(self):
             raise ArgumentError(f"commit takes a list of tokens per row, got {len(tokens)} for {len(self)} rows")
         widest = max(map(len, tokens), default=0)
@@ -171,7 +171,7 @@ class History:
             self.append(padded, self._tensor([len(new) for new in tokens]))
 
     def window(self, rows: int) -> "History":
-        """Returns a view of the first `rows` rows."""
+        """Return a view of the first `rows` rows."""
         view = History.__new__(History)
         view.vocabulary, view.device, view.version = self.vocabulary, self.device, self.version
         view.host = self.host[:rows]
@@ -181,7 +181,7 @@ class History:
         return view
 
     def copy_rows(self, sources: list[int], targets: list[int]) -> None:
-        """Copies rows `sources` to rows `targets`."""
+        """Copy rows `sources` to rows `targets`."""
         source, target = self._tensor(sources), self._tensor(targets)
         for name in (*_TABLES, *_LAZY_TABLES):
             if (table := getattr(self, name)) is not None:
@@ -192,7 +192,7 @@ class History:
 
     @torch.inference_mode(False)
     def make_room(self, rows: int, slots: int) -> None:
-        """Allocates at least `rows` rows of `slots` tokens."""
+        """Allocate at least `rows` rows of `slots` tokens."""
         self.grow(slots)
         extra = rows - len(self)
         if extra <= 0:
@@ -208,14 +208,14 @@ class History:
 
     @torch.inference_mode(False)
     def grow(self, slots: int) -> None:
-        """Allocates at least `slots` tokens per row."""
+        """Allocate at least `slots` tokens per row."""
         if slots > self.slots:
             self._tokens = torch.nn.functional.pad(self.tokens, (0, slots - self.slots + 1), value=-1)
             self.version += 1
 
     @torch.inference_mode(False)
     def look_back(self, *, seen: bool, counts: bool) -> None:
-        """Starts to keep tables of the tokens that occur in each text, and of how often each was generated."""
+        """Start to keep tables of the tokens that occur in each text, and of how often each was generated."""
         seen, counts = seen and self._seen is None, counts and self._counts is None
         if not seen and not counts:
             return
@@ -282,14 +282,14 @@ class History:
         return torch.full(shape, value, dtype=torch.int64, device=self.device)
 
     def _mark(self, table: Tensor, row: int, ids: Sequence[int]) -> None:
-        """Adds tokens to a row of a table; ids beyond the vocabulary are ignored, since they have no logits."""
+        """Add tokens to a row of a table; ids beyond the vocabulary are ignored, since they have no logits."""
         known = [token for token in ids if 0 <= token < self.vocabulary]
         if known:
             _add(table[row : row + 1], self._tensor([known]))
 
 
 def _add(table: Tensor, tokens: Tensor) -> None:
-    """Counts `tokens` (B, W) in a table."""
+    """Count `tokens` (B, W) in a table."""
     ones = torch.ones_like(tokens, dtype=table.dtype)
     if table.dtype == torch.bool:
         table.scatter_(1, tokens, ones)
@@ -318,5 +318,5 @@ class Past:
         return torch.cat([tail, self.paths], -1).gather(-1, places)
 
     def lists(self) -> list[list[tuple[int, ...]]]:
-        """Returns the paths of each row's nodes, without padding."""
+        """Return the paths of each row's nodes, without padding."""
         return [[tuple(token for token in path if token >= 0) for path in row] for row in self.paths.tolist()]

@@ -40,7 +40,7 @@ are nodes."""
 
 
 def as_processors(value: Any) -> tuple[Processor, ...]:
-    """Returns processors as a tuple: a user may pass None, one, or nested lists."""
+    """Return processors as a tuple: a user may pass None, one, or nested lists."""
     if value is None:
         return ()
     if isinstance(value, list | tuple):
@@ -57,7 +57,7 @@ def as_processors(value: Any) -> tuple[Processor, ...]:
 
 
 def as_hook(value: Any) -> Allowed | None:
-    """Returns `value` if it is a function or None; raises ArgumentError otherwise."""
+    """Return `value` if it is a function or None; raise ArgumentError otherwise."""
     if value is None or callable(value):
         hook: Allowed | None = value
         return hook
@@ -65,7 +65,7 @@ def as_hook(value: Any) -> Allowed | None:
 
 
 def strike_disallowed(logits: Tensor, past: Past, allowed: Sequence[Allowed | None]) -> Tensor:
-    """Excludes the tokens that the hook of each row does not allow after each node's text from logits (B, M, V)."""
+    """Exclude the tokens that the hook of each row does not allow after each node's text from logits (B, M, V)."""
     history, masks = past.history, []
     for row, paths in enumerate(past.lists()):
         masks += [_mask(history, allowed[row], row, path) for path in paths]
@@ -77,7 +77,7 @@ def _all(history: History) -> Tensor:
 
 
 def _mask(history: History, hook: Allowed | None, row: int, path: tuple[int, ...]) -> Tensor:
-    """Returns the allowed tokens (V,) after a path. No text gets below a token that was not allowed or below the end of
+    """Return the allowed tokens (V,) after a path. No text gets below a token that was not allowed or below the end of
     the text: all tokens are allowed there, and the hook is not called."""
     if hook is None or not history.host[row].stops.isdisjoint(path):
         return _all(history)
@@ -88,7 +88,7 @@ def _mask(history: History, hook: Allowed | None, row: int, path: tuple[int, ...
 
 
 def _ask(history: History, hook: Allowed, row: int, path: tuple[int, ...]) -> Tensor:
-    """Calls the hook for a path; results are cached until the next commit."""
+    """Call the hook for a path; results are cached until the next commit."""
     known = history.host[row].answers
     if path not in known:
         try:
@@ -100,7 +100,7 @@ def _ask(history: History, hook: Allowed, row: int, path: tuple[int, ...]) -> Te
 
 
 def _read(answer: Any, vocabulary: int) -> Tensor:
-    """Converts the result of a hook to a bool mask (V,) on the host."""
+    """Convert the result of a hook to a bool mask (V,) on the host."""
     if answer is None:
         return torch.ones(vocabulary, dtype=torch.bool)
     is_array = isinstance(answer, Tensor) or hasattr(answer, "__array__")
@@ -124,13 +124,13 @@ class _Group:
     texts: Tensor  # (K, L) int64, including left padding
 
     def split(self) -> Iterator["_Group"]:
-        """Yields a group for each node."""
+        """Yield a group for each node."""
         for at, (row, node) in enumerate(zip(self.rows, self.nodes, strict=True)):
             yield _Group([row], [node], self.texts[at : at + 1])
 
 
 def process(logits: Tensor, past: Past, processors: Sequence[Sequence[Processor]]) -> Tensor:
-    """Applies the custom processors of each row to logits (B, M, V), with one call for each length of text."""
+    """Apply the custom processors of each row to logits (B, M, V), with one call for each length of text."""
     processed = logits.clone()
     alike: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
     for row, own in enumerate(processors):
@@ -143,7 +143,7 @@ def process(logits: Tensor, past: Past, processors: Sequence[Sequence[Processor]
 
 
 def _processed(logits: Tensor, past: Past, processors: Sequence[Processor], group: _Group) -> Tensor:
-    """Returns the processed logits (K, V) of a group. If a processor raises, it is called for each node alone, to find
+    """Return the processed logits (K, V) of a group. If a processor raises, it is called for each node alone, to find
     the text that the error belongs to."""
     scores = logits[group.rows, group.nodes]
     try:
@@ -158,7 +158,7 @@ def _processed(logits: Tensor, past: Past, processors: Sequence[Processor], grou
 
 
 def _chained(processors: Sequence[Processor], texts: Tensor, scores: Tensor) -> Tensor:
-    """Applies processors one after the other."""
+    """Apply processors one after the other."""
     for processor in processors:
         result: Any = processor(texts, scores)
         if not isinstance(result, Tensor) or result.shape != scores.shape:
@@ -172,7 +172,7 @@ def _chained(processors: Sequence[Processor], texts: Tensor, scores: Tensor) -> 
 
 
 def _groups(past: Past, rows: set[int]) -> Iterator[_Group]:
-    """Groups the nodes of these rows by the length of their texts."""
+    """Group the nodes of these rows by the length of their texts."""
     history, paths = past.history, past.paths
     texts = [
         torch.tensor([*host.padding, *host.tokens], dtype=torch.int64, device=paths.device) for host in history.host

@@ -22,18 +22,18 @@ __all__ = [
 
 
 def add_bias(logits: Tensor, bias: Tensor) -> Tensor:
-    """Adds the bias (B, V) of each row to logits (B, M, V); −inf excludes a token."""
+    """Add the bias (B, V) of each row to logits (B, M, V); −inf excludes a token."""
     return logits + bias.to(logits.dtype)[:, None]
 
 
 def _times_on_path(past: Past) -> tuple[Tensor, Tensor]:
-    """Returns the tokens of each path (B, M, D), with padding as token 0, and how often each of them occurs on it."""
+    """Return the tokens of each path (B, M, D), with padding as token 0, and how often each of them occurs on it."""
     tokens = past.paths.clamp_min(0)  # padding writes to token 0 the value that it has anyway
     return tokens, (tokens[..., :, None] == past.paths[..., None, :]).sum(-1)  # -1 equals no token
 
 
 def penalise_repetition(logits: Tensor, past: Past, penalty: Tensor) -> Tensor:
-    """Penalises tokens that occur in prompt or text: positive logits (B, M, V) are divided by `penalty` (B, 1, 1), and
+    """Penalise tokens that occur in prompt or text: positive logits (B, M, V) are divided by `penalty` (B, 1, 1), and
     others multiplied. Keskar et al., CTRL (arXiv 1909.05858)."""
 
     def penalised(values: Tensor, seen: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def penalise_repetition(logits: Tensor, past: Past, penalty: Tensor) -> Tensor:
 
 
 def penalise_counts(logits: Tensor, past: Past, presence: Tensor, frequency: Tensor) -> Tensor:
-    """Subtracts `presence` (B, 1, 1) from the logits (B, M, V) of tokens that were generated before, and `frequency`
+    """Subtract `presence` (B, 1, 1) from the logits (B, M, V) of tokens that were generated before, and `frequency`
     for every time."""
 
     def penalised(values: Tensor, counts: Tensor) -> Tensor:
@@ -59,13 +59,13 @@ def penalise_counts(logits: Tensor, past: Past, presence: Tensor, frequency: Ten
 
 
 def _strike(logits: Tensor, tokens: Tensor, hit: Tensor) -> Tensor:
-    """Excludes `tokens`, (W,) or (B, M, W), which may repeat, at the nodes where `hit` (B, M, W)."""
+    """Exclude `tokens`, (W,) or (B, M, W), which may repeat, at the nodes where `hit` (B, M, W)."""
     upper = torch.zeros_like(hit, dtype=logits.dtype).masked_fill(hit, -torch.inf).masked_fill(~hit, torch.inf)
     return logits.scatter_reduce(-1, tokens.expand(hit.shape), upper, "amin")
 
 
 def strike_words(logits: Tensor, past: Past, last: Tensor, before: Tensor) -> Tensor:
-    """Excludes the `last` tokens (B, W) of bad words, padded with -1, where the node's text ends with the tokens
+    """Exclude the `last` tokens (B, W) of bad words, padded with -1, where the node's text ends with the tokens
     `before` them (B, W, reach), padded with -1."""
     window = past.window(before.shape[-1])[..., None, :]  # (B, M, 1, reach)
     hit = ((window == before[:, None]) | (before[:, None] < 0)).all(-1) & (last >= 0)[:, None]
@@ -73,7 +73,7 @@ def strike_words(logits: Tensor, past: Past, last: Tensor, before: Tensor) -> Te
 
 
 def strike_stops(logits: Tensor, past: Past, least_new: Tensor, least: Tensor) -> Tensor:
-    """Excludes stop tokens where fewer than `least_new` (B,) tokens were generated, or where prompt and text have fewer
+    """Exclude stop tokens where fewer than `least_new` (B,) tokens were generated, or where prompt and text have fewer
     than `least` (B,) tokens."""
     early = past.history.generated[:, None] + past.lengths < least_new[:, None]
     early = early | (past.history.length[:, None] + past.lengths < least[:, None])
@@ -82,14 +82,14 @@ def strike_stops(logits: Tensor, past: Past, least_new: Tensor, least: Tensor) -
 
 
 def strike_first(logits: Tensor, past: Past, tokens: Tensor) -> Tensor:
-    """Excludes `tokens` (B, K), padded with -1, where no token was generated before."""
+    """Exclude `tokens` (B, K), padded with -1, where no token was generated before."""
     first = past.history.generated[:, None] + past.lengths == 0
     known = (tokens >= 0) & (tokens < logits.shape[-1])
     return _strike(logits, torch.where(known, tokens, 0)[:, None], first[..., None] & known[:, None])
 
 
 def force_last(logits: Tensor, past: Past, tokens: Tensor) -> Tensor:
-    """Leaves only `tokens` (B, K), padded with -1 and equally likely, where exactly one more token may be generated."""
+    """Leave only `tokens` (B, K), padded with -1 and equally likely, where exactly one more token may be generated."""
     last = past.history.left[:, None] - past.lengths == 1
     places = torch.where(tokens >= 0, tokens, logits.shape[-1])
     forced = logits.new_full((len(tokens), logits.shape[-1] + 1), -torch.inf).scatter_(1, places, 0.0)[:, None, :-1]
@@ -97,7 +97,7 @@ def force_last(logits: Tensor, past: Past, tokens: Tensor) -> Tensor:
 
 
 def strike_repeats(logits: Tensor, past: Past, sizes: Tensor, longest: int) -> Tensor:
-    """Excludes the tokens that would repeat a sequence of `sizes` (B,) tokens of a node's text; a size of 0 excludes
+    """Exclude the tokens that would repeat a sequence of `sizes` (B,) tokens of a node's text; a size of 0 excludes
     none. No size is above `longest`."""
     longest = max(longest, 1)
     before = past.window(longest - 1)  # (B, M, longest - 1)
@@ -113,7 +113,7 @@ def strike_repeats(logits: Tensor, past: Past, sizes: Tensor, longest: int) -> T
 
 
 def _strike_completions(logits: Tensor, sequences: Tensor, before: Tensor, sizes: Tensor) -> Tensor:
-    """Excludes the last token of `sequences` (B, 1 or M, S, longest) where the `sizes` - 1 tokens before it equal the
+    """Exclude the last token of `sequences` (B, 1 or M, S, longest) where the `sizes` - 1 tokens before it equal the
     last ones of `before` (B, M, longest - 1). Padding is -1, and matches nothing."""
     last, size = sequences[..., -1], sizes[:, None, None]
     hit = ((last >= 0) & (last < logits.shape[-1]) & (size > 0)).expand(-1, logits.shape[1], -1)

@@ -111,7 +111,7 @@ class Policy:
         )
 
     def __call__(self, logits: Tensor, past: Past | None = None) -> Tensor:
-        """Returns logits (…, V) of the distribution to sample, float32 or better; excluded tokens are −inf. A policy
+        """Return logits (…, V) of the distribution to sample, float32 or better; excluded tokens are −inf. A policy
         that depends on the text needs the `past` of logits (B, M, V)."""
         from spectr.policy.rows import PolicyRows
 
@@ -121,7 +121,7 @@ class Policy:
         return PolicyRows.of([self] * len(past.history), past.history.vocabulary, logits.device)(logits, past)
 
     def check_tokens(self, vocabulary: int) -> None:
-        """Raises ArgumentError for tokens that a vocabulary of this size lacks."""
+        """Raise ArgumentError for tokens that a vocabulary of this size lacks."""
         words = [token for word in self.bad_words for token in word]
         forced = self.forced_eos_token_id if isinstance(self.forced_eos_token_id, Sequence) else ()
         named = {"logit_bias": self.logit_bias, "bad_words": words, "suppress_tokens": self.suppress_tokens,
@@ -150,7 +150,7 @@ class Policy:
 
 
 def merge_settings(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings `given`, and the `defaults` of a model for all others. As in transformers, a given
+    """Return the settings `given`, and the `defaults` of a model for all others. As in transformers, a given
     min_new_tokens also replaces a default min_length.
 
     >>> merge_settings({"temperature": 0.6, "top_k": 50, "min_length": 9}, {"top_k": 0, "min_new_tokens": 2})

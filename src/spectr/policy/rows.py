@@ -41,7 +41,7 @@ class PolicyRows(PolicyTables):
         ranked: bool = False,
         features: frozenset[str] | None = None,
     ) -> Tensor:
-        """Returns logits (B, M, V) of the distributions to sample, float32 or better; excluded tokens are −inf. A
+        """Return logits (B, M, V) of the distributions to sample, float32 or better; excluded tokens are −inf. A
         `past` is needed if the policy of some row depends on its text. With `ranked`, for drafting, greedy rows keep
         the ranking of their tokens. `features` are computed, by default those that some row uses."""
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -65,13 +65,13 @@ class PolicyRows(PolicyTables):
         return _is_dead(self._apply_edits(logits, self._checked_past(logits, past, features), features))
 
     def _apply_edits(self, logits: Tensor, past: Past | None, features: frozenset[str]) -> Tensor:
-        """Applies all settings that act before the temperature."""
+        """Apply all settings that act before the temperature."""
         if "bias" in features and self.bias is not None:
             logits = self._put_back("bias", add_bias(logits, self.bias), logits)
         return self._apply_text_settings(logits, past, features)
 
     def _apply_text_settings(self, logits: Tensor, past: Past | None, features: frozenset[str]) -> Tensor:
-        """Applies the settings that depend on each node's text, in the order that `Policy` documents."""
+        """Apply the settings that depend on each node's text, in the order that `Policy` documents."""
         steps: list[tuple[str, Callable[..., Tensor]]] = [
             ("repetition_penalty", lambda rows, x, p: penalise_repetition(
                 x, p, rows._setting("repetition_penalty", x))),
@@ -93,16 +93,16 @@ class PolicyRows(PolicyTables):
         return logits
 
     def _apply_shaping(self, logits: Tensor, features: frozenset[str]) -> Tensor:
-        """Applies the temperature and then the filters, or the point mass."""
+        """Apply the temperature and then the filters, or the point mass."""
         steps: list[tuple[str, Callable[..., Tensor]]] = [
             ("cold", lambda _, x: x - x.amax(-1, keepdim=True)),  # otherwise the division could overflow
             ("temperature", lambda rows, x: x / rows._setting("temperature", x)),
-            ("top_k", lambda rows, x: filters.keep_ranks(x, rows.number("top_k")[:, None, None])),
-            ("top_p", lambda rows, x: filters.keep_nucleus(x, rows._exact_setting("top_p"))),
-            ("min_p", lambda rows, x: filters.keep_likely(x, rows._setting("min_p", x))),
+            ("top_k", lambda rows, x: filters.keep_top_k(x, rows.number("top_k")[:, None, None])),
+            ("top_p", lambda rows, x: filters.keep_top_p(x, rows._exact_setting("top_p"))),
+            ("min_p", lambda rows, x: filters.keep_min_p(x, rows._setting("min_p", x))),
             ("typical_p", lambda rows, x: filters.keep_typical(x, rows._exact_setting("typical_p"))),
-            ("epsilon_cutoff", lambda rows, x: filters.keep_above(x, rows._setting("epsilon_cutoff", x))),
-            ("eta_cutoff", lambda rows, x: filters.keep_above_entropy(x, rows._setting("eta_cutoff", x))),
+            ("epsilon_cutoff", lambda rows, x: filters.keep_epsilon(x, rows._setting("epsilon_cutoff", x))),
+            ("eta_cutoff", lambda rows, x: filters.keep_eta(x, rows._setting("eta_cutoff", x))),
             ("greedy", lambda _, x: filters.point_mass(x)),
         ]
         for name, step in steps:
@@ -111,7 +111,7 @@ class PolicyRows(PolicyTables):
         return logits
 
     def _where_used(self, name: str, step: Callable[["PolicyRows", Tensor], Tensor], logits: Tensor) -> Tensor:
-        """Applies a step to the rows that use it; on a CPU it is computed for those only."""
+        """Apply a step to the rows that use it; on a CPU it is computed for those only."""
         rows = [row for row, used in enumerate(self.used) if name in used]
         if logits.device.type != "cpu" or len(rows) == len(self):
             return self._put_back(name, step(self, logits), logits)
@@ -121,7 +121,7 @@ class PolicyRows(PolicyTables):
         return logits.index_copy(0, index, step(self.take_rows(rows), logits[index]))
 
     def _put_back(self, name: str, edited: Tensor, logits: Tensor) -> Tensor:
-        """Returns the edited logits in the rows that use a feature, and the original logits in the others."""
+        """Return the edited logits in the rows that use a feature, and the original logits in the others."""
         if logits.device.type == "cpu" and all(name in used for used in self.used):
             return edited
         return torch.where(self._uses[:, FEATURES.index(name), None, None], edited, logits)
@@ -135,7 +135,7 @@ class PolicyRows(PolicyTables):
         return self.number(name)[:, None, None]
 
     def _checked_past(self, logits: Tensor, past: Past | None, features: frozenset[str]) -> Past | None:
-        """Returns the past if a feature needs it; raises ArgumentError if it is missing or has other shapes."""
+        """Return the past if a feature needs it; raise ArgumentError if it is missing or has other shapes."""
         looking = features & {*LOOKING, *HOOKS}
         if past is None and looking:
             raise ArgumentError("this policy looks at the text and needs a past; call policy(logits, past)")

@@ -33,7 +33,7 @@ class PolicyTables:
 
     @classmethod
     def of(cls, policies: Sequence[Policy], vocabulary: int, device: torch.device | str = "cpu") -> Self:
-        """Returns rows with these policies."""
+        """Return rows with these policies."""
         rows = cls(len(policies), vocabulary, device)
         rows.put(0, policies)
         return rows
@@ -44,7 +44,7 @@ class PolicyTables:
 
     @torch.inference_mode(False)
     def put(self, first: int, policies: Sequence[Policy]) -> None:
-        """Sets the policies of the rows from `first` on, in place."""
+        """Set the policies of the rows from `first` on, in place."""
         row = first
         for policy, run in groupby(policies):
             count = len(list(run))
@@ -53,7 +53,7 @@ class PolicyTables:
             row += count
 
     def _put(self, rows: slice, policy: Policy, count: int) -> None:
-        """Sets one policy for several rows."""
+        """Set one policy for several rows."""
         policy.check_tokens(self.vocabulary)
         used = features_of(policy)
         self.policies[rows], self.used[rows] = [policy] * count, [used] * count
@@ -66,7 +66,7 @@ class PolicyTables:
         self._put_words(rows, [word for word in policy.bad_words if len(word) > 1])
 
     def _put_set(self, name: str, rows: slice, tokens: list[int]) -> None:
-        """Sets the tokens of a set for rows; widens the table if needed."""
+        """Set the tokens of a set for rows; widen the table if needed."""
         if len(tokens) > self.sets[name].shape[1]:
             self.sets[name] = _padded(self.sets[name], (len(self), len(tokens)))
             self.version += 1
@@ -75,7 +75,7 @@ class PolicyTables:
             self.sets[name][rows, : len(tokens)] = copy_to_device(tokens, self.device)
 
     def _put_bias(self, rows: slice, policy: Policy) -> None:
-        """Sets what a policy adds to logits, −inf for the tokens that it always excludes."""
+        """Set what a policy adds to logits, −inf for the tokens that it always excludes."""
         if self.bias is None and "bias" not in features_of(policy):
             return
         self.make_bias()
@@ -89,13 +89,13 @@ class PolicyTables:
 
     @torch.inference_mode(False)
     def make_bias(self) -> None:
-        """Allocates the table of biases if there is none."""
+        """Allocate the table of biases if there is none."""
         if self.bias is None:
             self.bias = self._full((len(self), self.vocabulary), 0.0, torch.float64)
             self.version += 1
 
     def _put_words(self, rows: slice, words: Sequence[Sequence[int]]) -> None:
-        """Sets bad words of several tokens, aligned to the right."""
+        """Set bad words of several tokens, aligned to the right."""
         reach = max([len(word) - 1 for word in words] + [self.before.shape[2]])
         count = max(len(words), self.last.shape[1])
         if (count, reach) != (self.last.shape[1], self.before.shape[2]):
@@ -108,13 +108,13 @@ class PolicyTables:
             self.before[rows, at, reach + 1 - len(word) :] = copy_to_device(word[:-1], self.device)
 
     def number(self, name: str) -> Tensor:
-        """Returns one setting of all rows, (R,)."""
+        """Return one setting of all rows, (R,)."""
         if name in WHOLES:
             return self._wholes[:, list(WHOLES).index(name)]
         return self._floats[:, list(FLOATS).index(name)]
 
     def features(self) -> frozenset[str]:
-        """Returns the features that some row uses."""
+        """Return the features that some row uses."""
         return frozenset().union(*set(self.used))
 
     @property
@@ -124,11 +124,11 @@ class PolicyTables:
         return 1 << max(0, longest - 1).bit_length() if longest else 0
 
     def window(self, rows: int) -> Self:
-        """Returns a view of the first rows, which is valid until policies are put there."""
+        """Return a view of the first rows, which is valid until policies are put there."""
         return self._view(self.policies[:rows], self.used[:rows], slice(rows))
 
     def take_rows(self, rows: Sequence[int]) -> Self:
-        """Returns a copy of these rows, in this order."""
+        """Return a copy of these rows, in this order."""
         index = copy_to_device(list(rows), self.device)
         return self._view([self.policies[r] for r in rows], [self.used[r] for r in rows], index)
 
@@ -143,7 +143,7 @@ class PolicyTables:
         return view
 
     def copy_rows(self, sources: list[int], targets: list[int]) -> None:
-        """Copies rows `sources` to rows `targets`."""
+        """Copy rows `sources` to rows `targets`."""
         source, target = copy_to_device(sources, self.device), copy_to_device(targets, self.device)
         for table in self._tables():
             table[target] = table[source]
@@ -153,7 +153,7 @@ class PolicyTables:
 
     @torch.inference_mode(False)
     def make_room(self, rows: int) -> None:
-        """Allocates at least `rows` rows."""
+        """Allocate at least `rows` rows."""
         extra = rows - len(self)
         if extra <= 0:
             return
@@ -181,13 +181,13 @@ class PolicyTables:
 
 
 def distinct(policies: Sequence[Policy]) -> list[Policy]:
-    """Returns each policy object once. Objects are compared by identity: many rows share one, and comparing settings is
+    """Return each policy object once. Objects are compared by identity: many rows share one, and comparing settings is
     slow."""
     return list({id(policy): policy for policy in policies}.values())
 
 
 def _padded(values: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Pads values with -1 to a shape: behind, but in front along the last of three dimensions."""
+    """Pad values with -1 to a shape: behind, but in front along the last of three dimensions."""
     if tuple(values.shape) == shape:
         return values
     padded = values.new_full(shape, -1)
@@ -199,5 +199,5 @@ def _padded(values: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _add_rows(values: Tensor, rows: int) -> Tensor:
-    """Appends rows of -1 up to `rows` rows."""
+    """Append rows of -1 up to `rows` rows."""
     return torch.cat([values, values.new_full((rows - len(values), *values.shape[1:]), -1)])

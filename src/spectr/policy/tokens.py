@@ -56,7 +56,7 @@ class Bias(Mapping[int, float]):
 
 
 def as_tokens(ids: Any, setting: str) -> tuple[int, ...]:
-    """Returns the tokens of a setting in order; a user may pass one id, several, or None for none.
+    """Return the tokens of a setting in order; a user may pass one id, several, or None for none.
 
     >>> as_tokens([7, 3, 7], "suppress_tokens"), as_tokens(2, "forced_eos_token_id")
     ((3, 7), (2,))
@@ -68,7 +68,7 @@ def as_tokens(ids: Any, setting: str) -> tuple[int, ...]:
 
 
 def as_words(words: Any) -> tuple[tuple[int, ...], ...]:
-    """Returns bad words as sequences of tokens, of which the last must not follow the others.
+    """Return bad words as sequences of tokens, of which the last must not follow the others.
 
     >>> as_words([[5], [1, 2, 3]])
     ((5,), (1, 2, 3))

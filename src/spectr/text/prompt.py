@@ -15,7 +15,7 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 
 
 def _items(prompt: Any) -> list[Any] | None:
-    """Returns the items of a list, a tuple, or a one-dimensional tensor or array; None for anything else."""
+    """Return the items of a list, a tuple, or a one-dimensional tensor or array; None for anything else."""
     if getattr(prompt, "ndim", None) == 1 and hasattr(prompt, "tolist"):
         return list(prompt.tolist())
     return list(prompt) if isinstance(prompt, list | tuple | range) else None
@@ -26,7 +26,7 @@ def _all_of(items: list[Any] | None, kind: type) -> TypeGuard[list[Any]]:
 
 
 def as_ids(prompt: Any) -> list[int] | None:
-    """Returns the token ids of a prompt that consists of token ids; None for any other.
+    """Return the token ids of a prompt that consists of token ids; None for any other.
 
     >>> as_ids((1, 734, 12)), as_ids("text")
     ([1, 734, 12], None)
@@ -36,7 +36,7 @@ def as_ids(prompt: Any) -> list[int] | None:
 
 
 def as_messages(prompt: Any) -> list[Message] | None:
-    """Returns the messages of a prompt that is a conversation; None for any other. Each must have a role and a
+    """Return the messages of a prompt that is a conversation; None for any other. Each must have a role and a
     content."""
     items = _items(prompt)
     if not _all_of(items, Mapping):
@@ -61,7 +61,7 @@ def is_single(prompts: Any) -> TypeGuard[Prompt]:
 
 
 def check_text(text: Any, what: str) -> str:
-    """Returns `text`; raises ArgumentError unless it is a string that is not empty and can be encoded."""
+    """Return `text`; raise ArgumentError unless it is a string that is not empty and can be encoded."""
     if not isinstance(text, str):
         raise ArgumentError(f"{what} must be a string, a list of token ids, or a list of messages, got {text!r}")
     if not text:

@@ -26,7 +26,7 @@ _locks: "weakref.WeakKeyDictionary[Any, threading.RLock]" = weakref.WeakKeyDicti
 
 
 def tokenizer_lock(tokenizer: Any) -> threading.RLock:
-    """Returns the lock of a tokenizer: fast tokenizers cannot be used by two threads at once."""
+    """Return the lock of a tokenizer: fast tokenizers cannot be used by two threads at once."""
     return _locks.setdefault(tokenizer, threading.RLock())
 
 
@@ -34,12 +34,12 @@ class Tokenizer(Protocol):
     """The method of a tokenizer that is used."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
-        """Returns the text of tokens."""
+        """Return the text of tokens."""
         ...
 
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
-    """Returns where the stop string that is complete first begins, and the stop string; the longest of those that end
+    """Return where the stop string that is complete first begins, and the stop string; the longest of those that end
     together. The result does not depend on the pieces in which a text arrives.
 
     >>> first_stop("one, two, three", ["three", "two, "])
@@ -50,14 +50,14 @@ def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
 
 
 def _held_back(text: str, stops: Sequence[str]) -> int:
-    """Returns the length of the longest suffix of `text` that is a proper prefix of a stop string."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of a stop string."""
     longest = max((len(stop) - 1 for stop in stops), default=0)
     lengths = range(min(longest, len(text)), 0, -1)
     return next((length for length in lengths if any(stop.startswith(text[-length:]) for stop in stops)), 0)
 
 
 def _beyond(shown: str, text: str) -> str:
-    """Returns the part of `text` after what was `shown` of it. If the tokenizer's clean-up has changed spaces
+    """Return the part of `text` after what was `shown` of it. If the tokenizer's clean-up has changed spaces
     meanwhile, characters other than spaces are counted."""
     if text.startswith(shown):
         return text[len(shown) :]
@@ -108,7 +108,7 @@ class TextStream:
         return self._bytes is not None
 
     def feed_all(self, tokens: Sequence[int]) -> tuple[str, int | None]:
-        """Takes the next tokens. Returns the text that can be shown now, and how many of the tokens belong to the text
+        """Take the next tokens. Return the text that can be shown now, and how many of the tokens belong to the text
         if a stop string ends it among them."""
         if self._bytes is not None and not self.stops:
             table = self._bytes
@@ -122,7 +122,7 @@ class TextStream:
         return "".join(pieces), None
 
     def feed(self, token: int) -> str:
-        """Takes the next token, and returns the text that can be shown now."""
+        """Take the next token, and return the text that can be shown now."""
         if self.ended:
             return ""
         if self._bytes is not None:
@@ -137,7 +137,7 @@ class TextStream:
         return self._show(piece)
 
     def finish(self) -> str:
-        """Returns the text that was held back, once no more tokens follow."""
+        """Return the text that was held back, once no more tokens follow."""
         if self.ended:
             return ""
         if self._bytes is not None:
@@ -152,34 +152,34 @@ class TextStream:
         return self.tokenizer.decode(self._window, skip_special_tokens=True)
 
     def _unfinished(self, text: str) -> int:
-        """Returns how many characters at the end may belong to an incomplete character. A whole run of replacement
+        """Return how many characters at the end may belong to an incomplete character. A whole run of replacement
         characters is held back for a while, since byte-fallback decoders also reject the characters before an
         incomplete one."""
         run = len(text) - len(text.rstrip(_UNFINISHED))
         return run if len(self._window) - self._context <= _WAIT else min(run, _BYTES)
 
     def _pass_on(self, text: str, length: int) -> str:
-        """Returns the new part of the first `length` characters of the window's text."""
+        """Return the new part of the first `length` characters of the window's text."""
         piece = _beyond(self._shown, text[:length])
         if piece:
             self._shown = text[:length]
         return piece
 
     def _move_on(self) -> None:
-        """Drops the context; the rest of the window becomes the context of the next tokens."""
+        """Drop the context; the rest of the window becomes the context of the next tokens."""
         self._window = self._window[self._context :]
         self._context = len(self._window)
         self._shown = self._decode()
         self._base = len(self._shown)
 
     def _shorten(self, unfinished: int) -> None:
-        """Drops tokens without text or of invalid characters; the last ones may still become a character."""
+        """Drop tokens without text or of invalid characters; the last ones may still become a character."""
         self._window[self._context : -_BYTES * _BYTES] = []  # the most tokens of the incomplete characters
         text = self._decode()
         self._shown = text[: max(0, len(text) - unfinished)]
 
     def _show(self, piece: str) -> str:
-        """Adds a piece and returns the text that is not part of a stop string."""
+        """Add a piece and return the text that is not part of a stop string."""
         self._waiting += piece
         found = first_stop(self._waiting, self.stops)
         if found is not None:

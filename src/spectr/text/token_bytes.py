@@ -15,7 +15,7 @@ _tables: "weakref.WeakKeyDictionary[Any, list[bytes] | None]" = weakref.WeakKeyD
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Returns the byte of each character of a byte-level vocabulary. Printable bytes are their own characters; the
+    """Return the byte of each character of a byte-level vocabulary. Printable bytes are their own characters; the
     others are the characters from 256 on, in order.
 
     >>> byte_alphabet()["Ġ"], len(byte_alphabet())
@@ -27,7 +27,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def token_bytes(tokenizer: Any) -> list[bytes] | None:
-    """Returns the bytes of each token, empty for special ones; None if the tokenizer is not a byte-level one."""
+    """Return the bytes of each token, empty for special ones; None if the tokenizer is not a byte-level one."""
     if not hasattr(tokenizer, "__weakref__"):
         return None
     if tokenizer not in _tables:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from spectr.errors import ArgumentError
-from spectr.rows import Rows
+from spectr.rows import LazyRows
 from spectr.theory.bias_frontier import AFTER, check_epsilon, relaxed_test
 from spectr.transport.coupling import Coupling, Drafted, Outcome
 from spectr.transport.laws import take
@@ -38,7 +38,7 @@ class OverAcceptingCoupling(Coupling):
         chosen = first_draft(draft, drafted)
         target_mass, draft_mass = (take(law, drafted.tokens).double() for law in (target, draft))
         ending = chosen.chance * relaxed_test(target_mass, draft_mass, self.epsilon)
-        return Outcome(ending, Rows.of(target) if self.after == "uno" else left_over(target, chosen.law))
+        return Outcome(ending, LazyRows.of(target) if self.after == "uno" else left_over(target, chosen.law))
 
     def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
         """Return Σ draft · test if there is a draft; the number of drafts does not matter."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spectr.coins import draw
 from spectr.errors import ArgumentError, MismatchError
-from spectr.rows import Rows
+from spectr.rows import LazyRows
 from spectr.transport.laws import check_count, check_pair, check_tokens, normalise, take, without
 from spectr.types import Siblings
 
@@ -44,7 +44,7 @@ class Outcome:
     """The law of the output token, given the drafted tokens."""
 
     ending: Tensor  # (…, k) float64: probability that this draft is the output
-    residual: Rows  # (…, V) weights of the output token when no draft is accepted
+    residual: LazyRows  # (…, V) weights of the output token when no draft is accepted
 
     @property
     def choices(self) -> Tensor:
@@ -75,7 +75,7 @@ def settle_hybrid(coupling: "Coupling", target: Tensor, draft: Tensor, drafted: 
     law = normalise(outcome.residual.all(), target)  # (…, V)
     first = first_copies(tokens, pinned)  # copies of a fixed token count once
     hits = torch.where(first, take(law, tokens), 0).to(torch.float64) * outcome.choices[..., -1:]
-    return Outcome(outcome.ending + hits, Rows.of(normalise(without(law, tokens, pinned), target)))
+    return Outcome(outcome.ending + hits, LazyRows.of(normalise(without(law, tokens, pinned), target)))
 
 
 class Coupling(ABC):

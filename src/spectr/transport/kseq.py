@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from spectr.kernels import usable
-from spectr.rows import Rows
+from spectr.rows import LazyRows
 from spectr.transport.coupling import Coupling, Drafted, Outcome
 from spectr.transport.laws import ratio, residual, take
 from spectr.transport.roots import falling_root
@@ -77,7 +77,7 @@ class KSeq(Coupling):
         passes = passes / take(draft, tokens).to(torch.float64).clamp_min(1e-300)
         passes = torch.where(live, passes.clamp_max(1.0), 0.0)
         before = torch.cat([torch.ones_like(passes[..., :1]), (1 - passes).cumprod(-1)[..., :-1]], -1)
-        return Outcome(before * passes, Rows(_kseq_residual, (target, draft, plan)))
+        return Outcome(before * passes, LazyRows(_kseq_residual, (target, draft, plan)))
 
     def _plan(self, target: Tensor, draft: Tensor, live: Tensor) -> Tensor:
         """Return (ρ, φ) of each row, (…, 2)."""
@@ -131,7 +131,7 @@ class KSeqPlus(SelectingCoupling):
         none_before = torch.cat([torch.ones_like(up[..., :1]), (1 - up).cumprod(-1)], -1)
         first = live & (live.cumsum(-1) == 1)
         chance = none_before[..., :-1] * up + first * none_before[..., -1:]
-        return Selection(chance, Rows.of(law), take(law, tokens))
+        return Selection(chance, LazyRows.of(law), take(law, tokens))
 
     def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
         """Return Σ min(target, r) for the selected law r."""

@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from spectr.rows import Rows
+from spectr.rows import LazyRows
 from spectr.transport.coupling import Coupling, Drafted, Outcome, first_copies
 from spectr.transport.laws import normalise, take, without
 from spectr.types import SIBLINGS, Siblings
@@ -29,7 +29,7 @@ class Match(Coupling):
         tokens, live = drafted.tokens, drafted.live
         first = first_copies(tokens, live)
         ending = torch.where(first, take(target, tokens), 0).to(torch.float64)
-        return Outcome(ending, Rows(_off_drafted, (target, tokens, live)))
+        return Outcome(ending, LazyRows(_off_drafted, (target, tokens, live)))
 
     def accepted(self, target: Tensor, draft: Tensor, k: Tensor, most: int) -> Tensor:
         """Return Σ target·(1 − (1 − draft)^k), for iid drafts."""

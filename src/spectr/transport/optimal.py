@@ -21,7 +21,7 @@ from torch import Tensor
 
 from spectr.errors import ArgumentError
 from spectr.kernels import usable
-from spectr.rows import Rows
+from spectr.rows import LazyRows
 from spectr.transport.coupling import Drafted
 from spectr.transport.laws import check_count, check_pair, ratio, take
 from spectr.transport.selection import SelectingCoupling, Selection, first_draft, has_single_draft
@@ -200,7 +200,7 @@ def _fused_selection(target: Tensor, draft: Tensor, drafted: Drafted, bins: Bins
     tokens = drafted.tokens
     chance, mean = optimal_selection((target, draft), tokens, drafted.live, bins.count, _LOWEST, bins.width)
     own = bins.of(take(target, tokens), take(draft, tokens))
-    return Selection(chance, Rows(bins.law, (target, draft, mean)), take(draft, tokens) * mean.gather(-1, own))
+    return Selection(chance, LazyRows(bins.law, (target, draft, mean)), take(draft, tokens) * mean.gather(-1, own))
 
 
 class Optimal(SelectingCoupling):
@@ -252,14 +252,14 @@ class Optimal(SelectingCoupling):
         """Return the bins for this vocabulary and at most `most` drafts; a count of 0 means that tokens are sorted."""
         return Bins(0 if target.shape[-1] <= self.sort_below else self.bins, most)
 
-    def _tables(self, target: Tensor, draft: Tensor, k: Tensor, bins: Bins) -> tuple[Levels, Rows, Tensor | None]:
+    def _tables(self, target: Tensor, draft: Tensor, k: Tensor, bins: Bins) -> tuple[Levels, LazyRows, Tensor | None]:
         """Return the levels, the selected law, and the class of each token if tokens were sorted."""
         if bins.count == 0:
             classes, member = sorted_classes(target, draft)
             levels = level_swaps(classes, k, bins.most)
-            return levels, Rows(_scaled, (draft, member, self._mean(draft, levels, k))), member
+            return levels, LazyRows(_scaled, (draft, member, self._mean(draft, levels, k))), member
         levels = level_swaps(bins.classes(target, draft), k, bins.most)
-        return levels, Rows(bins.law, (target, draft, self._mean(draft, levels, k))), None
+        return levels, LazyRows(bins.law, (target, draft, self._mean(draft, levels, k))), None
 
     def _mean(self, draft: Tensor, levels: Levels, k: Tensor) -> Tensor:
         """Return r / draft of each class, (…, C); zero where there is no draft."""

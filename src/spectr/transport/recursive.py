@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from spectr.errors import ArgumentError
-from spectr.rows import Rows
+from spectr.rows import LazyRows
 from spectr.transport.coupling import Coupling, Drafted, Outcome
 from spectr.transport.laws import normalise, overlap, residual, take, without
 from spectr.types import Siblings
@@ -33,7 +33,7 @@ def _recurse(target: Tensor, draft: Tensor, drafted: Drafted, *, replace: bool) 
         target = torch.where(on[..., None], left, target)
         if not replace:
             draft = torch.where(on[..., None], without(draft, token, on[..., None]), draft)
-    return Outcome(torch.stack(ending, -1), Rows.of(target))
+    return Outcome(torch.stack(ending, -1), LazyRows.of(target))
 
 
 class Recursive(Coupling):

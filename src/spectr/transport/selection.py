@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from spectr.rows import Rows
+from spectr.rows import LazyRows
 from spectr.transport.coupling import Coupling, Drafted, Outcome, first_copies
 from spectr.transport.laws import residual, take, without
 
@@ -31,7 +31,7 @@ class Selection:
     """The probabilities of selecting each draft, and the law of the selected token."""
 
     chance: Tensor  # (…, k) float64: probability that this draft is selected, given all of them; sums to 1
-    law: Rows  # (…, V): law of the selected token over all drafts; zero where there is no live draft
+    law: LazyRows  # (…, V): law of the selected token over all drafts; zero where there is no live draft
     at_drafts: Tensor  # (…, k): that law at the drafted tokens
 
     def acceptance(self, target: Tensor, tokens: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def first_draft(draft: Tensor, drafted: Drafted) -> Selection:
     """The first live draft, whose law is the draft law."""
     live = drafted.live
     first = live & (live.cumsum(-1) == 1)
-    return Selection(first.to(torch.float64), Rows(_where_live, (draft, live)), take(draft, drafted.tokens))
+    return Selection(first.to(torch.float64), LazyRows(_where_live, (draft, live)), take(draft, drafted.tokens))
 
 
 def has_single_draft(live: Tensor) -> bool:
@@ -61,9 +61,9 @@ def has_single_draft(live: Tensor) -> bool:
     return live.shape[-1] == 1 or (live.device.type == "cpu" and bool((live.sum(-1) < 2).all()))
 
 
-def left_over(target: Tensor, law: Rows) -> Rows:
+def left_over(target: Tensor, law: LazyRows) -> LazyRows:
     """Return (target − law)⁺ as rows that are computed on demand."""
-    return Rows(lambda target, *parts: residual(target, law.compute(*parts)), (target, *law.parts))
+    return LazyRows(lambda target, *parts: residual(target, law.compute(*parts)), (target, *law.parts))
 
 
 class SelectingCoupling(Coupling):
@@ -106,7 +106,7 @@ def select_hybrid(coupling: SelectingCoupling, target: Tensor, draft: Tensor, dr
     moved, moved_law = (torch.where(lone, 1.0, x) for x in (move.sum(-1, keepdim=True), share * lost))
     spread = torch.zeros_like(target, dtype=torch.float64).scatter_add_(-1, tokens, among)
     law = (chosen_law - share * excess + moved_law * spread).to(target.dtype)
-    return Selection(chosen.chance - move + moved * among, Rows.of(law), take(law, tokens))
+    return Selection(chosen.chance - move + moved * among, LazyRows.of(law), take(law, tokens))
 
 
 def _target_among(target: Tensor, tokens: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:

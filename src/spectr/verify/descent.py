@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spectr.rows import Rows, pick_rows
+from spectr.rows import LazyRows, pick_rows
 from spectr.trees.shape import Topology
 from spectr.types import Verdict
 
 __all__ = ["Decide", "Trail", "conclude", "descend"]
 
-Decide = Callable[[Tensor | None], tuple[Tensor, Rows]]
+Decide = Callable[[Tensor | None], tuple[Tensor, LazyRows]]
 """Maps nodes (B, M), or None for all nodes, to the next child (B, M), -1 to stop, and payload rows (B, M, …)."""
 
 
@@ -26,7 +26,7 @@ class Trail:
 
     end: Tensor  # (B,) node
     nodes: Tensor  # (B, D + 1) node at each depth, padded with -1
-    payloads: list[Rows]  # one entry for all nodes (B, N, …), or one for each depth (B, 1, …)
+    payloads: list[LazyRows]  # one entry for all nodes (B, N, …), or one for each depth (B, 1, …)
     rows: Tensor  # (B, D + 1) the column of the payloads that belongs to each depth
 
     def at(self, depth: Tensor) -> Tensor:

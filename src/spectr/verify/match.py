@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from spectr.coins import Purpose
-from spectr.rows import Rows
+from spectr.rows import LazyRows
 from spectr.types import SIBLINGS, Coins, Draft, LogitsAt, Verdict
 from spectr.verify.descent import conclude, descend
 from spectr.verify.follow import child_with_token, node_ids
@@ -29,10 +29,10 @@ class Match(Rule):
         """Draw one token at each visited node and follow it down the tree."""
         tree = descent.tree
 
-        def decide(nodes: Tensor | None) -> tuple[Tensor, Rows]:
+        def decide(nodes: Tensor | None) -> tuple[Tensor, LazyRows]:
             law = law_of(logits(nodes))
             token = coins.pick(law, node_ids(draft, nodes), Purpose.BONUS)
-            return child_with_token(tree, draft, nodes, token), Rows.of(token)
+            return child_with_token(tree, draft, nodes, token), LazyRows.of(token)
 
         trail = descend(decide, tree, lazily=descent.lazily)
         return conclude(tree, trail.end, trail.at_end())

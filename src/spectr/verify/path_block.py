@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spectr.coins import Purpose
 from spectr.errors import MismatchError
-from spectr.rows import Rows, pick_rows
+from spectr.rows import LazyRows, pick_rows
 from spectr.transport import coupling as named_coupling
 from spectr.transport.selection import SelectingCoupling
 from spectr.types import Coins, Draft, LogitsAt, Verdict
@@ -23,9 +23,9 @@ from spectr.verify.rule import Card, Descent, Rule, law_of, laws_in
 __all__ = ["PathBlock"]
 
 
-def _with_target(target: Tensor, law: Rows) -> Rows:
+def _with_target(target: Tensor, law: LazyRows) -> LazyRows:
     """Stack the target's and the selected token's distributions, (…, 2, V)."""
-    return Rows(lambda target, *parts: torch.stack([target, law.compute(*parts)], -2), (target, *law.parts))
+    return LazyRows(lambda target, *parts: torch.stack([target, law.compute(*parts)], -2), (target, *law.parts))
 
 
 class PathBlock(Rule):
@@ -49,7 +49,7 @@ class PathBlock(Rule):
         """Select a child at each visited node, then block-verify the selected path."""
         tree, laws = descent.tree, laws_in(draft)
 
-        def decide(nodes: Tensor | None) -> tuple[Tensor, Rows]:
+        def decide(nodes: Tensor | None) -> tuple[Tensor, LazyRows]:
             children, drafted = drafted_at(tree, draft, nodes)
             target = law_of(logits(nodes))
             chosen = self.coupling.selection(target, pick_rows(laws, nodes), drafted)

@@ -7,7 +7,7 @@ seed gives the same text with any drafter, any tree, or none. The rule needs no 
 
 from torch import Tensor
 
-from spectr.rows import Rows
+from spectr.rows import LazyRows
 from spectr.types import SIBLINGS, Coins, Draft, LogitsAt, Verdict
 from spectr.verify.descent import conclude, descend
 from spectr.verify.follow import child_with_token
@@ -32,10 +32,10 @@ class Race(Rule):
         """Find the winner at each visited node and follow it down the tree."""
         tree = descent.tree
 
-        def decide(nodes: Tensor | None) -> tuple[Tensor, Rows]:
+        def decide(nodes: Tensor | None) -> tuple[Tensor, LazyRows]:
             depth = tree.depth if nodes is None else tree.depth.gather(-1, nodes)
             winner = coins.race(logits(nodes), depth)
-            return child_with_token(tree, draft, nodes, winner), Rows.of(winner)
+            return child_with_token(tree, draft, nodes, winner), LazyRows.of(winner)
 
         trail = descend(decide, tree, lazily=descent.lazily)
         return conclude(tree, trail.end, trail.at_end())

@@ -7,7 +7,7 @@ the residual, or at a leaf with one drawn from the target.
 from torch import Tensor
 
 from spectr.coins import Purpose
-from spectr.rows import Rows, pick_rows
+from spectr.rows import LazyRows, pick_rows
 from spectr.transport import coupling as named_coupling
 from spectr.transport.coupling import Coupling
 from spectr.types import Coins, Draft, LogitsAt, Verdict
@@ -33,7 +33,7 @@ class Walk(Rule):
         """Choose a child at each visited node, then draw the bonus from the residual of the last one."""
         tree, laws = descent.tree, laws_in(draft)
 
-        def decide(nodes: Tensor | None) -> tuple[Tensor, Rows]:
+        def decide(nodes: Tensor | None) -> tuple[Tensor, LazyRows]:
             children, drafted = drafted_at(tree, draft, nodes)
             outcome = self.coupling.outcome(law_of(logits(nodes)), pick_rows(laws, nodes), drafted)
             slot = coins.pick(outcome.choices, node_ids(draft, nodes), Purpose.CHILD)

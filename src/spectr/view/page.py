@@ -36,7 +36,7 @@ def _asset(name: str) -> str:
 
 
 def _script() -> str:
-    """Joins the modules into one script."""
+    """Join the modules into one script."""
     parts = [_MODULE_LINE.sub("", _asset(name)) for name in _SCRIPTS]
     return "".join(re.sub(r"^export ", "", part, flags=re.MULTILINE) for part in parts)
 
@@ -46,7 +46,7 @@ def _hash(text: str) -> str:
 
 
 def page(steps: Sequence[Step], texts: TokenTexts, about: str = "") -> str:
-    """Returns the page of a traced text."""
+    """Return the page of a traced text."""
     if not steps or all(step.tree is None for step in steps):
         raise ArgumentError("a page needs a traced text, and this one was not traced; use generate(…, trace=True)")
     data: Any = {"steps": [traced(step, texts) for step in steps]}
@@ -63,5 +63,5 @@ def page(steps: Sequence[Step], texts: TokenTexts, about: str = "") -> str:
 
 
 def save_page(path: str | Path, steps: Sequence[Step], texts: TokenTexts, about: str = "") -> None:
-    """Writes the page of a traced text."""
+    """Write the page of a traced text."""
     Path(path).write_text(page(steps, texts, about), encoding="utf-8")

@@ -20,15 +20,15 @@ class TokenTexts:
         self._known: dict[int, tuple[str, bytes]] = {}  # at most one entry for each token of the vocabulary
 
     def text(self, token: int) -> str:
-        """Returns the text of a single token."""
+        """Return the text of a single token."""
         return self._entry(token)[0]
 
     def raw(self, token: int) -> bytes:
-        """Returns the bytes of a token."""
+        """Return the bytes of a token."""
         return self._entry(token)[1]
 
     def _entry(self, token: int) -> tuple[str, bytes]:
-        """Returns the text and the bytes of a token, which are cached."""
+        """Return the text and the bytes of a token, which are cached."""
         if (found := self._known.get(token)) is None:
             raw = self._spelled(token)
             found = self._known[token] = raw.decode("utf-8", "replace"), raw
@@ -47,12 +47,12 @@ class TokenTexts:
         return word.replace("▁", " ").encode()
 
     def decode(self, tokens: list[int]) -> str:
-        """Returns the text of a prompt, including special tokens."""
+        """Return the text of a prompt, including special tokens."""
         with tokenizer_lock(self._tokenizer):
             return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
     def _word(self, token: int) -> str | None:
-        """Returns a token as the vocabulary spells it; None for one beyond the vocabulary."""
+        """Return a token as the vocabulary spells it; None for one beyond the vocabulary."""
         try:
             with tokenizer_lock(self._tokenizer):
                 word = self._tokenizer.convert_ids_to_tokens(token)

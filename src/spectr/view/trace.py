@@ -9,7 +9,7 @@ __all__ = ["traced"]
 
 
 def traced(step: Step, texts: TokenTexts) -> dict[str, Any]:
-    """Returns one step as data. `bytes` has the bytes of each token, since a character may take several tokens."""
+    """Return one step as data. `bytes` has the bytes of each token, since a character may take several tokens."""
     data: dict[str, Any] = {
         "tokens": step.tokens,
         "bytes": [list(texts.raw(token)) for token in step.tokens],
