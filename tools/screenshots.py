@@ -18,7 +18,7 @@ from spectr.serve.run import background
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1360,980")
-QUESTION = "Say twice: the quick brown fox jumps over the lazy dog."
+QUESTION = "What causes the tides of the ocean?"
 
 
 def until(what: Callable[[], Any], most: float = 240) -> None:
@@ -43,7 +43,8 @@ def shoot(browser: Any, url: str) -> None:
     browser.get(f"{url}/")
     until(lambda: one("#model").text)
     browser.execute_script(
-        "document.documentElement.dataset.theme = 'light'; document.getElementById('seed').value = '7'"
+        "document.documentElement.dataset.theme = 'light'; document.getElementById('seed').value = '7'; "
+        "const heat = document.getElementById('temperature'); heat.value = '0.2'; heat.dispatchEvent(new Event('input'))"
     )
     one("#text").send_keys(QUESTION + "\n")
     until(lambda: browser.find_elements("css selector", ".turn.assistant .turn-tools"))
