@@ -44,7 +44,8 @@ def shoot(browser: Any, url: str) -> None:
     until(lambda: one("#model").text)
     browser.execute_script(
         "document.documentElement.dataset.theme = 'light'; document.getElementById('seed').value = '7'; "
-        "const heat = document.getElementById('temperature'); heat.value = '0.2'; heat.dispatchEvent(new Event('input'))"
+        "const slider = document.getElementById('temperature'); slider.value = '0.2'; "
+        "slider.dispatchEvent(new Event('input'))"
     )
     one("#text").send_keys(QUESTION + "\n")
     until(lambda: browser.find_elements("css selector", ".turn.assistant .turn-tools"))
