@@ -312,7 +312,7 @@ def test_bad_requests_are_refused_at_once(build: Callable[..., Engine], net: Pre
     wide = GrammarCompiler(Vocabulary((b"a",) * (SIZE + 1), frozenset({1}))).compile(Grammar.choice(["a"]))
     bad: list[tuple[type[Exception], str, Request]] = [
         (MismatchError, "compiled for the 12 tokens", Request([1], grammar=wide)),
-        (ArgumentError, "token 8 at place 1", Request([1], grammar=grammar, generated=[3, 8])),
+        (ArgumentError, "token 8 at index 1", Request([1], grammar=grammar, generated=[3, 8])),
         (ArgumentError, "must not contain a stop token", Request([1], grammar=grammar, generated=[3, 7, 11])),
         (ArgumentError, "forced_eos_token_id", Request([1], policy=Policy(forced_eos_token_id=11), grammar=grammar)),
     ]

@@ -50,7 +50,8 @@ class LaneMemory:
             return
         rows = max(len(self.rows), 1 << (rows - 1).bit_length()) if rows > len(self.rows) else len(self.rows)
         rows, slots = min(rows, max(self.parts.rows, 1)), max(slots, self.slots)
-        self.graphs = Captured()  # before anything is allocated: graphs hold memory
+        if self.parts.captures:
+            self.graphs = Captured()  # before anything is allocated: graphs hold memory
         self.parts.target.make_room(self.session, rows, slots)
         self.opened()[2].make_room(rows, slots)
         self.rows.make_room(rows, slots)
