@@ -11,6 +11,7 @@ from benchmarks.structured.__main__ import structured
 from benchmarks.structured.run import WAYS
 
 
+@pytest.mark.slow
 def test_texts_and_walks(target: str, tmp_path: Path) -> None:
     said = list[str]()
     order = Order(tmp_path / "found.json", target, "lookup", tokens=24, seeds=1)

@@ -65,6 +65,7 @@ def test_a_lossy_rule_fails_and_says_how_much(spectr: Spectr) -> None:
     assert all("and 0.05 per token is stated" in finding["measured"] for finding in found["findings"])
 
 
+@pytest.mark.slow
 def test_a_model(spectr: Spectr, folder: str, tmp_path: Path) -> None:
     file = tmp_path / "audit.json"
     flags = ("--rule", "optimal", "--drafter", "early_exit", "--samples", "2000", "--vocabulary", "8")

@@ -154,6 +154,7 @@ def test_doctor_says_what_is_missing(spectr: Spectr, monkeypatch: pytest.MonkeyP
     assert "torch must be at least 2.11, found None" in ran.err
 
 
+@pytest.mark.slow
 def test_bench_step(spectr: Spectr) -> None:
     ways = "none,lookup,early_exit:3@2"
     ran = spectr("bench", "step", "--tokens", "8", "--repeats", "1", "--texts", "1", "--drafters", ways, "--json")

@@ -170,7 +170,7 @@ def meant(alone: Callable[..., list[Result]]) -> Callable[[Way], list[Result]]:
     return found
 
 
-QUICK = 3
+QUICK = 2
 """Cases of one test that `make test` runs, at even distances; `make test-slow` runs the others."""
 
 

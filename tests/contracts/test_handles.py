@@ -179,7 +179,10 @@ began = time.monotonic()
 """
 
 
-@pytest.mark.parametrize("script", [EXITS, EXITS + RUNNING], ids=["ended", "running"])
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(EXITS, id="ended", marks=pytest.mark.slow), pytest.param(EXITS + RUNNING, id="running")],
+)
 def test_a_process_may_end_at_any_time(script: str) -> None:
     """Right after a text has ended, and while another one runs."""
     path = os.pathsep.join([str(Path(spectr.__file__).parents[1]), str(Path(__file__).parents[2])])

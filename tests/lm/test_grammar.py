@@ -89,7 +89,9 @@ def check_texts(lm: LM, schemas: list[Any], seeds: int, temperature: float) -> i
     return sum(out.finish_reason == "stop" for out in outs)
 
 
-@pytest.mark.parametrize("name", ["lm", "padded", "byte_fallback"])
+@pytest.mark.parametrize(
+    "name", ["lm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("padded", "byte_fallback"))]
+)
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_json_that_ends_by_itself_is_valid(name: str, temperature: float, request: pytest.FixtureRequest) -> None:
     """The logits are those of a random model."""
