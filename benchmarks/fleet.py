@@ -26,7 +26,7 @@ from spectr.bench.journal import write_atomically
 from spectr.cli.output import JsonFlag, numbers, print_json, talk
 from spectr.errors import ArgumentError
 
-__all__ = ["ROUTERS", "BenchRequest", "Fleet", "Found", "Load", "fleet", "simulate"]
+__all__ = ["ROUTERS", "Fleet", "Found", "Load", "SimulatedRequest", "fleet", "simulate"]
 
 _MODULE = "benchmarks.fleet"
 _CHUNK, _ALONE = 512, 8
@@ -54,7 +54,7 @@ class Load:
 
 
 @dataclass(slots=True, eq=False)
-class BenchRequest:
+class SimulatedRequest:
     """A request on its way."""
 
     beginning: int
@@ -77,8 +77,8 @@ class _Machine:
     kept: int
     now: float = 0.0
     clock: float = 0.0  # tokens that every active row has got since the beginning
-    active: list[tuple[float, int, BenchRequest]] = field(default_factory=list)  # by where the clock ends them
-    reading: deque[BenchRequest] = field(default_factory=deque)
+    active: list[tuple[float, int, SimulatedRequest]] = field(default_factory=list)  # by where the clock ends them
+    reading: deque[SimulatedRequest] = field(default_factory=deque)
     known: OrderedDict[int, None] = field(default_factory=OrderedDict)
     version: int = 0
     is_up: bool = True
@@ -108,7 +108,7 @@ class _Machine:
             self._speeds[rows] = (self.model.step(at, 1150.0), self.model.gain(self.model.nodes(at)))
         return self._speeds[rows]
 
-    def advance(self, now: float) -> list[BenchRequest]:
+    def advance(self, now: float) -> list[SimulatedRequest]:
         """Let time pass up to an event; the requests that end with it."""
         speed, reads = self._rates()
         passed, self.now = now - self.now, now
@@ -124,7 +124,7 @@ class _Machine:
             self._begin(self.reading.popleft())
         return ended
 
-    def _begin(self, asked: BenchRequest) -> None:
+    def _begin(self, asked: SimulatedRequest) -> None:
         """A request whose prompt has been read takes part in steps."""
         asked.target = self.clock + asked.output - asked.written
         self._count += 1
@@ -132,7 +132,7 @@ class _Machine:
         if asked.first is None:
             asked.first = self.now + self._step(len(self.active))[0]
 
-    def take(self, asked: BenchRequest, shared: int) -> None:
+    def take(self, asked: SimulatedRequest, shared: int) -> None:
         """A request comes, with what was written of it elsewhere; its beginning of `shared` tokens is not read if it is
         known here."""
         knows = asked.beginning in self.known
@@ -154,7 +154,7 @@ class _Machine:
             times.append(self.now + max(0.0, self.reading[0].unread) / reads)
         return min(times, default=None)
 
-    def fail(self) -> list[BenchRequest]:
+    def fail(self) -> list[SimulatedRequest]:
         """Lose everything; the requests that have to go on elsewhere, with what was written of each."""
         moved = [*(asked for _, _, asked in self.active), *self.reading]
         for target, _, asked in self.active:
@@ -164,7 +164,7 @@ class _Machine:
         return moved
 
 
-Router = Callable[["Fleet", BenchRequest], int]
+Router = Callable[["Fleet", SimulatedRequest], int]
 
 
 def _up(fleet: "Fleet") -> int:
@@ -175,16 +175,16 @@ def _up(fleet: "Fleet") -> int:
             return at
 
 
-def _anywhere(fleet: "Fleet", _: BenchRequest) -> int:
+def _anywhere(fleet: "Fleet", _: SimulatedRequest) -> int:
     return _up(fleet)
 
 
-def _lesser(fleet: "Fleet", _: BenchRequest) -> int:
+def _lesser(fleet: "Fleet", _: SimulatedRequest) -> int:
     """Of two replicas the one with fewer requests."""
     return min(_up(fleet), _up(fleet), key=lambda at: fleet.machines[at].load())
 
 
-def _by_beginning(fleet: "Fleet", asked: BenchRequest) -> int:
+def _by_beginning(fleet: "Fleet", asked: SimulatedRequest) -> int:
     """The replica that the beginning belongs to on a ring; the next one where that has too much to do."""
     bound = _BOUND * (fleet.in_flight + 1) / len(fleet.machines) + 1
     start = bisect(fleet.ring, (_point(f"beginning {asked.beginning}"), 0))
@@ -227,7 +227,7 @@ class Fleet:
         self.machines = [_Machine(model, load.kept) for _ in range(count)]
         self.ring = sorted((_point(f"{at} {n}"), at) for at in range(count) for n in range(_POINTS))
         self._sums = list(accumulate(load.popularity()))
-        self.asked: list[BenchRequest] = []
+        self.asked: list[SimulatedRequest] = []
         self.in_flight, self.area, self.moved, self.since = 0, 0.0, 0, 0.0
         self._events: list[tuple[float, int, str, int, int]] = []
         self._number = 0
@@ -259,7 +259,7 @@ class Fleet:
         load, draw = self.load, self.draw
         beginning = bisect(self._sums, draw.random() * self._sums[-1])
         own, output = (1 + int(draw.expovariate(1 / mean)) for mean in (load.own, load.output))
-        made = BenchRequest(min(beginning, load.beginnings - 1), load.shared + own, output, now)
+        made = SimulatedRequest(min(beginning, load.beginnings - 1), load.shared + own, output, now)
         self.asked.append(made)
         self.in_flight += 1
         self._send(now, made)
@@ -267,7 +267,7 @@ class Fleet:
         if later < seconds:
             self._plan(later, "arrival")
 
-    def _send(self, now: float, asked: BenchRequest) -> None:
+    def _send(self, now: float, asked: SimulatedRequest) -> None:
         """Give a request to a replica."""
         at = self.route(self, asked)
         machine = self.machines[at]
@@ -275,7 +275,7 @@ class Fleet:
         machine.take(asked, self.load.shared)
         self._changed(at, ended)
 
-    def _changed(self, at: int, ended: list[BenchRequest]) -> None:
+    def _changed(self, at: int, ended: list[SimulatedRequest]) -> None:
         self.in_flight -= len(ended)
         machine = self.machines[at]
         machine.version += 1

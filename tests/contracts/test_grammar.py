@@ -5,13 +5,14 @@ Models are float64, so that texts are exactly equal.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from tests.asking import LetterReader, Stepped, trace
 from tests.contracts.conftest import SIZE, Make
+from tests.contracts.ways import CHAINS, DRAWN, HYBRID, ONE, PRUNED, Way
 from tests.grammars import ENDS, GRAMMARS, compiled, hooked
 from tests.tiny import llama
 from transformers import PreTrainedModel
@@ -27,21 +28,6 @@ from spectr.models import memory
 from spectr.models.target import Target
 from spectr.policy import Policy
 
-
-@dataclass(frozen=True)
-class Way:
-    """A rule, a drafter and its plan."""
-
-    rule: str
-    name: str
-    plan: Plan
-
-    def __str__(self) -> str:
-        return f"{self.rule}-{self.name}"
-
-
-PRUNED, CHAINS, ONE = Plan(drafts=3, length=4, nodes=10), Plan("iid", drafts=3, length=3), Plan("iid", 1, 3)
-DRAWN, HYBRID = Plan("without_replacement", tree=(3, 2)), Plan("hybrid", tree=(3, 2))
 RACES = ["none", "model", "lookup", "random", "ngram", "early_exit", "feature", "blockwise", "padded", "mixed", "short"]
 WAYS = [
     *(Way("race", name, PRUNED) for name in RACES), Way("race", "model", Plan("race", tree=(3, 2, 1))),
