@@ -172,7 +172,7 @@ TIMED = """
 import atexit, time
 from spectr.engine import scheduler
 
-atexit.register(lambda: print(time.monotonic() - began < 2))  # after all that was registered later
+atexit.register(lambda: print(time.monotonic() - began < 30))  # after all that was registered later
 atexit.unregister(scheduler.end_threads)
 atexit.register(scheduler.end_threads)
 began = time.monotonic()

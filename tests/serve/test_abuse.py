@@ -76,7 +76,7 @@ def test_others_are_answered_while_a_large_body_is_refused(client: httpx2.Client
     found = client.post("/v1/completions", content=b'{"prompt":[' + b"[]," * 1_000_000 + b"0]}",
                         headers={"content-type": "application/json"})  # fmt: skip
     assert found.status_code == 400
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 20
     assert len(found.content) < 2000
 
 

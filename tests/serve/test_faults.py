@@ -26,7 +26,7 @@ from spectr.serve.service import Service
 LONG = {"prompt": "one two", "max_tokens": 400, "logit_bias": {"1": -100}, "seed": 1}
 
 
-def settled(service: Service, handler: Any, most: float = 30) -> None:
+def settled(service: Service, handler: Any, most: float = 60) -> None:
     """Wait until nothing runs, then see that nothing is left."""
     deadline = time.monotonic() + most
     while time.monotonic() < deadline:
@@ -85,7 +85,7 @@ def test_a_client_that_leaves_frees_its_row(other: Callable[..., Any]) -> None:
         lines = found.iter_lines()
         next(lines)
         assert service.lm.engine.load.running == 1
-    settled(service, service.handler, 5)
+    settled(service, service.handler)
 
 
 def test_a_client_that_never_reads(other: Callable[..., Any]) -> None:
@@ -99,15 +99,15 @@ def test_a_client_that_never_reads(other: Callable[..., Any]) -> None:
         lines = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
         made.sendall("\r\n".join([*lines, f"Content-Length: {len(data)}", "", ""]).encode() + data)
         assert client.post("/v1/completions", json={**LONG, "max_tokens": 5}).status_code == 200
-        settled(service, service.handler, 60)
+        settled(service, service.handler)
     assert client.get("/health").status_code == 200
 
 
 def test_a_text_that_takes_too_long(other: Callable[..., Any]) -> None:
-    client, service = other(Limits(request_time=0.2))
-    found = client.post("/v1/completions", json={**LONG, "n": 8})
+    client, service = other(Limits(request_time=0.1))
+    found = client.post("/v1/completions", json={**LONG, "n": 16})
     assert found.status_code == 504
-    with client.stream("POST", "/v1/completions", json={**LONG, "n": 8, "stream": True}) as stream:
+    with client.stream("POST", "/v1/completions", json={**LONG, "n": 16, "stream": True}) as stream:
         lines = [line for line in stream.iter_lines() if line]
     assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "timeout"
     assert lines[-1] == "data: [DONE]"
@@ -186,7 +186,7 @@ def start(folder: Path, *flags: str) -> tuple[subprocess.Popen[str], str]:
 
 
 def ended(process: subprocess.Popen[str], code: int) -> None:
-    _, said = process.communicate(timeout=20)
+    _, said = process.communicate(timeout=60)
     assert process.returncode == code, said
     assert "Traceback" not in said
 
