@@ -113,8 +113,7 @@ def test_a_repeated_prompt_is_prefilled_once(
     requests = [Request(LONG, seed, 8 + seed, Policy(0.8)) for seed in range(6)]
     found = build(way).generate(requests)
     same(found, alone(way, requests, "copies"))
-    if way.name != "short":  # reads the end of a prompt, which is no beginning
-        assert [result.reused for result in found] == [0] + [len(LONG) - 1] * 5
+    assert [result.reused for result in found] == [0] + [len(LONG) - 1] * 5
 
 
 @pytest.mark.parametrize("name", [name for name in RACES if name != "none"])
@@ -171,7 +170,7 @@ def test_a_prefix_of_an_ended_text_is_reused(
         stepped.finish([stepped.submit(request) for request in [*firsts, Request([1, 2, 3], 5, 3)]])
         found = stepped.finish([stepped.submit(second)])
         same(found, [other])
-        assert (found[0].reused > 8) == (way.name != "short")
+        assert found[0].reused > 8
 
 
 @ways(8, 5)
@@ -193,8 +192,7 @@ def test_a_prefix_of_a_running_text_is_reused(
         stepped.turn()
     found = stepped.finish(handles)
     same(found, want)
-    if way.name != "short":
-        assert all(result.reused >= 29 for result in found[1:])
+    assert all(result.reused >= 29 for result in found[1:])
 
 
 @ways(9)

@@ -162,7 +162,12 @@ class _SwitchingDrafting:
         """Read tokens in the current drafting; the others forget earlier texts of these rows."""
         current = self.draftings[self._current]
         for drafting in self._distinct():
-            drafting.read(first, texts if drafting is current else [[] for _ in texts], starts)
+            if drafting is current:
+                drafting.read(first, texts, starts)
+            elif isinstance(drafting, ModelDrafting):
+                drafting.drop(first, starts)
+            else:
+                drafting.read(first, [[] for _ in texts], starts)
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
         """Copy rows in every drafting."""

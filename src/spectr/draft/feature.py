@@ -66,17 +66,19 @@ class FeatureDrafting(ModelDrafting):
         self._predicted: Tensor | None = None  # (B, S, H): features of the nodes scored, the root first
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
-        """Begin a row. All of the text is read, since a head has the positions of its target."""
-        return super().begin(row, text, len(text), None)
+        """Begin a row. Of a longer text only as many of the last tokens are read as the head attends to."""
+        self._read_last(row, text, self.model.attention_span)
+        return True
 
-    def _read(self, window: Any, first: int, texts: list[list[int]], starts: list[int]) -> None:
-        places = (
-            cached_arange(max(map(len, texts)), self.target.device)
-            + copy_to_device(starts, self.target.device)[:, None]
-        )
+    def _read(self, window: Any, first: int, texts: list[list[int]], slots: list[int]) -> None:
+        device = self.target.device
+        starts = [slot + skip for slot, skip in zip(slots, self._skipped[first:], strict=False)]
+        ends = [start + len(text) for start, text in zip(starts, texts, strict=True)]
+        places = cached_arange(max(map(len, texts)), device) + copy_to_device(starts, device)[:, None]
+        known = torch.minimum(places, copy_to_device(ends, device)[:, None])  # beyond it is padding
         features = self.target.window(self.source, first, first + len(texts), 0)
-        window.input_features = self.target.features_at(features, places - 1)
-        self.model.read(window, texts, starts)
+        window.input_features = self.target.features_at(features, known - 1)
+        self.model.read(window, texts, slots)
 
     def _pending_tokens(self, scene: Scene) -> PendingTokens:
         pending = super()._pending_tokens(scene)

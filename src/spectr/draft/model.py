@@ -80,7 +80,8 @@ class ModelDrafting(SingleChoice):
             model.capture_prefill(session)
         self._largest = plan  # the plan may be replaced by one that scores no more nodes
         self.counts = torch.zeros(opening.rows, dtype=torch.int64, device=model.device)  # tokens read of each row
-        self._skipped = [0] * opening.rows  # tokens at the beginning of a text that it never reads, for want of room
+        self._skipped = [0] * opening.rows  # tokens at the beginning of a text that it never reads
+        self._restarted: dict[int, Sequence[int]] = {}  # texts of rows that begin with other tokens than their caches
         self._window: Any = None  # of the session, for the step under way
         self._pending: PendingTokens | None = None
         self._drawn: Drawn | None = None
@@ -89,39 +90,69 @@ class ModelDrafting(SingleChoice):
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
         """Begin a row. Of a text that is too long for the model's context only the end is read: as much as leaves room
         for the tokens to come, but at least half of the context."""
-        most = max(self.model.context - (limit - len(text)), self.model.context // 2, 1)
-        self._skipped[row] = max(0, len(text) - 1 - most)
+        self._read_last(row, text, max(self.model.context - (limit - len(text)), self.model.context // 2, 1))
         if source is not None:
             self.model.encode_row(
                 self.session, row, _in_vocabulary(source[: self.model.context], self.model.vocabulary)
             )
-        return self._skipped[row] == 0
+        return True
+
+    def _read_last(self, row: int, text: Sequence[int], most: int) -> None:
+        """Skip all but the last `most` tokens of a text. The row may have a prefix of the text in its cache, copied from
+        another row. If that row skipped fewer or more tokens, the cache is dropped."""
+        skipped = max(0, len(text) - 1 - most)
+        self._restarted.pop(row, None)
+        if skipped != self._skipped[row]:
+            self._skipped[row], self._restarted[row], self.counts[row] = skipped, text, skipped
+            self.model.rewind(self.model.window(self.session, row, row + 1, 0), [0])
+
+    def _unread(self, row: int, tokens: list[int], start: int) -> tuple[list[int], int]:
+        """Return the tokens to read now that the target has read `tokens` of a row, from `start` on, and the position
+        of the first. A row whose cache was dropped reads the prefix as well."""
+        skipped, text = self._skipped[row], self._restarted.get(row)
+        if text is not None and start > skipped:
+            tokens, start = [*text[skipped:start], *tokens], skipped
+        else:
+            tokens, start = tokens[max(0, skipped - start) :], max(start, skipped)
+        if tokens:
+            self._restarted.pop(row, None)
+        return tokens, start
+
+    def drop(self, first: int, starts: Sequence[int]) -> None:
+        """Drop what rows from `first` on have read from positions `starts` on."""
+        rows, device = range(first, first + len(starts)), self.counts.device
+        skipped = [self._skipped[row] for row in rows]
+        ends = [max(at, skip) for at, skip in zip(starts, skipped, strict=True)]
+        slots = [at - skip for at, skip in zip(ends, skipped, strict=True)]
+        self.model.rewind(self.model.window(self.session, first, first + len(starts), max(slots)), slots)
+        self.counts[first : first + len(starts)].clamp_(copy_to_device(skipped, device), copy_to_device(ends, device))
 
     def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
         """Read prompt tokens after the target has. A row that lags behind reads what it missed when it drafts
         again."""
         rows = range(first, first + len(texts))
-        skipped = [self._skipped[row] for row in rows]
-        tokens = [text[max(0, skip - at) :] for text, at, skip in zip(texts, starts, skipped, strict=True)]
-        starts = [max(0, at - skip) for at, skip in zip(starts, skipped, strict=True)]
-        window = self.model.window(self.session, first, first + len(texts), max(starts))
-        self.model.rewind(window, list(starts))
-        counts, device = self.counts[first : first + len(texts)], self.counts.device
-        most = [at + skip for at, skip in zip(starts, skipped, strict=True)]
-        counts.clamp_(copy_to_device(skipped, device), copy_to_device(most, device))
+        unread = [self._unread(row, text, at) for row, text, at in zip(rows, texts, starts, strict=True)]
+        tokens, starts = [part for part, _ in unread], [at for _, at in unread]
+        self.drop(first, starts)
         if not any(tokens) or self._lags(rows, starts):
             return
-        self._read(window, first, [_in_vocabulary(part, self.model.vocabulary) for part in tokens], list(starts))
-        ends = [start + len(part) for start, part in zip(most, tokens, strict=True)]
-        counts.copy_(copy_to_device(ends, device))
+        slots = [at - self._skipped[row] for row, at in zip(rows, starts, strict=True)]
+        window = self.model.window(self.session, first, first + len(texts), max(slots))
+        self._read(window, first, [_in_vocabulary(part, self.model.vocabulary) for part in tokens], slots)
+        ends = [at + len(part) for at, part in zip(starts, tokens, strict=True)]
+        self.counts[first : first + len(texts)].copy_(copy_to_device(ends, self.counts.device))
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
         """Copy rows as far as they were read."""
         self.model.copy_rows(self.session, sources, targets, most)
         device = self.counts.device
         self.counts[copy_to_device(targets, device)] = self.counts[copy_to_device(sources, device)].clamp_max(most)
-        for target, skipped in zip(targets, [self._skipped[row] for row in sources], strict=True):
-            self._skipped[target] = skipped
+        copied = [(self._skipped[row], self._restarted.get(row)) for row in sources]
+        for row, (skipped, text) in zip(targets, copied, strict=True):
+            self._skipped[row] = skipped
+            self._restarted.pop(row, None)
+            if text is not None:
+                self._restarted[row] = text
 
     def make_room(self, rows: int, slots: int) -> None:
         """Allocate room in the draft model's session."""
@@ -151,16 +182,16 @@ class ModelDrafting(SingleChoice):
         self.counts[: len(path)] += (kept >= 0).sum(-1)  # in place, since captured steps refer to this tensor
 
     def _lags(self, rows: Sequence[int], starts: Sequence[int]) -> bool:
-        """Whether a row has read less than `starts` says. Checked on a CPU only: elsewhere the host would have to
-        wait."""
+        """Whether a row has read fewer tokens of its text than `starts` says. Checked on a CPU only: elsewhere the host
+        would have to wait."""
         if self.counts.device.type != "cpu":
             return False
         read = self.counts[rows[0] : rows[-1] + 1].tolist()
-        return any(count - self._skipped[row] < start for row, count, start in zip(rows, read, starts, strict=True))
+        return any(count < start for count, start in zip(read, starts, strict=True))
 
-    def _read(self, window: Any, first: int, texts: list[list[int]], starts: list[int]) -> None:
-        """Read texts at positions `starts` in the rows of a window, which begins with row `first`."""
-        self.model.read(window, texts, starts)
+    def _read(self, window: Any, first: int, texts: list[list[int]], slots: list[int]) -> None:
+        """Read texts after the first `slots` tokens of the rows of a window, which begins with row `first`."""
+        self.model.read(window, texts, slots)
 
     def _reusable(self, path: Tensor, drawn: Drawn, width: int) -> Tensor:
         """The scratch slots (B, D) of accepted nodes that need not be read again, -1 for the others."""
@@ -183,17 +214,18 @@ class ModelDrafting(SingleChoice):
         return PendingTokens(tokens, count, places < count[:, None])
 
     def _catch_up(self, scene: Scene) -> None:
-        """Read all but the last token of every row, after steps in which this drafter was not used."""
-        rows, lengths = len(scene.root), scene.texts.length.tolist()
-        skipped = self._skipped[:rows]
-        starts = [max(0, at - skip) for at, skip in zip(self.counts[:rows].tolist(), skipped, strict=True)]
-        texts = [
-            row[at + skip : length - 1]
-            for row, at, skip, length in zip(scene.texts.tokens.tolist(), starts, skipped, lengths, strict=True)
-        ]
-        self._read(self._window, 0, [_in_vocabulary(text, self.model.vocabulary) for text in texts], starts)
-        ends = [at + len(text) + skip for at, text, skip in zip(starts, texts, skipped, strict=True)]
-        self.counts[:rows] = copy_to_device(ends, self.counts.device)
+        """Read all but the last token of every row, after steps in which this drafter was not used. Of more tokens than
+        the model attends to, only the last are read."""
+        rows, ends = len(scene.root), [length - 1 for length in scene.texts.length.tolist()]
+        starts = [max(at, skip) for at, skip in zip(self.counts[:rows].tolist(), self._skipped, strict=False)]
+        for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            if end - start > self.model.attention_span:
+                self._skipped[row] = starts[row] = end - self.model.attention_span
+        slots = [start - skip for start, skip in zip(starts, self._skipped, strict=False)]
+        texts = [row[at:end] for row, at, end in zip(scene.texts.tokens.tolist(), starts, ends, strict=True)]
+        self.model.rewind(self._window, slots)
+        self._read(self._window, 0, [_in_vocabulary(text, self.model.vocabulary) for text in texts], slots)
+        self.counts[:rows] = copy_to_device(list(map(max, starts, ends)), self.counts.device)
         self._window = self.model.window(self.session, 0, rows, scene.longest)
 
     def _logits(self, pending: PendingTokens, frontier: Frontier) -> Tensor:
