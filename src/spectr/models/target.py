@@ -66,7 +66,7 @@ class Target:
         self._compiled = self._compiled or CompiledLayers(self.layers, beside_layers(self.model))
 
     @property
-    def lender(self) -> Any:
+    def model_for_drafters(self) -> Any:
         """The model whose embedding and output layer a drafter may use; both are whole, not sharded."""
         return self.model
 
