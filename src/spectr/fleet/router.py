@@ -3,8 +3,8 @@ another one continues its streams.
 
 The router fixes the seed of a request when it admits it. A stream continues from the tokens that were sent, so that no
 token is repeated or missing, and the rest of the text has the model's distribution given these tokens. If both replicas
-compute the same numbers, it is the text that the first replica would have sent. A request without a stream is sent to
-another replica from the start.
+compute the same numbers, it is the text that the first replica would have sent. A request that does not stream is
+answered again by another replica.
 """
 
 import asyncio

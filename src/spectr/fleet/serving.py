@@ -100,8 +100,8 @@ def _scope(call: Call) -> dict[str, Any]:
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
-    """Chooses the replica for a request in Ray Serve: the one that its prefix maps to, unless it has more than its share
-    of the load."""
+    """Chooses the replica for a request in Ray Serve: the one that its prefix maps to, unless it has more than its
+    share of the load."""
 
     def initialize_state(self, **_: Any) -> None:
         """Start with no replicas."""
