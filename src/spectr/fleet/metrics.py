@@ -12,7 +12,7 @@ __all__ = ["RouterCounters"]
 
 
 class _Loads:
-    """Reports the load of each replica whenever Prometheus reads the metrics."""
+    """Reports the load of each replica at the time when Prometheus reads the metrics."""
 
     def __init__(self, replicas: Replicas) -> None:
         self.replicas = replicas

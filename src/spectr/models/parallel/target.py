@@ -42,7 +42,7 @@ class SessionName:
     parent: "SessionName | None" = None  # of a window or view: keeps the name of its session alive
 
     def announced(self) -> list[Any]:
-        """Return the name as a message carries it, and take it that the other ranks have created it from now on."""
+        """Return the name as a message carries it, and clear `is_new`: the message makes the other ranks create it."""
         fields = [self.number, self.window, self.view, self.is_new]
         self.is_new = False
         return fields
@@ -88,7 +88,7 @@ class ShardedTarget(Target):
         self.group = group
         if self.needs.family != "causal":
             raise MismatchError(
-                f"tensor_parallel needs a decoder-only model with rotary or learned positions, which "
+                "tensor_parallel needs a decoder-only model with rotary or learned positions, which "
                 f"{type(model).__name__} is not; load it without tensor_parallel"
             )
 
