@@ -122,16 +122,16 @@ def test_a_journal_belongs_to_one_batch(requests: Requests, tmp_path: Path, mode
     with Journal(out, {"input": "a", "model": "m"}) as journal, pytest.raises(ArgumentError, match="another process"):
         Journal(out, {"input": "a", "model": "m"})
     assert journal.done == frozenset()
-    with pytest.raises(ArgumentError, match="begun with another input, model"):
+    with pytest.raises(ArgumentError, match="started with a different input, model"):
         Journal(out, {"input": "b", "model": "n"})
-    with pytest.raises(ArgumentError, match="begun with another"):
+    with pytest.raises(ArgumentError, match="started with a different"):
         run(path, out, model)
 
 
 def test_results_are_not_written_over(requests: Requests, tmp_path: Path, model: BatchModel) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text("mine")
-    with pytest.raises(ArgumentError, match="is there already"):
+    with pytest.raises(ArgumentError, match="already exists"):
         run(requests(2), out, model)
     assert out.read_text() == "mine"
 

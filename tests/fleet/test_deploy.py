@@ -168,7 +168,7 @@ def test_a_plan_as_ray_serve_is_told(tmp_path: Path) -> None:
 def test_whoever_leaves_a_replica_hangs_up() -> None:
     """What a replica answers comes in parts; leaving them before their end tells the application, and ends it."""
     pytest.importorskip("ray", reason="needs Ray: pip install 'spectr-lm[ray]'")
-    from spectr.fleet.serving import _ran
+    from spectr.fleet.serving import _run_asgi
 
     seen: list[Any] = []
 
@@ -184,7 +184,7 @@ def test_whoever_leaves_a_replica_hangs_up() -> None:
             raise
 
     async def leave() -> list[Any]:
-        parts = _ran(app, Call("POST", "/v1/x?y=1", {"Host": "elsewhere"}, b"body"), "me")
+        parts = _run_asgi(app, Call("POST", "/v1/x?y=1", {"Host": "elsewhere"}, b"body"), "me")
         found = [await anext(parts), await anext(parts)]
         await parts.aclose()  # type: ignore[attr-defined]
         return found

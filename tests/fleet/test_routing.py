@@ -178,9 +178,9 @@ def test_a_plan(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("modle: m", "must say which model"),
-        ("model: m\nreplica: 2", "no replica; .*replicas"),
+        ("model: m\nreplica: 2", "no field replica; .*replicas"),
         ("model: m\nreplicas: {most: 0}", "1 <= least <= most"),
-        ("model: m\nreplicas: {maximum: 2}", r"no replicas.maximum"),
+        ("model: m\nreplicas: {maximum: 2}", r"no field replicas.maximum"),
         ("model: m\nreplicas: many", "must be a number"),
         ("model: m\nport: '80'", "port in .* must be int"),
         ("model: m\ninsecure: 1", "insecure in .* must be bool"),

@@ -63,7 +63,7 @@ def test_auto_without_a_trained_drafter_is_announced(
 ) -> None:
     monkeypatch.setattr(trained, "shipped", lambda _: None)
     target: Any = SimpleNamespace(
-        target=SimpleNamespace(device=torch.device(device), model=None, lender=None), tokenizer=None
+        target=SimpleNamespace(device=torch.device(device), model=None, model_for_drafters=None), tokenizer=None
     )
     forget()
     for _ in range(2):

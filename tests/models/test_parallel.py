@@ -39,7 +39,7 @@ def test_several_processes_must_have_been_started(folder: Path, monkeypatch: pyt
 def test_one_process_needs_nothing(folder: Path) -> None:
     lm = spectr.load(folder, "none", tensor_parallel=1)
     assert not lm.opened.target.is_sharded
-    assert lm.opened.target.lender is lm.opened.target.model
+    assert lm.opened.target.model_for_drafters is lm.opened.target.model
 
 
 @pytest.mark.parametrize("option", [{"device_map": "auto"}, {"weights": "int8"}])
@@ -72,7 +72,7 @@ def test_a_tree_of_64_nodes_is_a_message_of_about_a_kilobyte() -> None:
     ).encoded()
     assert len(sent) < 1800
     found = Message.decoded(sent)
-    assert found.numbers["session"] == [3, [0, 1, 70], 0, True]
+    assert found.arguments["session"] == [3, [0, 1, 70], 0, True]
     for one, other in zip(found.tensors, (tokens, ancestors, depth, None), strict=True):
         assert (one is None) == (other is None)
         assert one is None or other is None or torch.equal(one, other)

@@ -46,8 +46,8 @@ def _head(kind: str, target: Target) -> Drafter:
     """A head with random weights over a target's features: its drafts are bad, and the text is the target's."""
     torch.manual_seed(5)
     plan = Plan(drafts=2, length=2, nodes=5)
-    lender: Any = target.lender
-    head: Any = blockwise_of(lender, 2) if kind == "blockwise" else head_of(lender, 1, (0,))
+    base: Any = target.model_for_drafters
+    head: Any = blockwise_of(base, 2) if kind == "blockwise" else head_of(base, 1, (0,))
     head.to(target.model.dtype).requires_grad_(False)
     if kind == "blockwise":
         return named_drafter("blockwise", heads=head.eval(), target=target, plan=plan)

@@ -23,7 +23,10 @@ def test_ranks_that_agree_end_with_zero(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("plant", "sentence"),
-    [(altered_tokens, "rank 1 ran another call than rank 0"), (altered_verdict, "rank 1 committed other tokens")],
+    [
+        (altered_tokens, "rank 1 ran a different call than rank 0"),
+        (altered_verdict, "rank 1 committed different tokens than rank 0"),
+    ],
 )
 def test_a_planted_fault_of_one_rank_is_seen(folder: Path, tmp_path: Path, plant: object, sentence: str) -> None:
     with Ranks(2, folder, tmp_path, plants={1: plant}) as ranks:  # type: ignore[dict-item]

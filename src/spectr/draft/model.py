@@ -98,8 +98,8 @@ class ModelDrafting(SingleChoice):
         return True
 
     def _read_last(self, row: int, text: Sequence[int], most: int) -> None:
-        """Skip all but the last `most` tokens of a text. The row may have a prefix of the text in its cache, copied from
-        another row. If that row skipped fewer or more tokens, the cache is dropped."""
+        """Skip all but the last `most` tokens of a text. The row may have a prefix of the text in its cache, copied
+        from another row. If that row skipped fewer or more tokens, the cache is dropped."""
         skipped = max(0, len(text) - 1 - most)
         self._restarted.pop(row, None)
         if skipped != self._skipped[row]:

@@ -1,5 +1,5 @@
-"""`spectr batch`: answers the requests of a file and saves every chunk when it is done, so that a second run continues
-where the first one was killed."""
+"""`spectr batch`: answers the requests of a file and saves each chunk when it is finished, so that the next run can
+continue a run that was killed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -17,26 +17,26 @@ __all__ = ["BatchFiles", "Tally", "run_batch"]
 
 @dataclass(frozen=True, slots=True)
 class BatchFiles:
-    """Where requests are, where results go, and how many are answered between two writes."""
+    """The files of a batch, the number of requests between two writes to disk, and the workers that answer them."""
 
     requests: Path
     results: Path
     chunk: int = 32
     workers: int = 1
     ray: bool = False
-    address: str | None = None  # of a Ray cluster; None: one on this machine, as long as the batch runs
+    address: str | None = None  # of a Ray cluster; None starts one on this machine for the duration of the batch
 
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the lines of a batch."""
+    """Counts the lines of a batch by their outcome."""
 
     lines: int
     resumed: int  # lines that had results when the run began
     answered: int = 0
-    refused: int = 0  # with a status other than 200
-    bad: int = 0  # lines that are no requests
-    tokens: int = 0  # generated for answers
+    refused: int = 0  # requests that got a status other than 200
+    bad: int = 0  # lines that are not valid requests
+    tokens: int = 0  # generated tokens in all answers
 
     def add(self, result: dict[str, Any]) -> None:
         """Count a result."""
@@ -50,19 +50,21 @@ class Tally:
 
 
 def run_batch(
-    files: BatchFiles, model: BatchModel, talk: Callable[[str], None], watched: Callable[[int, int], Any]
+    files: BatchFiles, model: BatchModel, talk: Callable[[str], None], progress: Callable[[int, int], Any]
 ) -> Tally:
-    """Answer the requests that have no results yet, and write the results. `watched` gets the number of lines and of
-    those that are done, and gives a context in which a function of a number moves a progress bar on."""
+    """Answer the requests that have no result yet, and write the results.
+
+    `progress` is called with the number of lines and the number that already have results. It returns a context manager
+    whose value is a function that advances a progress bar by a number of lines."""
     lines = read_lines(files.requests)
     digest = sha256(files.requests.read_bytes()).hexdigest()
     with Journal(files.results, {"input": digest, **model.card}) as journal:
-        left = [line for line in lines if line.number not in journal.done]
-        tally = Tally(len(lines), len(lines) - len(left))
+        missing = [line for line in lines if line.number not in journal.done]
+        tally = Tally(len(lines), len(lines) - len(missing))
         if tally.resumed:
-            talk(f"{tally.resumed} of {len(lines)} lines have results; going on with the others")
-        with watched(len(lines), tally.resumed) as advance:
-            for results in _answered(files, model, journal.created, left) if left else ():
+            talk(f"{tally.resumed} of {len(lines)} lines have results already; answering the others")
+        with progress(len(lines), tally.resumed) as advance:
+            for results in _results(files, model, journal.created, missing) if missing else ():
                 journal.append(results)
                 for _, result in results:
                     tally.add(result)
@@ -71,44 +73,46 @@ def run_batch(
     return tally
 
 
-def _answered(files: BatchFiles, model: BatchModel, created: int, left: Sequence[Line]) -> Iterator[list[Result]]:
-    """Results in chunks, in whatever order they come."""
-    parts = chunks(left, files.chunk)
+def _results(files: BatchFiles, model: BatchModel, created: int, missing: Sequence[Line]) -> Iterator[list[Result]]:
+    """Answer lines and yield their results chunk by chunk, in the order in which chunks finish."""
+    parts = chunks(missing, files.chunk)
     if files.ray:
-        from spectr.fleet.on_ray import answered_on_ray
+        from spectr.fleet.on_ray import results_on_ray
 
-        return answered_on_ray(parts, model, created, files.workers, files.address)
-    return _in_this_process(parts, model.opened(created), model.running)
+        return results_on_ray(parts, model, created, files.workers, files.address)
+    return _results_in_process(parts, model.load(created), model.running)
 
 
-def _in_this_process(parts: Sequence[Sequence[Line]], answers: BatchAnswerer, running: int) -> Iterator[list[Result]]:
+def _results_in_process(
+    parts: Sequence[Sequence[Line]], answerer: BatchAnswerer, running: int
+) -> Iterator[list[Result]]:
     loop = asyncio.new_event_loop()
     try:
-        results = _side_by_side(parts, answers, running)
-        while (found := loop.run_until_complete(anext(results, None))) is not None:
-            yield found
+        results = _answer_concurrently(parts, answerer, running)
+        while (chunk := loop.run_until_complete(anext(results, None))) is not None:
+            yield chunk
     finally:
         for task in asyncio.all_tasks(loop):
             task.cancel()
         loop.run_until_complete(loop.shutdown_asyncgens())
-        answers.close()
+        answerer.close()
         loop.close()
 
 
-async def _side_by_side(
+async def _answer_concurrently(
     parts: Sequence[Sequence[Line]], answerer: BatchAnswerer, running: int
 ) -> AsyncIterator[list[Result]]:
-    """The results of chunks, in the order in which they are done. Several chunks run at once, so that the model is not
-    idle during the last texts of one."""
-    waiting: set[asyncio.Task[list[Result]]] = set()
-    most = 1 + -(-running // max(1, len(parts[0])))
+    """Yield the results of chunks in the order in which they finish. Several chunks run at once, so that the model is
+    not idle while the last texts of a chunk are generated."""
+    running_tasks: set[asyncio.Task[list[Result]]] = set()
+    max_tasks = 1 + -(-running // max(1, len(parts[0])))
     for part in parts:
-        waiting.add(asyncio.create_task(answerer.answer(part)))
-        if len(waiting) >= most:
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        running_tasks.add(asyncio.create_task(answerer.answer(part)))
+        if len(running_tasks) >= max_tasks:
+            done, running_tasks = await asyncio.wait(running_tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 yield task.result()
-    while waiting:
-        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    while running_tasks:
+        done, running_tasks = await asyncio.wait(running_tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             yield task.result()

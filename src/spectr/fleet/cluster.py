@@ -1,7 +1,7 @@
-"""A Ray cluster: one that runs already, or one on this machine for as long as a command runs.
+"""Connects to a running Ray cluster, or starts one on this machine for the duration of a command.
 
-The cluster of a command has no dashboard, and refuses clients without its token. Ray always listens on all addresses of
-a machine: the token is what keeps others out.
+A cluster that is started here has no dashboard, and refuses clients that do not have its token. Ray always listens on
+all network addresses of a machine, so that only the token keeps others out.
 """
 
 import logging
@@ -13,13 +13,13 @@ from typing import Any
 
 from spectr.errors import ArgumentError, MissingExtraError
 
-__all__ = ["connected", "needs_ray"]
+__all__ = ["connected", "import_ray"]
 
-_STORE = 256 << 20  # bytes of shared memory for what workers pass on: texts
+_STORE = 256 << 20  # bytes of shared memory; workers exchange only texts
 
 
-def needs_ray(purpose: str) -> Any:
-    """Ray, or an error that says how to get it."""
+def import_ray(purpose: str) -> Any:
+    """Import and return Ray, or raise an error that says how to install it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -33,9 +33,9 @@ def needs_ray(purpose: str) -> Any:
 
 @contextmanager
 def connected(address: str | None, workers: int, purpose: str) -> Iterator[Any]:
-    """Ray, connected to the cluster at an address, or to one that is started here and ended after the block."""
-    _authenticate(is_new=address is None)  # before the import, which reads it
-    ray = needs_ray(purpose)
+    """Connect to the cluster at `address`, or start one that is shut down after the block. Yield the `ray` module."""
+    _authenticate(is_new=address is None)  # Ray reads these variables when it is imported
+    ray = import_ray(purpose)
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     try:
         if address is None:
@@ -44,7 +44,9 @@ def connected(address: str | None, workers: int, purpose: str) -> Iterator[Any]:
         else:
             ray.init(address=address, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ArgumentError(f"there must be a Ray cluster at {address or 'this machine'}: {error}") from error
+        if address is None:
+            raise ArgumentError(f"cannot start a Ray cluster on this machine: {error}") from error
+        raise ArgumentError(f"--address must be that of a running Ray cluster, got {address!r}: {error}") from error
     try:
         yield ray
     finally:
@@ -52,7 +54,8 @@ def connected(address: str | None, workers: int, purpose: str) -> Iterator[Any]:
 
 
 def _authenticate(*, is_new: bool) -> None:
-    """Turn token authentication on, and make a token for a new cluster. Variables that an operator set stay."""
+    """Turn on token authentication, and create a token for a new cluster. Environment variables that are already set
+    take precedence."""
     mode = os.environ.setdefault("RAY_AUTH_MODE", "token")
     has_token = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
     if is_new and mode == "token" and not has_token:

@@ -1,4 +1,4 @@
-"""`spectr deploy`: replicas of a model on Ray Serve, behind a router of ours."""
+"""`spectr deploy`: runs replicas of a model on Ray Serve, behind the router of spectr."""
 
 import hashlib
 import signal
@@ -14,12 +14,14 @@ from spectr.version import __version__
 
 __all__ = ["deploy", "run_fleet"]
 
-_PROXY_ROOM = 100_000  # requests that a router holds at once; replicas have bounds of their own
+_ROUTER_REQUESTS = 100_000  # maximum number of requests in a router; the replicas have limits of their own
 
 
 def deploy(plan: FleetPlan, keys: tuple[str, ...]) -> None:
-    """Make what runs on the connected cluster what the plan says. Replicas that must change are replaced a few at a
-    time, while the others answer; what runs is given time to end, and goes on elsewhere where that is too short."""
+    """Bring the connected cluster to the state that the plan describes.
+
+    Replicas that must change are replaced a few at a time while the others answer. A replica that is replaced has
+    `drain_time` to finish its requests; streams that take longer continue at another replica."""
     from ray import serve
 
     settings = plan.settings(keys)
@@ -57,17 +59,17 @@ def _application(plan: FleetPlan, settings: Any) -> Any:
         name="Router",
         num_replicas=plan.routers,
         ray_actor_options={"num_cpus": 0},
-        max_ongoing_requests=_PROXY_ROOM,
+        max_ongoing_requests=_ROUTER_REQUESTS,
         graceful_shutdown_timeout_s=plan.drain_time,
     )
-    parts = (plan.model, plan.loading, settings, plan.revision)
-    return _named(router, settings).bind(_named(model, *parts).bind(*parts), settings)
+    arguments = (plan.model, plan.loading, settings, plan.revision)
+    return _versioned(router, settings).bind(_versioned(model, *arguments).bind(*arguments), settings)
 
 
-def _named(deployment: Any, *parts: Any) -> Any:
-    """A deployment with a version that says what its replicas are made from, so that Ray Serve replaces those that have
-    another, and no others. Where Ray does not take versions any more, all are replaced."""
-    version = hashlib.sha256(repr((__version__, *parts)).encode()).hexdigest()[:16]
+def _versioned(deployment: Any, *arguments: Any) -> Any:
+    """Return a deployment whose version is a hash of the arguments of its replicas, so that Ray Serve replaces only
+    replicas of other versions. If Ray no longer accepts versions, every update replaces all replicas."""
+    version = hashlib.sha256(repr((__version__, *arguments)).encode()).hexdigest()[:16]
     try:
         return deployment.options(version=version, _internal=True)
     except (TypeError, ValueError):
@@ -75,17 +77,17 @@ def _named(deployment: Any, *parts: Any) -> Any:
 
 
 def _scaling(plan: FleetPlan) -> dict[str, Any]:
-    """The number of replicas, as options of Ray Serve."""
-    wanted = plan.replicas
-    if wanted.least == wanted.most:
-        return {"num_replicas": wanted.least}
+    """Return the number of replicas as options of Ray Serve."""
+    scaling = plan.replicas
+    if scaling.least == scaling.most:
+        return {"num_replicas": scaling.least}
     return {
         "autoscaling_config": {
-            "min_replicas": wanted.least,
-            "max_replicas": wanted.most,
-            "target_ongoing_requests": wanted.queue,
-            "upscale_delay_s": wanted.up_delay,
-            "downscale_delay_s": wanted.down_delay,
+            "min_replicas": scaling.least,
+            "max_replicas": scaling.most,
+            "target_ongoing_requests": scaling.queue,
+            "upscale_delay_s": scaling.up_delay,
+            "downscale_delay_s": scaling.down_delay,
         }
     }
 
@@ -93,26 +95,26 @@ def _scaling(plan: FleetPlan) -> dict[str, Any]:
 def run_fleet(
     path: Path, address: str | None, read_keys: Callable[[Path | None], tuple[str, ...]], talk: Callable[[str], None]
 ) -> None:
-    """Deploy a plan: on a cluster that runs, and be done; or on one of this process, until a signal ends it. SIGHUP
-    reads the plan again."""
+    """Deploy the plan in the file `path`. Given the address of a running cluster, deploy to it and return. Without one,
+    start a cluster and run it until SIGTERM or Ctrl-C, and read the plan again on SIGHUP."""
     plan = read_plan(path)
     with connected(address, plan.replicas.most + plan.routers, "spectr deploy"):
         if address is not None:
-            _deployed(path, read_keys, talk)
+            _deploy_file(path, read_keys, talk)
             return
-        ends, again = threading.Event(), threading.Event()
-        signal.signal(signal.SIGTERM, lambda *_: ends.set())
-        signal.signal(signal.SIGHUP, lambda *_: again.set())
-        _deployed(path, read_keys, talk)
-        while not ends.wait(0.2):
-            if again.is_set():
-                again.clear()
-                _deployed(path, read_keys, talk)
+        stop, reload = threading.Event(), threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        signal.signal(signal.SIGHUP, lambda *_: reload.set())
+        _deploy_file(path, read_keys, talk)
+        while not stop.wait(0.2):
+            if reload.is_set():
+                reload.clear()
+                _deploy_file(path, read_keys, talk)
 
 
-def _deployed(path: Path, read_keys: Callable[[Path | None], tuple[str, ...]], talk: Callable[[str], None]) -> None:
+def _deploy_file(path: Path, read_keys: Callable[[Path | None], tuple[str, ...]], talk: Callable[[str], None]) -> None:
     plan = read_plan(path)
     keys = read_keys(None if plan.api_key_file is None else path.parent / plan.api_key_file)
     deploy(plan, keys)
-    shown = f"[{plan.host}]" if ":" in plan.host else plan.host
-    talk(f"serving {plan.served_name or plan.model} at http://{shown}:{plan.port}/v1 (plan {plan.digest})")
+    host = f"[{plan.host}]" if ":" in plan.host else plan.host
+    talk(f"serving {plan.served_name or plan.model} at http://{host}:{plan.port}/v1 (plan {plan.digest})")

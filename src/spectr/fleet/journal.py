@@ -1,7 +1,8 @@
-"""What a batch has finished, on disk: a file beside the results to which every chunk is appended.
+"""The journal of a batch: a file beside the results to which every finished chunk is appended.
 
-A process that is killed loses what it had not appended, and no more; a line that was written half is dropped. The
-results are written from the journal once it has all of them, in the order of the requests, and appear at once.
+A process that is killed loses only the results that it had not appended yet; a line that was partly written is dropped.
+When the journal has all results, they are written in the order of the requests, and the file of results appears in one
+step.
 """
 
 import fcntl
@@ -21,34 +22,35 @@ _FORMAT = 1
 
 
 class Journal:
-    """The journal of one batch, open in this process and in no other."""
+    """The journal of one batch. It is locked, so that only one process can have it open."""
 
     def __init__(self, results: Path, batch: Mapping[str, Any]) -> None:
         self.results, self.path = results, results.with_name(f"{results.name}.journal")
-        self._places: dict[int, tuple[int, int]] = {}  # where the result of a line begins, and its length
+        self._spans: dict[int, tuple[int, int]] = {}  # offset and length of each line's result
         if results.exists() and not self.path.exists():
-            raise ArgumentError(f"{results} is there already; give another --out, or move it away")
-        self._file = self._opened()
+            raise ArgumentError(f"{results} already exists; choose another --out, or move the file away")
+        self._file = self._open()
         try:
-            self.created = self._begun(dict(batch))
+            self.created = self._start_or_resume(dict(batch))
         except BaseException:
             self._file.close()
             raise
 
-    def _opened(self) -> BinaryIO:
+    def _open(self) -> BinaryIO:
         try:
-            made = self.path.open("a+b")
+            file = self.path.open("a+b")
         except OSError as error:
             raise ArgumentError(f"cannot write {self.path}: {error.strerror or error}") from error
         try:
-            fcntl.flock(made, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            made.close()
-            raise ArgumentError(f"another process is writing {self.path}; wait for it, or end it") from None
-        return made
+            file.close()
+            raise ArgumentError(f"another process is writing {self.path}; wait until it ends, or stop it") from None
+        return file
 
-    def _begun(self, batch: dict[str, Any]) -> int:
-        """Read what is there, or write the first line; the time at which the batch was begun."""
+    def _start_or_resume(self, batch: dict[str, Any]) -> int:
+        """Read the journal that exists, or write the first line of a new one. Return the time at which the batch was
+        started."""
         self._file.seek(0)
         first = self._file.readline()
         if not first.endswith(b"\n"):
@@ -58,27 +60,27 @@ class Journal:
             return created
         head = json.loads(first)
         if head.get("format") != _FORMAT or head["batch"] != batch:
-            was = head.get("batch", {})
-            other = [name for name in batch if was.get(name) != batch[name]] or ["format"]
+            before = head.get("batch", {})
+            changed = [name for name in batch if before.get(name) != batch[name]] or ["format"]
             raise ArgumentError(
-                f"{self.path} was begun with another {', '.join(other)}; go on as it was begun, or remove it to start "
-                "again"
+                f"{self.path} was started with a different {', '.join(changed)}; run the batch as it was started, or "
+                "remove this file to start again"
             )
         self._read(len(first))
         return int(head["created"])
 
-    def _read(self, place: int) -> None:
-        """Take note of the results that are there, and cut off one that was written half."""
+    def _read(self, offset: int) -> None:
+        """Index the results in the file, and cut off a last one that was partly written."""
         for line in self._file:
             try:
                 number = json.loads(line)["line"] if line.endswith(b"\n") else None
-            except ValueError:  # a machine that lost its power may have written anything
+            except ValueError:  # a machine that lost power may have written anything
                 number = None
             if number is None:
-                self._cut(place)
+                self._cut(offset)
                 return
-            self._places[number] = (place, len(line))
-            place += len(line)
+            self._spans[number] = (offset, len(line))
+            offset += len(line)
 
     def _cut(self, size: int) -> None:
         self._file.truncate(size)
@@ -86,19 +88,19 @@ class Journal:
 
     @property
     def done(self) -> frozenset[int]:
-        """Numbers of the lines that have results."""
-        return frozenset(self._places)
+        """The numbers of the lines that have results."""
+        return frozenset(self._spans)
 
     def append(self, results: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
-        """Keep the results of some lines; they are on disk when this returns."""
-        fresh = {number: result for number, result in results if number not in self._places}
+        """Append the results of lines that have none yet. They are on disk when this returns."""
+        fresh = {number: result for number, result in results if number not in self._spans}
         lines = [json.dumps({"line": number, "result": result}, ensure_ascii=False).encode()
                  for number, result in fresh.items()]  # fmt: skip
-        place = self._file.seek(0, os.SEEK_END)
+        offset = self._file.seek(0, os.SEEK_END)
         self._append(lines)
         for number, line in zip(fresh, lines, strict=True):
-            self._places[number] = (place, len(line) + 1)
-            place += len(line) + 1
+            self._spans[number] = (offset, len(line) + 1)
+            offset += len(line) + 1
 
     def _append(self, lines: Iterable[bytes]) -> None:
         self._file.write(b"".join(line + b"\n" for line in lines))
@@ -106,12 +108,12 @@ class Journal:
         os.fsync(self._file.fileno())
 
     def finish(self) -> None:
-        """Write the results, in the order of their lines, and remove the journal."""
+        """Write all results in the order of their lines, and remove the journal."""
         draft = self.results.with_name(f"{self.results.name}.draft")
         with draft.open("wb") as file:
-            for number in sorted(self._places):
-                place, length = self._places[number]
-                self._file.seek(place)
+            for number in sorted(self._spans):
+                offset, length = self._spans[number]
+                self._file.seek(offset)
                 result = json.loads(self._file.read(length))["result"]
                 file.write(json.dumps(result, ensure_ascii=False).encode() + b"\n")
             file.flush()
@@ -121,7 +123,7 @@ class Journal:
         self.path.unlink()
 
     def close(self) -> None:
-        """Let other processes have it."""
+        """Close the journal and release its lock."""
         self._file.close()
 
     def __enter__(self) -> "Journal":
@@ -134,7 +136,7 @@ class Journal:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a name that was given in a folder last."""
+    """Write a folder's entries to disk, so that a rename in it survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
-"""The lines of a batch file in OpenAI's format, and the lines of its results.
+"""Lines of a batch file in OpenAI's format, and the lines of its results.
 
-A request is `{"custom_id": …, "method": "POST", "url": "/v1/chat/completions", "body": …}`. A result carries the
-response to it, or says what is wrong with its line. A result depends on its request and on the model alone, but for the
-time at which the batch was begun.
+A request is `{"custom_id": …, "method": "POST", "url": "/v1/chat/completions", "body": …}`. Its result has the response
+to it, or an error that says what is wrong with the line. A result depends only on its request, the model and the time
+at which the batch was started.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,65 +19,69 @@ from spectr.registry import nearest
 from spectr.serve.errors import ApiError
 from spectr.serve.protocol import ChatRequest, CompletionRequest, as_field_error
 
-__all__ = ["BadLineError", "Line", "chunks", "failed", "line_id", "parsed", "read_lines", "responded", "seed_of"]
+__all__ = [
+    "BadLineError", "Line", "chunks", "error_result", "line_id", "parse_request", "read_lines", "response_result",
+    "seed_of",
+]  # fmt: skip
 
 _BODIES: dict[str, type[CompletionRequest] | type[ChatRequest]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
 }
 _FIELDS = ("custom_id", "method", "url", "body")
-_MOST_ID = 512  # characters of a custom_id
+_MAX_ID = 512  # characters of a custom_id
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line that is not blank."""
+    """A line of a batch file that is not blank."""
 
     number: int  # from 1
     text: str
-    repeats: int | None = None  # an earlier line with the same custom_id
+    repeats: int | None = None  # number of an earlier line with the same custom_id
 
 
 class BadLineError(ApiError):
-    """A line that is no request: there is nothing to respond to."""
+    """A line is not a valid request, so that its result has an error and no response."""
 
 
 def read_lines(path: Path) -> list[Line]:
-    """The lines of a batch file. A byte that is not UTF-8 spoils its line, not the file."""
+    """Read the lines of a batch file. A byte that is not UTF-8 makes its line invalid, but not the file."""
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ArgumentError(f"a batch must be a file of requests, one on a line: {error}") from error
-    firsts: dict[str, int] = {}
-    found = []
+        raise ArgumentError(f"a batch must be a file with one request per line: {error}") from error
+    first_lines: dict[str, int] = {}  # by custom_id
+    lines = []
     for number, raw in enumerate(data.split(b"\n"), start=1):
         text = raw.decode("utf-8", errors="replace").strip().removeprefix("\ufeff")
         if not text:
             continue
-        name = _name(text)
-        first = number if name is None else firsts.setdefault(name, number)
-        found.append(Line(number, text, None if first == number else first))
-    if not found:
-        raise ArgumentError(f"a batch must have at least one request, and {path} has none")
-    return found
+        custom_id = _custom_id(text)
+        first = number if custom_id is None else first_lines.setdefault(custom_id, number)
+        lines.append(Line(number, text, None if first == number else first))
+    if not lines:
+        raise ArgumentError(f"a batch must have at least one request, but {path} has none")
+    return lines
 
 
-def _object(text: str) -> Any:
-    """The JSON of a line; None if it is none."""
+def _json(text: str) -> Any:
+    """Return the JSON value of a line, or None if the line is not valid JSON."""
     try:
         return from_json(text, allow_inf_nan=False)
     except (ValueError, RecursionError):
         return None
 
 
-def _name(text: str) -> str | None:
-    found = _object(text)
-    name = found.get("custom_id") if isinstance(found, dict) else None
-    return name if isinstance(name, str) and 0 < len(name) <= _MOST_ID else None
+def _custom_id(text: str) -> str | None:
+    request = _json(text)
+    custom_id = request.get("custom_id") if isinstance(request, dict) else None
+    return custom_id if isinstance(custom_id, str) and 0 < len(custom_id) <= _MAX_ID else None
 
 
 def seed_of(custom_id: str, salt: int = 0) -> int:
-    """The seed of a request that gives none: 53 bits of a hash of its name, so that a rerun elsewhere draws the same.
+    """Return the seed of a request that has none: 53 bits of a hash of its `custom_id`, so that a rerun on any machine
+    draws the same text.
 
     >>> seed_of("request-1") == seed_of("request-1"), seed_of("request-1") == seed_of("request-2")
     (True, False)
@@ -85,57 +89,59 @@ def seed_of(custom_id: str, salt: int = 0) -> int:
     return int.from_bytes(sha256(f"{salt}\n{custom_id}".encode()).digest()[:8], "big") >> 11
 
 
-def parsed(line: Line, salt: int = 0) -> CompletionRequest | ChatRequest:
-    """The body that a line sends, checked as the server checks it, with a seed. Raises a `BadLineError` for a line that
-    is no request, and an `ApiError` for a body that the server would refuse."""
-    found = _object(line.text)
-    if not isinstance(found, dict):
+def parse_request(line: Line, salt: int = 0) -> CompletionRequest | ChatRequest:
+    """Return the body of a request, checked as the server checks it, with a seed. Raise a `BadLineError` if the line is
+    not a valid request, and an `ApiError` if the server would refuse its body."""
+    request = _json(line.text)
+    if not isinstance(request, dict):
         raise BadLineError(400, f"line {line.number} must be a JSON object in UTF-8", code="invalid_json")
-    for name in found:
+    for name in request:
         if name not in _FIELDS:
             raise BadLineError(400, f"line {line.number} has an unknown field {name[:80]!r}; "
                                f"{nearest(name[:80], list(_FIELDS))}", code="unknown_field")  # fmt: skip
-    name = _name(line.text)
-    if name is None:
-        raise BadLineError(400, f"line {line.number} must have a custom_id, a string of 1 to {_MOST_ID} characters",
+    custom_id = _custom_id(line.text)
+    if custom_id is None:
+        raise BadLineError(400, f"line {line.number} must have a custom_id, a string of 1 to {_MAX_ID} characters",
                            code="invalid_custom_id")  # fmt: skip
     if line.repeats is not None:
-        raise BadLineError(400, f"line {line.number} repeats the custom_id of line {line.repeats}; give each once",
+        raise BadLineError(400, f"line {line.number} repeats the custom_id of line {line.repeats}; use each only once",
                            code="duplicate_custom_id")  # fmt: skip
-    url = found.get("url")
-    if found.get("method") != "POST" or not isinstance(url, str) or url not in _BODIES:
-        raise BadLineError(400, f"line {line.number} must have the method POST and a url of {' or '.join(_BODIES)}",
+    url = request.get("url")
+    if request.get("method") != "POST" or not isinstance(url, str) or url not in _BODIES:
+        raise BadLineError(400, f"line {line.number} must have the method POST and the url {' or '.join(_BODIES)}",
                            code="invalid_url")  # fmt: skip
-    return _body(found.get("body"), _BODIES[url], seed_of(name, salt))
+    return _checked_body(request.get("body"), _BODIES[url], seed_of(custom_id, salt))
 
 
-def _body(given: Any, kind: type[CompletionRequest] | type[ChatRequest], seed: int) -> CompletionRequest | ChatRequest:
+def _checked_body(
+    value: Any, kind: type[CompletionRequest] | type[ChatRequest], seed: int
+) -> CompletionRequest | ChatRequest:
     try:
-        made = kind.model_validate(given)
+        body = kind.model_validate(value)
     except ValidationError as error:
         raise as_field_error(error, kind) from error
-    if made.stream:
-        raise ApiError(400, "a batch has no streams; leave stream out", "stream", "unsupported_field")
-    return made if made.seed is not None else made.model_copy(update={"seed": seed})
+    if body.stream:
+        raise ApiError(400, "a batch does not support stream; leave it out", "stream", "unsupported_field")
+    return body if body.seed is not None else body.model_copy(update={"seed": seed})
 
 
 def line_id(line: Line) -> str:
-    """A name for what comes of a line: the same in every run."""
+    """Return an identifier for the result of a line, the same in every run."""
     return sha256(f"{line.number}\n{line.text}".encode()).hexdigest()[:24]
 
 
-def responded(line: Line, status: int, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of a line that has an answer, which may be that its body is wrong."""
+def response_result(line: Line, status: int, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the result of a line that has a response. The response may be an error about the body of the request."""
     response = {"status_code": status, "request_id": f"req-{line_id(line)}", "body": body}
-    return {"id": f"batch_req_{line_id(line)}", "custom_id": _name(line.text), "response": response, "error": None}
+    return {"id": f"batch_req_{line_id(line)}", "custom_id": _custom_id(line.text), "response": response, "error": None}
 
 
-def failed(line: Line, error: BadLineError) -> dict[str, Any]:
-    """The result of a line that is no request."""
-    told = {"code": error.code, "message": error.message}
-    return {"id": f"batch_req_{line_id(line)}", "custom_id": _name(line.text), "response": None, "error": told}
+def error_result(line: Line, error: BadLineError) -> dict[str, Any]:
+    """Return the result of a line that is not a valid request."""
+    details = {"code": error.code, "message": error.message}
+    return {"id": f"batch_req_{line_id(line)}", "custom_id": _custom_id(line.text), "response": None, "error": details}
 
 
 def chunks(lines: Sequence[Line], size: int) -> list[list[Line]]:
-    """Lines in groups of at most `size`."""
+    """Split lines into groups of at most `size`."""
     return [list(lines[start : start + size]) for start in range(0, len(lines), size)]

@@ -1,4 +1,4 @@
-"""Counters of a router for Prometheus."""
+"""Metrics of a router for Prometheus."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,31 +12,31 @@ __all__ = ["RouterCounters"]
 
 
 class _Loads:
-    """The load of each replica when Prometheus reads it."""
+    """Reports the load of each replica at the time when Prometheus reads the metrics."""
 
     def __init__(self, replicas: Replicas) -> None:
         self.replicas = replicas
 
     def collect(self) -> Iterator[Any]:
         loads = self.replicas.loads
-        yield GaugeMetricFamily("spectr:router_replicas", "Replicas that take requests.", value=len(loads))
-        family = GaugeMetricFamily("spectr:router_load", "Requests that each has from here.", labels=["replica"])
+        yield GaugeMetricFamily("spectr:router_replicas", "Replicas that accept requests.", value=len(loads))
+        family = GaugeMetricFamily("spectr:router_load", "Requests in flight to each replica.", labels=["replica"])
         for name, load in loads.items():
             family.add_metric([name], load)
         yield family
 
 
 class RouterCounters:
-    """All counters of a router."""
+    """All metrics of a router."""
 
     def __init__(self, replicas: Replicas) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_Loads(replicas))
-        self.calls = Counter("spectr:router_calls", "Requests that were sent to replicas.", registry=self.registry)
+        self.calls = Counter("spectr:router_calls", "Requests sent to replicas.", registry=self.registry)
         self.failovers = Counter(
-            "spectr:router_failovers", "Streams that went on at another replica.", registry=self.registry
+            "spectr:router_failovers", "Streams continued at another replica.", registry=self.registry
         )
 
     def page(self) -> bytes:
-        """What Prometheus reads."""
+        """Return the metrics in the text format of Prometheus."""
         return generate_latest(self.registry)

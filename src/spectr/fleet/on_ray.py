@@ -1,7 +1,7 @@
-"""A batch on Ray Data: every worker holds the model, and answers one chunk of lines after the other.
+"""A batch on Ray Data: every worker loads the model and answers one chunk of lines after another.
 
-What a worker gets and gives are texts and numbers. A worker that dies is started again, and its chunk goes to one that
-lives; the process that started the batch keeps the journal.
+Chunks and results travel as JSON. If a worker dies, Ray starts another and gives the chunk to one that is alive. The
+process that started the batch keeps the journal.
 """
 
 import asyncio
@@ -13,36 +13,36 @@ from spectr.fleet.answerer import BatchModel, Result
 from spectr.fleet.cluster import connected
 from spectr.fleet.lines import Line
 
-__all__ = ["ChunkWorker", "answered_on_ray"]
+__all__ = ["ChunkWorker", "results_on_ray"]
 
 
 class ChunkWorker:
-    """BatchAnswerer chunks of lines, in a process of Ray's."""
+    """Answers chunks of lines in a Ray worker process."""
 
     def __init__(self, model: BatchModel, created: int) -> None:
-        self._answers = model.opened(created)
+        self._answerer = model.load(created)
         self._loop = asyncio.new_event_loop()
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
-        """The results of the chunks in a batch of Ray Data; each chunk is a row."""
-        return {"results": [self._answered(chunk) for chunk in batch["chunk"]]}
+        """Return the results for a batch of Ray Data, each row of which is a chunk of lines."""
+        return {"results": [self._answer(chunk) for chunk in batch["chunk"]]}
 
-    def _answered(self, chunk: str) -> str:
-        lines = [Line(*one) for one in json.loads(chunk)]
-        return json.dumps(self._loop.run_until_complete(self._answers.answer(lines)))
+    def _answer(self, chunk: str) -> str:
+        lines = [Line(*fields) for fields in json.loads(chunk)]
+        return json.dumps(self._loop.run_until_complete(self._answerer.answer(lines)))
 
 
-def answered_on_ray(
+def results_on_ray(
     parts: Sequence[Sequence[Line]], model: BatchModel, created: int, workers: int, address: str | None
 ) -> Iterator[list[Result]]:
-    """The results of chunks as they come from the workers."""
+    """Yield the results of chunks in the order in which workers finish them."""
     rows = [{"chunk": json.dumps([[line.number, line.text, line.repeats] for line in part])} for part in parts]
     with connected(address, workers, "spectr batch --ray") as ray:
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
         context.execution_options.preserve_order = False
-        asked = ray.data.from_items(rows, override_num_blocks=len(rows))  # a block is what is passed on at once
-        answered = asked.map_batches(
+        chunks = ray.data.from_items(rows, override_num_blocks=len(rows))  # one chunk per block, the unit of scheduling
+        results = chunks.map_batches(
             ChunkWorker,
             fn_constructor_kwargs={"model": model, "created": created},
             batch_size=1,
@@ -50,5 +50,5 @@ def answered_on_ray(
             num_cpus=1,
             num_gpus=1 if model.loading.get("device") == "cuda" else 0,
         )
-        for row in answered.iter_rows():
+        for row in results.iter_rows():
             yield [(number, result) for number, result in json.loads(row["results"])]

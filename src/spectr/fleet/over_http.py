@@ -1,4 +1,4 @@
-"""Replicas that are servers with addresses: `spectr serve` on this machine or others."""
+"""Replicas that the router reaches over HTTP: servers started with `spectr serve`, on this machine or others."""
 
 import asyncio
 import time
@@ -14,10 +14,10 @@ from spectr.fleet.ring import Ring, choose
 
 __all__ = ["HttpReplicas"]
 
-_LOOKS = 1.0  # seconds between two looks at whether a replica is ready
-_PATIENCE = 30.0  # seconds that a request waits for a replica, where there is none
-_CONNECT, _WRITE = 5.0, 30.0  # seconds to reach a replica, and for it to take what it is sent
-_SILENCE = 60.0  # seconds without a byte, not even a comment, after which a stream is taken for lost
+_POLL_INTERVAL = 1.0  # seconds between two checks whether a replica is ready
+_PATIENCE = 30.0  # seconds that a request waits if no replica is ready
+_CONNECT, _WRITE = 5.0, 30.0  # timeouts in seconds for connecting to a replica and for sending it a request
+_STREAM_TIMEOUT = 60.0  # a stream that sends nothing for so many seconds, not even a comment, counts as lost
 
 
 @dataclass(slots=True)
@@ -27,7 +27,8 @@ class _State:
 
 
 class HttpReplicas:
-    """Servers by their addresses. One that is not ready, or was lost, gets no requests until it is ready again."""
+    """Sends requests to servers by their addresses. A server that was lost or is not ready gets no requests until it is
+    ready again."""
 
     def __init__(self, urls: Sequence[str], request_time: float = 600.0, patience: float = _PATIENCE) -> None:
         try:
@@ -35,11 +36,11 @@ class HttpReplicas:
         except ImportError:
             raise MissingExtraError("httpx2", "endpoint", "spectr route") from None
         if not urls or len(set(urls)) != len(urls):
-            raise ArgumentError(f"a router needs the addresses of replicas, each once, got {list(urls)}")
+            raise ArgumentError(f"a router needs at least one replica, and each address only once, got {list(urls)}")
         for url in urls:
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.netloc or parts.path not in ("", "/"):
-                raise ArgumentError(f"a replica must be an address such as http://10.0.0.7:8000, got {url!r}")
+                raise ArgumentError(f"the address of a replica must look like http://10.0.0.7:8000, got {url!r}")
         self._states = {url.rstrip("/"): _State() for url in urls}
         self._ring = Ring(self._states)
         self._errors, self._patience, self._time = httpx2.TransportError, patience, request_time
@@ -49,66 +50,66 @@ class HttpReplicas:
 
     @property
     def loads(self) -> Mapping[str, int]:
-        """Replicas that are ready, and the requests that each has from here."""
+        """The replicas that are ready, and the number of requests that this router has in flight to each."""
         return {url: state.load for url, state in self._states.items() if state.is_ready}
 
     async def watch(self) -> None:
-        """Ask every replica again and again whether it is ready."""
+        """Check every second which replicas are ready, until cancelled."""
         while True:
-            await asyncio.gather(*(self._look(url) for url in self._states))
+            await asyncio.gather(*(self._check_ready(url) for url in self._states))
             self._changed.set()
             self._changed = asyncio.Event()
-            await asyncio.sleep(_LOOKS)
+            await asyncio.sleep(_POLL_INTERVAL)
 
-    async def _look(self, url: str) -> None:
+    async def _check_ready(self, url: str) -> None:
         try:
-            found = await self._client.get(f"{url}/ready", headers={"host": "localhost"}, timeout=_CONNECT)
-            self._states[url].is_ready = found.status_code == 200
+            response = await self._client.get(f"{url}/ready", headers={"host": "localhost"}, timeout=_CONNECT)
+            self._states[url].is_ready = response.status_code == 200
         except self._errors:
             self._states[url].is_ready = False
 
     @asynccontextmanager
     async def send(self, call: Call) -> AsyncIterator[Answer]:
-        """Send a request to the replica that its prefix belongs to, or to the next that has room."""
-        url = await self._picked(call)
+        """Send a request to the replica that its prefix maps to, or to the next one on the ring that has room."""
+        url = await self._pick(call)
         state = self._states[url]
         state.load += 1
         headers = {**call.headers, "host": "localhost"}
-        silence = _SILENCE if call.streams else self._time  # comments keep streams alive
-        timeout = self._timeout(connect=_CONNECT, read=silence, write=_WRITE, pool=None)
+        read = _STREAM_TIMEOUT if call.streams else self._time  # an idle stream still sends comments
+        timeout = self._timeout(connect=_CONNECT, read=read, write=_WRITE, pool=None)
         try:
-            opened = self._client.stream(
+            stream = self._client.stream(
                 call.method, f"{url}{call.path}", content=call.body, headers=headers, timeout=timeout
             )
-            async with opened as found:
-                yield Answer(url, found.status_code, found.headers, self._chunks(found, url))
+            async with stream as response:
+                yield Answer(url, response.status_code, response.headers, self._chunks(response, url))
         except self._errors as error:
-            state.is_ready = False  # until it says otherwise
+            state.is_ready = False  # until the next successful check
             raise ReplicaLostError(f"{url}: {type(error).__name__}", url) from error
         finally:
             state.load -= 1
 
-    async def _chunks(self, found: Any, url: str) -> AsyncIterator[bytes]:
+    async def _chunks(self, response: Any, url: str) -> AsyncIterator[bytes]:
         try:
-            async for chunk in found.aiter_bytes():
+            async for chunk in response.aiter_bytes():
                 yield chunk
         except self._errors as error:
             self._states[url].is_ready = False
             raise ReplicaLostError(f"{url}: {type(error).__name__}", url) from error
 
-    async def _picked(self, call: Call) -> str:
-        """A replica that is ready, if need be one that failed with this request before."""
+    async def _pick(self, call: Call) -> str:
+        """Return a replica that is ready. Use one that this request was already lost at only if there is no other."""
         deadline = time.monotonic() + self._patience
         while True:
             loads = self.loads
-            fresh = {url: load for url, load in loads.items() if url not in call.avoiding}
-            if (found := choose(self._ring, call.key, fresh or loads)) is not None:
-                return found
-            left = deadline - time.monotonic()
-            if left <= 0:
+            untried = {url: load for url, load in loads.items() if url not in call.avoiding}
+            if (chosen := choose(self._ring, call.key, untried or loads)) is not None:
+                return chosen
+            seconds_left = deadline - time.monotonic()
+            if seconds_left <= 0:
                 raise NoReplicaError(f"none of {len(self._states)} replicas is ready")
             try:
-                await asyncio.wait_for(self._changed.wait(), left)
+                await asyncio.wait_for(self._changed.wait(), seconds_left)
             except TimeoutError:
                 continue
 

@@ -11,7 +11,7 @@ __all__ = ["Answer", "Call", "NoReplicaError", "ReplicaLostError", "Replicas"]
 
 
 class ReplicaLostError(Exception):
-    """A replica did not end its answer, or could not be reached."""
+    """A replica could not be reached, or broke off its answer."""
 
     def __init__(self, message: str, replica: str) -> None:
         super().__init__(message)
@@ -19,7 +19,7 @@ class ReplicaLostError(Exception):
 
 
 class NoReplicaError(ApiError):
-    """There is no replica that takes requests."""
+    """No replica accepts requests."""
 
     def __init__(self, message: str) -> None:
         super().__init__(503, f"{message}; retry later", code="no_replica", wait=5)
@@ -27,40 +27,41 @@ class NoReplicaError(ApiError):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request on its way to a replica: texts and bytes, as they are on the wire."""
+    """A request to a replica: strings and bytes as they are sent over HTTP."""
 
     method: str
-    path: str  # with the query
+    path: str  # including the query
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
-    key: str = ""  # the beginning of the prompt, which decides where it goes
-    streams: bool = False  # the answer comes in pieces
-    avoiding: frozenset[str] = frozenset()  # replicas that failed with it
+    key: str = ""  # the beginning of the prompt, by which a replica is chosen
+    streams: bool = False  # whether the answer is a stream of events
+    avoiding: frozenset[str] = frozenset()  # replicas that already failed to answer this request
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a replica answers."""
+    """The answer of a replica to a call."""
 
     replica: str
     status: int
     headers: Mapping[str, str]
-    chunks: AsyncIterator[bytes]  # raises `ReplicaLostError` if they break off
+    chunks: AsyncIterator[bytes]  # raises `ReplicaLostError` if the answer breaks off
 
 
 class Replicas(Protocol):
     """The replicas of a fleet."""
 
     def send(self, call: Call) -> AbstractAsyncContextManager[Answer]:
-        """The answer of a replica, as long as the block runs; a call that is left before its end is cancelled. Raises
-        `ReplicaLostError`, or `NoReplicaError` if there is none to send it to."""
+        """Send a call to a replica. The answer is valid inside the block; leaving the block early cancels the call.
+
+        Raise `ReplicaLostError` if the replica is lost, and `NoReplicaError` if no replica accepts requests."""
         ...
 
     @property
     def loads(self) -> Mapping[str, int]:
-        """The replicas that take requests, and how many each has."""
+        """The replicas that accept requests, and the number of requests in flight to each."""
         ...
 
     async def watch(self) -> None:
-        """Keep the list of replicas that take requests up to date, until it is cancelled."""
+        """Keep the list of replicas that accept requests up to date, until cancelled."""
         ...

@@ -1,10 +1,11 @@
-"""Chooses the replica of a request: requests with a common prefix go to one replica, which has it in its cache, unless
-that one has more than its share of the load.
+"""Chooses the replica for a request. Requests with a common prefix go to the same replica, which has the prefix in its
+cache, unless that replica has more than its share of the load.
 
-The replicas stand on a ring by hashes of their names, each many times; a request goes to the first behind the hash of
-its prefix. A replica that comes or goes moves its own share of the requests and no others. One that has reached the
-bound passes requests on to the next (consistent hashing with bounded loads, Mirrokni, Thorup and Zadimoghaddam 2018),
-so that a prefix that everybody uses spreads over as many replicas as it needs.
+Each replica is placed on a ring at many points, the hashes of its name and a number. A request goes to the replica at
+the first point after the hash of its prefix. Adding or removing a replica therefore moves only the requests of that
+replica. A replica that has reached the load bound is skipped for the next one on the ring (consistent hashing with
+bounded loads, Mirrokni, Thorup and Zadimoghaddam 2018), so that a popular prefix spreads over as many replicas as it
+needs.
 """
 
 import json
@@ -16,10 +17,10 @@ from typing import Any
 
 __all__ = ["Ring", "choose", "prefix_key"]
 
-_POINTS = 64  # of each replica on the ring
-_SLACK = 1.25  # times the mean load that a replica takes before it passes requests on
-_CHARACTERS = 256  # of a prefix: about one block of 64 tokens, the least that the prefix cache shares
-_TOKENS = 64
+_POINTS = 64  # per replica on the ring
+_SLACK = 1.25  # load bound, as a multiple of the mean load
+_CHARACTERS = 256  # length of a prefix: about 64 tokens, one block, the smallest unit that the prefix cache shares
+_TOKENS = 64  # length of a prefix that is given as tokens
 
 
 def _hash(text: str) -> int:
@@ -27,7 +28,7 @@ def _hash(text: str) -> int:
 
 
 class Ring:
-    """Replicas in the order in which a request asks them.
+    """A ring of replicas, which gives for every key the order in which to try them.
 
     >>> order = list(Ring(["a", "b", "c"]).order("a common beginning"))
     >>> sorted(order), [name for name in order if name != "b"] == list(Ring(["a", "c"]).order("a common beginning"))
@@ -37,12 +38,12 @@ class Ring:
     def __init__(self, names: Collection[str]) -> None:
         self.names = frozenset(names)
         points = sorted((_hash(f"{name}#{number}"), name) for name in self.names for number in range(_POINTS))
-        self._places = [place for place, _ in points]
+        self._hashes = [point for point, _ in points]
         self._owners = [name for _, name in points]
 
     def order(self, key: str) -> Iterator[str]:
-        """All replicas, the one that the key belongs to first."""
-        start, seen = bisect_right(self._places, _hash(key)), set[str]()
+        """Yield all replicas, beginning with the one that the key maps to."""
+        start, seen = bisect_right(self._hashes, _hash(key)), set[str]()
         for step in range(len(self._owners)):
             name = self._owners[(start + step) % len(self._owners)]
             if name not in seen:
@@ -53,8 +54,8 @@ class Ring:
 
 
 def choose(ring: Ring, key: str, loads: Mapping[str, int], slack: float = _SLACK) -> str | None:
-    """The replica that a request goes to, of those that have an entry in `loads`; None if there is none. No load goes
-    beyond the mean times `slack`, rounded up.
+    """Return the replica for a request, one of those in `loads`, or None if `loads` is empty. No load exceeds the mean
+    load times `slack`, rounded up.
 
     >>> ring = Ring(["a", "b", "c"])
     >>> first, second, _ = ring.order("x")
@@ -69,8 +70,8 @@ def choose(ring: Ring, key: str, loads: Mapping[str, int], slack: float = _SLACK
 
 
 def prefix_key(body: Mapping[str, Any]) -> str:
-    """The key that requests with the same prefix share: the first characters of a prompt, or of a conversation up to
-    its first message of a user, so that later turns go where the first went.
+    """Return the key by which a request is routed, the same for requests with the same prefix: the first characters of
+    its prompt, or of its conversation up to the first user message, so that later turns go to the same replica.
 
     >>> prefix_key({"prompt": "a" * 1000}) == "a" * 256, prefix_key({"prompt": [1, 2]})
     (True, '[1, 2]')

@@ -1,5 +1,5 @@
-"""Replicas and routers as deployments of Ray Serve. A replica is the application of `spectr serve`, called through Ray
-in place of a socket; texts and bytes go between them."""
+"""Replicas and routers as deployments of Ray Serve. A replica runs the application of `spectr serve`, which the router
+calls through Ray instead of a socket. Only strings and bytes travel between them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -22,16 +22,16 @@ from spectr.serve.settings import ServerSettings
 
 __all__ = ["ModelReplica", "PrefixRouter", "RayReplicas", "RouterIngress"]
 
-_PATIENCE = 30.0  # seconds that a request waits for a replica, where there is none
-_SILENCE = 60.0  # seconds without a byte, not even a comment, after which a stream is taken for lost
+_PATIENCE = 30.0  # seconds that a request waits for a replica to accept it
+_STREAM_TIMEOUT = 60.0  # a stream that sends nothing for so many seconds, not even a comment, counts as lost
 
 Part = tuple[str, int, dict[str, str]] | bytes
-"""What a replica sends: first its name, a status and headers (a status of 0 says no more than that it has begun), then
-bytes."""
+"""A part of a replica's answer: its name, the status and headers, or bytes of the body. The first part has status 0 and
+says only that the replica has accepted the request."""
 
 
 class ModelReplica:
-    """A model and the application that serves it."""
+    """Holds a model and the application that serves it."""
 
     def __init__(self, model: str, loading: Mapping[str, Any], settings: ServerSettings, revision: str) -> None:
         options = dict(loading)
@@ -42,27 +42,27 @@ class ModelReplica:
         self.name = serve.get_replica_context().replica_id.unique_id
 
     def check_health(self) -> None:
-        """Raise if this replica is not ready. Ray Serve calls this periodically and replaces a replica that raises."""
+        """Raise if this replica is not ready. Ray Serve calls this periodically, and replaces a replica that raises."""
         if (reason := self.service.not_ready) is not None:
             raise RuntimeError(reason)
 
     async def answer(self, call: Call) -> AsyncIterator[Part]:
-        """Answer a request; closing the generator disconnects."""
+        """Answer a request. Closing the generator has the effect of a client that disconnects."""
         yield self.name, 0, {}
-        async for part in _ran(self.app, call, self.name):
+        async for part in _run_asgi(self.app, call, self.name):
             yield part
 
 
-async def _ran(app: Any, call: Call, name: str) -> AsyncIterator[Part]:
-    """What an ASGI application answers. Pieces that wait to be sent are sent together."""
+async def _run_asgi(app: Any, call: Call, name: str) -> AsyncIterator[Part]:
+    """Call an ASGI application and yield the parts of its answer. Body chunks that are waiting are joined into one."""
     queue: asyncio.Queue[Any] = asyncio.Queue()
-    gone = asyncio.Event()
+    disconnected = asyncio.Event()
     bodies = iter([{"type": "http.request", "body": call.body, "more_body": False}])
 
     async def receive() -> Any:
         if (message := next(bodies, None)) is not None:
             return message
-        await gone.wait()
+        await disconnected.wait()
         return {"type": "http.disconnect"}
 
     running = asyncio.ensure_future(app(_scope(call), receive, queue.put))
@@ -82,7 +82,7 @@ async def _ran(app: Any, call: Call, name: str) -> AsyncIterator[Part]:
                 break
         running.result()
     finally:
-        gone.set()
+        disconnected.set()
         running.cancel()
         with suppress(asyncio.CancelledError, Exception):
             await running
@@ -100,17 +100,17 @@ def _scope(call: Call) -> dict[str, Any]:
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
-    """Chooses the replica of a request for Ray Serve: the one that its prefix belongs to, unless that one has more than
-    its share."""
+    """Chooses the replica for a request in Ray Serve: the one that its prefix maps to, unless it has more than its
+    share of the load."""
 
     def initialize_state(self, **_: Any) -> None:
-        """Begin with no replicas."""
+        """Start with no replicas."""
         self._ring = Ring(())
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Replicas in the order in which Ray Serve tries them."""
+        """Return replicas in the order in which Ray Serve is to try them."""
         named = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         if not named or pending_request is None or not pending_request.args:
             return [candidate_replicas]
@@ -119,14 +119,14 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         call: Call = pending_request.args[0]
         cache = self.replica_queue_len_cache
         loads = {name: cache.get(replica.replica_id) or 0 for name, replica in named.items()}
-        fresh = {name: load for name, load in loads.items() if name not in call.avoiding} or loads
-        first = choose(self._ring, call.key, fresh)
-        order = [first, *(name for name in self._ring.order(call.key) if name != first and name in fresh)]
+        untried = {name: load for name, load in loads.items() if name not in call.avoiding} or loads
+        first = choose(self._ring, call.key, untried)
+        order = [first, *(name for name in self._ring.order(call.key) if name != first and name in untried)]
         return [[named[name]] for name in order if name is not None]
 
 
 class RayReplicas:
-    """The replicas of a deployment, behind its handle."""
+    """Sends requests to the replicas of a deployment through its handle."""
 
     def __init__(self, handle: Any, patience: float = _PATIENCE) -> None:
         self._handle = handle.options(stream=True, method_name="answer")
@@ -135,24 +135,24 @@ class RayReplicas:
 
     @property
     def loads(self) -> Mapping[str, int]:
-        """Replicas that run, or have answered, and the requests that each has from here."""
+        """The replicas that run or have answered, and the number of requests that this router has in flight to each."""
         return self._loads
 
     async def watch(self) -> None:
-        """Ask Ray Serve which replicas run."""
+        """Ask Ray Serve every two seconds how many replicas run, until cancelled."""
         name, app = self._handle.deployment_name, self._handle.app_name
         while True:
             with suppress(RayError, RayServeException, KeyError):
                 status = await asyncio.to_thread(serve.status)
                 count = status.applications[app].deployments[name].replica_states.get("RUNNING", 0)
-                busy = {own: load for own, load in self._loads.items() if load}
+                busy = {replica: load for replica, load in self._loads.items() if load}
                 idle = {f"idle-{number}": 0 for number in range(max(0, count - len(busy)))}
                 self._loads = busy | idle
             await asyncio.sleep(2.0)
 
     @asynccontextmanager
     async def send(self, call: Call) -> AsyncIterator[Answer]:
-        """Send a request to the replica that Ray Serve chooses, as `PrefixRouter` tells it."""
+        """Send a request to the replica that Ray Serve chooses with `PrefixRouter`."""
         parts = self._handle.remote(call)
         name = ""
         try:
@@ -160,36 +160,36 @@ class RayReplicas:
                 name, _, _ = await anext(parts)
         except TimeoutError:
             parts.cancel()
-            raise NoReplicaError("no replica took the request in time") from None
+            raise NoReplicaError("no replica accepted the request in time") from None
         except (RayError, RayServeException, StopAsyncIteration) as error:
             raise ReplicaLostError(f"a replica was lost: {type(error).__name__}", name) from error
         self._loads[name] = self._loads.get(name, 0) + 1
         try:
             _, status, headers = await self._next(parts, name, None)
-            yield Answer(name, status, headers, self._chunks(parts, name, _SILENCE if call.streams else None))
+            yield Answer(name, status, headers, self._chunks(parts, name, _STREAM_TIMEOUT if call.streams else None))
         finally:
             self._loads[name] = max(0, self._loads.get(name, 1) - 1)
             parts.cancel()
 
-    async def _chunks(self, parts: Any, name: str, silence: float | None) -> AsyncIterator[bytes]:
-        while (part := await self._next(parts, name, silence)) is not None:
+    async def _chunks(self, parts: Any, name: str, timeout: float | None) -> AsyncIterator[bytes]:
+        while (part := await self._next(parts, name, timeout)) is not None:
             yield part
 
-    async def _next(self, parts: Any, name: str, silence: float | None) -> Any:
-        """The next part; None at the end."""
+    async def _next(self, parts: Any, name: str, timeout: float | None) -> Any:
+        """Return the next part of an answer, or None at its end."""
         try:
-            async with asyncio.timeout(silence):
+            async with asyncio.timeout(timeout):
                 return await anext(parts, None)
         except (RayError, RayServeException, TimeoutError) as error:
             raise ReplicaLostError(f"replica {name} was lost: {type(error).__name__}", name) from error
 
 
 class RouterIngress:
-    """The router as a deployment: what Ray's proxy passes requests to."""
+    """The router as a deployment, to which the proxy of Ray Serve passes requests."""
 
     def __init__(self, handle: Any, settings: ServerSettings) -> None:
         self.router = Router(RayReplicas(handle), settings)
 
     def __serve_build_asgi_app__(self) -> Any:
-        """Ray Serve calls this once, and serves what it returns."""
+        """Return the ASGI application to serve. Ray Serve calls this once."""
         return build_router(self.router)

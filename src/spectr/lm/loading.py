@@ -91,7 +91,7 @@ def _serve_other_ranks(opened: "OpenedModel") -> None:
     if not target.is_sharded:
         return
     if target.group.leads:
-        target.group.before_the_end = end_threads
+        target.group.on_stop = end_threads
         return
     from spectr.models.parallel.follower import follow
 

@@ -72,7 +72,7 @@ class Target:
         return min(self.context, self.needs.window or 1) if slides else self.context
 
     @property
-    def lender(self) -> Any:
+    def model_for_drafters(self) -> Any:
         """The model whose embedding and output layer a drafter may use; both are whole, not sharded."""
         return self.model
 

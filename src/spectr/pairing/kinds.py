@@ -82,7 +82,7 @@ def _trained(pairing: Pairing, folder: Path) -> Drafter:
     target = pairing.target.target
     if pairing.options.vocabulary is not None:
         whole("vocabulary", pairing.options.vocabulary, 1)
-    head = load_drafter(folder, target.lender, pairing.options.vocabulary)
+    head = load_drafter(folder, target.model_for_drafters, pairing.options.vocabulary)
     if isinstance(head, BlockwiseHead):
         return named_drafter("blockwise", heads=head, target=target, plan=pairing.plan(length=head.shape.depths))
     plan, taps = pairing.plan(**default_tree(pairing)), head.shape.taps

@@ -53,7 +53,7 @@ def auto_drafter(target: "OpenedModel") -> tuple[str, str]:
     one, otherwise none. Under the race a step may also use `lookup`, which pays only where a text repeats itself."""
     from spectr.models.trained import shipped
 
-    folder = shipped(target.target.lender)
+    folder = shipped(target.target.model_for_drafters)
     if folder is not None:
         return str(folder), "the drafter that was trained for this model"
     return "none", (
@@ -141,7 +141,7 @@ def _by_plan(drafter: Any, pairing: Pairing) -> Drafter:
     if profile is None:
         base = pair(drafter, pairing.target, pairing.card, bare, pairing.loading)
         return _auto(base, pairing) if is_auto else base
-    profile.check(fingerprint(pairing.target.target.lender), net.device.type, drafter)
+    profile.check(fingerprint(pairing.target.target.model_for_drafters), net.device.type, drafter)
     return _by_profile(profile, replace(pairing, options=bare), is_auto=is_auto)
 
 

@@ -1,12 +1,12 @@
-"""One model over several processes: tensor parallelism on transformers' own sharding, started by torchrun.
+"""Run one model in several processes: tensor parallelism with the sharding of transformers, started by torchrun.
 
-Rank 0 has the scheduler, the drafter and the rule. The other ranks follow: they hold their shards of the weights and of
-the cache, and run the target calls that rank 0 announces, nothing else. Read in this order:
+Rank 0 runs the scheduler, the drafter and the rule. The other ranks follow it: each holds its shards of the weights and
+of the cache, and runs only the target calls that rank 0 announces. Read the modules in this order:
 
-`group`    the processes: messages of rank 0, comparisons, and how the death of one ends the others
-`message`  what rank 0 sends before every call
-`digest`   numbers that tell whether two ranks ran the same call
-`target`   the target on rank 0, which announces its calls, and on the others, which run them
+`group`    the group of processes: messages from rank 0, comparisons between ranks, shutdown when a rank is lost
+`message`  the message that rank 0 sends before every call
+`digest`   hashes that show whether two ranks ran the same call
+`target`   the target on rank 0, which announces its calls, and on the other ranks, which run them
 `follower` the loop of the other ranks
-`sharding` from a loaded model, or its folder, to a shard on each rank
+`sharding` splits a model, loaded or in a folder, into one shard per rank
 """

@@ -1,7 +1,8 @@
-"""Numbers that tell whether two ranks ran the same call: hashes of rows, in whole numbers that wrap around.
+"""Hashes of rows in 64-bit integers that wrap around, with which ranks check that they ran the same call.
 
-Every number of a row is multiplied by an odd weight of its place, so that a change of any single number shows. The sums
-are taken where the tensors are and do not round, so that they do not depend on the device.
+Each number of a row is multiplied by an odd weight that depends on its position, so that a change of any single number
+changes the hash. The sums are computed on the device of the tensors. Integers do not round, so that the result does not
+depend on the device.
 """
 
 from functools import cache
@@ -11,20 +12,20 @@ from torch import Tensor
 
 __all__ = ["hash_bits", "hash_rows"]
 
-_STEP = 0x1E3779B97F4A7C15  # odd, below 2^63: places get weights that look unlike one another
+_STEP = 0x1E3779B97F4A7C15  # odd and below 2^63, so that the weights of neighbouring positions share no pattern
 _MIX = 0x2545F4914F6CDD1D
-_WHOLES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @cache
 def _weights(count: int, device: torch.device) -> Tensor:
-    """(count,) odd numbers, made once for each power of two."""
+    """Return `count` odd numbers (count,). They are cached; callers ask for powers of two and slice."""
     with torch.inference_mode(False):
         return torch.arange(1, count + 1, device=device) * (2 * _STEP) + 1
 
 
 def hash_rows(*parts: Tensor) -> Tensor:
-    """(B,) of whole numbers or masks (B, …) each.
+    """Return one hash per row (B,) of tensors of integers or masks, each (B, …).
 
     >>> one, other = torch.tensor([[1, 2], [3, 4]]), torch.tensor([[1, 2], [3, 5]])
     >>> (hash_rows(one, one > 2) == hash_rows(other, other > 2)).tolist()
@@ -39,5 +40,6 @@ def hash_rows(*parts: Tensor) -> Tensor:
 
 
 def hash_bits(values: Tensor) -> Tensor:
-    """(B,) of the bits of numbers (B, …): two ranks have the same only if all numbers are equal to the last bit."""
-    return hash_rows(values.detach().contiguous().view(_WHOLES[values.element_size()]))
+    """Return one hash per row (B,) of the bits of numbers (B, …). Rows that differ in a single bit of one number have
+    different hashes."""
+    return hash_rows(values.detach().contiguous().view(_INTEGERS[values.element_size()]))

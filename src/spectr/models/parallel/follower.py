@@ -1,4 +1,4 @@
-"""What the ranks other than 0 do: run the calls that rank 0 announces, on their own shards, until it says stop."""
+"""The loop of the ranks other than 0: run the calls that rank 0 announces on this rank's shards, until it says stop."""
 
 import signal
 import sys
@@ -19,17 +19,17 @@ __all__ = ["Follower", "follow"]
 
 
 class Follower:
-    """The targets and sessions of one rank, by the names that rank 0 gave them."""
+    """Holds the targets and sessions of one rank under the numbers that rank 0 gave them, and runs calls on them."""
 
     def __init__(self, target: ShardedTarget) -> None:
         self.group, self.device = target.group, target.device
         self.targets = {0: target}
         self.sessions: dict[int, Session] = {}
-        self.windows: dict[tuple[int, int, int], Session] = {}  # by number, first and last row
-        self.views: dict[int, tuple[int, Session]] = {}  # the last view of each session
+        self.windows: dict[tuple[int, int, int], Session] = {}  # by session number, first and last row
+        self.views: dict[int, tuple[int, Session]] = {}  # the latest view of each session
         self._calls: dict[str, Callable[..., Any]] = {
-            "beat": lambda: self.group.least(0),
-            "gather": target.gather_ends,
+            "heartbeat": lambda: self.group.minimum(0),
+            "gather": target.gather_embeddings,
             "digest": target.digest,
             "free": self._free,
             "open": self._open,
@@ -37,28 +37,28 @@ class Follower:
         }
 
     def run(self, message: Message) -> None:
-        """Run one call. What is refused here is refused on rank 0 as well, and changes nothing."""
+        """Run one call. A call that is refused here is refused on rank 0 as well and changes nothing on either."""
         if message.name in self._calls:
-            self._calls[message.name](**message.numbers)
+            self._calls[message.name](**message.arguments)
             return
-        numbers = dict(message.numbers)
-        target, session = self.targets[numbers.pop("model")], self._session(*numbers.pop("session"))
+        arguments = dict(message.arguments)
+        target, session = self.targets[arguments.pop("model")], self._session(*arguments.pop("session"))
         tensors = [None if tensor is None else tensor.to(self.device) for tensor in message.tensors]
         if message.name == "score":
             tokens, ancestors, depth, only = tensors
-            target.score(session, _given(tokens), _given(ancestors), _given(depth), only=only)
+            target.score(session, _required(tokens), _required(ancestors), _required(depth), only=only)
         else:
-            getattr(target, message.name)(session, *tensors, **numbers)
+            getattr(target, message.name)(session, *tensors, **arguments)
 
     def _free(self, dropped: list[int]) -> None:
-        """Forget sessions that rank 0 holds no more, and say how much memory there is."""
+        """Drop the sessions that rank 0 no longer holds, and report this rank's free memory."""
         for number in dropped:
             self.sessions.pop(number, None)
             self.views.pop(number, None)
             self.windows = {key: window for key, window in self.windows.items() if key[0] != number}
         if dropped and self.device.type == "cuda":
             torch.cuda.empty_cache()
-        self.group.least(free_bytes(self.group))
+        self.group.minimum(free_bytes(self.group))
 
     def _open(self, model: int, session: int, rows: int, slots: int) -> None:
         self.sessions[session] = self.targets[model].open(rows, slots)
@@ -67,35 +67,36 @@ class Follower:
         self.targets[model] = ShardedTarget(truncated(self.targets[0].model, layers), self.group)
 
     def _session(self, number: int, window: list[int] | None, view: int, is_new: bool) -> Session:
-        """The session, window or view that is meant; made now if it is new."""
-        found, target = self.sessions[number], self.targets[0]
+        """Return the session, window or view that a `SessionName` refers to. Create a window or view that is new."""
+        session, target = self.sessions[number], self.targets[0]
         if view and not is_new:
-            last, held = self.views[number]
-            if last != view:
-                raise RankError(f"view {view} of session {number} is gone, and {last} is there")
+            latest, held = self.views[number]
+            if latest != view:
+                raise RankError(f"view {view} of session {number} has been replaced by view {latest}")
             return held
         if window is not None:
             start, stop, longest = window
             key = (number, start, stop)
             if is_new:
-                self.windows[key] = target.window(found, start, stop, longest)
-            found = self.windows[key]
+                self.windows[key] = target.window(session, start, stop, longest)
+            session = self.windows[key]
         if view:
-            found = target.share(found)
-            self.views[number] = (view, found)
-        return found
+            session = target.share(session)
+            self.views[number] = (view, session)
+        return session
 
 
-def _given(tensor: Tensor | None) -> Tensor:
+def _required(tensor: Tensor | None) -> Tensor:
     assert tensor is not None
     return tensor
 
 
 def follow(target: ShardedTarget) -> None:
-    """Follow rank 0 to its end, then end this process: with 0 if rank 0 said so, with 1 if a rank was lost.
+    """Follow rank 0 until it stops, then exit: with code 0 if rank 0 sent a stop message, with code 1 if a rank was
+    lost.
 
-    Signals that end a whole job reach all of its processes at once. They are left to rank 0, which may have requests to
-    finish and needs the others for it."""
+    A signal that ends a job reaches all of its processes at once. This process ignores SIGINT and SIGTERM, because rank
+    0 may have requests to finish and needs all ranks to do so."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
@@ -104,7 +105,7 @@ def follow(target: ShardedTarget) -> None:
         with torch.no_grad():
             while (message := group.receive()).name != "stop":
                 try:
-                    with group.speaking():
+                    with group.fail_on_error():
                         follower.run(message)
                 except RankError:
                     raise

@@ -1,6 +1,8 @@
-"""What rank 0 sends to the other ranks before every target call: a name, a few numbers, and tensors such as the tree.
+"""The message that rank 0 sends to the other ranks before every target call: a name, arguments, and tensors such as the
+tree.
 
-A message is a header in JSON and the bytes of its tensors, masks packed into bits: about 1 kB for a tree of 64 nodes.
+It is encoded as a header in JSON followed by the bytes of the tensors, with masks packed into bits. A tree of 64 nodes
+takes about 1 kB.
 """
 
 import json
@@ -20,52 +22,52 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A call that all ranks run."""
+    """A call that every rank runs."""
 
     name: str
-    numbers: dict[str, Any] = field(default_factory=dict)  # what JSON can hold
-    tensors: tuple[Tensor | None, ...] = ()  # whole numbers (int64) or masks (bool)
+    arguments: dict[str, Any] = field(default_factory=dict)  # anything that JSON can represent
+    tensors: tuple[Tensor | None, ...] = ()  # integers (int64) or masks (bool)
 
     def encoded(self) -> bytes:
-        """The message as bytes."""
+        """Return the message as bytes."""
         kinds = [None if tensor is None else [tensor.dtype == torch.bool, *tensor.shape] for tensor in self.tensors]
-        header = json.dumps([self.name, self.numbers, kinds], separators=(",", ":")).encode()
+        header = json.dumps([self.name, self.arguments, kinds], separators=(",", ":")).encode()
         return b"".join([_LENGTH.pack(len(header)), header, *(_bytes(t) for t in self.tensors if t is not None)])
 
     @classmethod
     def decoded(cls, data: bytes) -> "Message":
-        """The message from its bytes.
+        """Return the message that was encoded as `data`.
 
         >>> tree = torch.tensor([[1, 2]]), None, torch.tensor([[True, False, True]])
         >>> Message.decoded(Message("score", {"model": 0}, tree).encoded())
-        Message(name='score', numbers={'model': 0},
+        Message(name='score', arguments={'model': 0},
             tensors=(tensor([[1, 2]]), None, tensor([[ True, False,  True]])))
         """
         (length,) = _LENGTH.unpack_from(data)
-        at = _LENGTH.size + length
-        name, numbers, kinds = json.loads(data[_LENGTH.size : at])
+        start = _LENGTH.size + length
+        name, arguments, kinds = json.loads(data[_LENGTH.size : start])
         tensors: list[Tensor | None] = []
         for kind in kinds:
             if kind is None:
                 tensors.append(None)
                 continue
-            count = _size(kind)
-            tensors.append(_tensor(data[at : at + count], kind))
-            at += count
-        return cls(name, numbers, tuple(tensors))
+            size = _size(kind)
+            tensors.append(_tensor(data[start : start + size], kind))
+            start += size
+        return cls(name, arguments, tuple(tensors))
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    """The numbers of a tensor, masks in bits."""
+    """Return the values of a tensor as bytes, eight to a byte if it is a mask."""
     values = tensor.detach().cpu().contiguous().numpy()
     return np.packbits(values).tobytes() if tensor.dtype == torch.bool else values.astype("<i8").tobytes()
 
 
 def _size(kind: list[Any]) -> int:
-    """Bytes of a tensor, of which the header says whether it is a mask and its shape."""
+    """Return the size in bytes of an encoded tensor. `kind` says whether it is a mask, followed by its shape."""
     is_mask, *shape = kind
-    numbers: int = prod(shape)
-    return -(-numbers // 8) if is_mask else 8 * numbers
+    count: int = prod(shape)
+    return -(-count // 8) if is_mask else 8 * count
 
 
 def _tensor(data: bytes, kind: list[Any]) -> Tensor:

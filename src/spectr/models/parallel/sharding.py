@@ -1,4 +1,4 @@
-"""From a model to its shards: the part of every weight that a rank holds, by the plan that transformers has for it."""
+"""Split a model into shards, the part of each weight that a rank holds, by the tensor-parallel plan of transformers."""
 
 import os
 from typing import Any
@@ -18,12 +18,13 @@ __all__ = ["check_shards", "local_device", "shard", "sharded_target", "sharding_
 
 
 def local_device(device: torch.device) -> torch.device:
-    """The device of this rank: each has a GPU of its own on its machine."""
+    """Return the device of this rank. On CUDA every rank of a host has a GPU of its own."""
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if device.type == "cuda" else device
 
 
 def check_shards(name: str, config: Any, size: int) -> None:
-    """Refuse a model whose heads cannot be dealt out evenly, or that transformers has no plan for."""
+    """Raise if the heads of a model cannot be divided evenly among `size` ranks, or if transformers has no
+    tensor-parallel plan for it."""
     text = config.get_text_config(decoder=True)
     if config.is_encoder_decoder or not getattr(text, "base_model_tp_plan", None):
         raise MismatchError(
@@ -31,25 +32,27 @@ def check_shards(name: str, config: Any, size: int) -> None:
             "without tensor_parallel"
         )
     heads = int(text.num_attention_heads)
-    shared = int(getattr(text, "num_key_value_heads", None) or heads)
-    if heads % size or shared % size:
-        fitting = [number for number in range(2, shared + 1) if heads % number == 0 and shared % number == 0]
-        choices = f"one of {', '.join(map(str, fitting))}" if fitting else "1"
+    kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
+    if heads % size or kv_heads % size:
+        divisors = [number for number in range(2, kv_heads + 1) if heads % number == 0 and kv_heads % number == 0]
+        choices = f"one of {', '.join(map(str, divisors))}" if divisors else "1"
         raise MismatchError(
-            f"tensor_parallel must divide the {heads} heads and the {shared} key-value heads of {name!r}, got {size}; "
-            f"choose {choices}"
+            f"tensor_parallel must divide the {heads} heads and the {kv_heads} key-value heads of {name!r}, got {size}"
+            f"; choose {choices}"
         )
 
 
 def sharding_keywords(device: torch.device, size: int) -> dict[str, Any]:
-    """For `from_pretrained`, so that each rank reads its shards alone; nothing where transformers would take other
-    devices than the one that is meant, so that the model is loaded whole and sharded after."""
+    """Return keywords for `from_pretrained` with which each rank reads only its own shards.
+
+    They are empty if transformers would not use the kind of `device`: it shards onto GPUs wherever there are any. The
+    model is then loaded in full, and `shard` splits it afterwards."""
     is_native = (device.type == "cuda") == torch.cuda.is_available()
     return {"distributed_config": DistributedConfig(tp_size=size)} if is_native else {}
 
 
 def shard(net: Any, group: RankGroup) -> None:
-    """Keep this rank's shards of a model that is loaded whole."""
+    """Reduce a model that was loaded in full to this rank's shards. Do nothing if it is sharded already."""
     if is_sharded(net):
         return
     mesh = init_device_mesh(group.device.type, (group.size,), mesh_dim_names=("tp",))
@@ -58,14 +61,14 @@ def shard(net: Any, group: RankGroup) -> None:
     for module in net.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
             if isinstance(weight, DTensor):
-                setattr(module, name, nn.Parameter(_alone(weight), requires_grad=False))
+                setattr(module, name, nn.Parameter(_own_copy(weight), requires_grad=False))
     embedding, output = net.get_input_embeddings(), net.get_output_embeddings()
     if is_tied and getattr(embedding.weight, "placements", None) == getattr(output.weight, "placements", None):
         output.weight = embedding.weight
 
 
-def _alone(weight: DTensor) -> DTensor:
-    """The same shard in memory of its own: as it comes it may be a view of the whole."""
+def _own_copy(weight: DTensor) -> DTensor:
+    """Copy a shard into its own memory. It may be a view of the full weight, which would otherwise stay allocated."""
     local = weight.to_local().clone()
     return DTensor.from_local(
         local, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape, stride=weight.stride()
@@ -73,7 +76,7 @@ def _alone(weight: DTensor) -> DTensor:
 
 
 def sharded_target(net: PreTrainedModel, group: RankGroup) -> ShardedTarget:
-    """The target of this rank, once all ranks have their shards."""
-    made = LeadingTarget(net, group) if group.leads else ShardedTarget(net, group)
+    """Return the target of this rank, once all ranks have their shards."""
+    target = LeadingTarget(net, group) if group.leads else ShardedTarget(net, group)
     group.wait_for_all()
-    return made
+    return target

@@ -1,8 +1,8 @@
-"""A target whose layers are spread over several processes. Every rank has one, over its own shards.
+"""A target whose layers are spread over several processes. Every rank has such a target over its own shards.
 
-On rank 0 each call is announced to the others before it runs: its tree, which rows and slots it concerns, and after the
-verdict what is kept. Sessions, windows and views are known to the others by names. After each call all ranks compare
-hashes of what they ran.
+Rank 0 announces each call to the other ranks before it runs: the tree with its rows and slots, and after the verdict
+the nodes to keep. Messages refer to sessions, windows and views by name. After each call all ranks compare hashes of
+what they ran.
 """
 
 import weakref
@@ -26,59 +26,60 @@ from spectr.models.session import Session, round_up_16
 from spectr.models.target import Target
 from spectr.types import Layers
 
-__all__ = ["LeadingTarget", "Lender", "SessionName", "ShardedTarget", "free_bytes"]
+__all__ = ["LeadingTarget", "ModelForDrafters", "SessionName", "ShardedTarget", "free_bytes"]
 
-_NUMBERS = count(1)  # of sessions, views and models
+_NUMBERS = count(1)  # numbers for sessions, views and models
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class SessionName:
-    """How the other ranks know a session: by number, and by the window or the view of it that is meant."""
+    """The name under which the other ranks hold a session: its number, and the window or view of it, if it is one."""
 
     number: int
-    window: tuple[int, int, int] | None = None  # first row, last row, most tokens
-    view: int = 0  # number of a view; 0: none
-    is_new: bool = False  # to be made before it is used
-    whole: "SessionName | None" = None  # of which this is a part, kept as long as the part
+    window: tuple[int, int, int] | None = None  # first row, end of rows, maximum number of tokens
+    view: int = 0  # number of the view; 0 if it is not a view
+    is_new: bool = False  # the other ranks must create it before they use it
+    parent: "SessionName | None" = None  # of a window or view: keeps the name of its session alive
 
     def announced(self) -> list[Any]:
-        """The name as a message has it; from then on the others have made it."""
-        made = [self.number, self.window, self.view, self.is_new]
+        """Return the name as a message carries it, and clear `is_new`: the message makes the other ranks create it."""
+        fields = [self.number, self.window, self.view, self.is_new]
         self.is_new = False
-        return made
+        return fields
 
 
-class Lender:
-    """A model's embedding and output layer, gathered from all ranks, and what else a drafter asks of its target."""
+class ModelForDrafters:
+    """Stands in for a sharded model where a drafter is built on it: holds the model's config, and its embedding and
+    output layer gathered from all ranks."""
 
     def __init__(self, model: PreTrainedModel, embedding: nn.Module, output: nn.Module) -> None:
         self.config, self.device, self.dtype = model.config, model.device, model.dtype
-        self._ends = embedding, output
+        self._embedding, self._output = embedding, output
 
     def get_input_embeddings(self) -> nn.Module:
-        """The embedding."""
-        return self._ends[0]
+        """Return the embedding."""
+        return self._embedding
 
     def get_output_embeddings(self) -> nn.Module:
-        """The output layer."""
-        return self._ends[1]
+        """Return the output layer."""
+        return self._output
 
 
-def _whole(tensor: Any) -> Tensor:
-    """A tensor from its shards; all ranks must call this."""
-    found: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return found.detach()
+def _gathered(tensor: Any) -> Tensor:
+    """Assemble a tensor from its shards; every rank must call this."""
+    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full.detach()
 
 
-def _unsharded(module: nn.Module, weight: Tensor, bias: Tensor | None = None) -> nn.Module:
-    """A copy of an embedding or a linear layer with whole weights that does what its class does: transformers lets the
-    sharded one talk to other ranks by a `forward` of its own."""
-    own_bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-    return copy_with_parameters(module, {"weight": nn.Parameter(weight, requires_grad=False), "bias": own_bias})
+def _unsharded_copy(module: nn.Module, weight: Tensor, bias: Tensor | None = None) -> nn.Module:
+    """Copy an embedding or a linear layer with full weights. The copy has the `forward` of its class, whereas
+    transformers gives a sharded layer one that communicates with the other ranks."""
+    bias_parameter = None if bias is None else nn.Parameter(bias, requires_grad=False)
+    return copy_with_parameters(module, {"weight": nn.Parameter(weight, requires_grad=False), "bias": bias_parameter})
 
 
 class ShardedTarget(Target):
-    """The shards of one rank."""
+    """The target of one rank, over its shards. It runs calls without announcing them."""
 
     is_sharded = True
 
@@ -87,40 +88,42 @@ class ShardedTarget(Target):
         self.group = group
         if self.needs.family != "causal":
             raise MismatchError(
-                f"{type(model).__name__} cannot be spread over processes: tensor_parallel is for decoder-only models "
-                "with rotary or learned positions"
+                "tensor_parallel needs a decoder-only model with rotary or learned positions, which "
+                f"{type(model).__name__} is not; load it without tensor_parallel"
             )
 
     def compile(self) -> None:
-        """Refused: it was never tried."""
-        raise MismatchError("layers over several processes are not compiled; leave compile out, or tensor_parallel")
+        """Refuse to compile: compiled layers have not been tested with several processes."""
+        raise MismatchError(
+            "a model spread over several processes cannot be compiled; leave out compile or tensor_parallel"
+        )
 
     def memory(self, rows: int, slots: int) -> int:
-        """Bytes of this rank's part of a cache."""
+        """Return the bytes of this rank's part of a cache."""
         return super().memory(rows, slots) // self.group.size
 
-    def gather_ends(self) -> Lender:
-        """The whole embedding and output layer; all ranks must call this."""
+    def gather_embeddings(self) -> ModelForDrafters:
+        """Gather the embedding and the output layer from all ranks; every rank must call this."""
         embedding, output = self.model.get_input_embeddings(), self.head
-        rows = _whole(embedding.weight)
-        weight = rows if output.weight is embedding.weight else _whole(output.weight)
+        rows = _gathered(embedding.weight)
+        weight = rows if output.weight is embedding.weight else _gathered(output.weight)
         bias = getattr(output, "bias", None)
-        ends = _unsharded(embedding, rows), _unsharded(output, weight, None if bias is None else _whole(bias))
-        return Lender(self.model, *ends)
+        full_output = _unsharded_copy(output, weight, None if bias is None else _gathered(bias))
+        return ModelForDrafters(self.model, _unsharded_copy(embedding, rows), full_output)
 
     def keep(self, session: Session, nodes: Tensor) -> None:
-        """As the others must do, too."""
-        self.group.note(nodes)
+        """Commit the accepted nodes, and include them in the next comparison of the ranks."""
+        self.group.record_commit(nodes)
         super().keep(session, nodes)
 
     def rewind(self, session: Session, lengths: list[int]) -> None:
-        """As the others must do, too."""
-        self.group.note(torch.tensor([lengths], device=self.device))
+        """Shorten rows to these lengths, and include the lengths in the next comparison of the ranks."""
+        self.group.record_commit(torch.tensor([lengths], device=self.device))
         super().rewind(session, lengths)
 
     def copy_rows(self, session: Session, sources: list[int], targets: list[int], most: int) -> None:
-        """As the others must do, too."""
-        self.group.note(torch.tensor([[*sources, *targets, most]], device=self.device))
+        """Copy the beginnings of rows, and include the copy in the next comparison of the ranks."""
+        self.group.record_commit(torch.tensor([[*sources, *targets, most]], device=self.device))
         super().copy_rows(session, sources, targets, most)
 
     def _run(self, session: Session, fresh: FreshTokens, choose: Callable[[Tensor], Tensor] | None) -> Tensor:
@@ -131,119 +134,119 @@ class ShardedTarget(Target):
 
 
 class LeadingTarget(ShardedTarget):
-    """The target of rank 0, which announces every call."""
+    """The target of rank 0. It announces every call to the other ranks."""
 
     def __init__(self, model: PreTrainedModel, group: RankGroup, number: int = 0) -> None:
         super().__init__(model, group)
-        self.number = number  # 0 is the whole model; its first layers have others
-        self._dropped: list[int] = []  # sessions that nobody holds any more
-        self._lender: Lender | None = None
+        self.number = number  # 0 for the full model; a target of its first layers has another number
+        self._dropped: list[int] = []  # numbers of sessions that have been garbage-collected
+        self._model_for_drafters: ModelForDrafters | None = None
 
     @property
-    def lender(self) -> Lender:
-        """The embedding and the output layer from all ranks, gathered when they are first asked for."""
-        if self._lender is None:
-            with self.group.calling(Message("gather")):
-                self._lender = self.gather_ends()
-        return self._lender
+    def model_for_drafters(self) -> ModelForDrafters:
+        """The model's embedding and output layer, gathered from all ranks on first use."""
+        if self._model_for_drafters is None:
+            with self.group.announce(Message("gather")):
+                self._model_for_drafters = self.gather_embeddings()
+        return self._model_for_drafters
 
     def first_layers(self, layers: int) -> "LeadingTarget":
-        """The first layers of this model, on all ranks."""
-        number, made = next(_NUMBERS), truncated(self.model, layers)
-        with self.group.calling(Message("truncate", {"model": number, "layers": layers})):
-            return LeadingTarget(made, self.group, number)
+        """Return a target of the first layers of this model, on every rank."""
+        number, model = next(_NUMBERS), truncated(self.model, layers)
+        with self.group.announce(Message("truncate", {"model": number, "layers": layers})):
+            return LeadingTarget(model, self.group, number)
 
     def digest(self) -> str:
-        """Of all weights, from all ranks."""
-        with self.group.calling(Message("digest")):
+        """Return a digest of all weights, from the shards of all ranks."""
+        with self.group.announce(Message("digest")):
             return super().digest()
 
     def open(self, rows: int, slots: int, *, features: Layers | None = None, lasting: bool = True) -> Session:
-        """Room for rows on every rank, if all of them have it. Features are kept on this one alone."""
-        self._afford(rows, round_up_16(slots))
+        """Open a session on every rank, if all of them have the memory. Only rank 0 keeps features."""
+        self._require_memory(rows, round_up_16(slots))
         number = next(_NUMBERS)
-        given = {"model": self.number, "session": number, "rows": rows, "slots": slots}
-        with self.group.calling(Message("open", given)):
-            made = super().open(rows, slots, features=features, lasting=lasting)
-        made.name = SessionName(number)
-        weakref.finalize(made.name, self._dropped.append, number)
-        return made
+        arguments = {"model": self.number, "session": number, "rows": rows, "slots": slots}
+        with self.group.announce(Message("open", arguments)):
+            session = super().open(rows, slots, features=features, lasting=lasting)
+        session.name = SessionName(number)
+        weakref.finalize(session.name, self._dropped.append, number)
+        return session
 
     def make_room(self, session: Session, rows: int, slots: int) -> None:
-        """More room on every rank, if all of them have it."""
+        """Enlarge a session on every rank, if all of them have the memory."""
         rows, slots = max(rows, session.rows), max(round_up_16(slots), session.cache.size)
         if self.memory(rows, slots) > self.memory(session.rows, session.cache.size):
-            self._afford(rows, slots)
-            with self._calling("make_room", session, {"rows": rows, "slots": slots}):
+            self._require_memory(rows, slots)
+            with self._announce("make_room", session, {"rows": rows, "slots": slots}):
                 super().make_room(session, rows, slots)
 
-    def _afford(self, rows: int, slots: int) -> None:
-        """Refuse a cache that some rank has no room for. Ranks of one machine without GPUs share its memory."""
+    def _require_memory(self, rows: int, slots: int) -> None:
+        """Raise if some rank lacks the memory for a cache. Tell the other ranks first which sessions they can drop."""
         size = self.memory(rows, slots)
         dropped, self._dropped[:] = list(self._dropped), []
-        with self.group.calling(Message("free", {"dropped": dropped})):
-            free = self.group.least(free_bytes(self.group))
+        with self.group.announce(Message("free", {"dropped": dropped})):
+            free = self.group.minimum(free_bytes(self.group))
         if size > free:
             raise NoRoomError(
                 f"a cache of {rows} rows of {slots} tokens takes {format_bytes(size)} on each of {self.group.size} "
-                f"ranks, and one of them has {format_bytes(free)} free; use fewer rows or a smaller max_new_tokens"
+                f"ranks, but one of them has only {format_bytes(free)} free; use fewer rows or a smaller max_new_tokens"
             )
 
     def window(self, session: Session, start: int, stop: int, longest: int) -> Session:
-        """A session on some rows; the others make it when it is used."""
-        made = super().window(session, start, stop, longest)
-        made.name = SessionName(session.name.number, (start, stop, longest), 0, True, session.name)
-        return made
+        """Return a session on some rows of another; the other ranks create it when it is first used."""
+        window = super().window(session, start, stop, longest)
+        window.name = SessionName(session.name.number, (start, stop, longest), 0, True, session.name)
+        return window
 
     def share(self, session: Session) -> Session:
-        """A view of a session; the others make it when it is used."""
-        made, name = super().share(session), session.name
-        made.name = SessionName(name.number, name.window, next(_NUMBERS), True, name)
-        return made
+        """Return a view of a session; the other ranks create it when it is first used."""
+        view, name = super().share(session), session.name
+        view.name = SessionName(name.number, name.window, next(_NUMBERS), True, name)
+        return view
 
     def read(self, session: Session, texts: list[list[int]], filled: list[int] | None = None) -> None:
         """Commit more tokens to each row, on every rank."""
-        with self._calling("read", session, {"texts": texts, "filled": filled}):
+        with self._announce("read", session, {"texts": texts, "filled": filled}):
             super().read(session, texts, filled)
 
     def score(
         self, session: Session, tokens: Tensor, ancestors: Tensor, depth: Tensor, *, only: Tensor | None = None
     ) -> Tensor:
-        """Logits of a tree, which the other ranks are sent before the call."""
-        with self._calling("score", session, {}, tokens, ancestors, depth, only):
+        """Return the logits of a tree, after sending the tree to the other ranks."""
+        with self._announce("score", session, {}, tokens, ancestors, depth, only):
             return super().score(session, tokens, ancestors, depth, only=only)
 
     def keep(self, session: Session, nodes: Tensor) -> None:
         """Commit the accepted nodes, on every rank."""
-        with self._calling("keep", session, {}, nodes):
+        with self._announce("keep", session, {}, nodes):
             super().keep(session, nodes)
 
     def rewind(self, session: Session, lengths: list[int]) -> None:
-        """Forget scratch nodes and committed tokens beyond these lengths, on every rank."""
-        with self._calling("rewind", session, {"lengths": lengths}):
+        """Discard scratch nodes and the committed tokens beyond these lengths, on every rank."""
+        with self._announce("rewind", session, {"lengths": lengths}):
             super().rewind(session, lengths)
 
     def copy_rows(self, session: Session, sources: list[int], targets: list[int], most: int) -> None:
         """Copy the beginnings of rows, on every rank."""
-        with self._calling("copy_rows", session, {"sources": sources, "targets": targets, "most": most}):
+        with self._announce("copy_rows", session, {"sources": sources, "targets": targets, "most": most}):
             super().copy_rows(session, sources, targets, most)
 
     def take_rows(self, session: Session, rows: Tensor) -> None:
-        """Refused: nothing announces it."""
-        raise MismatchError("rows of a model over several processes are copied with copy_rows")
+        """Refuse to take rows: this call has no message to announce it."""
+        raise MismatchError("a model spread over several processes does not support take_rows; use copy_rows")
 
     def grow(self, session: Session, slots: int) -> None:
-        """The same as more room for the rows that there are."""
+        """Enlarge a session to more slots for its present rows, on every rank."""
         self.make_room(session, session.rows, slots)
 
-    def _calling(self, name: str, session: Session, numbers: dict[str, Any], *tensors: Tensor | None) -> Any:
+    def _announce(self, name: str, session: Session, arguments: dict[str, Any], *tensors: Tensor | None) -> Any:
         """Announce a call on a session."""
-        given = {"model": self.number, "session": session.name.announced(), **numbers}
-        return self.group.calling(Message(name, given, tensors))
+        arguments = {"model": self.number, "session": session.name.announced(), **arguments}
+        return self.group.announce(Message(name, arguments, tensors))
 
 
 def free_bytes(group: RankGroup) -> int:
-    """Memory that a cache of this rank may take; ranks of one machine without GPUs share what it has."""
+    """Return the bytes that a cache of this rank may take. Ranks on the CPU of one host divide its memory evenly."""
     free = available(group.device)
-    shared = group.neighbours if group.device.type == "cpu" else 1
-    return (1 << 62) if free is None else free // shared
+    sharers = group.ranks_on_host if group.device.type == "cpu" else 1
+    return (1 << 62) if free is None else free // sharers
