@@ -27,7 +27,7 @@ class TreeNode(Answer):
     parent: int | None
     """The index of its parent; null for the root, which is the last token before the step."""
     draft: float | None
-    """The probability of its token under the drafter's distribution; null if the drafter has none."""
+    """The probability of its token under the drafter's distribution; null for the root, or if the drafter has none."""
     target: float | None
     """The probability of its token under the model's distribution; null for the root."""
     accepted: bool
@@ -110,7 +110,7 @@ class ReceiptSpeculation(Answer):
     nodes: int
     """The most nodes of a token tree, the root included."""
     lossless: bool
-    """Whether the rule keeps the model's distribution exactly; always true over HTTP."""
+    """Whether the rule keeps the model's distribution exactly."""
 
 
 class ReceiptText(Answer):
