@@ -22,12 +22,12 @@ from spectr.serve.run import background
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "http.md"
 HEAD = """# The HTTP interface
 
-This page lists every endpoint of `spectr serve` and every field of its request bodies. [Serving](serving.md) shows how
-to use them. A running server gives the same description as OpenAPI at `/openapi.json`.
+This page lists every endpoint of `spectr serve` and every field of its requests and responses. [Serving](serving.md)
+shows how to use them, and [Generation](generation.md) explains the settings. A running server gives the same
+description as OpenAPI at `/openapi.json`.
 
-A body is a JSON object in UTF-8. Fields that are not listed here are refused with status 400. Where the tables give no
-meaning, [Serving](serving.md#fields) explains the field. If the server has keys, a request carries one of them in the
-header `Authorization: Bearer KEY`.
+A body is a JSON object in UTF-8. Fields that are not listed here are refused with status 400. If the server has keys, a
+request carries one of them in the header `Authorization: Bearer KEY`.
 
 This page is the output of `python tools/http_page.py`.
 """
@@ -86,6 +86,20 @@ def statuses(paths: dict[str, Any]) -> Iterator[str]:
     yield from (f"| {status} | {found[status]} |" for status in sorted(found))
 
 
+def headers(paths: dict[str, Any], described: dict[str, Any]) -> Iterator[str]:
+    """A table of all headers of requests, and one of those of responses, with the statuses that have them."""
+    operations = [operation for path in paths.values() for operation in path.values()]
+    asked = {one["name"]: one for each in operations for one in each.get("parameters", ()) if one["in"] == "header"}
+    yield "\n## Headers\n\n| header of a request | meaning |\n|---|---|"
+    yield from (f"| `{name}` | {one['description']} |" for name, one in asked.items())
+    yield "\n| header of a response | statuses | meaning |\n|---|---|---|"
+    answers = [answer for each in operations for answer in each["responses"].items()]
+    every = {status for status, _ in answers}
+    for name, header in described.items():
+        with_it = {status for status, answer in answers if name in answer.get("headers", ())}
+        yield f"| `{name}` | {'all' if with_it == every else ', '.join(sorted(with_it))} | {header['description']} |"
+
+
 def endpoints(paths: dict[str, Any]) -> Iterator[str]:
     """A section for each endpoint."""
     for path, operations in paths.items():
@@ -93,26 +107,62 @@ def endpoints(paths: dict[str, Any]) -> Iterator[str]:
             yield f"\n### {method.upper()} {path}\n\n{operation['summary']}\n"
             if "requestBody" in operation:
                 body = operation["requestBody"]["content"]["application/json"]["schema"]
-                yield f"The body is a {kind(body)}."
-            media = " or ".join(f"`{name}`" for name in operation["responses"]["200"]["content"])
+                yield f"The body is {kind(body)}."
+            for one in operation.get("parameters", ()):
+                if one["in"] != "header":
+                    yield f"The parameter `{one['name']}` of the {one['in']}: {one['description']}"
+            media = " or ".join(_media(name, one) for name, one in operation["responses"]["200"]["content"].items())
             yield f"The answer is {media}; statuses: {', '.join(sorted(operation['responses']))}."
 
 
-def bodies(schemas: dict[str, Any]) -> Iterator[str]:
-    """A section for each object, with a table of its fields."""
+def _media(name: str, described: dict[str, Any]) -> str:
+    """A kind of answer in words, with its object."""
+    if "x-events" in described:
+        return f"`{name}` (the data of each event: {kind(described['x-events'])})"
+    is_object = "$ref" in described.get("schema", {})
+    return f"`{name}`" + (f" ({kind(described['schema'])})" if is_object else "")
+
+
+def _named(part: Any) -> Iterator[str]:
+    """The names of all objects that a part of the description refers to."""
+    if isinstance(part, dict):
+        if isinstance(part.get("$ref"), str):
+            yield part["$ref"].rpartition("/")[2]
+        part = list(part.values())
+    for one in part if isinstance(part, list) else ():
+        yield from _named(one)
+
+
+def asked(found: dict[str, Any]) -> set[str]:
+    """The names of the objects of requests."""
+    operations = [operation for path in found["paths"].values() for operation in path.values()]
+    new = set(_named([operation.get("requestBody") for operation in operations]))
+    names = set[str]()
+    while new:
+        names |= new
+        new = set(_named([found["components"]["schemas"][name] for name in new])) - names
+    return names
+
+
+def objects(schemas: dict[str, Any], *, are_asked: bool) -> Iterator[str]:
+    """A section for each object, with a table of its fields. A request may leave fields out; a response seldom does."""
     for name, schema in sorted(schemas.items()):
         needed = schema.get("required", ())
         about = " ".join(schema.get("description", "").split())
         yield f"\n### {name}\n" + (f"\n{about}\n" if about else "") + "\n| field | type | meaning |\n|---|---|---|"
         for field, value in sorted(schema["properties"].items(), key=lambda one: one[0] not in needed):
-            mark = " (required)" if field in needed else ""
-            yield f"| `{field}`{mark} | {kind(value)} | {value.get('description', '')} |"
+            mark = {(True, True): " (required)", (False, False): " (optional)"}.get((are_asked, field in needed), "")
+            yield f"| `{field}`{mark} | {kind(value)} | {' '.join(value.get('description', '').split())} |"
 
 
 def render(found: dict[str, Any]) -> str:
     """The page of a description."""
-    parts = [HEAD, *statuses(found["paths"]), "\n## Endpoints", *endpoints(found["paths"]), "\n## Objects"]
-    return "\n".join([*parts, *bodies(found["components"]["schemas"])]) + "\n"
+    paths, components, of_requests = found["paths"], found["components"], asked(found)
+    given = {name: schema for name, schema in components["schemas"].items() if name in of_requests}
+    sent = {name: schema for name, schema in components["schemas"].items() if name not in of_requests}
+    parts = [HEAD, *statuses(paths), *headers(paths, components["headers"]), "\n## Endpoints", *endpoints(paths)]
+    parts += ["\n## Objects of requests", *objects(given, are_asked=True)]
+    return "\n".join([*parts, "\n## Objects of responses", *objects(sent, are_asked=False)]) + "\n"
 
 
 def main() -> None:

@@ -276,8 +276,10 @@ class Drafting(Protocol):
 
 
 class Drafter(Protocol):
-    """Proposes tokens. A drafter is shared and immutable; the state of rows is in its drafting. A drafter with
-    `capturable = True` needs no text on the host."""
+    """Proposes tokens. A drafter is shared and immutable; the state of rows is in its drafting.
+
+    These members are required. `spectr.draft.traits` has those that a drafter or a drafting may have besides, such as
+    `capturable` and `wants_features`, with what holds for one that lacks them."""
 
     @property
     def name(self) -> str:
@@ -300,6 +302,5 @@ class Drafter(Protocol):
         ...
 
     def open(self, opening: Opening) -> Drafting:
-        """Open a drafting. If the drafter has an attribute `wants_features` with a tuple of layers, which may be
-        empty, the target's session keeps features."""
+        """Open a drafting."""
         ...

@@ -15,8 +15,9 @@ from pydantic_core import from_json
 from spectr.serve import Limits, events, handler
 from spectr.serve.admission import Admission
 from spectr.serve.errors import ApiError
+from spectr.serve.fields import as_field_error
 from spectr.serve.json_text import json_bytes
-from spectr.serve.protocol import ChatRequest, CompletionRequest, as_field_error
+from spectr.serve.protocol import ChatRequest, CompletionRequest
 from spectr.serve.replies import Reply
 from spectr.serve.service import Service
 from spectr.serve.workers import Workers

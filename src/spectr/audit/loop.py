@@ -23,6 +23,7 @@ from spectr.audit.setup import NOISY, Setup, toy_setup, wide_setup
 from spectr.coins import gumbel
 from spectr.draft import Plan
 from spectr.draft import drafter as named_drafter
+from spectr.draft.traits import DrafterTraits
 from spectr.engine import Request
 from spectr.policy import Policy
 from spectr.verify import Rule, rule
@@ -55,7 +56,7 @@ def _plain_text(rows: RowsAfter, setup: Setup, request: Request) -> list[int]:
 def _drafters(setup: Setup) -> dict[str, Any]:
     """Return drafters of every kind, including one that prunes its tree by the noise."""
     noisy = setup.drafter(NOISY, rule("race"))
-    model = getattr(noisy, "model", None)
+    model = DrafterTraits(noisy).model
     pruned = named_drafter("model", model=model, plan=Plan("race", drafts=4, length=3, nodes=9))
     ranked = named_drafter("model", model=model, plan=Plan("fixed", drafts=3, length=3, nodes=7))
     right = named_drafter("model", model=setup.model(), plan=Plan("race", tree=(1,) * 6))

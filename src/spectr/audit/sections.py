@@ -22,6 +22,7 @@ from spectr.audit.setup import NOISY, Setup, noise, real_setup
 from spectr.audit.step_law import LanguageModel
 from spectr.audit.texts import TextLaw
 from spectr.audit.witnessed import witnessed_cases
+from spectr.draft.traits import DrafterTraits
 from spectr.errors import ArgumentError, MismatchError
 from spectr.policy import Policy
 from spectr.transport.laws import check_law
@@ -217,7 +218,7 @@ def _assistant_rows(setup: Setup, drafter: Any) -> Callable[[Sequence[Words]], T
     if drafter is None:
         return setup.model(Bent(setup.rows, noise)).logits_after
     made = setup.drafter(drafter, named_rules("speculative")[0].rule)
-    model = getattr(made, "model", None)
+    model: Any = DrafterTraits(made).model
     if model is None:
         raise MismatchError(f"an assistant model must be a model, and drafter {drafter!r} has none; use early_exit")
     rows: Callable[[Sequence[Words]], Tensor] = model.logits_after

@@ -20,6 +20,7 @@ from spectr.draft import Plan
 from spectr.draft import drafter as named_drafter
 from spectr.draft.mixed import Mixed
 from spectr.draft.options import DraftOptions
+from spectr.draft.traits import DrafterTraits, is_drafter
 from spectr.engine import Engine, Request
 from spectr.errors import ArgumentError, MismatchError
 from spectr.pairing import pair
@@ -91,7 +92,7 @@ class Setup:
         if name == NOISY:
             return named_drafter("model", model=self.model(Bent(self.rows, noise)), plan=self._plan(rule))
         if not isinstance(name, str):
-            return self.replayed(name) if hasattr(name, "siblings") else self._paired(name, rule)
+            return self.replayed(name) if is_drafter(name) else self._paired(name, rule)
         if name in ("random", "ngram"):
             return named_drafter(name, plan=self._plan(rule))
         return named_drafter(name) if name in ("none", "lookup") else self._paired(name, rule)
@@ -125,12 +126,12 @@ class Setup:
         """Return the drafter with its model's logits replayed; one without a model is returned unchanged."""
         if isinstance(made, Mixed):
             return Mixed([self.replayed(part) for part in made.parts])
-        if getattr(made, "wants_features", None) is not None:
+        traits = DrafterTraits(made)
+        if traits.wants_features is not None:
             raise MismatchError(
                 f"drafter {made.name!r} reads the target's hidden states, which a replay lacks; audit it with --direct"
             )
-        model: TreeModel | None = getattr(made, "model", None)
-        plan: Plan | None = getattr(made, "plan", None)
+        model, plan = traits.model, traits.plan
         if model is None or plan is None or isinstance(model, Replay):
             return made
         if self.ids is None:

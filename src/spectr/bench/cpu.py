@@ -16,6 +16,7 @@ import torch
 
 from spectr.bench.journal import Journal
 from spectr.bench.machine import hardware, load, versions
+from spectr.draft.traits import DrafterTraits
 from spectr.engine import Request
 from spectr.errors import ArgumentError, MissingExtraError
 from spectr.lm import LM
@@ -182,7 +183,7 @@ def summarise(cells: Sequence[Mapping[str, Any]], ways: Sequence[str]) -> dict[s
 
 def _memory(plain: LM, default: LM) -> dict[str, Any]:
     """Return the bytes of the packed weights of target and head, and of the cache of one row of 1,024 tokens."""
-    head = getattr(getattr(default.engine.drafter, "head", None), "model", None)
+    head = getattr(DrafterTraits(default.engine.drafter).head, "model", None)
     return {
         "target": packed_bytes(plain.opened.target.model),
         "head": {} if head is None else packed_bytes(head),

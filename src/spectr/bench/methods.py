@@ -13,6 +13,7 @@ from spectr.draft import Plan
 from spectr.draft import drafter as named_drafter
 from spectr.draft.adaptive import replanned
 from spectr.draft.options import DraftOptions
+from spectr.draft.traits import DrafterTraits
 from spectr.engine import Engine
 from spectr.errors import MismatchError, SpectrError, UnknownNameError
 from spectr.lm import LM
@@ -113,15 +114,16 @@ def check_methods(names: Iterable[str]) -> None:
 
 def planned(drafter: Any) -> Any:
     """Return the drafter, or the part of a mixed one, that draws by a plan and so fits any rule; None without one."""
-    if hasattr(drafter, "plan"):
+    traits = DrafterTraits(drafter)
+    if traits.plan is not None:
         return drafter
-    return next((part for part in map(planned, getattr(drafter, "parts", ())) if part is not None), None)
+    return next((part for part in map(planned, traits.parts) if part is not None), None)
 
 
 def weights_of(drafter: Any) -> dict[str, Any] | None:
     """Return the number of a drafter's weights and a digest of some of them; None if it has none."""
-    base: Any = planned(drafter)
-    parts = [getattr(base, name) for name in ("model", "head", "heads") if hasattr(base, name)]
+    traits = DrafterTraits(planned(drafter))
+    parts = [part for part in (traits.model, traits.head, traits.heads) if part is not None]
     net = getattr(parts[0], "model", parts[0]) if parts else None
     if not isinstance(net, torch.nn.Module):
         return None

@@ -15,7 +15,8 @@ from spectr.draft.mixed import Mixed
 from spectr.draft.model import ModelDrafting
 from spectr.draft.plan import Plan
 from spectr.draft.selector import PlanSelector
-from spectr.types import Draft, Drafter, Drafting, Layers, Opening, Scene, Siblings
+from spectr.draft.traits import DrafterTraits, follows_plan
+from spectr.types import Draft, Drafter, Drafting, Layers, Opening, Scene, Siblings, TreeModel
 
 __all__ = ["SwitchingDrafter", "adaptive", "replanned"]
 
@@ -55,7 +56,7 @@ class SwitchingDrafter:
     @property
     def capturable(self) -> bool:
         """Whether no drafter needs texts on the host."""
-        return all(getattr(drafter, "capturable", False) for drafter in self.drafters)
+        return all(DrafterTraits(drafter).capturable for drafter in self.drafters)
 
     @property
     def nodes(self) -> int:
@@ -68,14 +69,16 @@ class SwitchingDrafter:
         return Mixed(list(self.drafters)).wants_features
 
     @property
-    def head(self) -> Any:
+    def head(self) -> TreeModel | None:
         """The first trained head among the drafters, for compiling it and finding its device."""
-        return next((drafter.head for drafter in self.drafters if hasattr(drafter, "head")), None)
+        heads = (DrafterTraits(drafter).head for drafter in self.drafters)
+        return next((head for head in heads if head is not None), None)
 
     @property
-    def model(self) -> Any:
+    def model(self) -> TreeModel | None:
         """The first draft model among the drafters, for the same uses."""
-        return next((drafter.model for drafter in self.drafters if hasattr(drafter, "model")), None)
+        models = (DrafterTraits(drafter).model for drafter in self.drafters)
+        return next((model for model in models if model is not None), None)
 
     def open(self, opening: Opening) -> Drafting:
         """Open every drafter; drafters that differ in their plan only share a session."""
@@ -101,7 +104,7 @@ def adaptive(drafters: Sequence[Drafter], start: Callable[[int], int]) -> Switch
 
 
 def _differ_in_plan_alone(one: Any, other: Any) -> bool:
-    if type(one) is not type(other) or not hasattr(one, "plan") or not is_dataclass(one):
+    if type(one) is not type(other) or DrafterTraits(one).plan is None or not is_dataclass(one):
         return False
     names = [field.name for field in fields(one) if field.name != "plan"]
     return all(getattr(one, name) == getattr(other, name) for name in names)
@@ -124,7 +127,7 @@ class _SwitchingDrafting:
             owner = _with_most_room(drafter.drafters, place)
             if owner not in opened:
                 opened[owner] = drafter.drafters[owner].open(opening)
-            shares = owner == place or hasattr(opened[owner], "plan")
+            shares = owner == place or follows_plan(opened[owner])
             self.draftings.append(opened[owner] if shares else drafter.drafters[place].open(opening))
         self._current = drafter.select(1)
         self.is_behind = False
@@ -143,12 +146,10 @@ class _SwitchingDrafting:
 
     def propose(self, scene: Scene) -> Draft:
         """Draft with the current drafter."""
-        drafting: Any = self.draftings[self._current]
-        if hasattr(drafting, "plan"):
-            plan: Any = self.drafter.drafters[self._current]
-            drafting.plan = plan.plan
-        draft: Draft = drafting.propose(scene)
-        return draft
+        drafting, plan = self.draftings[self._current], DrafterTraits(self.drafter.drafters[self._current]).plan
+        if plan is not None and follows_plan(drafting):
+            drafting.plan = plan
+        return drafting.propose(scene)
 
     def keep(self, path: Tensor) -> None:
         """Keep the path in the current drafting."""

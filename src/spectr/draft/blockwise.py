@@ -48,6 +48,11 @@ class Blockwise(Planned):
                 "lower length, or the depth of tree"
             )
 
+    @property
+    def deepest(self) -> int | None:
+        """The deepest tree that the heads can draft; None: any depth."""
+        return self.heads.deepest
+
     def open(self, opening: Opening) -> Drafting:
         """Open nothing: the features are in the target's session."""
         return Stateless(lambda scene: self._propose(scene, opening.session))

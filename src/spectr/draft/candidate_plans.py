@@ -1,9 +1,8 @@
 """The plans that are worth trying with a drafter: small trees on a CPU, where every node costs time, and larger trees
 on a GPU, where a call of the target is bound by memory bandwidth."""
 
-from typing import Any
-
 from spectr.draft.profile import DecodingPlan
+from spectr.draft.traits import DrafterTraits
 from spectr.types import Drafter
 from spectr.verify import Card
 
@@ -20,12 +19,12 @@ _LOOKUP = DecodingPlan("lookup", drafts=1, length=8, nodes=9)  # one long copy; 
 
 def candidate_plans(name: str, drafter: Drafter, card: Card, *, on_cpu: bool) -> list[DecodingPlan]:
     """Return plans for the drafter called `name` under the rule with `card`; no plans for drafter none."""
-    plan: Any = getattr(drafter, "plan", None)
+    traits = DrafterTraits(drafter)
+    plan, deepest = traits.plan, traits.deepest or 99
     if drafter.name == "none":
         return []
     if plan is None:  # a drafter that takes no plan
         return [DecodingPlan(name, card.name), *([_LOOKUP] if name == "lookup" and card.name == "race" else [])]
-    deepest = getattr(drafter, "deepest", None) or getattr(getattr(drafter, "heads", None), "deepest", None) or 99
     if plan.prunes:
         trees = [t for t in (_TREES_CPU if on_cpu else _TREES) if t[1] <= deepest]
         return [DecodingPlan(name, card.name, *tree) for tree in trees]

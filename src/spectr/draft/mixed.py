@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from spectr.draft.stateless import SingleChoice
+from spectr.draft.traits import DrafterTraits
 from spectr.errors import ArgumentError, MismatchError
 from spectr.trees import topology
 from spectr.types import ORIGINS, Draft, Drafter, Drafting, Layers, Opening, Scene, Siblings
@@ -26,7 +27,7 @@ class Mixed:
     @property
     def capturable(self) -> bool:
         """Whether no part needs texts on the host."""
-        return all(getattr(part, "capturable", False) for part in self.parts)
+        return all(DrafterTraits(part).capturable for part in self.parts)
 
     def __init__(self, parts: list[Drafter]) -> None:
         if not parts:
@@ -44,7 +45,7 @@ class Mixed:
 
 def _wanted(parts: list[Drafter]) -> Layers | None:
     """The layers whose features the parts read, which must be the same: a session keeps one set."""
-    wanted = [getattr(part, "wants_features", None) for part in parts]
+    wanted = [DrafterTraits(part).wants_features for part in parts]
     kinds: set[Layers] = {layers for layers in wanted if layers is not None}
     if len(kinds) > 1:
         raise MismatchError(f"heads that are mixed must read the same layers, got {sorted(kinds)}; mix one of them")

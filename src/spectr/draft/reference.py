@@ -14,6 +14,7 @@ from spectr.draft.adaptive import SwitchingDrafter
 from spectr.draft.delegating import DelegatingDrafting
 from spectr.draft.mixed import merge
 from spectr.draft.none import NoDrafter
+from spectr.draft.traits import DrafterTraits
 from spectr.rows import cached_arange, copy_to_device
 from spectr.types import ORIGINS, Draft, Drafter, Drafting, Layers, Opening, Scene, Siblings, TextState
 from spectr.verify import Card
@@ -60,13 +61,12 @@ class ReferenceDrafter:
     @property
     def capturable(self) -> bool:
         """Whether the other drafter is; the branch needs nothing from the host."""
-        return bool(getattr(self.drafter, "capturable", False))
+        return DrafterTraits(self.drafter).capturable
 
     @property
     def wants_features(self) -> Layers | None:
         """The layers whose features the other drafter reads."""
-        wanted: Layers | None = getattr(self.drafter, "wants_features", None)
-        return wanted
+        return DrafterTraits(self.drafter).wants_features
 
     def open(self, opening: Opening) -> "ReferenceDrafting":
         """Open the other drafter and tables for references."""

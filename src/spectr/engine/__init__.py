@@ -25,6 +25,7 @@ from typing import Any
 from spectr.checks import whole
 from spectr.coins import seed_word
 from spectr.draft.reference import fits
+from spectr.draft.traits import DrafterTraits
 from spectr.engine.handle import Handle
 from spectr.engine.parts import EngineParts
 from spectr.engine.request import Reader, Request, Result, Step, StepTree, TokenLogprobs, TreeNode
@@ -104,11 +105,11 @@ class Engine:
 
     def compile(self) -> None:
         """Compile the layers of target and drafter, and generate a few tokens so that compilation happens now."""
-        drafter: Any = self.drafter
-        for model in (self.target, getattr(drafter, "head", None), getattr(drafter, "model", None)):
+        traits = DrafterTraits(self.drafter)
+        for model in (self.target, traits.head, traits.model):
             getattr(model, "compile", lambda: None)()
         self.scheduler.close()  # its graphs hold the layers from before
-        self.generate([Request([0], 0, min(4 * drafter.nodes, self.target.context - 1))])
+        self.generate([Request([0], 0, min(4 * self.drafter.nodes, self.target.context - 1))])
         self.warm_up()
 
     def warm_up(self) -> None:
@@ -187,7 +188,8 @@ def _check_pair(drafter: Drafter, rule: Rule) -> None:
             f"{drafter.name!r} has none; use rule race or match, or a drafter with distributions: ngram, early_exit, "
             "a model"
         )
-    if rule.card.name != "race" and getattr(getattr(drafter, "plan", None), "shared", None) is not None:
+    plan = DrafterTraits(drafter).plan
+    if rule.card.name != "race" and plan is not None and plan.shared is not None:
         raise MismatchError(
             f"rows may share a tree under rule race only: under rule {rule.card.name!r} a text would depend on the "
             "other texts of its batch; leave shared out of the plan"
@@ -223,12 +225,11 @@ def _check_grammar(grammar: CompiledGrammar, request: Request, stops: frozenset[
         raise ArgumentError("a text that is continued under a grammar must not contain a stop token, and this one does")
 
 
-def _is_spread(target: Any, drafter: Any) -> bool:
+def _is_spread(target: Any, drafter: Drafter) -> bool:
     """Whether a model is spread over several devices or ranks, or has an encoder; such steps are not captured."""
     if getattr(target, "is_sharded", False):
         return True
-    models = [
-        getattr(m, "model", None) for m in (target, getattr(drafter, "model", None), getattr(drafter, "head", None))
-    ]
+    traits = DrafterTraits(drafter)
+    models = [getattr(model, "model", None) for model in (target, traits.model, traits.head)]
     places = {str(place) for m in models for place in (getattr(m, "hf_device_map", None) or {}).values()}
     return len(places) > 1 or bool(getattr(getattr(target, "needs", None), "source", None))

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from spectr.draft.traits import DrafterTraits
 from spectr.engine.parts import EngineParts
 from spectr.engine.rows import Rows
 from spectr.models.graphs import Captured
@@ -62,7 +63,7 @@ class LaneMemory:
             rows, slots = max(rows, min(self.parts.min_rows, self.parts.rows)), max(slots, 1024)
         target, drafter = self.parts.target, self.parts.drafter
         with torch.inference_mode(False):
-            session = target.open(rows, slots, features=getattr(drafter, "wants_features", None))
+            session = target.open(rows, slots, features=DrafterTraits(drafter).wants_features)
             if self.parts.captures:
                 target.capture_prefill(session)
             opening = Opening(rows, slots, target.vocabulary, session, self.device, self.parts.captures)

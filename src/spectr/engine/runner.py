@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spectr.draft.reference import LENGTH, ReferenceDrafting
+from spectr.draft.traits import DrafterTraits, table_version
 from spectr.engine.grammars import RowGrammars
 from spectr.engine.parts import EngineParts
 from spectr.engine.placement import Placement
@@ -44,7 +45,7 @@ class StepRunner:
         self.optimality_gap, self.traces = optimality_gap, traces
         self.nodes = parts.drafter.nodes  # counted once: some drafters add up a tree
         self.device = parts.target.device
-        can_lag = self.device.type == "cuda" and not on_host and getattr(parts.drafter, "capturable", False)
+        can_lag = self.device.type == "cuda" and not on_host and DrafterTraits(parts.drafter).capturable
         self.lag = 1 if can_lag else 0
         self.captures = can_lag and parts.captures and parts.rule.card.capturable
         self.captures = self.captures and not (optimality_gap or traces)  # both compute all distributions
@@ -79,7 +80,7 @@ class StepRunner:
 
         marks: list[float] = []
         if self.captures and not may_wait:
-            version = rows.version + getattr(drafting, "version", 0)
+            version = rows.version + table_version(drafting)
             if self._version != version:
                 self.memory.graphs, self._version = Captured(), version
             readout = self.memory.graphs(_graph_key(parts, choice), lambda _: step([]), rows.active)
@@ -158,8 +159,8 @@ class StepRunner:
 
     def _default_origin(self, choice: int) -> str:
         """The origin of drafts in a step whose draft does not say it."""
-        drafter: Any = self.parts.drafter
-        chosen = drafter.drafters[choice] if hasattr(drafter, "drafters") else drafter
+        drafters = DrafterTraits(self.parts.drafter).drafters
+        chosen = drafters[choice] if drafters else self.parts.drafter
         return "lookup" if chosen.name == "lookup" else "drafter"
 
     def record(self, step: LaunchedStep, readout: HostReadout) -> None:

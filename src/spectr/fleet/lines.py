@@ -17,7 +17,8 @@ from pydantic_core import from_json
 from spectr.errors import ArgumentError
 from spectr.registry import nearest
 from spectr.serve.errors import ApiError
-from spectr.serve.protocol import ChatRequest, CompletionRequest, as_field_error
+from spectr.serve.fields import as_field_error
+from spectr.serve.protocol import ChatRequest, CompletionRequest
 
 __all__ = [
     "BadLineError", "Line", "chunks", "error_result", "line_id", "parse_request", "read_lines", "response_result",

@@ -8,6 +8,7 @@ from spectr.checks import whole
 from spectr.draft import DRAFTERS
 from spectr.draft import drafter as named_drafter
 from spectr.draft.options import PLANNED
+from spectr.draft.traits import is_drafter
 from spectr.errors import ArgumentError, MismatchError, UnknownNameError
 from spectr.pairing.fit import Pairing, default_tree, plan_within
 from spectr.registry import nearest
@@ -133,13 +134,9 @@ _MAKERS: dict[str, Callable[[Pairing], Drafter]] = {
 }
 
 
-def _is_drafter(thing: Any) -> bool:
-    return hasattr(thing, "open") and hasattr(thing, "siblings")
-
-
 def options_taken(drafter: Any) -> tuple[str, ...]:
     """Return the names of the options that a drafter takes."""
-    if _is_drafter(drafter):
+    if is_drafter(drafter):
         return ()
     if isinstance(drafter, str) and drafter in _TAKES:
         return _TAKES[drafter]
@@ -162,7 +159,7 @@ def make_drafter(drafter: Any, pairing: Pairing) -> Drafter:
     from spectr.models.hf import open_loaded, open_model
     from spectr.models.published.checkpoint import open_checkpoint
 
-    if _is_drafter(drafter):
+    if is_drafter(drafter):
         made: Drafter = drafter
         return made
     if not isinstance(drafter, str):

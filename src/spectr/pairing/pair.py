@@ -11,6 +11,7 @@ from spectr.draft.adaptive import SwitchingDrafter, adaptive, replanned
 from spectr.draft.candidate_plans import candidate_plans
 from spectr.draft.options import AUTO, PLANNED, DraftOptions
 from spectr.draft.profile import PLAIN, DecodingPlan, Profile
+from spectr.draft.traits import DrafterTraits
 from spectr.errors import ArgumentError, MismatchError
 from spectr.notices import notice
 from spectr.pairing.fit import Pairing
@@ -116,7 +117,7 @@ def drafters_for(
         base = bases[plan.drafter]
         if not plan.options:
             drafters.append(base)
-        elif hasattr(base, "plan"):
+        elif DrafterTraits(base).plan is not None:
             pairing = Pairing(target, card, DraftOptions(**plan.options), loading or {})
             drafters.append(replanned(base, pairing.plan()))
         else:
@@ -151,7 +152,7 @@ def _auto(base: Any, pairing: Pairing) -> Drafter:
         return named_drafter("none")
     plans = candidate_plans("", base, pairing.card, on_cpu=True)[: _CANDIDATES - 1]
     sized = [replace(pairing, options=DraftOptions(**plan.options)).plan() for plan in plans]
-    drafters = [replanned(base, plan) for plan in sized] if hasattr(base, "plan") else [base]
+    drafters = [replanned(base, plan) for plan in sized] if DrafterTraits(base).plan is not None else [base]
     return adaptive([named_drafter("none"), *drafters], lambda _: PLAIN)
 
 

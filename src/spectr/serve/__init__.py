@@ -1,7 +1,8 @@
 """`spectr serve`: the engine behind the HTTP interface that OpenAI's clients speak. Read in this order.
 
 `settings`   what an operator chooses: addresses, keys, limits
-`protocol`   the fields of request bodies; `errors` has the errors that clients get
+`protocol`   the fields of request bodies; `fields` refuses others, and `errors` has the errors that clients get
+`responses`  the fields of responses; `text_responses` has those of texts, and `reports` those that are ours
 `gate`       middleware: keys, hosts, body sizes, request ids
 `admission`  the queue: fair shares of keys, rates
 `service`    the model, and variants of it that requests name; `grammars` compiles their schemas and grammars
@@ -12,7 +13,7 @@
 `pages`      the playground, whose files are in `playground/`
 `metrics`    counters for Prometheus
 `handler`    runs requests for text, from admission to their answers
-`app`        the endpoints
+`app`        the endpoints; `openapi` describes them
 `workers`    threads for work that would block the event loop; `wire` bounds what a connection can hold
 `run`        start, signals, drain, end
 """

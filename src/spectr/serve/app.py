@@ -4,10 +4,11 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import Path as PathField
+from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
@@ -17,6 +18,7 @@ from starlette.requests import ClientDisconnect
 from spectr.errors import SpectrError
 from spectr.serve.errors import ApiError, as_api_error
 from spectr.serve.events import Disconnected, unless_disconnected
+from spectr.serve.fields import as_field_error
 from spectr.serve.gate import Gate
 from spectr.serve.handler import RequestHandler
 from spectr.serve.openapi import describe, documented
@@ -27,14 +29,29 @@ from spectr.serve.protocol import (
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
-    as_field_error,
+)
+from spectr.serve.responses import (
+    Alive,
+    DetokenizeResponse,
+    Error,
+    ModelCard,
+    ModelList,
+    Ready,
+    TokenizeResponse,
+    Versions,
 )
 from spectr.serve.service import Service
+from spectr.serve.text_responses import ChatChunk, ChatResponse, CompletionChunk, CompletionResponse
 from spectr.version import __version__
 
 __all__ = ["add_errors", "build_app"]
 
-_EITHER = ("application/json", "text/event-stream")  # whole, or as a stream
+_OBJECTS = (
+    CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest,
+    CompletionResponse, CompletionChunk, ChatResponse, ChatChunk, TokenizeResponse, DetokenizeResponse,
+    ModelCard, ModelList, Alive, Ready, Versions, Error,
+)  # fmt: skip
+"""Bodies and answers of the endpoints."""
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -81,7 +98,7 @@ def build_app(service: Service) -> Any:
     _add_tokens(app, handler)
     _add_operations(app, handler)
     add_pages(app, service)
-    described = describe(app, [CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest])
+    described = describe(app, _OBJECTS)
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> dict[str, Any]:
@@ -122,13 +139,15 @@ def add_errors(app: FastAPI) -> None:
 
 def _add_texts(app: FastAPI, handler: RequestHandler) -> None:
     @app.post(
-        "/v1/completions", **documented(CompletionRequest, "Complete prompts.", 409, 429, 503, 504, media=_EITHER)
+        "/v1/completions",
+        **documented(CompletionRequest, CompletionResponse, "Complete prompts.", 409, 429, 504, chunk=CompletionChunk),
     )
     async def completions(request: Request) -> Response:
         return await handler.answer(request, await read_body(request, CompletionRequest))
 
     @app.post(
-        "/v1/chat/completions", **documented(ChatRequest, "Answer a conversation.", 409, 429, 503, 504, media=_EITHER)
+        "/v1/chat/completions",
+        **documented(ChatRequest, ChatResponse, "Answer a conversation.", 409, 429, 504, chunk=ChatChunk),
     )
     async def chat(request: Request) -> Response:
         return await handler.answer(request, await read_body(request, ChatRequest))
@@ -140,12 +159,12 @@ def _add_texts(app: FastAPI, handler: RequestHandler) -> None:
             "max_model_len": service.context,
         }  # fmt: skip
 
-    @app.get("/v1/models", **documented(None, "List the model."))
+    @app.get("/v1/models", **documented(None, ModelList, "List the model."))
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [card()]}
 
-    @app.get("/v1/models/{name:path}", **documented(None, "Describe the model.", 404))
-    async def model(name: str) -> dict[str, Any]:
+    @app.get("/v1/models/{name:path}", **documented(None, ModelCard, "Describe the model.", 404))
+    async def model(name: Annotated[str, PathField(description="The model's name.")]) -> dict[str, Any]:
         handler.service.check_name(name)
         return card()
 
@@ -153,7 +172,9 @@ def _add_texts(app: FastAPI, handler: RequestHandler) -> None:
 def _add_tokens(app: FastAPI, handler: RequestHandler) -> None:
     service = handler.service
 
-    @app.post("/tokenize", **documented(TokenizeRequest, "Turn a text or a conversation into tokens."))
+    @app.post(
+        "/tokenize", **documented(TokenizeRequest, TokenizeResponse, "Turn a text or a conversation into tokens.")
+    )
     async def tokenize(request: Request) -> Response:
         body = await read_body(request, TokenizeRequest)
         service.check_name(body.model)
@@ -177,7 +198,7 @@ def _add_tokens(app: FastAPI, handler: RequestHandler) -> None:
 
         return await _from_worker(request, handler, work)
 
-    @app.post("/detokenize", **documented(DetokenizeRequest, "Turn tokens into text."))
+    @app.post("/detokenize", **documented(DetokenizeRequest, DetokenizeResponse, "Turn tokens into text."))
     async def detokenize(request: Request) -> Response:
         body = await read_body(request, DetokenizeRequest)
         service.check_name(body.model)
@@ -204,20 +225,20 @@ async def _from_worker(request: Request, handler: RequestHandler, work: Callable
 def _add_operations(app: FastAPI, handler: RequestHandler) -> None:
     service = handler.service
 
-    @app.get("/health", **documented(None, "Whether the server is alive."))
+    @app.get("/health", **documented(None, Alive, "Whether the server is alive."))
     async def health() -> dict[str, Any]:
         return {"status": "alive"}
 
-    @app.get("/ready", **documented(None, "Whether it takes requests and its law is intact.", 503))
+    @app.get("/ready", **documented(None, Ready, "Whether it takes requests and its law is intact."))
     async def ready() -> dict[str, Any]:
         if (reason := service.not_ready) is not None:
             raise ApiError(503, reason, code="not_ready", wait=5)
         return {"status": "ready", **service.audited}
 
-    @app.get("/metrics", **documented(None, "Counters for Prometheus.", media=("text/plain",)))
+    @app.get("/metrics", response_class=PlainTextResponse, **documented(None, None, "Counters for Prometheus."))
     async def metrics() -> Response:
         return Response(handler.metrics.page(), media_type="text/plain; version=0.0.4")
 
-    @app.get("/version", **documented(None, "Versions of the programs that take part."))
+    @app.get("/version", **documented(None, Versions, "Versions of the programs that take part."))
     async def version() -> dict[str, Any]:
         return {"version": __version__, **service.versions}

@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.responses import Response
 
+from spectr.draft.traits import DrafterTraits
 from spectr.serve.errors import ApiError
 from spectr.serve.service import Service
 from spectr.verify import RULES
@@ -54,7 +55,7 @@ def add_pages(app: FastAPI, service: Service) -> None:
 def _rule(name: str, service: Service) -> dict[str, Any]:
     """A rule, and the drafter that rules are compared with: the server's own if it has distributions, else ngram."""
     card, own = named_rule(name).card, service.lm.engine.drafter
-    has_laws = getattr(own, "head", None) is not None or own.gives_laws
+    has_laws = DrafterTraits(own).head is not None or own.gives_laws
     return {
         "name": name, "lossless": card.lossless, "offered": name in _OFFERED and card.lossless,
         "drafter": None if has_laws else "ngram", "nodes": min(own.nodes, 64) if own.nodes > 1 else None,

@@ -1,16 +1,17 @@
 """The fields of request bodies, with OpenAI's names and vLLM's where OpenAI has none.
 
+The docstring below a field is its description in `/openapi.json` and in docs/http.md.
+
 An unknown field is refused by name. So is one that OpenAI's interface knows and this server does not support: it would
 change the answer, and is never ignored.
 """
 
-import reprlib
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field
 
-from spectr.registry import nearest
 from spectr.serve.errors import ApiError
+from spectr.serve.fields import MOST_FIELDS, Body, Fields
 
 __all__ = [
     "ChatRequest",
@@ -21,31 +22,10 @@ __all__ = [
     "ResumeFields",
     "ResumedText",
     "SpeculationFields",
+    "TextPart",
     "TokenizeRequest",
-    "as_field_error",
 ]
 
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "tools": ([],), "functions": ([],), "tool_choice": ("none",), "function_call": ("none",), "store": (False,),
-    "modalities": (["text"],), "best_of": (1,), "suffix": ("",), "service_tier": ("auto", "default"),
-    "parallel_tool_calls": (True, False), "metadata": ({},), "skip_special_tokens": (True,), "ignore_eos": (False,),
-    "use_beam_search": (False,), "truncate_prompt_tokens": (), "reasoning_effort": (), "verbosity": (), "audio": (),
-    "web_search_options": (), "chat_template": (), "chat_template_kwargs": ({},), "guided_json": (),
-    "guided_regex": (), "guided_choice": (), "guided_grammar": (), "length_penalty": (1.0,), "bad_words": ([],),
-    "add_generation_prompt": (True,), "continue_final_message": (False,), "prompt_cache_key": (), "documents": (),
-    "safety_identifier": (), "prompt_cache_retention": (), "include_stop_str_in_output": (False,),
-}  # fmt: skip
-"""Fields of OpenAI's and vLLM's interfaces that are not supported, with the values that ask for nothing."""
-
-_USE_INSTEAD = {
-    "guided_json": "use structured_outputs.json", "guided_regex": "use structured_outputs.regex",
-    "guided_choice": "use structured_outputs.choice", "guided_grammar": "use structured_outputs.grammar",
-    "best_of": "use n and choose by logprobs", "tools": "describe the tools in a message and ask for a json_schema",
-    "functions": "describe them in a message and ask for a json_schema",
-}  # fmt: skip
-
-
-MOST_FIELDS = 64  # of one JSON object that is checked field by field: each unknown one would be an error to collect
 MOST_TOKENS = 1 << 18  # of one list of token ids; the model's context is the narrower bound
 MOST_PROMPTS = 1024  # and most texts for each; `Limits.texts` is the narrower bound
 MOST_MESSAGES = 4096
@@ -54,39 +34,6 @@ MOST_CHOICES = 1024
 MOST_BIASES = 4096  # `Limits.bias_tokens` is the narrower bound
 MOST_STOPS = 64
 MOST_NODES = 64
-
-
-class _Fields(BaseModel):
-    """Takes the fields that are declared, of their types, and no others."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_count(cls, given: Any) -> Any:
-        """Refuse an object of very many fields before each of them becomes an error."""
-        if isinstance(given, dict) and len(given) > MOST_FIELDS:
-            raise ApiError(400, f"an object must have at most {MOST_FIELDS} fields, got {len(given)}; "
-                           "remove those that have no meaning here", code="too_many_fields")  # fmt: skip
-        return given
-
-
-class _Body(_Fields):
-    """The body of a request."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_neutral(cls, given: Any) -> Any:
-        """Leave out fields that are not supported where their values ask for nothing."""
-        if not isinstance(given, dict) or len(given) > MOST_FIELDS:
-            return given
-        return {
-            name: value
-            for name, value in given.items()
-            if name in cls.model_fields
-            or name not in _NEUTRAL
-            or not (value is None or any(value == neutral for neutral in _NEUTRAL[name]))
-        }
 
 
 def _short(given: Any) -> Any:
@@ -102,50 +49,67 @@ Tokens = Annotated[list[Token], Field(fail_fast=True, max_length=MOST_TOKENS)]
 Texts = Annotated[list[str], Field(fail_fast=True, max_length=MOST_PROMPTS)]
 Bias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_short)]
 Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+Count = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
-class StreamOptions(_Fields):
+class StreamOptions(Fields):
     """What a stream carries beside the text."""
 
-    include_usage: bool | None = Field(None, description="Send a last chunk with the usage of the whole request.")
+    include_usage: bool | None = None
+    """Include `usage`, for the whole request, in the last chunk. Default: false."""
     continuous_usage_stats: Literal[False] | None = None
-    event_ids: bool | None = Field(
-        None, description="Send ids with which a client that lost its connection can go on, by Last-Event-ID."
-    )
+    """Only false is supported: usage comes once, at the end."""
+    event_ids: bool | None = None
+    """Send an id with each event. A client that lost its connection sends the last id as the header `Last-Event-ID`,
+    with the same body and seed, to get the rest. Default: as the server is configured, false unless it is part of a
+    fleet."""
 
 
-class JsonSchema(_Fields):
-    """A schema as `response_format` carries it."""
+class JsonSchema(Fields):
+    """A JSON schema as `response_format` carries it."""
 
     name: str | None = Field(None, max_length=64)
+    """A name for the schema; accepted and not used."""
     description: str | None = None
+    """A description of the schema; accepted and not used. The model does not see it."""
     schema_: dict[str, Any] | None = Field(None, alias="schema")
+    """The JSON schema that the text must satisfy; required if the type is `json_schema`."""
     strict: bool | None = None
+    """Accepted and not used: the schema is always enforced."""
 
 
-class ResponseFormat(_Fields):
-    """The form that the answer must have."""
+class ResponseFormat(Fields):
+    """The form that the text must have, as OpenAI's clients ask for it."""
 
     type: Literal["text", "json_object", "json_schema"]
+    """`text` for any text, `json_object` for any JSON object, `json_schema` for JSON that satisfies a schema."""
     json_schema: JsonSchema | None = None
+    """The schema, if the type is `json_schema`."""
 
 
-class StructuredOutputs(_Fields):
-    """The form that the text must have; give one of them."""
+class StructuredOutputs(Fields):
+    """The form that the text must have. Give exactly one of the fields; each has at most 64 KiB."""
 
-    json_: dict[str, Any] | str | None = Field(None, alias="json", description="A JSON schema, or its text.")
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    """A JSON schema that the text must satisfy, as an object or as a string."""
     regex: str | None = None
-    grammar: str | None = Field(None, description="A grammar in GBNF; its first rule is `root`.")
+    """A regular expression that must match the whole text."""
+    grammar: str | None = None
+    """A grammar in GBNF; the text must match its rule `root`."""
     choice: Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MOST_CHOICES)] | None = None
+    """The strings of which the text must be one."""
     json_object: bool | None = None
+    """True: the text must be a JSON object."""
 
 
 class TextPart(BaseModel):
-    """A part of a message. `_parts` bounds how many fields it has."""
+    """A part of a message."""
 
-    model_config = _Fields.model_config
+    model_config = Fields.model_config  # no `Fields`: `_parts` bounds how many fields it has
     type: Literal["text"]
+    """The kind of the part; only text is supported."""
     text: str
+    """The text of the part. The parts of a content are joined without a separator."""
 
 
 def _parts(given: Any) -> Any:
@@ -173,89 +137,145 @@ def _together(given: Any) -> Any:
 Content = str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MOST_PARTS), BeforeValidator(_parts)]
 
 
-class Prediction(_Fields):
+class Prediction(Fields):
     """A text that the answer will probably repeat. It saves time where it is right, and changes nothing else."""
 
     type: Literal["content"]
+    """The kind of the prediction; `content` is the only one."""
     content: Content
+    """The predicted text, as a string or in parts."""
 
 
-class ResumedText(_Fields):
+class ResumedText(Fields):
     """What was generated of a text before its server was lost."""
 
     tokens: Tokens
-    begun: bool = Field(description="Something of it was sent, be it without tokens.")
-    finish_reason: Literal["stop", "length"] | None = Field(description="Why it ended; null: it has not.")
+    """The ids of the tokens that were generated."""
+    begun: bool
+    """Whether any chunk of the text was sent, even one without tokens."""
+    finish_reason: Literal["stop", "length"] | None
+    """Why the text ended; null if it has not."""
 
 
-class ResumeFields(_Fields):
+class ResumeFields(Fields):
     """A stream that continues at this server: what was sent before, as a router knows it."""
 
     id: Annotated[str, Field(pattern=r"^(chat)?cmpl-[A-Za-z0-9]{1,64}$")]
+    """The `id` of the response that broke off; the continuation has the same."""
     created: Annotated[int, Field(ge=0, lt=1 << 53)]
+    """The `created` of the response that broke off, in seconds since 1970."""
     fingerprint: Annotated[str, Field(max_length=128)]
+    """The `system_fingerprint` of the response that broke off; it must be this server's."""
     texts: Annotated[list[ResumedText], Field(fail_fast=True, min_length=1, max_length=MOST_PROMPTS)]
+    """What was sent of each text, in the order of their indices."""
 
 
-class SpeculationFields(_Fields):
+class SpeculationFields(Fields):
     """How speculation works for this one request. The distribution of the text does not depend on it; under the race,
     the text of a seed does not either."""
 
-    rule: str | None = Field(None, description="The rule that accepts drafts, such as race, optimal or kseq.")
-    drafter: str | None = Field(None, description="auto (the server's own), none, lookup or ngram.")
-    nodes: Annotated[int, Field(ge=2, le=MOST_NODES)] | None = Field(None, description="Most nodes of a token tree.")
-    trace: bool | None = Field(None, description="Report what each step added, and where its tokens came from.")
-    statistics: bool | None = Field(None, description="Report also what each step accepted.")
-    receipt: bool | None = Field(None, description="Report how to generate the same text again; on by default.")
-    tokens: bool | None = Field(None, description="Report the ids of the tokens of each chunk or text.")
-    resume: ResumeFields | None = Field(None, description="Continue a stream that broke off; needs the same seed.")
+    rule: str | None = None
+    """The rule that accepts drafts, such as race, optimal or kseq; it must be lossless. Default: the server's own."""
+    drafter: str | None = None
+    """The drafter: auto (the server's own), none, lookup or ngram. Default: auto."""
+    nodes: Annotated[int, Field(ge=2, le=MOST_NODES)] | None = None
+    """The most nodes of a token tree, the root included. Default: as the drafter chooses."""
+    trace: bool | None = None
+    """Report what each step added, where its tokens came from and which tree was drafted. Default: false."""
+    statistics: bool | None = None
+    """Report also how many tokens each step drafted and accepted. Default: false."""
+    receipt: bool | None = None
+    """Report everything that is needed to generate the texts again. Default: as the server is configured, true unless
+    it was started with `--no-receipts`."""
+    tokens: bool | None = None
+    """Report the token ids of each chunk, or of each text. Default: false."""
+    resume: ResumeFields | None = None
+    """Continue a stream that broke off at another server; a router fills this in. It needs `stream` and the seed."""
 
 
-class GenerationFields(_Body):
+class GenerationFields(Body):
     """What all requests for text have in common."""
 
-    model: str | None = Field(None, description="The model's name; the only one by default.")
-    n: Annotated[int, Field(ge=1, le=1024)] | None = Field(None, description="Texts for each prompt.")
-    seed: Seed | None = Field(
-        None, description="The seed of the texts; by default a random one, which the answer reports."
-    )
+    model: str | None = None
+    """The model's name; another name is refused with 404. Default: the server's only model."""
+    n: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """How many texts to generate for each prompt. One request gets at most `--max-texts` texts (64 unless the server
+    is configured otherwise). Default: 1."""
+    seed: Seed | None = None
+    """The seed of the texts: the same request with the same seed gives the same texts. Default: a random seed, which
+    the response reports as `spectr.seed`."""
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    """Divides the logits; 0 is greedy decoding. Default: the model's `generation_config`, or else 1."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = Field(None, description="0 or -1: all tokens.")
+    """Keep the fewest likeliest tokens whose probabilities sum to at least this; 1 keeps all. Default: the model's
+    `generation_config`, or else 1."""
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    """Keep this many of the likeliest tokens; 0 or -1 keeps all. Default: the model's `generation_config`, or else
+    0."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Keep tokens that are at least this many times as likely as the likeliest token; 0 keeps all. Default: the model's
+    `generation_config`, or else 0."""
     typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Keep the most typical tokens (surprise closest to the entropy) whose probabilities sum to at least this; 1 keeps
+    all. Default: the model's `generation_config`, or else 1."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Subtracted once from the logit of each token that was generated before. Default: 0."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Subtracted from the logit of a token once for each time that it was generated before. Default: 0."""
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    """Divides positive logits, and multiplies negative ones, of the tokens of the prompt and the text; 1 changes
+    nothing. Default: the model's `generation_config`, or else 1."""
     logit_bias: Bias | None = None
-    stop: str | Annotated[list[str | Token], Field(fail_fast=True, max_length=MOST_STOPS)] | None = Field(
-        None, description="Strings, or token ids, that end the text."
-    )
+    """Values to add to the logits of tokens, by token id written as a string; at most 1,024 entries. Default: none."""
+    stop: str | Annotated[list[str | Token], Field(fail_fast=True, max_length=MOST_STOPS)] | None = None
+    """A string, or at most 16 strings or token ids, that end the text. A stop string has 1 to 1,024 characters and is
+    not part of the text. The model's own stop tokens end it as well. Default: none."""
     stop_token_ids: Annotated[list[Token], Field(fail_fast=True, max_length=MOST_STOPS)] | None = None
-    max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    """Token ids that end the text, besides the model's own stop tokens. Default: none."""
+    max_tokens: Count | None = None
+    """The most tokens to generate for each text, at least 1; prompt and text must fit into the context. 0 is allowed
+    for a completion with `echo` only. Default: what the context holds beside the prompt."""
+    min_tokens: Count | None = None
+    """No stop token is generated before so many tokens. Default, and what 0 means: the model's `generation_config`, or
+    else 0."""
     stream: bool | None = None
+    """Send the texts as server-sent events while they are generated; one event may carry several tokens. Default:
+    false."""
     stream_options: StreamOptions | None = None
+    """What a stream carries beside the text; allowed if `stream` is true."""
     response_format: ResponseFormat | None = None
+    """The form that the text must have, as OpenAI's clients ask for it. Default: any text."""
     structured_outputs: StructuredOutputs | None = None
+    """The form that the text must have, as vLLM's clients ask for it; not together with a `response_format` other than
+    text. Default: any text."""
     prediction: Prediction | None = None
+    """A text that the answer will probably repeat; it is drafted from and changes only the speed. It needs the rule
+    race or match. Default: none."""
     user: Annotated[str, Field(max_length=512)] | None = None
+    """The user on whose behalf the request is made; accepted and not used."""
     spectr: SpeculationFields | None = None
+    """How speculation works for this request, and what the response reports of it."""
 
 
 class CompletionRequest(GenerationFields):
     """The body of `/v1/completions`."""
 
     prompt: str | Tokens | Texts | Annotated[list[Tokens], Field(fail_fast=True, max_length=MOST_PROMPTS)]
-    echo: bool | None = Field(None, description="Repeat the prompt before the text.")
+    """The text to continue, as a string or as token ids, or a list of several. No chat template is applied."""
+    echo: bool | None = None
+    """Repeat the prompt before the text. Default: false."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """Report the log-probability of each token, and those of this many of the likeliest tokens in its place (0: of the
+    token alone), under the model's own distribution, before temperature, filters and penalties. Default: none."""
 
 
-class Message(_Fields):
+class Message(Fields):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
+    """Who speaks; developer means the same as system."""
     content: Content
+    """What is said, as a string or in parts."""
 
 
 Messages = Annotated[
@@ -267,72 +287,37 @@ class ChatRequest(GenerationFields):
     """The body of `/v1/chat/completions`."""
 
     messages: Messages
-    max_completion_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    """The conversation so far. The model's chat template turns it into a prompt."""
+    max_completion_tokens: Count | None = None
+    """OpenAI's newer name of `max_tokens`; if both are given they must be equal."""
     logprobs: bool | None = None
+    """Report the log-probability of each token under the model's own distribution, before temperature, filters and
+    penalties. Default: false."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """How many of the likeliest tokens in the place of each token to report as well; it needs `logprobs`. Default:
+    0."""
 
 
-class TokenizeRequest(_Body):
-    """The body of `/tokenize`: a text, or a conversation."""
+class TokenizeRequest(Body):
+    """The body of `/tokenize`: give either a prompt or messages."""
 
     model: str | None = None
+    """The model's name; another name is refused with 404. Default: the server's only model."""
     prompt: str | None = None
+    """A text to turn into tokens."""
     messages: Messages | None = None
+    """A conversation to turn into tokens by the model's chat template."""
     add_special_tokens: bool = True
+    """Add the special tokens that the tokenizer puts around a text, such as a beginning-of-text token. Applies to a
+    prompt; the chat template decides for messages."""
     return_token_strs: bool | None = None
+    """Return the text of each token as well. Default: false."""
 
 
-class DetokenizeRequest(_Body):
+class DetokenizeRequest(Body):
     """The body of `/detokenize`."""
 
     model: str | None = None
+    """The model's name; another name is refused with 404. Default: the server's only model."""
     tokens: Tokens
-
-
-_UNION_TAGS = (
-    "str",
-    "list[",
-    "function-",
-    "constrained-",
-    "int",
-    "float",
-    "bool",
-    "dict[",
-    "lax-or-strict",
-    "TextPart",
-)
-
-
-def as_field_error(error: ValidationError, known: type[BaseModel]) -> ApiError:
-    """The first thing that is wrong with a body, in one sentence, with the name of the field."""
-    errors = error.errors(include_url=False, include_context=False)
-    first = next(
-        (one for one in errors if one["type"] == "too_long"), errors[0]
-    )  # of a union: the branch that was meant
-    places = [str(part) for part in first["loc"] if not str(part).startswith(_UNION_TAGS)]
-    param = ".".join(places)[:200] or None
-    if first["type"] == "extra_forbidden":
-        return _unknown(param or "", known)
-    if first["type"] in ("json_invalid", "model_type", "model_attributes_type", "dict_type") and param is None:
-        return ApiError(400, f"the body must be a JSON object: {first['msg']}", code="invalid_json")
-    if first["type"] == "missing":
-        return ApiError(400, f"{param} must be given, and is missing", param, "missing_field")
-    return ApiError(400, f"{param}: {first['msg']}; got {_shown(first.get('input'))}", param, "invalid_value")
-
-
-def _unknown(param: str, known: type[BaseModel]) -> ApiError:
-    if param in _NEUTRAL:
-        instead = _USE_INSTEAD.get(param, "leave it out")
-        return ApiError(400, f"{param} is not supported by this server; {instead}", param, "unsupported_field")
-    names = [field.alias or name for name, field in known.model_fields.items()]
-    hint = nearest(param[:80], names) if "." not in param else "leave it out"
-    return ApiError(400, f"there is no field {param!r}; {hint}", param, "unknown_field")
-
-
-_REPR = reprlib.Repr()  # looks at the beginning of a value, not at all of it
-_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
-
-
-def _shown(value: Any) -> str:
-    text = _REPR.repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    """The ids of the tokens to turn into text, each below the size of the vocabulary."""

@@ -20,6 +20,7 @@ from spectr.data.prompts import Prompt, built_in
 from spectr.draft.adaptive import replanned
 from spectr.draft.options import DraftOptions
 from spectr.draft.plan import Plan, beam_for
+from spectr.draft.traits import DrafterTraits
 from spectr.engine import Engine, Request
 from spectr.errors import ArgumentError
 from spectr.lm import LM, load
@@ -106,7 +107,7 @@ class LoadedPair:
         lm = load(study.target, "none", device=study.device, progress=progress)
         options = DraftOptions(drafts=1, length=study.length, layers=study.layers)
         drafter = pair(study.drafter, lm.opened, named_rule("speculative").card, options)
-        if not drafter.gives_laws or not hasattr(drafter, "plan"):
+        if not drafter.gives_laws or DrafterTraits(drafter).plan is None:
             raise ArgumentError(_lawless(study.drafter))
         return cls(study, lm, drafter)
 
@@ -131,9 +132,8 @@ class LoadedPair:
     def counted(self, nodes: int, shift: int) -> Counts:
         """Count tokens and calls of a run of the race on pruned trees."""
         beam, depth = beam_for(nodes)
-        reach = (
-            getattr(getattr(self.drafter, "heads", None), "deepest", None) or depth
-        )  # parallel heads have a maximum depth
+        heads = DrafterTraits(self.drafter).heads  # parallel heads have a maximum depth
+        reach = depth if heads is None else heads.deepest or depth
         engine = self.engine(named_rule("race"), Plan("race", beam, min(depth, reach), nodes))
         stats = [result.stats for result in engine.generate(self.requests(shift))]
         return Counts(*(np.array([float(getattr(s, name)) for s in stats]) for name in ("emitted", "steps")))

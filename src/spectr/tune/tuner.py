@@ -18,6 +18,7 @@ from spectr.draft.adaptive import SwitchingDrafter, replanned
 from spectr.draft.candidate_plans import candidate_plans
 from spectr.draft.options import DraftOptions
 from spectr.draft.profile import PLAIN, Choice, DecodingPlan, Profile
+from spectr.draft.traits import DrafterTraits
 from spectr.errors import ArgumentError, MismatchError, SpectrError
 from spectr.lm import LM
 from spectr.models.trained import fingerprint
@@ -59,7 +60,7 @@ def plans_for(lm: LM, drafters: Sequence[str], rules: Sequence[str], say: Say) -
         known = "lookup" if base.name == "lookup" else name  # auto may stand for it
         for card in cards:
             siblings = card.draws or card.siblings[0]
-            made = replanned(base, Plan(siblings, 1, 1)) if hasattr(base, "plan") else base
+            made = replanned(base, Plan(siblings, 1, 1)) if DrafterTraits(base).plan is not None else base
             try:
                 with_drafter(lm, made, card.name)  # raises if the drafter does not fit the rule
             except MismatchError as error:

@@ -1,0 +1,114 @@
+"""The base of every request body, and errors that name a field. A body takes its declared fields and refuses others."""
+
+import reprlib
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from spectr.registry import nearest
+from spectr.serve.errors import ApiError
+
+__all__ = ["MOST_FIELDS", "Body", "Fields", "as_field_error"]
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "tools": ([],), "functions": ([],), "tool_choice": ("none",), "function_call": ("none",), "store": (False,),
+    "modalities": (["text"],), "best_of": (1,), "suffix": ("",), "service_tier": ("auto", "default"),
+    "parallel_tool_calls": (True, False), "metadata": ({},), "skip_special_tokens": (True,), "ignore_eos": (False,),
+    "use_beam_search": (False,), "truncate_prompt_tokens": (), "reasoning_effort": (), "verbosity": (), "audio": (),
+    "web_search_options": (), "chat_template": (), "chat_template_kwargs": ({},), "guided_json": (),
+    "guided_regex": (), "guided_choice": (), "guided_grammar": (), "length_penalty": (1.0,), "bad_words": ([],),
+    "add_generation_prompt": (True,), "continue_final_message": (False,), "prompt_cache_key": (), "documents": (),
+    "safety_identifier": (), "prompt_cache_retention": (), "include_stop_str_in_output": (False,),
+}  # fmt: skip
+"""Fields of OpenAI's and vLLM's interfaces that are not supported, with the values that ask for nothing."""
+
+_USE_INSTEAD = {
+    "guided_json": "use structured_outputs.json", "guided_regex": "use structured_outputs.regex",
+    "guided_choice": "use structured_outputs.choice", "guided_grammar": "use structured_outputs.grammar",
+    "best_of": "use n and choose by logprobs", "tools": "describe the tools in a message and ask for a json_schema",
+    "functions": "describe them in a message and ask for a json_schema",
+}  # fmt: skip
+
+MOST_FIELDS = 64  # of one JSON object that is checked field by field: each unknown one would be an error to collect
+
+
+class Fields(BaseModel):
+    """Takes the fields that are declared, of their types, and no others."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_count(cls, given: Any) -> Any:
+        """Refuse an object of very many fields before each of them becomes an error."""
+        if isinstance(given, dict) and len(given) > MOST_FIELDS:
+            raise ApiError(400, f"an object must have at most {MOST_FIELDS} fields, got {len(given)}; "
+                           "remove those that have no meaning here", code="too_many_fields")  # fmt: skip
+        return given
+
+
+class Body(Fields):
+    """The body of a request."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_neutral(cls, given: Any) -> Any:
+        """Leave out fields that are not supported where their values ask for nothing."""
+        if not isinstance(given, dict) or len(given) > MOST_FIELDS:
+            return given
+        return {
+            name: value
+            for name, value in given.items()
+            if name in cls.model_fields
+            or name not in _NEUTRAL
+            or not (value is None or any(value == neutral for neutral in _NEUTRAL[name]))
+        }
+
+
+_UNION_TAGS = (
+    "str",
+    "list[",
+    "function-",
+    "constrained-",
+    "int",
+    "float",
+    "bool",
+    "dict[",
+    "lax-or-strict",
+    "TextPart",
+)
+
+
+def as_field_error(error: ValidationError, known: type[BaseModel]) -> ApiError:
+    """The first thing that is wrong with a body, in one sentence, with the name of the field."""
+    errors = error.errors(include_url=False, include_context=False)
+    first = next(
+        (one for one in errors if one["type"] == "too_long"), errors[0]
+    )  # of a union: the branch that was meant
+    places = [str(part) for part in first["loc"] if not str(part).startswith(_UNION_TAGS)]
+    param = ".".join(places)[:200] or None
+    if first["type"] == "extra_forbidden":
+        return _unknown(param or "", known)
+    if first["type"] in ("json_invalid", "model_type", "model_attributes_type", "dict_type") and param is None:
+        return ApiError(400, f"the body must be a JSON object: {first['msg']}", code="invalid_json")
+    if first["type"] == "missing":
+        return ApiError(400, f"{param} must be given, and is missing", param, "missing_field")
+    return ApiError(400, f"{param}: {first['msg']}; got {_shown(first.get('input'))}", param, "invalid_value")
+
+
+def _unknown(param: str, known: type[BaseModel]) -> ApiError:
+    if param in _NEUTRAL:
+        instead = _USE_INSTEAD.get(param, "leave it out")
+        return ApiError(400, f"{param} is not supported by this server; {instead}", param, "unsupported_field")
+    names = [field.alias or name for name, field in known.model_fields.items()]
+    hint = nearest(param[:80], names) if "." not in param else "leave it out"
+    return ApiError(400, f"there is no field {param!r}; {hint}", param, "unknown_field")
+
+
+_REPR = reprlib.Repr()  # looks at the beginning of a value, not at all of it
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
+
+
+def _shown(value: Any) -> str:
+    text = _REPR.repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
