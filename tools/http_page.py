@@ -1,7 +1,7 @@
-"""The HTTP interface, as the page docs/http.md; a test holds the page to it.
+"""Writes the HTTP interface to the page docs/http.md; a test checks that the page is up to date.
 
-Starts the server on a model of a few random weights and asks it for its own description at `/openapi.json`. Endpoints,
-fields, types, bounds and statuses are read from there; this file knows none of them by name.
+The script starts the server with a tiny random model and reads its description from `/openapi.json`. Endpoints, fields,
+types, bounds and statuses come from there; none of them is named here.
 """
 
 import argparse
@@ -39,7 +39,7 @@ _POWERS = {sign * (1 << bits): f"{'−' if sign < 0 else ''}2^{bits}" for bits i
 
 
 def description() -> dict[str, Any]:
-    """What a running server says about itself."""
+    """Return the OpenAPI description of a running server."""
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     with torch.random.fork_rng():
         model = LlamaForCausalLM(LlamaConfig(vocab_size=16, max_position_embeddings=64, **shape))
@@ -51,7 +51,7 @@ def description() -> dict[str, Any]:
 
 
 def kind(schema: dict[str, Any]) -> str:
-    """A type in words, with its bounds."""
+    """Describe a type in words, with its bounds."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
@@ -75,7 +75,7 @@ def _plain_kind(schema: dict[str, Any]) -> str:
 
 
 def statuses(paths: dict[str, Any]) -> Iterator[str]:
-    """A table of all statuses, with what each means."""
+    """Yield a table of all statuses with their meanings."""
     found = {
         status: answer["description"]
         for path in paths.values()
@@ -87,7 +87,7 @@ def statuses(paths: dict[str, Any]) -> Iterator[str]:
 
 
 def endpoints(paths: dict[str, Any]) -> Iterator[str]:
-    """A section for each endpoint."""
+    """Yield a section for each endpoint."""
     for path, operations in paths.items():
         for method, operation in operations.items():
             yield f"\n### {method.upper()} {path}\n\n{operation['summary']}\n"
@@ -99,7 +99,7 @@ def endpoints(paths: dict[str, Any]) -> Iterator[str]:
 
 
 def bodies(schemas: dict[str, Any]) -> Iterator[str]:
-    """A section for each object, with a table of its fields."""
+    """Yield a section for each object, with a table of its fields."""
     for name, schema in sorted(schemas.items()):
         needed = schema.get("required", ())
         about = " ".join(schema.get("description", "").split())
@@ -110,7 +110,7 @@ def bodies(schemas: dict[str, Any]) -> Iterator[str]:
 
 
 def render(found: dict[str, Any]) -> str:
-    """The page of a description."""
+    """Return the page for a description."""
     parts = [HEAD, *statuses(found["paths"]), "\n## Endpoints", *endpoints(found["paths"]), "\n## Objects"]
     return "\n".join([*parts, *bodies(found["components"]["schemas"])]) + "\n"
 
