@@ -1,4 +1,4 @@
-"""The memory of rows grows with their texts; where it is short, some texts wait and continue later."""
+"""The memory of rows grows with their texts; when it runs out, some texts wait and continue later."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_a_text_that_never_fits_is_refused(target: Target, monkeypatch: pytest.M
 
 
 def test_an_error_while_room_is_made_ends_all_requests(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those that have left the queue and have no row yet: none waits for ever."""
+    """Requests that have left the queue but have no row yet fail too, so that none waits for ever."""
     grow = LaneMemory.grow
 
     def fails_for_two_rows(memory: LaneMemory, rows: int, slots: int) -> None:

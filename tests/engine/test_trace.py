@@ -1,4 +1,4 @@
-"""Traced steps have the trees that were drafted, with the probabilities under drafter and target."""
+"""Traced steps contain the drafted trees with the probabilities under drafter and target."""
 
 import pytest
 import torch
