@@ -79,8 +79,8 @@ TOKENS = {name: value for name, value in SHARED.items() if name.endswith("_id")}
 
 
 def test_no_padding_is_generated_and_every_text_ends() -> None:
-    """The generation config of translation models is respected: padding is a bad word, and a text that reaches its limit
-    ends with the end token."""
+    """The generation config of translation models is respected: padding is a bad word, and a text that reaches its
+    limit ends with the end token."""
     net = tiny("marian")
     net.generation_config = GenerationConfig(bad_words_ids=[[0]], forced_eos_token_id=2, **TOKENS)
     lm, most = spectr.load(net, "ngram", tokenizer=word_tokenizer(SIZE)), 6
