@@ -133,7 +133,7 @@ def bounded(seconds: float) -> Iterator[None]:
         return
 
     def late(*_: Any) -> None:
-        raise TimeoutError(f"broken off after {seconds:.0f} s")
+        raise TimeoutError(f"timed out after {seconds:.0f} s")
 
     before = signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01))
