@@ -67,6 +67,7 @@ def test_late_reading_changes_nothing(
     policy: Policy,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Steps that are read one step late have the tokens and statistics of steps that are read without delay."""
     for stops in (frozenset[int](), frozenset({7})):
         plain, late = (Engine(Target(net), makers[name](plan), spectr.rule(rule), stops) for _ in range(2))
         meant = [trace(result) for result in plain.generate(under(policy, requests()))]
@@ -156,6 +157,7 @@ def test_rows_share_a_tree(
 
 
 def test_only_the_race_lets_rows_share(net: PreTrainedModel, makers: dict[str, Make]) -> None:
+    """A shared budget of nodes is refused under rules whose text depends on the tree."""
     with pytest.raises(MismatchError, match="a text would depend on the other texts of its batch"):
         Engine(Target(net), makers["feature"](Plan("fixed", 4, 4, 24, shared=24)), spectr.rule("match"))
 
@@ -248,6 +250,7 @@ class TestOnGpu:
     @pytest.mark.parametrize(("name", "rule", "plan"), CASES, ids=lambda part: part if isinstance(part, str) else "")
     @pytest.mark.parametrize("policy", POLICIES, ids=["one", "cool", "greedy", "penalties"])
     def test_graphs_give_the_same_text(self, name: str, rule: str, plan: Plan, policy: Policy) -> None:
+        """Captured steps give the text of eager steps, on the first run and when graphs are replayed."""
         target, made = on_gpu(name, plan)
         plain, late = (
             Engine(target, made, spectr.rule(rule), frozenset({7}), captures=captures) for captures in (False, True)
@@ -299,6 +302,7 @@ class TestOnGpu:
 
     @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
     def test_a_thousand_steps_take_no_more_memory(self, compiled: bool) -> None:
+        """Allocated memory does not grow over a thousand steps."""
         target, made = on_gpu("feature", Plan(drafts=3, length=4, nodes=9))
         engine = Engine(target, made, spectr.rule("race"))
         if compiled:

@@ -25,6 +25,7 @@ from spectr.types import Drafter
 
 
 def test_every_registered_drafter_is_here(makers: dict[str, Make]) -> None:
+    """A new drafter must be added to these contracts."""
     assert set(DRAFTERS) <= set(makers)
 
 
@@ -75,6 +76,7 @@ def plain(net: PreTrainedModel) -> dict[str, list[list[int]]]:
 def test_race_text_is_that_of_no_drafter(
     net: PreTrainedModel, makers: dict[str, Make], plain: dict[str, list[list[int]]], name: str, policy: str, plan: str
 ) -> None:
+    """Under the race every drafter gives the text of plain decoding, for every policy and plan."""
     engine = Engine(Target(net), makers[name](PLANS[plan]), spectr.rule("race"))
     results = engine.generate(under(POLICIES[policy], requests()))
     assert [result.tokens for result in results] == plain[policy]
@@ -93,6 +95,7 @@ def test_a_good_drafter_is_accepted_and_a_bad_one_hardly(net: PreTrainedModel, m
 
 
 def test_greedy_text_is_that_of_transformers(net: PreTrainedModel, makers: dict[str, Make]) -> None:
+    """With every drafter, under the race and under `match`, greedy texts equal those of transformers."""
     meant = []
     for prompt in PROMPTS[:3]:
         ids = torch.tensor([prompt])
@@ -310,6 +313,7 @@ def test_coupling_rules_do_not_depend_on_the_batch(net: PreTrainedModel, makers:
 
 
 def test_what_does_not_fit_is_refused(net: PreTrainedModel, makers: dict[str, Make]) -> None:
+    """Rules refuse drafters with unsupported siblings or without distributions; invalid plans are refused."""
     with pytest.raises(MismatchError, match="holds for siblings"):
         Engine(Target(net), makers["model"](PLANS["pruned"]), spectr.rule("optimal"))
     with pytest.raises(MismatchError, match="needs the distribution that each child was drawn from"):

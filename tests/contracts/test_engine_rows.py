@@ -42,6 +42,7 @@ def _fresh(requests: list[Request]) -> list[Result]:
 def test_a_batch_gives_the_same_steps(
     way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]
 ) -> None:
+    """A batch gives every request the steps that it has alone, in any order."""
     want, engine = meant(way), build(way)
     same(engine.generate(asked()), want)
     same(engine.generate(asked()[::-1]), want[::-1])
@@ -109,6 +110,7 @@ def test_prompts_read_in_chunks(
 def test_a_repeated_prompt_is_prefilled_once(
     way: Way, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
+    """Requests with the same prompt share its prefill and have the steps that they have alone."""
     requests = [Request(LONG, seed, 8 + seed, Policy(0.8)) for seed in range(6)]
     found = build(way).generate(requests)
     same(found, alone(way, requests, "copies"))

@@ -41,6 +41,7 @@ def test_an_abandoned_request_frees_its_row(build: Callable[..., Engine], meant:
 
 
 def test_an_abandoned_request_is_not_run_to_its_end(build: Callable[..., Engine]) -> None:
+    """When the handle of a running request is collected, the engine drops the request."""
     engine = build(WAYS[0])
     handle = engine.submit(Request([3, 4, 5], 1, 250))
     next(handle)
@@ -58,6 +59,7 @@ def test_an_abandoned_request_is_not_run_to_its_end(build: Callable[..., Engine]
 def test_a_cancelled_request_keeps_what_came(
     build: Callable[..., Engine], meant: Callable[[Way], list[Result]]
 ) -> None:
+    """A cancelled request keeps its tokens so far; cancelling an ended request changes nothing."""
     engine, want = build(WAYS[4]), meant(WAYS[4])[0]
     handle = engine.submit(asked()[0])
     first = next(handle)
@@ -73,6 +75,7 @@ def test_a_cancelled_request_keeps_what_came(
 
 
 def test_a_result_has_a_timeout(build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
+    """`result` raises TimeoutError, and the request continues."""
     stepped = Stepped(build(WAYS[4]))
     handle = stepped.submit(asked()[0])
     with pytest.raises(TimeoutError, match="the request goes on"):

@@ -265,6 +265,7 @@ def test_what_is_counted(name: str, build: Build, asked: list[Request]) -> None:
 
 
 def test_drafts_of_the_drafter_are_not_counted(build: Build, texts: list[Result]) -> None:
+    """Accepted tokens of the drafter do not count as predicted tokens."""
     (result,) = build("model").generate([replace(plain()[0], reference=edited(texts[0].tokens, "wrong", SIZE))])
     assert result.stats.accepted_prediction_tokens < 5
     assert result.stats.accepted > 20
@@ -326,6 +327,7 @@ def test_tokens_that_are_given_between_steps(build: Build, texts: list[Result]) 
 
 
 def test_rules_that_read_draft_laws_refuse_it(net: PreTrainedModel, makers: dict[str, Make]) -> None:
+    """Rules that need draft distributions refuse a prediction and accept a request without one."""
     for name in RULES:
         rule = spectr.rule(name)
         draws = rule.card.draws or rule.card.siblings[0]
@@ -341,6 +343,7 @@ def test_rules_that_read_draft_laws_refuse_it(net: PreTrainedModel, makers: dict
 
 
 def test_tokens_that_are_none_are_refused(build: Build) -> None:
+    """Predicted tokens outside the vocabulary are refused."""
     for token in (SIZE, -1):
         with pytest.raises(ArgumentError, match=f"tokens of a prediction must lie in 0 … 11, got \\[{token}\\]"):
             build().submit(Request([1], reference=[2, token]))

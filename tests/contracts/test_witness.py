@@ -57,6 +57,7 @@ def watched(engine: Engine, requests: list[Request]) -> Witness:
 
 
 def test_every_rule_is_covered() -> None:
+    """Every registered rule has a reference implementation."""
     from spectr.audit.reference_rules import reference_rule
 
     assert [name for name in RULES if reference_rule(spectr.rule(name)) is None] == []
@@ -134,6 +135,7 @@ def test_steps_that_are_read_late(
 
 @pytest.mark.parametrize("rule", ["race", "match"])
 def test_steps_that_draft_from_a_reference(net: PreTrainedModel, makers: dict[str, Make], rule: str) -> None:
+    """No step is wrong when requests with and without a prediction run in one batch."""
     made = spectr.rule(rule)
     engine = Engine(Target(net), makers["model"](plan_for(made.card)), made)
     requests = [replace(request, reference=[3, 4, 5, 6, 7] * 4) for request in asked(1)]

@@ -102,6 +102,7 @@ def test_a_new_text_begins_at_the_beginning_of_its_reference() -> None:
 
 
 def test_the_branch_continues_where_the_text_is() -> None:
+    """The branch continues at the position of the text in the reference, and ends with the reference."""
     drafting, text = begun([CODE], [[1]]), [1]
     assert branch(drafting, text) == tuple(CODE[:8])
     assert branch(drafting, [*text, *CODE[:2]]) == tuple(CODE[2:18])
@@ -121,6 +122,7 @@ def test_the_branch_continues_where_the_text_is() -> None:
     ],
 )
 def test_an_edited_text_finds_its_place_again(came: list[int], meant: int) -> None:
+    """After an edit, the position in the reference is found again."""
     drafting = begun([CODE], [[1]])
     proposed(drafting, [[1]])
     draft = proposed(drafting, [[1, *came]])
@@ -154,6 +156,7 @@ def test_a_short_match_far_away_is_ignored() -> None:
 
 
 def test_the_length_of_the_branch_follows_what_was_right() -> None:
+    """The branch grows after right predictions, and is dropped after a step without one until a guess is right."""
     reference, prompt = list(range(10, 90)), [1]
     drafting, text, lengths = begun([reference], [prompt]), list(prompt), list[int]()
 
@@ -251,6 +254,7 @@ def grown(draws: random.Random, predicted: list[int], size: int) -> list[int]:
 
 
 def test_references_go_with_their_rows() -> None:
+    """A row that moves keeps its reference; a row that begins has its own reference or none."""
     texts = [[1], [1], [1]]
     drafting = begun([[10, 11], [20, 21], []], texts)
     assert paths(proposed(drafting, texts)) == [[(10, 11)], [(20, 21)], []]

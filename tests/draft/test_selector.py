@@ -75,6 +75,7 @@ def test_the_start_is_used_first() -> None:
 
 
 def test_one_slow_step_does_not_rule_out_a_plan() -> None:
+    """A single slow step does not change the measured rate of a plan for long."""
     selector = PlanSelector(2, start=1)
     for step in range(40):
         plan = selector.choose()

@@ -139,6 +139,7 @@ def test_tokens_beyond_the_end_are_not_counted(model: PreTrainedModel, limit: in
 
 
 def test_the_best_coupling_of_fixed_children_is_the_mass_on_them() -> None:
+    """For fixed children the best possible acceptance is the target's probability of them."""
     draft = replace(draft_of_paths(torch.tensor([0]), [[(1, 2), (3,)]], 8), laws=torch.full((1, 4, 5), 0.2))
     logits = torch.randn(1, 4, 5, generator=torch.Generator().manual_seed(1))
     coins = SeededCoins(torch.tensor([0]), torch.tensor([1]))
@@ -232,6 +233,7 @@ def test_only_tokens_that_the_drafter_lacks(model: PreTrainedModel, rule: str, t
 
 @pytest.mark.parametrize("context", [2, 4, 16, 40])
 def test_a_prompt_longer_than_the_drafters_context(model: PreTrainedModel, context: int) -> None:
+    """Texts do not change if prompts are longer than the drafter's context."""
     requests = [Request(START * 5, 1, 30), Request([1, 2], 2, 30), Request(START * 5, 3, 30)]
     meant = [result.tokens for result in engine(model, "none").generate(requests)]
     made = small("race", SIZE, context)
@@ -248,6 +250,7 @@ def test_a_seed_is_any_whole_number(model: PreTrainedModel) -> None:
 
 
 def test_a_grammar_for_each_row(model: PreTrainedModel) -> None:
+    """Each row of a batch has its own hook, and a row without one is not affected."""
     allowed = [lambda _: [3, 4], None, lambda _: [5]]
     requests = [Request(START, seed, length, Policy(allowed=allowed[seed])) for seed, length in enumerate((3, 9, 12))]
     first, middle, last = engine(model, "lookup").generate(requests)

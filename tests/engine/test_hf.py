@@ -76,6 +76,7 @@ def test_greedy_is_that_of_transformers(net: PreTrainedModel, flags: dict[str, o
 
 
 def test_sampled_text_is_a_function_of_the_seed(net: PreTrainedModel) -> None:
+    """A seed fixes the text for any drafter; without one, torch's global generator decides."""
     settings = {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "max_new_tokens": 16, "attention_mask": MASK}
 
     def text(seed: int | None = 4, **more: object) -> list[list[int]]:
@@ -188,6 +189,7 @@ def warpers(**settings: float) -> list[Any]:
 
 
 def test_processors_become_settings_of_a_policy() -> None:
+    """Filters at the end of the processors become settings if they have the order and options of a policy."""
     from spectr.hf import _split_settings
 
     settings = {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "min_p": 0.1, "typical_p": 0.9}
@@ -206,6 +208,8 @@ def test_processors_become_settings_of_a_policy() -> None:
 def test_settings_give_the_texts_of_processors(
     net: PreTrainedModel, flags: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Texts are the same whether filters run as settings of the policy or as processors."""
+
     def texts() -> list[list[list[int]]]:
         settings = {"do_sample": True, "max_new_tokens": 40, "attention_mask": MASK, "top_k": 0, **flags}
         return [
@@ -219,6 +223,8 @@ def test_settings_give_the_texts_of_processors(
 
 
 def test_custom_processors_and_criteria(net: PreTrainedModel) -> None:
+    """Custom logits processors and stopping criteria have the same effect as in transformers."""
+
     class Odd(LogitsProcessor):
         def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             parity = (input_ids.sum(-1, keepdim=True) + torch.arange(scores.shape[-1])) % 2

@@ -118,6 +118,7 @@ def test_the_best_coupling_is_what_optimal_reaches(folder: Path, small: Path) ->
 
 
 def test_a_conversation_prefills_only_new_tokens(folder: Path) -> None:
+    """Each turn reuses the cache of the previous ones and has the same answer as a new conversation."""
     chat = spectr.load(str(folder)).chat()
     first = "".join(chat.say("one two three", 12, seed=4))
     assert chat.reused == 0
@@ -178,6 +179,7 @@ def test_an_interrupted_answer_stays(folder: Path) -> None:
 
 
 def test_a_conversation_that_is_too_long_says_what_to_do(folder: Path) -> None:
+    """A turn that does not fit into the context is refused with advice, and the conversation can continue."""
     chat = spectr.load(str(folder)).chat()
     said = "".join(chat.say("one two three", 6))
     with pytest.raises(ArgumentError, match=r"512 positions, got .* take early turns out of turns"):
@@ -257,6 +259,7 @@ def test_invalid_prompts(folder: Path, prompts: Any) -> None:
 
 
 def test_prompts_are_texts_ids_or_messages(folder: Path) -> None:
+    """A prompt may be a string, token ids or messages, alone or in a list; invalid ones are refused."""
     lm = spectr.load(str(folder))
     meant = lm.generate(ASK, 8, seed=3).tokens
     messages = [{"role": "user", "content": ASK}]

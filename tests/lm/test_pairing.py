@@ -53,6 +53,7 @@ def test_nodes_size_the_tree_under_every_rule(name: str, nodes: int) -> None:
 
 
 def test_options_of_chains_are_combined_with_nodes() -> None:
+    """For chains, `nodes` determines the number or length of drafts that is not given."""
     target: Any = SimpleNamespace(target=SimpleNamespace(device=torch.device("cpu")))
     for said, meant in (({"drafts": 4}, (4, 7)), ({"length": 3}, (10, 3)), ({"drafts": 2, "length": 3}, (2, 3))):
         plan = Pairing(target, rule("kseq").card, DraftOptions(nodes=32, **said), {}).plan()
@@ -63,6 +64,7 @@ def test_options_of_chains_are_combined_with_nodes() -> None:
 def test_auto_without_a_trained_drafter_is_announced(
     device: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """`auto` falls back to lookup or plain decoding, and logs once that there is no trained drafter."""
     monkeypatch.setattr(trained, "shipped", lambda _: None)
     target: Any = SimpleNamespace(
         target=SimpleNamespace(device=torch.device(device), model=None, lender=None), tokenizer=None

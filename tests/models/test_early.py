@@ -55,6 +55,7 @@ def test_a_truncated_model_drafts_in_the_slots_of_the_whole_model(name: str, mak
 
 
 def test_invalid_layer_counts_and_models_are_refused(make: Any) -> None:
+    """Layer counts out of range, encoder-decoder models and unknown structures are refused."""
     with pytest.raises(ArgumentError, match="between 1 and 3, got 0"):
         truncated(make("llama").model, 0)
     with pytest.raises(MismatchError, match="has an encoder"):

@@ -244,12 +244,14 @@ def _swapped(self: Any, embedded: Any, states: Any, **attention: Any) -> Any:
 
 
 def test_planted_states_before_embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: hidden states and embeddings are joined in the wrong order."""
     case = Case("eagle3", EAGLE3)
     monkeypatch.setattr(eagle3._FirstLayer, "forward", _swapped)
     assert difference(case, write_head(tmp_path, case.files())) > 100 * CLOSE
 
 
 def test_planted_offsets_taken_for_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: offsets of the draft vocabulary are used as token ids."""
     case = Case("eagle3", SOME_EAGLE3)
     monkeypatch.setattr(loading, "_target_tokens", lambda offsets, *_: offsets.long())
     assert difference(case, write_head(tmp_path, case.files())) > 100 * CLOSE
@@ -258,12 +260,14 @@ def test_planted_offsets_taken_for_tokens(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("states", [(1, 2, 4), (3, 4, 6), (5, 3, 2)])
 @pytest.mark.parametrize(("family", "name"), [("eagle3", EAGLE3), ("block", "dflash"), ("block", "dspark")])
 def test_planted_other_hidden_states(tmp_path: Path, family: str, name: str, states: tuple[int, ...]) -> None:
+    """Planted fault: the head reads other hidden states of the target."""
     case = Case(family, name)
     assert difference(case, write_head(tmp_path, case.files()), hidden_states=states) > 100 * CLOSE
 
 
 @pytest.mark.parametrize("name", ["rope-llama3", "rope-yarn", "rope-linear"])
 def test_planted_rotary_settings_that_are_not_read(tmp_path: Path, name: str) -> None:
+    """Planted fault: the rotary settings of the config are ignored."""
     case = Case("eagle3", name)
     config, tensors = case.files()
     rope = {"rope_type": "default", "rope_theta": 100.0}
@@ -280,6 +284,7 @@ def test_planted_flags_that_are_not_read(tmp_path: Path, flag: str) -> None:
 
 
 def test_planted_first_token_that_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: the head attends to the first token of the text."""
     case = Case("eagle3", EAGLE3)
     monkeypatch.setattr(eagle3, "first_unseen", lambda mask, _: mask)
     assert difference(case, write_head(tmp_path, case.files())) > 100 * CLOSE
@@ -299,12 +304,14 @@ def test_planted_first_token_that_is_seen(tmp_path: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_planted_settings_of_blocks(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
+    """Planted fault: a setting of a block head has another value."""
     case = Case("block", name)
     config, tensors = case.files()
     assert difference(case, write_head(tmp_path, ({**config, **changes}, tensors))) > 100 * CLOSE
 
 
 def test_planted_correction_by_another_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: the Markov correction uses another token."""
     case, usual = Case("block", "dspark"), block.BlockHead.corrected
     monkeypatch.setattr(
         block.BlockHead, "corrected", lambda self, x, h, tokens, c: usual(self, x, h, (tokens + 1) % 24, c)

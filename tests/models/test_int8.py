@@ -91,6 +91,7 @@ def test_a_cpu_keeps_its_weights() -> None:
 
 @pytest.mark.usefixtures("everywhere")
 def test_a_head_tuned_on_a_cpu_can_be_saved_and_a_rounded_one_not(tmp_path: Path) -> None:
+    """A shortened head can be saved and loaded for training; a head with int8 weights is refused."""
     net = tiny_model("llama")
     head = head_of(net, layers=1).requires_grad_(False)
     about = Trained("tiny", fingerprint(net), head.as_data())

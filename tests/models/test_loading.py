@@ -50,6 +50,7 @@ def test_a_folder_opens_with_its_dtype_and_attention(name: str, start: tuple[int
 
 
 def test_a_loaded_model_is_used_in_place(make: Any) -> None:
+    """A loaded model is not copied, and the tokenizer adds its stop token."""
     model = make("llama").model
     opened = open_loaded(model)
     assert opened.target.model is model

@@ -86,6 +86,7 @@ def test_rows_can_be_dropped_and_repeated(name: str, make: Any) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "t5"])
 def test_sessions_grow_and_keep_their_contents(name: str, make: Any) -> None:
+    """A session that is full raises an error, and after growing it continues with the same text."""
     play = make(name)
     session = play.fresh(slots=11)
     full = [prompt + [4] * (16 - len(prompt)) for prompt in play.prompts]  # eleven slots are rounded up to sixteen
@@ -165,6 +166,7 @@ def test_a_model_is_as_before_outside_our_calls(name: str, make: Any) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt2", "bloom", "t5", "bart"])
 def test_features_are_what_enters_the_output_layer(name: str, make: Any) -> None:
+    """The features of a session, passed through the output layer, give the model's logits."""
     play = make(name)
     assert play.session.features is None
     session = play.fresh()
@@ -217,6 +219,7 @@ def test_sound_is_refused() -> None:
 
 
 def test_sources_are_checked(make: Any) -> None:
+    """Sources are refused without an encoder, required with one, and must fit; the last source counts."""
     play = make("llama")
     with pytest.raises(MismatchError, match="has no encoder"):
         play.target.encode(play.session, [[5], [6]])
@@ -239,6 +242,7 @@ def test_sources_are_checked(make: Any) -> None:
 
 
 def test_errors_name_the_limits(make: Any) -> None:
+    """Errors state the limit that was exceeded and what was given."""
     play = make("llama")
     target: TreeModel = play.target
     assert (target.context, target.vocabulary, target.device.type) == (128, 61, "cpu")

@@ -31,12 +31,14 @@ def difference(case: Case, folder: Path) -> float:
 
 
 def test_speculators_computes_the_same_from_what_we_write(tmp_path: Path) -> None:
+    """A golden file of speculators' output for a written head equals spectr's own logits."""
     assert difference(WrittenCase(GOLDEN / "written.safetensors"), write_eagle3(tmp_path)) < 1e-5
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(ORACLE is None, reason="set SPECTR_ORACLE to a python that has speculators 0.9.0")
 def test_a_round_trip_through_speculators(tmp_path: Path) -> None:
+    """speculators loads a head that spectr has just written and computes the same logits."""
     folder, tool = write_eagle3(tmp_path / "head"), ROOT / "tools" / "golden_heads.py"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [str(ORACLE), str(tool), str(tmp_path), "--written", str(folder)]
@@ -77,6 +79,7 @@ def test_all_settings_are_those_that_speculators_writes(tmp_path: Path) -> None:
 
 
 def test_without_a_draft_vocabulary_all_tokens_are_written(tmp_path: Path) -> None:
+    """A head without a draft vocabulary is written with all tokens and can be loaded again."""
     head = eagle3_of(golden_target())
     save_eagle3(tmp_path, head, Written("x", ("LlamaForCausalLM",), 4))
     tensors = load_file(tmp_path / "model.safetensors")

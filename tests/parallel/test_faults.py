@@ -16,6 +16,7 @@ WITHIN = 60  # seconds; on an idle machine it takes about four
 
 
 def test_ranks_that_agree_end_with_zero(folder: Path, tmp_path: Path) -> None:
+    """Ranks without a fault generate a text and exit with 0."""
     with Ranks(2, folder, tmp_path) as ranks:
         assert ranks.codes(90) == [0, 0], ranks.said(0) + ranks.said(1)
     assert (tmp_path / "ended").exists()

@@ -87,6 +87,7 @@ def _gone(processes: dict[int, int], seconds: float) -> bool:
 
 
 def test_two_ranks_serve_the_text_of_one_and_end_together(folder: Path, tmp_path: Path) -> None:
+    """Two ranks serve the text of one process, and SIGTERM ends both without an error."""
     with serving(folder, tmp_path / "said") as server:
         url, ranks = server.url(), server.ranks()
         assert set(ranks) == {0, 1}

@@ -136,6 +136,7 @@ def test_log_probabilities_are_bounded(other: Callable[..., Any]) -> None:
 
 
 def test_a_prompt_is_scored_once_for_several_texts(client: httpx2.Client) -> None:
+    """With `echo`, all texts of a prompt have the log-probabilities of that prompt, whole and streamed."""
     asked = {"prompt": ["one two three", "four five"], "echo": True, "logprobs": 2, "max_tokens": 3, "seed": 4}
     alone = client.post("/v1/completions", json=asked).json()["choices"]
     several = client.post("/v1/completions", json={**asked, "n": 3}).json()["choices"]
