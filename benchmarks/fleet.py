@@ -371,7 +371,7 @@ def _line(row: dict[str, Any]) -> str:
 def fleet(
     replicas: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of replicas.")] = "1,10,100,1000",
     rate: Annotated[float, typer.Option(min=0.01, metavar="R", help="Requests per second and replica.")] = 6.0,
-    routers: Annotated[str, typer.Option(metavar="NAME,...", help=f"From {', '.join(ROUTERS)}.")] = "two,prefix",
+    routers: Annotated[str, typer.Option(metavar="NAME,...", help=f"Routers: {', '.join(ROUTERS)}.")] = "two,prefix",
     life: Annotated[
         float, typer.Option(min=0, metavar="S", help="Average seconds until a replica fails; 0: never.")
     ] = 0.0,

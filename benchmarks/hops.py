@@ -154,9 +154,11 @@ def _measured(model: str, dtype: str, rounds: int, sizes: tuple[int, int]) -> Fo
 
 def hops(
     model: ModelFlag = "smollm2-135m",
-    dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="As in spectr.load.")] = "auto",
+    dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="Dtype, as in spectr.load.")] = "auto",
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds of which the median is taken.")] = 5,
-    requests: Annotated[int, typer.Option(min=1, metavar="N", help="Requests per client and round.")] = 6,
+    requests: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Requests of one client per round; of four, twice as many.")
+    ] = 6,
     tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens per text.")] = 32,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The result file.")] = Path("spectr-hops.json"),
 ) -> None:

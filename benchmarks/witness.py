@@ -61,13 +61,15 @@ def _measure(engines: dict[str, Engine], requests: Sequence[Request], rounds: in
 
 def witness(
     model: ModelFlag = "smollm2-135m",
-    drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="As in spectr.load.")] = "auto",
+    drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="Drafter, as in spectr.load.")] = "auto",
     shares: Annotated[str, typer.Option(metavar="S,S,...", help="Shares of steps to check.")] = "0,0.01,0.1",
-    prompts: Annotated[Path, typer.Option(metavar="FILE")] = Path("benchmarks/heldout.json"),
+    prompts: Annotated[
+        Path, typer.Option(metavar="FILE", help="Prompts: a text file with one per line, or JSON with `prompts`.")
+    ] = Path("benchmarks/heldout.json"),
     rows: Annotated[int, typer.Option(min=1, metavar="N", help="Batch size.")] = 4,
     tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens per text.")] = 48,
-    rounds: Annotated[int, typer.Option(min=1, metavar="N")] = 9,
-    out: Annotated[Path, typer.Option(metavar="FILE")] = Path("spectr-witness.json"),
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds of which the median is taken.")] = 9,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The result file.")] = Path("spectr-witness.json"),
 ) -> None:
     """Compare the speed of an engine with a witness to the same engine without one."""
     check_folder(out)

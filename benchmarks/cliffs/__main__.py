@@ -18,9 +18,9 @@ _MODULE = "benchmarks.cliffs"
 
 def cliffs(
     model: ModelFlag = "smollm2-135m",
-    drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="As in spectr.load.")] = "auto",
+    drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="Drafter, as in spectr.load.")] = "auto",
     only: Annotated[
-        str, typer.Option(metavar="PART,PART,...", help="From settings, lookup, auto, prediction, many.")
+        str, typer.Option(metavar="PART,PART,...", help="Parts: settings, lookup, auto, prediction, many.")
     ] = "",
     again: Annotated[bool, typer.Option("--again", help="Measure again the parts that are in the file.")] = False,
     tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens per text.")] = 256,

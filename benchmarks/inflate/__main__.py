@@ -31,7 +31,7 @@ def inflate(
         str, typer.Option("--drafter", metavar="FOLDER", help="A trained head; auto: the one shipped with spectr.")
     ] = "auto",
     only: Annotated[
-        str, typer.Option(metavar="PART,PART,...", help="From bandwidth, calls, step, speed, rows, memory, peers.")
+        str, typer.Option(metavar="PART,PART,...", help="Parts: bandwidth, calls, step, speed, rows, memory, peers.")
     ] = "",
     again: Annotated[bool, typer.Option("--again", help="Measure again the parts that are in the file.")] = False,
     width: Annotated[

@@ -23,7 +23,7 @@ def serving(
         Path, typer.Option(metavar="FILE", help="Texts to cut prompts from: one per line, or JSON with `prompts`.")
     ] = Path("benchmarks/heldout.json"),
     model: ModelFlag = "smollm2-135m",
-    drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="As in spectr.load.")] = "auto",
+    drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="Drafter, as in spectr.load.")] = "auto",
     inflate: Annotated[bool, typer.Option("--inflate", help="Inflate the model to 7.4 billion weights.")] = False,
     clients: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of clients.")] = "1,4,16,64",
     requests: Annotated[int, typer.Option(min=1, metavar="N", help="Requests per client and run.")] = 4,
@@ -32,7 +32,7 @@ def serving(
     output_tokens: Annotated[str, typer.Option(metavar="N,N", help="Shortest and longest text.")] = "16,256",
     soak_clients: Annotated[int, typer.Option(min=1, metavar="N", help="Clients of the soak test.")] = 4,
     soak_minutes: Annotated[float, typer.Option(min=0, metavar="M", help="Length of the soak test; 0: none.")] = 0.0,
-    only: Annotated[str, typer.Option(metavar="PART,PART,...", help="From clients_1, ..., soak_4.")] = "",
+    only: Annotated[str, typer.Option(metavar="PART,PART,...", help="Parts: clients_1, ..., soak_4.")] = "",
     again: Annotated[bool, typer.Option("--again", help="Measure again the parts that are in the file.")] = False,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the model and its head.")] = False,
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or auto.")] = "auto",

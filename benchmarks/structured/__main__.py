@@ -18,8 +18,8 @@ _MODULE = "benchmarks.structured"
 
 def structured(
     model: ModelFlag = "smollm2-135m",
-    drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="As in spectr.load.")] = "auto",
-    only: Annotated[str, typer.Option(metavar="PART;PART;...", help="Parts by their names in the file.")] = "",
+    drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="Drafter, as in spectr.load.")] = "auto",
+    only: Annotated[str, typer.Option(metavar="PART;PART;...", help="Parts, by their names in the file.")] = "",
     again: Annotated[bool, typer.Option("--again", help="Measure again the parts that are in the file.")] = False,
     tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Maximum tokens per text.")] = 128,
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Texts per task.")] = 4,

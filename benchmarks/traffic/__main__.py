@@ -37,7 +37,7 @@ def traffic(
         Path, typer.Option(metavar="FILE", help="Texts to cut prompts from: one per line, or JSON with `prompts`.")
     ] = Path("benchmarks/heldout.json"),
     model: ModelFlag = "smollm2-135m",
-    drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="As in spectr.load.")] = "auto",
+    drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="Drafter, as in spectr.load.")] = "auto",
     inflate: Annotated[bool, typer.Option("--inflate", help="Inflate the model to the size in --size.")] = False,
     size: Annotated[
         str, typer.Option(metavar="N,N,N,N,N", help="Width, layers, heads, kv heads and MLP width of the large model.")
@@ -61,7 +61,7 @@ def traffic(
         bool, typer.Option("--strike-stops", help="Fix lengths with min_new_tokens instead of ignoring stop tokens.")
     ] = False,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of prompts, lengths and texts.")] = 0,
-    only: Annotated[str, typer.Option(metavar="PART,PART,...", help="From in_flight_1, ..., shared.")] = "",
+    only: Annotated[str, typer.Option(metavar="PART,PART,...", help="Parts: in_flight_1, ..., shared.")] = "",
     again: Annotated[bool, typer.Option("--again", help="Measure again the parts that are in the file.")] = False,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the model and its head.")] = False,
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or auto.")] = "auto",
