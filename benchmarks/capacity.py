@@ -1,10 +1,10 @@
-"""How much traffic one replica bears: tokens per second, memory and first-token time, from model, GPU and traffic.
+"""A capacity model of one replica: throughput, memory and time to first token, from the model, the GPU and the traffic.
 
-The costs of a step are fitted to `inflate_h200.json` and `inflate_rows_h200.json`: a model of 7.2 billion weights on an
-H200, 1 to 256 texts at once, trees of 1 to 64 nodes; those of prompts are taken from `traffic_h200.json`. They are
-written in terms of weights, bandwidth and arithmetic, so that they carry over to another model or GPU, as an estimate.
-Sharding is estimated from the time of a sum over all ranks, which was not measured. The estimate of traffic is checked
-against `benchmarks.fleet`, which simulates it, and against measured traffic.
+The costs of a step are fitted to `inflate_h200.json` and `inflate_rows_h200.json`, which were measured with a model of
+7.2 billion weights on an H200, with 1 to 256 rows and trees of 1 to 64 nodes. The costs of prefill are taken from
+`traffic_h200.json`. All costs are expressed in weights, bandwidth and arithmetic, so that they can be used to estimate
+another model or GPU. Sharding is estimated from an assumed time for an all-reduce, which was not measured. The
+estimates are checked against the simulation in `benchmarks.fleet` and against measured traffic.
 """
 
 import json
@@ -27,43 +27,43 @@ __all__ = [
 _FOLDER = Path(__file__).parent
 _FILES = ("inflate_h200.json", "inflate_rows_h200.json")
 _TRAFFIC = "traffic_h200.json"
-_TOGETHER = 128  # nodes of all rows that a call takes before it waits for arithmetic
-_CHUNK = 512  # prompt tokens read between two steps
+_TOGETHER = 128  # nodes of all rows up to which a call is bound by memory bandwidth, not by arithmetic
+_CHUNK = 512  # prompt tokens prefilled between two steps
 _KEPT = 0.9  # share of a GPU's memory that weights and caches may take
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """A decoder, in numbers."""
+    """The size of a decoder."""
 
     weights: float
     layers: int
     width: int
-    kv_width: int  # numbers that one layer keeps of a token: keys and values
-    bytes: int = 2  # of a number
+    kv_width: int  # numbers that one layer caches per token, keys and values together
+    bytes: int = 2  # per number
     head: float = 0.08  # weights of the drafter, as a share of the model's
 
     @property
     def weight_bytes(self) -> float:
-        """Of the model, without its drafter."""
+        """Bytes of the model's weights, without its drafter."""
         return self.weights * self.bytes
 
     @property
     def token_bytes(self) -> float:
-        """What the cache holds of one token."""
+        """Bytes that the cache holds per token."""
         return float(self.layers * self.kv_width * self.bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A device, in numbers."""
+    """The speed and memory of a device."""
 
     name: str
-    bandwidth: float  # bytes a second, measured by copying
+    bandwidth: float  # bytes per second, measured by copying
     memory: float  # bytes
-    arithmetic: float = 1.0  # how its arithmetic compares with an H200's
-    sum_seconds: float = 15e-6  # for one sum over all ranks, beside what its bytes take; an assumption
-    link: float = 300e9  # bytes a second between ranks; an assumption
+    arithmetic: float = 1.0  # its arithmetic throughput relative to an H200
+    sum_seconds: float = 15e-6  # latency of one all-reduce, in addition to the transfer of its bytes; an assumption
+    link: float = 300e9  # bytes per second between ranks; an assumption
 
 
 H200 = Gpu("NVIDIA H200", 4.28e12, 150e9)
@@ -71,21 +71,21 @@ H200 = Gpu("NVIDIA H200", 4.28e12, 150e9)
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds that measured steps take, by what causes them."""
+    """The time of measured steps in seconds, split by cause."""
 
-    launches: float  # of one layer
-    depth: float  # of a depth of the draft, beside reading the drafter's weights
-    flop: float  # of one operation, where a call waits for arithmetic
-    row: float  # of a row: its policy, its verdict, its place in the cache
-    row_depth: float  # of a row and a depth of its draft
-    reading: float  # of one operation, where the target reads a prompt
-    reading_along: float  # of the drafter, which reads it too, by the target's operations
-    gains: Mapping[int, float]  # tokens of a step, by nodes of a row
-    errors: Sequence[float] = field(default=())  # of the fit, relative, one for each measurement
+    launches: float  # kernel launches per layer
+    depth: float  # per depth of the draft, in addition to reading the drafter's weights
+    flop: float  # per operation, where a call is bound by arithmetic
+    row: float  # per row: its policy, its verdict, its part of the cache
+    row_depth: float  # per row and depth of its draft
+    reading: float  # per operation of the target's prefill
+    reading_along: float  # of the drafter's prefill, per operation of the target's
+    gains: Mapping[int, float]  # tokens per step, by nodes per row
+    errors: Sequence[float] = field(default=())  # relative errors of the fit, one for each measurement
 
 
 def measurements(folder: Path = _FOLDER) -> list[dict[str, Any]]:
-    """Measured steps, by rows, nodes and depth."""
+    """Return the measured steps, by rows, nodes and depth."""
     found: list[dict[str, Any]] = []
     for name in _FILES:
         found += json.loads((folder / name).read_text(encoding="utf-8"))["parts"]["rows"]["results"]
@@ -93,13 +93,13 @@ def measurements(folder: Path = _FOLDER) -> list[dict[str, Any]]:
 
 
 def traffic_cells(folder: Path = _FOLDER) -> list[dict[str, Any]]:
-    """Measured traffic: requests in flight, their tokens, and what reading their prompts took, plainly and drafted."""
+    """Return the measured traffic: requests in flight, their tokens and their prefill, with and without drafting."""
     parts = json.loads((folder / _TRAFFIC).read_text(encoding="utf-8"))["parts"].values()
     return [{"in_flight": part["in_flight"], **cell} for part in parts for cell in part["cells"].values()]
 
 
 def _reading(folder: Path) -> tuple[float, float]:
-    """Seconds that a token of a prompt takes without a drafter, and what it takes more with one."""
+    """Return the prefill time per prompt token without a drafter, and what a drafter adds to it, in seconds."""
     spent: dict[bool, list[float]] = {True: [0.0, 0.0], False: [0.0, 0.0]}
     for cell in traffic_cells(folder):
         of_kind = spent[cell["drafter"] == "none"]
@@ -110,11 +110,11 @@ def _reading(folder: Path) -> tuple[float, float]:
 
 
 MEASURED = ModelSize(weights=7.18e9, layers=32, width=4096, kv_width=2 * 16 * 64)
-_CONTEXT = 150  # tokens of the texts that were measured, on average
+_CONTEXT = 150  # average tokens of the texts that were measured
 
 
 def calibrated(folder: Path = _FOLDER, gpu: Gpu = H200, size: ModelSize = MEASURED) -> Costs:
-    """Costs that fit the measured steps best, in relative terms, none of them negative."""
+    """Fit the costs to the measured steps by non-negative least squares of the relative errors."""
     rows = measurements(folder)
     causes = np.array([_causes(row["rows"], row["nodes"], row.get("depth", 0)) for row in rows])
     seconds = np.array([row["steady_ms_per_step"] / 1e3 for row in rows])
@@ -136,61 +136,64 @@ def calibrated(folder: Path = _FOLDER, gpu: Gpu = H200, size: ModelSize = MEASUR
 
 
 def _causes(rows: int, nodes: int, depth: int) -> list[float]:
-    """What a step's time is proportional to, one entry for each cause."""
+    """Return the regressors of a step's time, one for each cause."""
     return [1.0, depth, max(0, rows * nodes - _TOGETHER), rows, depth * rows]
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What is asked of one replica."""
+    """The traffic of one replica."""
 
-    rate: float  # requests a second
-    prompt: float  # tokens, on average
-    output: float  # tokens, on average
-    known: float = 0.0  # share of the prompts' tokens that the replica has read before
-    spread: float = 1.0  # standard deviation of what is to be read, over its average
+    rate: float  # requests per second
+    prompt: float  # average tokens of a prompt
+    output: float  # average tokens of a text
+    known: float = 0.0  # share of the prompts' tokens that are in the replica's prefix cache
+    spread: float = 1.0  # coefficient of variation of the tokens to prefill
 
     @property
     def unread(self) -> float:
-        """Tokens to read of a prompt, on average."""
+        """Average tokens of a prompt that must be prefilled."""
         return self.prompt * (1 - self.known)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a replica does under some traffic."""
+    """The performance of a replica under given traffic."""
 
-    rows: float  # requests in flight, on average, those whose prompts are being read included
+    rows: float  # average requests in flight, including those in prefill
     tokens_per_second: float
     seconds_per_token: float  # of one text
-    first_token: float  # seconds, on average
-    busy: float  # share of the most requests that it bears
+    first_token: float  # average seconds to the first token
+    busy: float  # load as a share of the capacity
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A model on one GPU, or spread over several."""
+    """A model on one GPU, or sharded over several."""
 
     size: ModelSize = MEASURED
     gpu: Gpu = H200
     costs: Costs = field(default_factory=calibrated)
     ranks: int = 1
-    rows: int = 64  # most texts at once
+    rows: int = 64  # maximum batch size
     drafts: bool = True
 
     def nodes(self, rows: float) -> int:
-        """Nodes of a row's tree with so many rows: about 128 for all of them, 64 at most, and none for more rows."""
+        """Return the nodes of a row's tree in a batch of `rows`.
+
+        All trees together have about 128 nodes, and each at most 64. With more than 128 rows there is no drafting.
+        """
         if not self.drafts or rows > _TOGETHER:
             return 1
         return max(2, min(64, 1 << int(math.log2(_TOGETHER / max(rows, 1.0)))))
 
     def gain(self, nodes: int) -> float:
-        """Tokens of a step and row, between those that were measured."""
+        """Return the tokens per step and row, interpolated between the measured trees."""
         known = sorted(self.costs.gains)
         return float(np.interp(math.log2(nodes), np.log2(known), [self.costs.gains[n] for n in known]))
 
     def step(self, rows: float, context: float = _CONTEXT) -> float:
-        """Seconds of one step of so many rows, whose texts have `context` tokens on average."""
+        """Return the seconds of one step of `rows` rows whose texts have `context` tokens on average."""
         nodes = self.nodes(rows)
         depth = 0 if nodes == 1 else 1 if nodes == 2 else 3
         costs, size, ranks = self.costs, self.size, self.ranks
@@ -201,37 +204,37 @@ class Replica:
 
     @property
     def _token(self) -> float:
-        """Seconds that the arithmetic of one token takes on one GPU."""
+        """Seconds of arithmetic per token on one GPU."""
         return 2 * self.size.weights * self.costs.flop / self.gpu.arithmetic
 
     def _sums(self, tokens: float) -> float:
-        """Seconds of the sums over all ranks, two in each layer."""
+        """Return the seconds of all all-reduces of a call, two in each layer."""
         if self.ranks == 1:
             return 0.0
         carried = 2 * (self.ranks - 1) / self.ranks * tokens * self.size.width * self.size.bytes / self.gpu.link
         return 2 * self.size.layers * (self.gpu.sum_seconds + carried)
 
     def reading(self, tokens: float) -> float:
-        """Seconds to read so many prompt tokens. A drafter reads them too, on one rank."""
+        """Return the seconds to prefill `tokens` prompt tokens. A drafter prefills them too, on one rank."""
         own, along = self.costs.reading / self.ranks, self.costs.reading_along if self.drafts else 0.0
         return tokens * (2 * self.size.weights * (own + along) / self.gpu.arithmetic + self._sums(_CHUNK) / _CHUNK)
 
     def in_flight(self, rows: int, traffic: Traffic) -> float:
-        """Tokens a second where so many requests are always in flight, the next one coming when one ends."""
+        """Return the tokens per second of a closed loop with `rows` requests in flight."""
         context = traffic.prompt + traffic.output / 2
         return 1 / (1 / (rows * self.speed(rows, context)) + self.reading(traffic.unread) / traffic.output)
 
     def speed(self, rows: float, context: float = _CONTEXT) -> float:
-        """Tokens a second of one text among so many."""
+        """Return the tokens per second of one text in a batch of `rows`."""
         return self.gain(self.nodes(rows)) / self.step(rows, context)
 
     def most_rows(self, context: float) -> int:
-        """Texts of so many tokens that fit into memory beside the weights."""
+        """Return how many texts of `context` tokens fit into memory beside the weights."""
         free = _KEPT * self.gpu.memory * self.ranks - (1 + self.size.head * self.ranks) * self.size.weight_bytes
         return max(0, min(self.rows, int(free // (context * self.size.token_bytes))))
 
     def most_requests(self, traffic: Traffic) -> float:
-        """Requests a second that a replica bears."""
+        """Return the capacity of the replica, in requests per second."""
         context = traffic.prompt + traffic.output / 2
         rows = self.most_rows(context)
         if rows < 1:
@@ -240,16 +243,16 @@ class Replica:
         return 1 / (traffic.output / most + self.reading(traffic.unread))
 
     def under(self, traffic: Traffic) -> Estimate:
-        """What the replica does under some traffic, on average.
+        """Estimate the average performance of the replica under `traffic`.
 
-        Reading takes its share of the time; in the rest so many rows are in flight that their steps give the tokens
-        that are asked for (Little's law). Prompts are read one after the other, a chunk between two steps, so that the
-        first token waits like a customer before a single server (Pollaczek and Khinchine).
+        Prefill takes its share of the time. In the rest, the number of rows in flight is such that their steps produce
+        the requested tokens (Little's law). Prompts are prefilled one after the other, a chunk between two steps, so
+        the time to first token follows a queue with a single server (the Pollaczek-Khinchine formula).
         """
         busy = traffic.rate / max(self.most_requests(traffic), 1e-12)
         if busy >= 1:
             raise ArgumentError(
-                f"a replica bears {self.most_requests(traffic):.2f} requests a second of this kind, got "
+                f"the rate must be below the capacity of {self.most_requests(traffic):.2f} requests per second, got "
                 f"{traffic.rate:.2f}; add replicas"
             )
         context = traffic.prompt + traffic.output / 2
@@ -262,7 +265,7 @@ class Replica:
         return Estimate(rows + traffic.rate * first, asked, rows / asked, first, busy)
 
     def _in_flight(self, traffic: Traffic, context: float) -> float:
-        """Rows whose steps give the tokens that are asked for, by bisection."""
+        """Return the number of rows whose steps produce the requested tokens, by bisection."""
         left = 1 - traffic.rate * self.reading(traffic.unread)
         asked = traffic.rate * traffic.output
         low, high = 0.0, float(self.most_rows(context))
@@ -273,12 +276,12 @@ class Replica:
         return high
 
     def over(self, ranks: int) -> "Replica":
-        """The same model spread over so many ranks."""
+        """Return the same replica sharded over `ranks` ranks."""
         return replace(self, ranks=ranks)
 
 
 def hit_rate(popularity: Sequence[float], kept: int) -> float:
-    """Share of requests whose beginning is among the `kept` that a replica used last (Che's approximation).
+    """Return the hit rate of an LRU cache of `kept` prompt prefixes (Che's approximation).
 
     >>> round(hit_rate([0.25] * 4, 4), 2), round(hit_rate([0.5, 0.25, 0.125, 0.125], 2), 2)
     (1.0, 0.62)

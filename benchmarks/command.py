@@ -1,4 +1,4 @@
-"""Running a module of this folder as a command, with the conventions of `spectr`: an error is one line, exit code 2."""
+"""Runs a module of this folder as a command with the conventions of `spectr`: an error is one line, exit code 2."""
 
 import shlex
 import sys
@@ -13,7 +13,7 @@ __all__ = ["command_line", "run_command"]
 
 
 def command_line(module: str) -> str:
-    """How the running process was started, for the record of a measurement."""
+    """Return the command that started this process, for the record of a measurement."""
     return f"python -m {module} {shlex.join(sys.argv[1:])}".rstrip()
 
 

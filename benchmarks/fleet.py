@@ -1,8 +1,9 @@
-"""`python -m benchmarks.fleet`: traffic on 1 to 1,000 replicas, simulated event by event, beside the capacity model.
+"""`python -m benchmarks.fleet`: simulates traffic on 1 to 1,000 replicas and compares it with the capacity model.
 
-Requests arrive at random, are routed, wait, have their prompts read a chunk between two steps, and share the steps of a
-replica with others. Replicas fail at random: their requests go on elsewhere from the text so far, which is read there.
-The seconds of a step are those of `benchmarks.capacity`; nothing runs on a GPU.
+The simulation is event-driven. Requests arrive at random, are routed and wait; their prompts are prefilled, a chunk
+between two steps, and then they share the steps of a replica. Replicas fail at random. The requests of a failed
+replica continue elsewhere from the text so far, which is prefilled there. The times of steps are those of
+`benchmarks.capacity`; nothing runs on a GPU.
 """
 
 import hashlib
@@ -30,54 +31,54 @@ __all__ = ["ROUTERS", "Fleet", "Found", "Load", "SimulatedRequest", "fleet", "si
 
 _MODULE = "benchmarks.fleet"
 _CHUNK, _ALONE = 512, 8
-_POINTS = 64  # places of a replica on the ring
-_BOUND = 1.25  # times the average load that a replica may have before requests spill over
+_POINTS = 64  # points of each replica on the hash ring
+_BOUND = 1.25  # load of a replica, relative to the average, above which requests spill over to the next one
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """Traffic of a whole fleet, and how its replicas fail."""
 
-    rate: float  # requests a second
-    beginnings: int = 512  # common beginnings of prompts, of which some are much more frequent than others
-    shared: int = 800  # tokens of a beginning
-    own: float = 200.0  # tokens after it, on average
-    output: float = 300.0  # tokens, on average
-    kept: int = 16  # beginnings that a replica remembers
-    life: float = 0.0  # seconds until a replica fails, on average; 0: it does not
-    restart: float = 60.0  # seconds until it is back
+    rate: float  # requests per second
+    beginnings: int = 512  # number of shared prompt prefixes
+    shared: int = 800  # tokens of a prefix
+    own: float = 200.0  # average tokens of a prompt after the prefix
+    output: float = 300.0  # average tokens of a text
+    kept: int = 16  # prefixes that the cache of a replica holds
+    life: float = 0.0  # average seconds until a replica fails; 0: never
+    restart: float = 60.0  # seconds until a failed replica is back
 
     def popularity(self) -> list[float]:
-        """How frequent each beginning is: Zipf's law."""
+        """Return the frequency of each prefix, by Zipf's law."""
         weights = [1 / rank for rank in range(1, self.beginnings + 1)]
         return [weight / sum(weights) for weight in weights]
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
-    """A request on its way."""
+    """The state of a request in the simulation."""
 
     beginning: int
     prompt: int
     output: int
     arrived: float
-    first: float | None = None  # when its first token came
+    first: float | None = None  # time of its first token
     ended: float | None = None
     written: float = 0.0  # tokens so far
-    target: float = 0.0  # of its replica's clock, at which it ends
+    target: float = 0.0  # value of its replica's token clock at which it ends
     unread: float = 0.0
     moves: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class _Machine:
-    """A replica: rows that share steps, and prompts that are read one after the other."""
+    """A replica: rows that share steps, and prompts that are prefilled one after the other."""
 
     model: Replica
     kept: int
     now: float = 0.0
-    clock: float = 0.0  # tokens that every active row has got since the beginning
-    active: list[tuple[float, int, SimulatedRequest]] = field(default_factory=list)  # by where the clock ends them
+    clock: float = 0.0  # tokens that a row active since the start would have received
+    active: list[tuple[float, int, SimulatedRequest]] = field(default_factory=list)  # a heap by `target`
     reading: deque[SimulatedRequest] = field(default_factory=deque)
     known: OrderedDict[int, None] = field(default_factory=OrderedDict)
     version: int = 0
@@ -88,11 +89,11 @@ class _Machine:
     _speeds: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def load(self) -> int:
-        """Requests here."""
+        """Return the number of requests on this replica."""
         return len(self.active) + len(self.reading)
 
     def _rates(self) -> tuple[float, float]:
-        """Tokens a second that a row gets, and that are read."""
+        """Return the tokens per second of each row, and those of prefill."""
         rows = len(self.active)
         step, gain = self._step(rows)
         if not self.reading or rows >= self.model.rows:
@@ -102,14 +103,14 @@ class _Machine:
         return gain / turn, chunk / turn
 
     def _step(self, rows: int) -> tuple[float, float]:
-        """Seconds of a step, and the tokens that it gives a row."""
+        """Return the seconds of a step, and the tokens that it gives each row."""
         if rows not in self._speeds:
             at = max(rows, 1)
             self._speeds[rows] = (self.model.step(at, 1150.0), self.model.gain(self.model.nodes(at)))
         return self._speeds[rows]
 
     def advance(self, now: float) -> list[SimulatedRequest]:
-        """Let time pass up to an event; the requests that end with it."""
+        """Advance to the time of an event, and return the requests that have ended."""
         speed, reads = self._rates()
         passed, self.now = now - self.now, now
         self.clock += speed * passed
@@ -125,7 +126,7 @@ class _Machine:
         return ended
 
     def _begin(self, asked: SimulatedRequest) -> None:
-        """A request whose prompt has been read takes part in steps."""
+        """Make a row of a request whose prompt has been prefilled."""
         asked.target = self.clock + asked.output - asked.written
         self._count += 1
         heapq.heappush(self.active, (asked.target, self._count, asked))
@@ -133,8 +134,10 @@ class _Machine:
             asked.first = self.now + self._step(len(self.active))[0]
 
     def take(self, asked: SimulatedRequest, shared: int) -> None:
-        """A request comes, with what was written of it elsewhere; its beginning of `shared` tokens is not read if it is
-        known here."""
+        """Accept a request, with the text that other replicas have generated for it.
+
+        The first `shared` tokens of its prompt need no prefill if they are in the cache.
+        """
         knows = asked.beginning in self.known
         self.hits, self.misses = self.hits + knows, self.misses + (not knows)
         self.known[asked.beginning] = None
@@ -145,7 +148,7 @@ class _Machine:
         self.reading.append(asked)
 
     def next_event(self) -> float | None:
-        """When something changes here by itself."""
+        """Return the time at which a row or a prefill will end next."""
         speed, reads = self._rates()
         times = []
         if self.active and speed:
@@ -155,7 +158,7 @@ class _Machine:
         return min(times, default=None)
 
     def fail(self) -> list[SimulatedRequest]:
-        """Lose everything; the requests that have to go on elsewhere, with what was written of each."""
+        """Lose the whole state, and return the requests that must continue elsewhere, with their text so far."""
         moved = [*(asked for _, _, asked in self.active), *self.reading]
         for target, _, asked in self.active:
             asked.written = asked.output - max(0.0, target - self.clock)
@@ -168,7 +171,7 @@ Router = Callable[["Fleet", SimulatedRequest], int]
 
 
 def _up(fleet: "Fleet") -> int:
-    """Some replica that is up."""
+    """Return a random replica that is up."""
     while True:
         at = fleet.draw.randrange(len(fleet.machines))
         if fleet.machines[at].is_up:
@@ -180,12 +183,12 @@ def _anywhere(fleet: "Fleet", _: SimulatedRequest) -> int:
 
 
 def _lesser(fleet: "Fleet", _: SimulatedRequest) -> int:
-    """Of two replicas the one with fewer requests."""
+    """Return the less loaded of two random replicas."""
     return min(_up(fleet), _up(fleet), key=lambda at: fleet.machines[at].load())
 
 
 def _by_beginning(fleet: "Fleet", asked: SimulatedRequest) -> int:
-    """The replica that the beginning belongs to on a ring; the next one where that has too much to do."""
+    """Return the replica to which the hash ring maps the prefix, or the next one on the ring that is not overloaded."""
     bound = _BOUND * (fleet.in_flight + 1) / len(fleet.machines) + 1
     start = bisect(fleet.ring, (_point(f"beginning {asked.beginning}"), 0))
     for step in range(len(fleet.ring)):
@@ -204,21 +207,21 @@ def _point(name: str) -> int:
 
 @dataclass(slots=True)
 class Found:
-    """What a simulation gave, of requests that arrived after the first part of it."""
+    """The results of a simulation, without the requests that arrived during the warm-up."""
 
     requests: int
     tokens_per_second: float
-    rows: float  # in flight on a replica, on average
+    rows: float  # average requests in flight per replica
     seconds_per_token: float
-    first_token: float  # seconds, on average
+    first_token: float  # average seconds to the first token
     first_token_p99: float
-    hits: float  # share of prompts whose beginning was known
-    moved: int  # times that a request went on elsewhere
-    lost: int  # requests that ended without all their tokens
+    hits: float  # hit rate of the prefix caches
+    moved: int  # times that a request continued on another replica
+    lost: int  # requests that ended without all of their tokens
 
 
 class Fleet:
-    """Replicas, requests and a clock."""
+    """The simulation: replicas, requests and a queue of events."""
 
     def __init__(self, model: Replica, count: int, load: Load, router: str, seed: int = 0) -> None:
         if router not in ROUTERS:
@@ -237,7 +240,7 @@ class Fleet:
         heapq.heappush(self._events, (time, self._number, kind, at, version))
 
     def run(self, seconds: float) -> None:
-        """Let requests arrive for so long, and go on until all have ended."""
+        """Let requests arrive for `seconds` seconds, and continue until all have ended."""
         self._plan(self.draw.expovariate(self.load.rate), "arrival")
         if self.load.life:
             for at in range(len(self.machines)):
@@ -268,7 +271,7 @@ class Fleet:
             self._plan(later, "arrival")
 
     def _send(self, now: float, asked: SimulatedRequest) -> None:
-        """Give a request to a replica."""
+        """Route a request to a replica."""
         at = self.route(self, asked)
         machine = self.machines[at]
         ended = machine.advance(now)
@@ -283,7 +286,7 @@ class Fleet:
             self._plan(time, "step", at, machine.version)
 
     def _fail(self, now: float, at: int) -> None:
-        """A replica fails, unless it is the last; its requests go on elsewhere."""
+        """Let a replica fail unless it is the last one, and route its requests to others."""
         if sum(machine.is_up for machine in self.machines) < 2:
             self._plan(now + self.draw.expovariate(1 / self.load.life), "failure", at)
             return
@@ -303,7 +306,7 @@ class Fleet:
         self._plan(now + self.draw.expovariate(1 / self.load.life), "failure", at)
 
     def found(self, seconds: float, warm: float) -> Found:
-        """What happened to the requests that arrived after `warm` seconds."""
+        """Return the results for the requests that arrived after `warm` seconds."""
         late = [asked for asked in self.asked if asked.arrived >= warm]
         firsts = sorted(asked.first - asked.arrived for asked in late if asked.first is not None)
         rates = [(a.ended - a.first) / a.output for a in late if a.ended is not None and a.first is not None]
@@ -322,16 +325,16 @@ class Fleet:
 
 
 def simulate(model: Replica, count: int, load: Load, router: str, seconds: float, seed: int = 0) -> Found:
-    """A fleet under some load for so many seconds, of which the first fifth is not counted."""
+    """Simulate a fleet under a load for `seconds` seconds, of which the first fifth is the warm-up."""
     made = Fleet(model, count, load, router, seed)
     made.run(seconds)
     return made.found(seconds, seconds / 5)
 
 
 def expected(model: Replica, count: int, load: Load, router: str) -> tuple[float, Estimate]:
-    """The share of known beginnings, and what the capacity model says of one replica."""
+    """Return the expected hit rate, and the capacity model's estimate for one replica."""
     popularity = load.popularity()
-    kept = load.kept * (count if router == "prefix" else 1)  # by beginning, every replica remembers others
+    kept = load.kept * (count if router == "prefix" else 1)  # routed by prefix, the replicas hold different prefixes
     hits = hit_rate(popularity, kept)
     prompt = load.shared + load.own
     unread = load.own + (1 - hits) * load.shared
@@ -341,7 +344,7 @@ def expected(model: Replica, count: int, load: Load, router: str) -> tuple[float
 
 
 def _row(model: Replica, count: int, load: Load, router: str, seconds: float) -> dict[str, Any]:
-    """One case: simulated, and estimated."""
+    """Simulate and estimate one case."""
     hits, meant = expected(model, count, load, router)
     found = simulate(model, count, load, router, seconds)
     names = ("rows", "seconds_per_token", "first_token")
@@ -366,18 +369,18 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def fleet(
-    replicas: Annotated[str, typer.Option(metavar="N,N,...", help="How many there are.")] = "1,10,100,1000",
-    rate: Annotated[float, typer.Option(min=0.01, metavar="R", help="Requests a second of each replica.")] = 6.0,
-    routers: Annotated[str, typer.Option(metavar="NAME,...", help=f"Of {', '.join(ROUTERS)}.")] = "two,prefix",
+    replicas: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of replicas.")] = "1,10,100,1000",
+    rate: Annotated[float, typer.Option(min=0.01, metavar="R", help="Requests per second and replica.")] = 6.0,
+    routers: Annotated[str, typer.Option(metavar="NAME,...", help=f"Routers: {', '.join(ROUTERS)}.")] = "two,prefix",
     life: Annotated[
-        float, typer.Option(min=0, metavar="S", help="Seconds until a replica fails, on average; 0: never.")
+        float, typer.Option(min=0, metavar="S", help="Average seconds until a replica fails; 0: never.")
     ] = 0.0,
-    requests: Annotated[int, typer.Option(min=100, metavar="N", help="Least requests of a case.")] = 20_000,
-    seconds: Annotated[float, typer.Option(min=1, metavar="S", help="Least seconds of a case.")] = 20.0,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the cases there, as JSON.")] = None,
+    requests: Annotated[int, typer.Option(min=100, metavar="N", help="Minimum requests per case.")] = 20_000,
+    seconds: Annotated[float, typer.Option(min=1, metavar="S", help="Minimum simulated seconds per case.")] = 20.0,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the cases to this JSON file.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Simulate traffic on fleets of several sizes, and compare with the capacity model (in brackets)."""
+    """Simulate traffic on fleets of several sizes, and compare it with the capacity model (in brackets)."""
     model, rows = Replica(), list[dict[str, Any]]()
     for count in numbers("--replicas", replicas, int, 1):
         for router in routers.split(","):

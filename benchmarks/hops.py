@@ -1,8 +1,8 @@
-"""`python -m benchmarks.hops`: what a request costs on its way through a router, or through Ray, to one replica.
+"""`python -m benchmarks.hops`: the overhead of a router, and of Ray with a router, in front of one replica.
 
-The same requests go to a server at its own address, and to the same server behind `spectr route`, in turns; then to a
-server and to a replica of `spectr deploy`, in turns, while both run. So each way is compared with a bare server under
-the same circumstances.
+The same requests are sent in turns to a server directly and to the same server behind `spectr route`. Then they are
+sent in turns to a server and to a replica of `spectr deploy` while both run. Each way is thus compared with a bare
+server under the same conditions.
 """
 
 import json
@@ -38,7 +38,7 @@ Found = dict[str, Any]
 
 @contextmanager
 def _started(*arguments: str) -> Iterator[str]:
-    """The address of a command of `spectr`, as long as the block runs."""
+    """Run a command of `spectr` for the duration of the block, and yield its address."""
     with tempfile.TemporaryFile("w+") as said:
         running = subprocess.Popen([sys.executable, "-m", "spectr", *arguments], stderr=said)
         try:
@@ -60,7 +60,7 @@ def _address(running: "subprocess.Popen[bytes]", said: Any) -> str:
             return found[1]
         time.sleep(0.2)
     said.seek(0)
-    raise ArgumentError(f"a server must start within 180 seconds, and did not: {said.read()[-500:]}")
+    raise ArgumentError(f"a server must start within 180 seconds, but it did not: {said.read()[-500:]}")
 
 
 def _bodies(count: int, tokens: int) -> list[Found]:
@@ -72,12 +72,12 @@ def _bodies(count: int, tokens: int) -> list[Found]:
 
 
 def _asked(url: str, clients: int, bodies: Sequence[Found]) -> Found:
-    """What so many clients saw: seconds to the first and the last token, and tokens a second of all together."""
+    """Send requests from `clients` clients; return median times to the first and last token, and the throughput."""
     command = [sys.executable, "-m", "benchmarks.serving.client", url, str(clients)]
     ran = subprocess.run(command, input=json.dumps(bodies), capture_output=True, text=True, check=True)
     found = json.loads(ran.stdout)
     if wrong := [one["error"] for one in found if "error" in one]:
-        raise ArgumentError(f"every request must be answered, and {len(wrong)} were not: {wrong[0]}")
+        raise ArgumentError(f"every request must be answered, but {len(wrong)} were not: {wrong[0]}")
     wall = max(one["last"] for one in found) - min(one["sent"] for one in found)
     return {
         "first": statistics.median(one["first"] - one["sent"] for one in found),
@@ -87,7 +87,7 @@ def _asked(url: str, clients: int, bodies: Sequence[Found]) -> Found:
 
 
 def _compared(urls: dict[str, str], rounds: int, requests: int, tokens: int) -> Found:
-    """Medians of every way, in turns; the first round does not count."""
+    """Measure all ways in turns, and return the medians of each; the first round is the warm-up."""
     seen: dict[str, list[tuple[Found, Found]]] = {name: [] for name in urls}
     for turn in range(rounds + 1):
         for name in list(urls)[turn % len(urls) :] + list(urls)[: turn % len(urls)]:
@@ -112,7 +112,7 @@ def _compared(urls: dict[str, str], rounds: int, requests: int, tokens: int) -> 
 
 
 def _added(found: Found, name: str) -> Found:
-    """What a way adds to a bare server."""
+    """Return the overhead of a way relative to a bare server."""
     bare, own = found["bare"], found[name]
     return {
         "first_token_ms": own["first_token_ms"] - bare["first_token_ms"],
@@ -154,13 +154,15 @@ def _measured(model: str, dtype: str, rounds: int, sizes: tuple[int, int]) -> Fo
 
 def hops(
     model: ModelFlag = "smollm2-135m",
-    dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="As in spectr.load.")] = "auto",
-    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Of which the median counts.")] = 5,
-    requests: Annotated[int, typer.Option(min=1, metavar="N", help="Of one client in a round.")] = 6,
-    tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Of each text.")] = 32,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The result.")] = Path("spectr-hops.json"),
+    dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="Dtype, as in spectr.load.")] = "auto",
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds of which the median is taken.")] = 5,
+    requests: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Requests of one client per round; of four, twice as many.")
+    ] = 6,
+    tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens per text.")] = 32,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The result file.")] = Path("spectr-hops.json"),
 ) -> None:
-    """Measure what a router, and Ray with a router, add to a bare server with the same model."""
+    """Measure the overhead of a router, and of Ray with a router, over a bare server with the same model."""
     check_folder(out)
     found = {
         "about": {"command": command_line(_MODULE), "model": model, "hardware": hardware(torch.device("cpu")),
@@ -174,7 +176,7 @@ def hops(
         for name, way in found["ways"].items()
     ]  # fmt: skip
     heads = ["way", "first token", "whole text", "tokens/s, 1 client", "tokens/s, 4 clients"]
-    show(f"{model}: beside a bare server", [("What each way adds", (heads, rows))])
+    show(f"{model}, compared with a bare server", [("Overhead of each way", (heads, rows))])
     talk(f"wrote {out}")
 
 

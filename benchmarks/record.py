@@ -1,7 +1,7 @@
-"""The result file of a benchmark: one entry for each part, rewritten whenever a part has found more.
+"""The result file of a benchmark: one entry per part, rewritten whenever a part has new results.
 
-Parts are measured one after the other. One that fails says why, keeps what it had, and leaves the others alone; what is
-in the file already is not measured again.
+Parts are measured one after the other. If a part fails, its error is recorded with the results it had, and the others
+are still measured. Parts that are complete in the file are not measured again.
 """
 
 import gc
@@ -24,19 +24,19 @@ from spectr.registry import nearest
 __all__ = ["Circumstances", "Found", "Part", "Record", "chosen", "let_go", "measure", "said"]
 
 Found = dict[str, Any]
-"""What a part has found so far; `left` says how much of it is still to come."""
+"""The results of a part so far; `left` says how many are still missing."""
 
 Part = Callable[[], Iterator[Found]]
-"""Gives what it has found so far, again and again."""
+"""Yields its results so far, repeatedly."""
 
 
 def said(error: Exception) -> str:
-    """An error in a line, for a file."""
+    """Format an error as one line for the result file."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:500]
 
 
 def let_go() -> None:
-    """Give back the caches and graphs of engines that nobody holds any more."""
+    """Free the caches and graphs of engines that are no longer referenced."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -53,10 +53,10 @@ def _read(path: Path, module: str) -> Found | None:
 
 
 class Record:
-    """What is known of one subject on one device."""
+    """The results for one subject on one device."""
 
     def __init__(self, path: Path, about: Found, module: str) -> None:
-        """Go on with what is on disk, if it is about the same."""
+        """Read the file if it exists; its subject must be the same."""
         self.path, about = path, json.loads(json.dumps(about))
         self.data = _read(path, module) or {"about": about, "parts": {}}
         known: Found = self.data["about"]
@@ -65,23 +65,23 @@ class Record:
 
     @property
     def parts(self) -> Found:
-        """What each part has found, by its name."""
+        """The results of each part, by name."""
         found: Found = self.data["parts"]
         return found
 
     def is_done(self, name: str) -> bool:
-        """Whether nothing of a part is missing."""
+        """Return whether a part is complete."""
         part = self.parts.get(name, {})
         return part.get("left") == 0 and "error" not in part
 
     def put(self, name: str, found: Found) -> None:
-        """On disk when this returns."""
+        """Store the results of a part; they are on disk when this returns."""
         self.parts[name] = json.loads(json.dumps(found))
         write_atomically(self.path, json.dumps(self.data, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def chosen(every: Iterable[str], only: Iterable[str]) -> list[str]:
-    """The parts that were asked for, all of them if none was, in the order they are run."""
+    """Return the requested parts, or all if none are requested, in the order in which they run."""
     names, asked = list(every), list(only)
     for name in asked:
         if name not in names:
@@ -91,7 +91,7 @@ def chosen(every: Iterable[str], only: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """How parts come about, for the record, and how long each may take."""
+    """The circumstances of a measurement, for the record, and the time limit of each part."""
 
     command: str
     device: torch.device
@@ -99,14 +99,14 @@ class Circumstances:
     seconds: float | None = None
 
     def now(self) -> Found:
-        """For a part that begins now."""
+        """Return the record of a part that begins now."""
         begun = datetime.now(UTC).isoformat(timespec="seconds")
         where = {"hardware": hardware(self.device), "versions": versions()}
         return {"command": self.command, "begun": begun, **where, **self.settings}
 
 
 def measure(name: str, part: Part, how: Circumstances, record: Record, told: Callable[[str], None]) -> None:
-    """Measure one part until it is whole, or its time is over."""
+    """Measure one part until it is complete or its time is over."""
     made, start = how.now(), time.monotonic()
     try:
         for found in part():
@@ -114,7 +114,7 @@ def measure(name: str, part: Part, how: Circumstances, record: Record, told: Cal
             record.put(name, {**made, "spent_seconds": spent, **found})
             if how.seconds is not None and spent > how.seconds:
                 break
-    except Exception as error:  # of any kind: it is one part's, not the run's
+    except Exception as error:  # any error ends this part only, not the run
         told(traceback.format_exc())
         part_so_far = record.parts.get(name, {})
         kept = part_so_far if part_so_far.get("begun") == made["begun"] else made

@@ -1,4 +1,4 @@
-"""Printing what a benchmark found."""
+"""Prints the results of a benchmark."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ __all__ = ["show"]
 
 
 def show(title: str, tables: Iterable[tuple[str, Cells]]) -> None:
-    """Print a line about the whole, then each table under its own title; no figure is cut on a narrow terminal."""
+    """Print a title, then each table under its own title; numbers are never cropped on a narrow terminal."""
     where = console()
     where.print(title, markup=False)
     for name, (heads, rows) in tables:

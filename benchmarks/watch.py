@@ -1,4 +1,4 @@
-"""When the steps of requests reach the host: noted by the engine's own thread, so that nobody is woken for a step."""
+"""Records when the steps of requests reach the host. The engine's own thread records, so that no thread is woken."""
 
 import queue
 import time
@@ -11,12 +11,12 @@ from spectr.engine import Engine, Handle, Request, Result
 
 __all__ = ["Event", "Watch", "watched"]
 
-_PATIENCE = 1.0  # seconds after which requests are asked whether they have failed
-_LET_GO = 30.0  # seconds that an engine gets to end a step
+_PATIENCE = 1.0  # seconds between checks whether requests have failed
+_LET_GO = 30.0  # seconds to wait for an engine to release cancelled requests
 
 
 class Event(NamedTuple):
-    """A request got tokens, or none because it has ended."""
+    """A request received tokens, or has ended."""
 
     time: float
     number: int  # of the request
@@ -25,18 +25,18 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """A reader of one request that shows nothing."""
+    """A reader of one request that produces no text."""
 
     number: int
     watch: "Watch"
 
     def feed(self, tokens: list[int]) -> tuple[str, int | None]:
-        """A step reached the host."""
+        """Record the tokens of a step."""
         self.watch.log.append(Event(time.perf_counter(), self.number, len(tokens)))
         return "", None
 
     def finish(self) -> str:
-        """That was the last one."""
+        """Record that the text has ended."""
         self.watch.log.append(Event(time.perf_counter(), self.number, 0))
         self.watch.has_ended(self.number)
         return ""
@@ -44,18 +44,18 @@ class _Reader:
 
 @dataclass(slots=True)
 class Watch:
-    """Requests of an engine, and what they have told so far."""
+    """Requests of an engine, and their events so far."""
 
     engine: Engine
     log: list[Event] = field(default_factory=list)
-    handles: dict[int, Handle] = field(default_factory=dict)  # of those that have not ended
-    results: dict[int, Result] = field(default_factory=dict)  # of those that have
-    submitted: list[float] = field(default_factory=list)  # when each was
+    handles: dict[int, Handle] = field(default_factory=dict)  # of the requests that have not ended
+    results: dict[int, Result] = field(default_factory=dict)  # of the requests that have ended
+    submitted: list[float] = field(default_factory=list)  # the time of each submission
     _ended: "queue.SimpleQueue[int]" = field(default_factory=queue.SimpleQueue)
     _checked: float = field(default_factory=time.perf_counter)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Submit requests all at once, so that they begin in the same turn; they are numbered as they come."""
+        """Submit requests at once, so that they begin in the same turn; they are numbered in order of submission."""
         numbers = range(len(self.submitted), len(self.submitted) + len(requests))
         own = [replace(request, reader=_Reader(n, self)) for n, request in zip(numbers, requests, strict=True)]
         for request in own:
@@ -64,11 +64,11 @@ class Watch:
         self.handles.update(zip(numbers, self.engine.scheduler.submit(own), strict=True))
 
     def has_ended(self, number: int) -> None:
-        """Called by the engine's thread."""
+        """Report the end of a request; the engine's thread calls this."""
         self._ended.put(number)
 
     def first_to_end(self, timeout: float | None = None) -> int | None:
-        """The next request that has ended, once there is one; None if none has within `timeout` seconds."""
+        """Wait for the next request to end and return its number, or None if none ends within `timeout` seconds."""
         until = None if timeout is None else time.perf_counter() + timeout
         while True:
             left = _PATIENCE if until is None else min(_PATIENCE, until - time.perf_counter())
@@ -83,16 +83,16 @@ class Watch:
                 return number
 
     def _check(self) -> None:
-        """Raise what some request has failed with; now and then, since it takes the engine's lock."""
+        """Raise the error of a request that has failed. This takes the engine's lock, so it is done at intervals."""
         if time.perf_counter() - self._checked < _PATIENCE:
             return
         self._checked = time.perf_counter()
         for handle in self.handles.values():
-            with suppress(TimeoutError):  # it goes on
+            with suppress(TimeoutError):  # still running
                 handle.result(timeout=0)
 
     def cancel(self) -> None:
-        """Take no more steps of those that go on, and wait until the engine has let them go."""
+        """Cancel the requests that are still running, and wait until the engine has released them."""
         for handle in self.handles.values():
             handle.cancel()
         self.handles.clear()
@@ -102,7 +102,7 @@ class Watch:
 
 
 def watched(engine: Engine, requests: Sequence[Request], enough: int | None = None) -> list[Event]:
-    """Run requests side by side until all of them, or `enough`, have ended."""
+    """Run requests as a batch until all of them, or `enough`, have ended, and return their events."""
     watch = Watch(engine)
     watch.submit(requests)
     try:

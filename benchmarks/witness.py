@@ -1,7 +1,8 @@
-"""`python -m benchmarks.witness`: what a witness costs a running engine, for several shares of steps to check.
+"""`python -m benchmarks.witness`: measures the overhead of a witness for several shares of checked steps.
 
-One engine for each share, and one without a witness, generate the same texts in turns; of each the median counts. Time
-is also measured as processor time of the whole process, checks included, which other processes disturb less.
+One engine for each share, and one without a witness, generate the same texts in turns; the median of each is taken.
+Time is also measured as processor time of the whole process, including the checks, because other processes disturb it
+less.
 """
 
 import json
@@ -30,13 +31,13 @@ _POLICIES = (Policy(), Policy(0.7, top_p=0.9), Policy(0.8, top_k=50, repetition_
 
 
 def _requests(lm: spectr.LM, prompts: Path, rows: int, tokens: int) -> list[Request]:
-    """Texts of several prompts, under the policies in turn."""
+    """Return requests with several prompts and all policies in turn."""
     texts = [lm.encode(prompt.text) for prompt in read_prompts(prompts)[:rows]]
     return [Request(text, row, tokens, _POLICIES[row % len(_POLICIES)]) for row, text in enumerate(texts)]
 
 
 Speeds = tuple[float, float]
-"""Tokens a second, and tokens a second of processor time."""
+"""Tokens per second, and tokens per second of processor time."""
 
 
 def _speeds(engine: Engine, requests: Sequence[Request]) -> Speeds:
@@ -49,7 +50,7 @@ def _speeds(engine: Engine, requests: Sequence[Request]) -> Speeds:
 
 
 def _measure(engines: dict[str, Engine], requests: Sequence[Request], rounds: int) -> dict[str, list[Speeds]]:
-    """The speeds of every round, each engine in another place of the order; the first round does not count."""
+    """Return the speeds of every round; the order of the engines rotates, and the first round is the warm-up."""
     names, found = list(engines), {name: list[Speeds]() for name in engines}
     for turn in range(rounds + 1):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
@@ -60,15 +61,17 @@ def _measure(engines: dict[str, Engine], requests: Sequence[Request], rounds: in
 
 def witness(
     model: ModelFlag = "smollm2-135m",
-    drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="As in spectr.load.")] = "auto",
-    shares: Annotated[str, typer.Option(metavar="S,S,...", help="Of steps to check.")] = "0,0.01,0.1",
-    prompts: Annotated[Path, typer.Option(metavar="FILE")] = Path("benchmarks/heldout.json"),
-    rows: Annotated[int, typer.Option(min=1, metavar="N", help="Texts at once.")] = 4,
-    tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Of a text.")] = 48,
-    rounds: Annotated[int, typer.Option(min=1, metavar="N")] = 9,
-    out: Annotated[Path, typer.Option(metavar="FILE")] = Path("spectr-witness.json"),
+    drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="Drafter, as in spectr.load.")] = "auto",
+    shares: Annotated[str, typer.Option(metavar="S,S,...", help="Shares of steps to check.")] = "0,0.01,0.1",
+    prompts: Annotated[
+        Path, typer.Option(metavar="FILE", help="Prompts: a text file with one per line, or JSON with `prompts`.")
+    ] = Path("benchmarks/heldout.json"),
+    rows: Annotated[int, typer.Option(min=1, metavar="N", help="Batch size.")] = 4,
+    tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens per text.")] = 48,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds of which the median is taken.")] = 9,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The result file.")] = Path("spectr-witness.json"),
 ) -> None:
-    """Compare the speed of an engine whose steps are checked with the same engine without a witness."""
+    """Compare the speed of an engine with a witness to the same engine without one."""
     check_folder(out)
     lm = spectr.load(model, drafter)
     witnesses = {f"share {share}": Witness(float(share), seed=1) for share in shares.split(",")}
@@ -86,8 +89,8 @@ def witness(
             "tokens_a_second": middle[0], "tokens_a_processor_second": middle[1], "to_no_witness": shares_of_plain,
             "rounds": each, "witness": None if one is None else one.as_json(),
         }  # fmt: skip
-        print(f"{name:12} {middle[0]:7.2f} tokens a second, {middle[1]:7.2f} of processor time: "
-              f"{shares_of_plain[0]:.3f} and {shares_of_plain[1]:.3f} of no witness")  # fmt: skip
+        print(f"{name:12} {middle[0]:7.2f} tokens per second, {middle[1]:7.2f} per second of processor time: "
+              f"{shares_of_plain[0]:.3f} and {shares_of_plain[1]:.3f} of the speed without a witness")  # fmt: skip
     out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 

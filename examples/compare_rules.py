@@ -1,4 +1,4 @@
-"""The same prompt under several rules: what each of them gets out of the same drafts."""
+"""Compare the tokens per call of several rules on the same prompts with the same drafter."""
 
 import sys
 

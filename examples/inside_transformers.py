@@ -1,4 +1,4 @@
-"""Inside transformers: a model and a tokenizer that are loaded already, and `model.generate` as ever."""
+"""Use spectr within transformers: call `model.generate` on a model that is already loaded."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Many requests at once, each with settings of its own: they come and go as they like."""
+"""Submit several requests at once, each with its own settings, and wait for their results."""
 
 import sys
 

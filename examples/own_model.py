@@ -1,4 +1,4 @@
-"""Your own model: a Hugging Face folder or hub id, or a GGUF file; loaded once, asked several times."""
+"""Load your own model (a Hugging Face folder or hub id, or a GGUF file), then generate and stream text."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Serve a model and ask it with OpenAI's client. `spectr serve` does the same from a shell."""
+"""Serve a model and query it with OpenAI's client. `spectr serve` starts the same server from a shell."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Train a small head over a model's own features, and draft with it. `spectr train` does the same from a shell."""
+"""Train a small head on a model's own features, and draft with it. The shell command is `spectr train`."""
 
 import subprocess
 import sys

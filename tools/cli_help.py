@@ -1,6 +1,6 @@
-"""The help of every command, as the page docs/cli.md; a test holds the page to it.
+"""Writes the help of every command to the page docs/cli.md; a test checks that the page is up to date.
 
-Reads the help texts off the command line itself and knows no command by name.
+The help texts are read from the command line itself; no command is named here.
 """
 
 import argparse
@@ -32,7 +32,7 @@ This page is the output of `python tools/cli_help.py`.
 
 
 def helps(command: Any, name: str, parent: typer.Context | None = None) -> Iterator[tuple[str, str]]:
-    """The path and the help text of a command and of everything below it."""
+    """Yield the path and the help text of a command and of all its subcommands."""
     width = {"terminal_width": WIDTH, "max_content_width": WIDTH}
     context = command.make_context(name, [], parent=parent, resilient_parsing=True, **width)
     yield context.command_path, command.get_help(context)
@@ -43,7 +43,7 @@ def helps(command: Any, name: str, parent: typer.Context | None = None) -> Itera
 
 
 def render() -> str:
-    """The page."""
+    """Return the text of the page."""
     parts = [
         f"## {path}\n\n```text\n{text.rstrip()}\n```\n" for path, text in helps(typer.main.get_command(app), "spectr")
     ]

@@ -1,4 +1,4 @@
-"""Draw docs/draft_tree.svg: the tree of one step of the default pair, and the path that was kept. A real step."""
+"""Draws docs/draft_tree.svg: the tree and the accepted path of a real step of the default model and drafter."""
 
 from html import escape
 from pathlib import Path
@@ -15,14 +15,14 @@ ACROSS, DOWN, LEFT, TOP = 104, 26, 12, 30
 
 
 class _Watched(Rule):
-    """A rule that remembers the first step that kept as much as wanted, and not only likeliest children."""
+    """A rule that records the first step that accepts enough drafts, not all of them the most likely child."""
 
     def __init__(self, inner: Rule) -> None:
         self.inner, self.card = inner, inner.card
         self.step: tuple[Draft, Verdict] | None = None
 
     def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, descent: Descent) -> Verdict:
-        """The inner rule's."""
+        """Return the inner rule's verdict."""
         found = self.inner.verdict(logits, draft, coins, descent)
         if self.step is None and int(found.length[0]) >= WANTED and int(child_ranks(descent.tree, found)[0].max()) > 0:
             self.step = draft, found
@@ -30,7 +30,7 @@ class _Watched(Rule):
 
 
 def _step(lm: spectr.LM) -> tuple[Draft, Verdict]:
-    """The draft that is shown, and the verdict on it."""
+    """Return the draft to show, and the verdict on it."""
     rule = _Watched(lm.engine.rule)
     lm.engine.with_parts(rule=rule, captures=False).generate([Request(lm.encode(PROMPT), SEED, 96)])
     assert rule.step is not None
@@ -38,7 +38,7 @@ def _step(lm: spectr.LM) -> tuple[Draft, Verdict]:
 
 
 def _places(parents: list[int]) -> list[tuple[int, float]]:
-    """Depth and height of each node: leaves one below the other, parents in the middle of their children."""
+    """Return the depth and height of each node: leaves below each other, parents centred on their children."""
     depth, rows, height = [0] * len(parents), 0, dict[int, float]()
     for node in range(1, len(parents)):
         depth[node] = depth[parents[node]] + 1
@@ -83,13 +83,13 @@ def _svg(words: list[str], parents: list[int], kept: set[int], bonus: str) -> st
         weight = "bold" if node in kept or node == 0 else "normal"
         parts.append(f'<text x="{x:.0f}" y="{y + 4:.0f}" fill="{color}" font-weight="{weight}">{escape(word)}</text>')
     x, y = at(max(kept))
-    y += -14 if max(kept) in parents[1:] else 4  # beside its own children, if it has some
+    y += -14 if max(kept) in parents[1:] else 4  # above the line to its children, if it has any
     parts.append(f'<text x="{x + ACROSS:.0f}" y="{y:.0f}" fill="#b45309" font-weight="bold">{escape(bonus)}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def main() -> None:
-    """Draw it."""
+    """Draw the tree."""
     lm = spectr.load("smollm2-135m", nodes=NODES)
     draft, verdict = _step(lm)
     tokens, parents = draft.tokens[0].tolist(), draft.parents[0].tolist()

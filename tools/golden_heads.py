@@ -1,18 +1,18 @@
-"""Write the golden files of published heads: what the reference implementations compute with small random weights.
+"""Writes the golden files of published heads: outputs of the reference implementations with small random weights.
 
-It runs in an environment of its own, with the packages that define the formats:
+It runs in a separate environment with the packages that define the formats:
 
     python -m venv /tmp/oracle && /tmp/oracle/bin/pip install speculators==0.9.0 && \
         /tmp/oracle/bin/pip install --no-deps dflash==0.1.0
     /tmp/oracle/bin/python tools/golden_heads.py tests/models/golden
     /tmp/oracle/bin/python tools/golden_heads.py tests/models/golden --written FOLDER
 
-The second form loads a head that spectr wrote for the same small target, as users of speculators load it, and writes
-what it computes to `written.safetensors`. `FOLDER` is made by the test of that file; see there.
+The second form loads a head that spectr wrote for the same small target, in the way users of speculators load it, and
+writes its outputs to `written.safetensors`. `FOLDER` is made by the test of that file; see there.
 
-A case is a config as its publisher writes it, the logits of a tree, and the tokens of the tree: below the root, which
-is the last token of a text, hang the two likeliest children, below each of these two again, and then one, and one.
-Weights are shared by all cases of a family; a case uses those that its config asks for.
+A case consists of a config as its publisher writes it, and the logits and tokens of a tree. The root is the last token
+of a text. It has its two most likely children, each of these has two again, and the next two levels have one child per
+node. All cases of a family share their weights; a case uses those that its config needs.
 """
 
 import argparse
@@ -37,7 +37,7 @@ MASK_TOKEN = 1
 
 
 def target_model() -> LlamaForCausalLM:
-    """A small Llama with laws that are neither flat nor a point."""
+    """Return a small Llama whose distributions are neither uniform nor concentrated on one token."""
     torch.manual_seed(1)
     config = LlamaConfig(
         vocab_size=SIZE, hidden_size=WIDTH, intermediate_size=INNER, num_hidden_layers=LAYERS,
@@ -51,7 +51,7 @@ def target_model() -> LlamaForCausalLM:
 
 
 def random_state(model: torch.nn.Module, seed: int) -> dict[str, Tensor]:
-    """Weights for a head: matrices around 0, norms around 1."""
+    """Return random weights for a head: matrices around 0, norms around 1."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(value.shape, generator=generator) * 0.25 + (1.0 if value.dim() == 1 else 0.0)
@@ -61,14 +61,14 @@ def random_state(model: torch.nn.Module, seed: int) -> dict[str, Tensor]:
 
 
 def offsets() -> Tensor:
-    """Draft ids to target ids, as offsets: some of the tokens, in order."""
+    """Return the offsets from draft ids to target ids, for a subset of the tokens in order."""
     chosen = torch.tensor([0, 2, 3, 5, 6, 8, 9, 11, 14, 15, 17, 19, 20, 23])
     assert len(chosen) == SOME
     return chosen - torch.arange(SOME)
 
 
 class Likeliest:
-    """Grows the tree of the likeliest children from logits along branches."""
+    """Grows the tree of the most likely children from the logits along its branches."""
 
     def __init__(self, to_target: Tensor | None) -> None:
         self.to_target = to_target
@@ -76,7 +76,10 @@ class Likeliest:
         self.tokens: list[int] = []
 
     def grow(self, along: Any) -> tuple[Tensor, Tensor]:
-        """`along(branch)` gives the logits (D + 1, U) after the root and after each token of a branch."""
+        """Return the logits and tokens of the tree.
+
+        `along(branch)` returns the logits (D + 1, U) after the root and after each token of a branch.
+        """
         level: list[list[int]] = [[]]
         for depth, count in enumerate((*BRANCHING, 0)):
             if depth == len(BRANCHING):
@@ -94,7 +97,7 @@ class Likeliest:
 
 
 def decoder_config(kind: str, **more: Any) -> Any:
-    """Of a head's layers."""
+    """Return the config of a head's layers."""
     made = Qwen3Config if kind == "qwen3" else LlamaConfig
     more = {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}, **more}
     config = made(
@@ -119,13 +122,13 @@ def speculators_config(algorithm: str) -> Any:
 
 
 def written(config: Any) -> dict[str, Any]:
-    """A config as it is saved."""
+    """Return a config in the form in which it is saved."""
     found: dict[str, Any] = json.loads(config.to_json_string(use_diff=True))
     return found
 
 
 def loaded(model: torch.nn.Module, weights: dict[str, Tensor], target: LlamaForCausalLM, own_embedding: bool) -> None:
-    """The case's share of the shared weights; where the file has no embedding, the target's."""
+    """Load the weights that a case needs, with the target's embedding if the file has none."""
     state = model.state_dict()
     some = {name: weights[name][: len(value)] for name, value in state.items() if name in weights}
     if not own_embedding:
@@ -139,7 +142,7 @@ def loaded(model: torch.nn.Module, weights: dict[str, Tensor], target: LlamaForC
 
 
 def eagle3_cases(target: LlamaForCausalLM, weights: dict[str, Tensor]) -> dict[str, Any]:
-    """speculators' eagle3 over the flags of its config."""
+    """Return the cases of speculators' eagle3, over the flags of its config."""
     from speculators.models.eagle3 import Eagle3SpeculatorConfig
     from speculators.models.eagle3.core import Eagle3DraftModel
 
@@ -176,7 +179,7 @@ def eagle3_cases(target: LlamaForCausalLM, weights: dict[str, Tensor]) -> dict[s
 
 
 def more_eagle3_cases(target: LlamaForCausalLM, weights: dict[str, Tensor]) -> dict[str, Any]:
-    """Rotary settings, and more than one layer."""
+    """Return the cases of eagle3 with other rotary settings and with more than one layer."""
     from speculators.models.eagle3 import Eagle3SpeculatorConfig
     from speculators.models.eagle3.core import Eagle3DraftModel
 
@@ -209,7 +212,7 @@ def more_eagle3_cases(target: LlamaForCausalLM, weights: dict[str, Tensor]) -> d
 
 
 def peagle_cases(target: LlamaForCausalLM, weights: dict[str, Tensor]) -> dict[str, Any]:
-    """speculators' peagle: masks behind the root, in one causal pass."""
+    """Return the cases of speculators' peagle, which predicts all depths from mask tokens in one causal pass."""
     from speculators.models.peagle import core
     from speculators.models.peagle.config import PEagleSpeculatorConfig
 
@@ -234,7 +237,7 @@ def peagle_cases(target: LlamaForCausalLM, weights: dict[str, Tensor]) -> dict[s
 
 
 def peagle_tree(model: Any, core: Any, target: LlamaForCausalLM) -> tuple[Tensor, Tensor]:
-    """All depths in one pass: the text, and masks that belong to its last token."""
+    """Compute the tree from one pass over the text and the mask tokens that belong to its last token."""
     text, root, depths = torch.tensor([TEXT[1:] + [0] * 4]), len(TEXT) - 2, len(BRANCHING)
     with torch.no_grad():
         hidden = target(torch.tensor([TEXT]), output_hidden_states=True).hidden_states
@@ -248,7 +251,7 @@ def peagle_tree(model: Any, core: Any, target: LlamaForCausalLM) -> tuple[Tensor
 
         def stop(_: Any, __: Any, made: Tensor) -> None:
             outputs.append(made)
-            raise StopIteration  # a loss comes next, which needs a GPU
+            raise StopIteration  # the model would compute a loss next, which needs a GPU
 
         model.lm_head.register_forward_hook(stop)
         with suppress(StopIteration):
@@ -260,7 +263,7 @@ def peagle_tree(model: Any, core: Any, target: LlamaForCausalLM) -> tuple[Tensor
 def eagle3_tree(
     model: Any, target: LlamaForCausalLM, states: list[int], to_target: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The tree below the last token of the text."""
+    """Compute the tree below the last token of the text."""
     outputs: list[Tensor] = []
     hook = model.lm_head.register_forward_hook(lambda _, __, found: outputs.append(found))
 
@@ -271,7 +274,7 @@ def eagle3_tree(
         joined = torch.cat([hidden[at] for at in states], -1)[:, :-1]
         outputs.clear()
         model(joined, text[:, 1:], torch.zeros_like(text[:, 1:]), ttt_steps=len(branch) + 1)
-        root = len(TEXT) - 2  # the last token of the text, without the first
+        root = len(TEXT) - 2  # the last token of the text, counted without the first
         return torch.stack([found[0, root] for found in outputs])
 
     made = Likeliest(to_target).grow(along)
@@ -280,7 +283,7 @@ def eagle3_tree(
 
 
 def block_cases(target: LlamaForCausalLM, weights: dict[str, Tensor]) -> dict[str, Any]:
-    """DFlash and DSpark in speculators' form."""
+    """Return the cases of DFlash and DSpark in speculators' format."""
     from speculators.models.dflash.config import DFlashSpeculatorConfig
     from speculators.models.dflash.core import DFlashDraftModel
     from speculators.models.dspark.config import DSparkSpeculatorConfig
@@ -335,7 +338,10 @@ def block_cases(target: LlamaForCausalLM, weights: dict[str, Tensor]) -> dict[st
 def block_tree(
     model: Any, target: LlamaForCausalLM, states: list[int], to_target: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """One pass for the block behind the text; the laws of a branch by its tokens, where there is a Markov head."""
+    """Compute the tree from one pass for the block after the text.
+
+    With a Markov head the logits of a branch also depend on its tokens.
+    """
     size = model.block_size
     text = torch.tensor([TEXT + [0] * (size + 1)])  # padding that an anchor block must not see
     with torch.no_grad():
@@ -364,7 +370,7 @@ def block_tree(
 
 
 def dflash_cases(target: LlamaForCausalLM, weights: dict[str, Tensor]) -> dict[str, Any]:
-    """DFlash in its own form."""
+    """Return the cases of DFlash in its own format."""
     from dflash.model import DFlashDraftModel, _output_head, _raw_input_embeddings, extract_context_feature
 
     full = {"layer_types": ["full_attention"] * 2}
@@ -405,7 +411,7 @@ def dflash_cases(target: LlamaForCausalLM, weights: dict[str, Tensor]) -> dict[s
 
 
 def read_back(written_by_us: Path, folder: Path) -> None:
-    """Load a head in speculators' format, the target's share of it from the target's own folder."""
+    """Load a head in speculators' format, with the weights it shares with the target from the target's folder."""
     from speculators.models.eagle3 import Eagle3SpeculatorConfig
     from speculators.models.eagle3.core import Eagle3DraftModel
 
@@ -421,7 +427,7 @@ def read_back(written_by_us: Path, folder: Path) -> None:
         config.transformer_layer_config._attn_implementation = "eager"
         model = Eagle3DraftModel.from_pretrained(copy, config=config).float().eval()
         for value in [*model.parameters(), *model.buffers()]:
-            value.data = value.data.clone()  # some share memory with files that are about to go
+            value.data = value.data.clone()  # some are memory-mapped from files that are about to be deleted
         assert torch.equal(model.embed_tokens.weight, target.get_input_embeddings().weight)
     states = list(config.eagle_aux_hidden_state_layer_ids)
     logits, tokens = eagle3_tree(model, target, states, model.d2t if model.use_draft_vocab else None)
@@ -430,7 +436,7 @@ def read_back(written_by_us: Path, folder: Path) -> None:
 
 
 def main(folder: Path) -> None:
-    """All cases of all families."""
+    """Write all cases of all families."""
     target = target_model()
     eagle: dict[str, Tensor] = {}
     block: dict[str, Tensor] = {}
@@ -462,8 +468,8 @@ def main(folder: Path) -> None:
 if __name__ == "__main__":
     logging.disable(logging.WARNING)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="where golden files are written")
-    parser.add_argument("--written", type=Path, help="a head that spectr wrote")
+    parser.add_argument("folder", type=Path, help="the folder for the golden files")
+    parser.add_argument("--written", type=Path, help="the folder of a head that spectr wrote")
     given = parser.parse_args()
     if given.written is None:
         main(given.folder)

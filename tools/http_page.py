@@ -1,7 +1,7 @@
-"""The HTTP interface, as the page docs/http.md; a test holds the page to it.
+"""Writes the HTTP interface to the page docs/http.md; a test checks that the page is up to date.
 
-Starts the server on a model of a few random weights and asks it for its own description at `/openapi.json`. Endpoints,
-fields, types, bounds and statuses are read from there; this file knows none of them by name.
+The script starts the server with a tiny random model and reads its description from `/openapi.json`. Endpoints, fields,
+types, bounds and statuses come from there; none of them is named here.
 """
 
 import argparse
@@ -39,7 +39,7 @@ _POWERS = {sign * (1 << bits): f"{'−' if sign < 0 else ''}2^{bits}" for bits i
 
 
 def description() -> dict[str, Any]:
-    """What a running server says about itself."""
+    """Return the OpenAPI description of a running server."""
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     with torch.random.fork_rng():
         model = LlamaForCausalLM(LlamaConfig(vocab_size=16, max_position_embeddings=64, **shape))
@@ -51,7 +51,7 @@ def description() -> dict[str, Any]:
 
 
 def kind(schema: dict[str, Any]) -> str:
-    """A type in words, with its bounds."""
+    """Describe a type in words, with its bounds."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
@@ -75,7 +75,7 @@ def _plain_kind(schema: dict[str, Any]) -> str:
 
 
 def statuses(paths: dict[str, Any]) -> Iterator[str]:
-    """A table of all statuses, with what each means."""
+    """Yield a table of all statuses with their meanings."""
     found = {
         status: answer["description"]
         for path in paths.values()
@@ -87,7 +87,7 @@ def statuses(paths: dict[str, Any]) -> Iterator[str]:
 
 
 def headers(paths: dict[str, Any], described: dict[str, Any]) -> Iterator[str]:
-    """A table of all headers of requests, and one of those of responses, with the statuses that have them."""
+    """Yield a table of all headers of requests, and one of those of responses, with the statuses that have them."""
     operations = [operation for path in paths.values() for operation in path.values()]
     asked = {one["name"]: one for each in operations for one in each.get("parameters", ()) if one["in"] == "header"}
     yield "\n## Headers\n\n| header of a request | meaning |\n|---|---|"
@@ -101,7 +101,7 @@ def headers(paths: dict[str, Any], described: dict[str, Any]) -> Iterator[str]:
 
 
 def endpoints(paths: dict[str, Any]) -> Iterator[str]:
-    """A section for each endpoint."""
+    """Yield a section for each endpoint."""
     for path, operations in paths.items():
         for method, operation in operations.items():
             yield f"\n### {method.upper()} {path}\n\n{operation['summary']}\n"
@@ -116,7 +116,7 @@ def endpoints(paths: dict[str, Any]) -> Iterator[str]:
 
 
 def _media(name: str, described: dict[str, Any]) -> str:
-    """A kind of answer in words, with its object."""
+    """Return a kind of answer in words, with its object."""
     if "x-events" in described:
         return f"`{name}` (the data of each event: {kind(described['x-events'])})"
     is_object = "$ref" in described.get("schema", {})
@@ -124,7 +124,7 @@ def _media(name: str, described: dict[str, Any]) -> str:
 
 
 def _named(part: Any) -> Iterator[str]:
-    """The names of all objects that a part of the description refers to."""
+    """Yield the names of all objects that a part of the description refers to."""
     if isinstance(part, dict):
         if isinstance(part.get("$ref"), str):
             yield part["$ref"].rpartition("/")[2]
@@ -134,7 +134,7 @@ def _named(part: Any) -> Iterator[str]:
 
 
 def asked(found: dict[str, Any]) -> set[str]:
-    """The names of the objects of requests."""
+    """Return the names of the objects of requests."""
     operations = [operation for path in found["paths"].values() for operation in path.values()]
     new = set(_named([operation.get("requestBody") for operation in operations]))
     names = set[str]()
@@ -145,7 +145,7 @@ def asked(found: dict[str, Any]) -> set[str]:
 
 
 def objects(schemas: dict[str, Any], *, are_asked: bool) -> Iterator[str]:
-    """A section for each object, with a table of its fields. A request may leave fields out; a response seldom does."""
+    """Yield a section for each object, with a table of its fields. A request may leave fields out; a response seldom does."""
     for name, schema in sorted(schemas.items()):
         needed = schema.get("required", ())
         about = " ".join(schema.get("description", "").split())
@@ -156,7 +156,7 @@ def objects(schemas: dict[str, Any], *, are_asked: bool) -> Iterator[str]:
 
 
 def render(found: dict[str, Any]) -> str:
-    """The page of a description."""
+    """Return the page for a description."""
     paths, components, of_requests = found["paths"], found["components"], asked(found)
     given = {name: schema for name, schema in components["schemas"].items() if name in of_requests}
     sent = {name: schema for name, schema in components["schemas"].items() if name not in of_requests}

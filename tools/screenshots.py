@@ -1,7 +1,7 @@
-"""Pictures of the playground for the docs: `python tools/screenshots.py [--model NAME]`.
+"""Takes the screenshots of the playground for the docs: `python tools/screenshots.py [--model NAME]`.
 
-Starts the server on the default model, asks it the questions below in a real browser, and writes docs/playground_*.png.
-Needs Chromium, its driver and selenium.
+The script starts the server with the default model, asks it the question below in a real browser, and writes
+docs/playground_*.png. It needs Chromium, its driver and selenium.
 """
 
 import argparse
@@ -22,16 +22,16 @@ QUESTION = "What causes the tides of the ocean?"
 
 
 def until(what: Callable[[], Any], most: float = 240) -> None:
-    """Wait until something holds."""
+    """Wait until a condition holds."""
     deadline = time.monotonic() + most
     while not what():
         if time.monotonic() > deadline:
-            raise SystemExit("the page did not get there in time")
+            raise SystemExit(f"the page did not reach the expected state within {most:.0f} seconds")
         time.sleep(0.2)
 
 
 def shoot(browser: Any, url: str) -> None:
-    """Every view once."""
+    """Take a screenshot of every view."""
 
     def one(selector: str) -> Any:
         return browser.find_element("css selector", selector)
@@ -79,7 +79,7 @@ def _gain(browser: Any, at: int) -> int:
 
 
 def main() -> None:
-    """Take the pictures."""
+    """Start the server and a browser, and take the screenshots."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="smollm2-135m")
     lm = spectr.load(parser.parse_args().model, nodes=16)

@@ -1,7 +1,6 @@
-"""Sizes of functions, files and folders against the house's aims; `make size` prints them.
+"""Reports the sizes of functions, files and folders against the aims of the house style; `make size` runs it.
 
-Standard library only, so it runs before anything is installed. It knows nothing of spectr, judges nothing but length,
-and its exit status is 0 whatever it finds.
+It needs only the standard library, so it runs before anything is installed. Its exit status is always 0.
 """
 
 import argparse
@@ -12,12 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-MEDIAN, P90, LONGEST, FILE = 10, 35, 60, 350  # a file stays under the last, a function within the others
+MEDIAN, P90, LONGEST, FILE = 10, 35, 60, 350  # in lines: the first three are of functions, the last of files
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function or method, nested ones too; `lines` is its body without the docstring."""
+    """A function or method, possibly nested; `lines` counts its body without the docstring."""
 
     name: str
     where: str
@@ -26,7 +25,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A source file: all its lines, and those that hold code (no blanks, comments, docstrings)."""
+    """A source file: the number of its lines, and of those with code (no blank lines, comments or docstrings)."""
 
     path: str
     lines: int
@@ -36,7 +35,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was measured; the derived figures are properties."""
+    """The measured files; derived numbers are properties."""
 
     files: tuple[File, ...]
 

@@ -1,8 +1,7 @@
-"""What settings and drafters cost one text, and whether many requests leave something behind: `python -m
-benchmarks.cliffs`.
+"""What settings and drafters cost a single text, and whether many requests leak memory: `python -m benchmarks.cliffs`.
 
-One text at a time with a setting, against the same without it, in turns; and thousands of short requests with random
-settings, after which memory and the number of captured steps should be where they were.
+Texts with a setting and without it are generated in turns, one at a time. In another part thousands of short requests
+with random settings are run, after which memory and the number of captured steps should not have grown.
 """
 
 from benchmarks.cliffs.order import Order, Trial

@@ -1,4 +1,4 @@
-"""One text in several ways, in turns: the rate of each, against that of another."""
+"""Generates one text in several ways, in turns, and compares their rates."""
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -14,27 +14,27 @@ __all__ = ["Case", "compared"]
 
 @dataclass(slots=True)
 class Case:
-    """A way to write a text, the way it is compared with, and what it came to in each round."""
+    """A way to generate a text, the case it is compared with, and the measurements of each round."""
 
     name: str
     engine: Engine
-    request: Callable[[int], Request]  # of a round; round 0 does not count
+    request: Callable[[int], Request]  # the request of a round; round 0 is the warm-up
     against: str | None = None
     rounds: list[Found] = field(default_factory=list)
-    new_graphs: int = 0  # rounds in which some step was run or captured for the first time
+    new_graphs: int = 0  # rounds in which a step of a new shape was run or captured
 
     def warm_up(self) -> None:
-        """Write a text until all its graphs are there."""
+        """Generate a text until all of its CUDA graphs have been captured."""
         settled(self.engine, [self.request(0)])
 
     def write(self, number: int) -> None:
-        """The text of a round."""
+        """Generate the text of a round."""
         before = graphs_of(self.engine)
         self.rounds.append(joined([paced(self.engine, [self.request(number)])]))
         self.new_graphs += graphs_of(self.engine) != before
 
     def row(self, reference: "Case | None") -> Found:
-        """Medians, and the ratio of the rates round by round."""
+        """Return the medians over the rounds, and the medians of the per-round ratios to the reference."""
         names = ("tokens_per_second", "tokens_per_call", "steady_ms_per_step")
         whole = [found for found in self.rounds if found["tokens"]]
         medians = {name: statistics.median(found[name] for found in whole) if whole else None for name in names}
@@ -51,7 +51,7 @@ class Case:
 
 
 def compared(cases: Sequence[Case], rounds: int) -> Iterator[Found]:
-    """All cases in every round, another one first each time."""
+    """Run all cases in every round, beginning with a different one each time."""
     named = {case.name: case for case in cases}
     for case in cases:
         case.warm_up()

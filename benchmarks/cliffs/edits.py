@@ -1,4 +1,4 @@
-"""Texts to edit, and what is asked: the answer repeats nearly all of the text, which is given as a prediction."""
+"""Editing tasks whose answer repeats nearly all of the given text, so that the text can serve as a prediction."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ __all__ = ["EDITS", "Edit"]
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A text, and what shall be done to it."""
+    """A text, and the instruction to edit it."""
 
     order: str
     text: str
 
     @property
     def prompt(self) -> str:
-        """What is asked of the model."""
+        """The prompt: the instruction, then the text."""
         return f"{self.order}\n\n{self.text}"
 
 

@@ -1,4 +1,4 @@
-"""Thousands of short requests with random settings: what they leave behind."""
+"""Runs thousands of short requests with random settings, and measures whether memory and captured steps grow."""
 
 import random
 import time
@@ -15,13 +15,13 @@ from spectr.policy import Policy
 
 __all__ = ["many", "random_request"]
 
-_PARTS = 20  # after each of which a look is taken; the first warms up
-_LONGEST = 48  # tokens of a prompt
-_MOST = 3600.0  # seconds for what ends by itself
+_PARTS = 20  # measurements over the run; the first part is the warm-up
+_LONGEST = 48  # maximum tokens of a prompt
+_MOST = 3600.0  # time limit in seconds; the loop ends by itself when there are no more requests
 
 
 def random_request(chance: random.Random, vocabulary: int) -> Request:
-    """A prompt of random tokens, one to four new ones, and about two settings that are not the usual ones."""
+    """Return a request with a random prompt, one to four new tokens, and up to four settings other than the default."""
 
     def some(most: int) -> list[int]:
         return [chance.randrange(vocabulary) for _ in range(chance.randint(1, most))]
@@ -51,7 +51,7 @@ def random_request(chance: random.Random, vocabulary: int) -> Request:
 
 
 def _look(engine: Engine) -> Found:
-    """Bytes on the device, and steps that were run or captured."""
+    """Return the bytes allocated on the device, and the number of steps that were run or captured."""
     device = engine.target.device
     held = [lane.memory.graphs for lane in engine.scheduler.lanes.values()]
     found: Found = {"graphs": sum(len(one.graphs) for one in held), "shapes": sum(len(one.seen) for one in held)}
@@ -63,8 +63,10 @@ def _look(engine: Engine) -> Found:
 
 
 def many(subject: Subject) -> Iterator[Found]:
-    """Requests in a closed loop, and a look after each part of them; what is before and after the last nineteen parts
-    should be the same."""
+    """Run requests in a closed loop, and measure after each part of them.
+
+    The measurements after the first part and after the last should be the same.
+    """
     trial, engine = subject.trial, subject.engine(subject.lm.engine.drafter)
     chance, vocabulary = random.Random(trial.seed), engine.target.vocabulary
     looks, done, size = list[Found](), 0, -(-trial.requests // _PARTS)

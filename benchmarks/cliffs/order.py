@@ -1,4 +1,4 @@
-"""What is to be measured, and where it is written down."""
+"""The settings of a run: what to measure, and where to write the result."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,18 +14,18 @@ __all__ = ["Order", "Trial"]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The texts."""
+    """The sizes of the comparisons."""
 
-    tokens: int = 256  # of a text
-    rounds: int = 5  # of which the median is taken, after one that does not count
-    requests: int = 10_000  # short ones, with random settings
-    in_flight: int = 64  # of them, at once
+    tokens: int = 256  # per text
+    rounds: int = 5  # rounds of which the median is taken, after one warm-up round
+    requests: int = 10_000  # short requests with random settings
+    in_flight: int = 64  # of those requests
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A run."""
+    """The settings of a run."""
 
     out: Path
     model: str = "smollm2-135m"
@@ -34,24 +34,24 @@ class Order:
     dtype: str = "auto"  # bfloat16 on a GPU, float32 on a CPU
     compile: bool = False
     only: tuple[str, ...] = ()
-    again: bool = False  # measure what is there already once more
-    minutes: float = 3.0  # for each part
+    again: bool = False  # measure again the parts that are in the file
+    minutes: float = 3.0  # time limit of each part
     command: str = ""
     trial: Trial = field(default_factory=Trial)
 
     @property
     def place(self) -> torch.device:
-        """The device meant."""
+        """The device to run on."""
         return Loading(device=self.device).place
 
     @property
     def loading(self) -> dict[str, Any]:
-        """How the model is loaded."""
+        """The arguments for loading the model."""
         usual = "bfloat16" if self.place.type == "cuda" else "float32"
         return {"device": self.place, "dtype": usual if self.dtype == "auto" else self.dtype, "compile": self.compile}
 
     def about(self) -> Found:
-        """What all parts of a file must share."""
+        """Return the description that all parts of a result file must share."""
         place = self.place
         return {
             "what": "one text with a setting or a drafter against the same without; what many requests leave behind",

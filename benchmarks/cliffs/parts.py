@@ -1,4 +1,4 @@
-"""The comparisons: settings, lookup, predictions, and `auto` where a model has no trained drafter."""
+"""The comparisons: settings, lookup, predictions, and `auto` for a model without a trained drafter."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -25,32 +25,32 @@ from spectr.verify import rule as named_rule
 
 __all__ = ["Subject", "auto", "lookup", "prediction", "settings"]
 
-_HOT = 4.0  # a temperature at which hardly a token comes twice
+_HOT = 4.0  # a temperature at which tokens hardly ever repeat
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A loaded pair, and what is asked of it."""
+    """A loaded model with its drafter, and the settings of the run."""
 
     lm: LM
     order: Order
 
     @property
     def trial(self) -> Trial:
-        """The texts."""
+        """The sizes of the comparisons."""
         return self.order.trial
 
     def engine(self, drafter: Drafter) -> Engine:
-        """A new one; stop tokens end nothing, so that all texts are of one length."""
+        """Make an engine that ignores stop tokens, so that all texts have the same length."""
         return Engine(self.lm.opened.target, drafter, named_rule("race"))
 
     def request(self, prompt: Sequence[int], number: int, policy: Policy, **more: Any) -> Request:
-        """The text of a round."""
+        """Make the request of round `number`."""
         return Request(prompt, self.trial.seed + number, self.trial.tokens, policy, **more)
 
 
 def settings(subject: Subject) -> Iterator[Found]:
-    """Settings of one request, with the usual drafter and without one, against the same without them."""
+    """Compare requests with several settings to the default settings, with the default drafter and without one."""
     cases = list[Case]()
     for way, drafter in (("drafts", subject.lm.engine.drafter), ("plain", named_drafter("none"))):
         cases += _of_settings(subject, way, subject.engine(drafter))
@@ -79,7 +79,7 @@ def _of_settings(subject: Subject, way: str, engine: Engine) -> list[Case]:
 
 
 def lookup(subject: Subject) -> Iterator[Found]:
-    """Lookup against plain decoding: on a text without repetitions, on a continuation, and on summaries."""
+    """Compare lookup to plain decoding: on a text without repetitions, on a continuation, and on summaries."""
     lm = subject.lm
     story, report = (tasks([name], count=1)[0].prompts[0].text for name in ("continuation", "summarisation"))
     texts = {
@@ -94,7 +94,7 @@ def lookup(subject: Subject) -> Iterator[Found]:
 
 
 def _pair(subject: Subject, engines: dict[str, Engine], text: str, asked: tuple[list[int], Policy]) -> list[Case]:
-    """A text by each of two engines, the second against the first."""
+    """Return the cases of one text on two engines, the second compared with the first."""
     prompt, policy = asked
     (first, one), (second, other) = engines.items()
 
@@ -108,8 +108,10 @@ def _pair(subject: Subject, engines: dict[str, Engine], text: str, asked: tuple[
 
 
 def prediction(subject: Subject) -> Iterator[Found]:
-    """Edits of a text that the model has room for, with the text as a prediction, without, and with another one, which
-    has nothing to do with it. Texts end at stop tokens, as they do for users."""
+    """Compare edits of a text with the text as a prediction, without one, and with an unrelated text as a prediction.
+
+    Tasks that do not fit into the model's context are left out. Texts end at stop tokens, as they do for users.
+    """
     tokenizer = subject.lm.tokenizer
     texts = [tokenizer(edit.text, add_special_tokens=False)["input_ids"] for edit in EDITS.values()]
     cases = list[Case]()
@@ -125,7 +127,7 @@ def prediction(subject: Subject) -> Iterator[Found]:
 def _predicted(
     subject: Subject, title: str, asked: tuple[list[int], Policy], predictions: dict[str, list[int]]
 ) -> list[Case]:
-    """A text with each of several predictions, all against the first."""
+    """Return the cases of one text with several predictions, all compared with the first."""
     engine, (prompt, policy), first = subject.lm.engine.with_rule(named_rule("race")), asked, next(iter(predictions))
 
     def case(way: str, reference: list[int]) -> Case:
@@ -138,7 +140,7 @@ def _predicted(
 
 
 def auto(subject: Subject) -> Iterator[Found]:
-    """What `auto` is without a trained drafter, against plain decoding, on every task of `spectr bench run`."""
+    """Compare `auto` without a trained drafter to plain decoding, on every task of `spectr bench run`."""
     asked, _ = asked_requests(subject.lm, tasks(list(KINDS), count=1), subject.trial.tokens)
     engines = {"none": subject.engine(named_drafter("none")), "auto": subject.engine(_headless_auto(subject.lm))}
     cases = [
@@ -152,8 +154,10 @@ def auto(subject: Subject) -> Iterator[Found]:
 
 @torch.no_grad()
 def _headless_auto(lm: LM) -> Drafter:
-    """What `spectr.load` takes for a model that no drafter was trained for. Models are known by their embeddings: one
-    row is changed while it is asked."""
+    """Return the drafter that `spectr.load` chooses for a model without a trained drafter.
+
+    Models are recognised by their embeddings, so one row of the embeddings is changed during the choice.
+    """
     table: Any = lm.opened.target.model.get_input_embeddings()
     weights = table.weight
     kept = weights[0].clone()

@@ -1,4 +1,4 @@
-"""What was found as headings and rows. Computes nothing."""
+"""Formats the results as tables. Computes nothing."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -32,7 +32,7 @@ def _many(part: Found) -> Cells:
 
 
 def tables(found: Found) -> Iterable[tuple[str, Cells]]:
-    """One for each part that found something, with its name, and why it is not whole."""
+    """Return a titled table for each part; the title says what is missing or why the part failed."""
     for name, part in found["parts"].items():
         left = f", {part['left']} left" if part.get("left") else ""
         title = name + left + (f", failed: {part['error']}" if "error" in part else "")

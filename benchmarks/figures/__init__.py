@@ -1,6 +1,6 @@
-"""Figures of the theory with simulation beside it: `python -m benchmarks.figures --out FOLDER`.
+"""Figures that compare the theory with simulation: `python -m benchmarks.figures --out FOLDER`.
 
-Sheets of numbers come first, then drawings and a page of them.
+The numbers are computed first, as sheets; then the sheets are drawn and collected on a page.
 """
 
 from benchmarks.figures.atlas import SHEETS, Atlas, make_atlas

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.figures`: the theory drawn, with simulation beside it."""
+"""`python -m benchmarks.figures`: draws the theory and simulations of it."""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +19,7 @@ def figures(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the figures, the page and the numbers.")],
     as_json: JsonFlag = False,
 ) -> None:
-    """Draw the theory with simulation beside it: PNG and SVG, one page with all of it, and the numbers as JSON."""
+    """Draw the theory together with simulations: PNG and SVG files, a page of all figures, and the numbers as JSON."""
     check_out(out)
     with progress_bar("figures", 2 * len(SHEETS)) as advance:
         atlas = make_atlas(advance)
@@ -27,7 +27,7 @@ def figures(
     if as_json:
         print_json({"agreement": atlas.agreement, "files": [file.name for file in files]})
         return
-    heads = ("sheet", "compared with theory", "furthest off, in errors", "figure")
+    heads = ("sheet", "values compared", "largest deviation, in standard errors", "figure")
     table = Table(*heads, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for sheet in atlas.sheets:
         off = sheet.deviations()

@@ -27,20 +27,21 @@ _GAPS = tuple(np.linspace(0, 1, 51).round(4).tolist())
 _AGAINST_TV = About(
     "acceptance_tv",
     "Acceptance against total variation",
-    "With one draft the best lossless test accepts 1 − TV, and no lossless rule that accepts or resamples does better: "
-    "each grey point is one that does worse. The race with one child lies between (1 − TV)/(1 + TV) and 1 − TV. With "
-    "four drafts acceptance is no function of TV any more.",
-    "lines, and the clouds: 60 pairs of laws over 30 tokens",
+    "With one draft the best lossless test accepts with probability 1 − TV, and no lossless rule that accepts or "
+    "resamples does better; each grey point is a rule that does worse. The race with one child lies between "
+    "(1 − TV)/(1 + TV) and 1 − TV. With four drafts acceptance is no longer a function of TV.",
+    "lines and clouds; the clouds are 60 pairs of laws over 30 tokens",
     f"dots, {_DRAWS:,} draws each",
     ("leviathan2023", "yin2024", "daliri2024", "sun2023spectr"),
 )
 _AGAINST_K = About(
     "acceptance_k",
     "Acceptance against the number of drafts",
-    "How often the next token is one of K iid drafts. The optimum is exact, between SpecTr's bound by token and K-SEQ, "
-    "which keeps at least 1 − (1 − 1/K)^K of it, and never less than 1 − 1/e.",
+    "The probability that the next token is one of K iid drafts. The optimum is computed exactly. It lies between "
+    "SpecTr's bound by token and K-SEQ, which reaches at least the share 1 − (1 − 1/K)^K of it, and so more than "
+    "1 − 1/e.",
     "lines",
-    f"dots, {_TUPLES:,} tuples of drafts each, settled by the couplings themselves",
+    f"dots, {_TUPLES:,} tuples of drafts each, decided by the couplings themselves",
     ("sun2023spectr", "miao2024specinfer", "spectr"),
 )
 
@@ -50,7 +51,7 @@ def _gap(family: Family) -> float:
 
 
 def _pairs(count: int) -> list[Family]:
-    """Model-like laws with drafters from excellent to useless, the closest first."""
+    """Return pairs of laws similar to a model's, with drafters from excellent to useless, sorted by total variation."""
     made = [zipf(30, noise=4 * (n + 0.5) / count, temperature=0.5 + n % 3 / 2, seed=n) for n in range(count)]
     return sorted(made, key=_gap)
 
@@ -61,7 +62,7 @@ def _cloud(label: str, points: Sequence[tuple[float, float]], hue: int) -> Curve
 
 
 def _lossless_rules(pairs: Sequence[Family]) -> Curve:
-    """Rules that accept some of min(target, draft) and resample the rest: lossless, with a random share of it."""
+    """Return random lossless rules, which accept a share of min(target, draft) and resample the rest."""
     rng, found = np.random.default_rng(5), []
     for family in pairs:
         least = torch.minimum(family.target, family.draft)
@@ -98,7 +99,7 @@ def _raced(pairs: Sequence[Family], some: Sequence[Family]) -> Panel:
 
 
 def _settled(name: str, family: Family, hue: int) -> list[Curve]:
-    """A coupling by its closed form, and at work."""
+    """Return the acceptance of a coupling, by its closed form and by simulation."""
     made, label = coupling(name), _COUPLINGS[name]
     line = exactly(label, _KS, lambda k: made.acceptance(family.target, family.draft, k), hue=hue)
     meant = [line.ys[_KS.index(k)] for k in _SOME]
@@ -119,12 +120,12 @@ def _against_k(family: Family) -> Panel:
 
 
 def _stacked(laws: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Laws over vocabularies of different sizes as one tensor, padded with tokens that never come."""
+    """Stack laws over vocabularies of different sizes, padded with tokens of probability 0."""
     return torch.nn.utils.rnn.pad_sequence(list(laws), batch_first=True)
 
 
 def _shares() -> Panel:
-    """K-SEQ's part of the optimum, at its worst over many pairs."""
+    """Draw K-SEQ's share of the optimum, the worst over many pairs."""
     pairs = _pairs(90) + [uniform(4, 4 * k, offset=n) for k in (2, 4, 8) for n in range(3)]
     target, draft = (_stacked([getattr(family, name) for family in pairs]) for name in ("target", "draft"))
     found = acceptance_curves(target, draft, max(_KS))
@@ -138,7 +139,7 @@ def _shares() -> Panel:
 
 
 def acceptance_sheets() -> Iterator[Sheet]:
-    """Leviathan's, Daliri's and SpecTr's."""
+    """Make the sheets on the results of Leviathan et al., Daliri et al. and SpecTr."""
     pairs, some = _pairs(60), _pairs(12)
     yield Sheet(_AGAINST_TV, (_one_draft(pairs, some), _raced(pairs, some)))
     families = (bernoulli(), uniform(), zipf(60, seed=2))

@@ -1,4 +1,4 @@
-"""All sheets together, and how well simulation and theory agree over them."""
+"""All sheets together, and how well simulation and theory agree on them."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -21,37 +21,37 @@ _MAKERS: tuple[tuple[Callable[[], Iterator[Sheet]], tuple[str, ...]], ...] = (
     (race_sheets, ("race", "race_bound")),
 )
 SHEETS: tuple[str, ...] = tuple(name for _, names in _MAKERS for name in names)
-"""Their names, in order."""
+"""The names of all sheets, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Atlas:
-    """Every sheet, in order."""
+    """All sheets, in order."""
 
     sheets: tuple[Sheet, ...]
 
     @property
     def deviations(self) -> list[float]:
-        """How far every simulated value is from its theorem, in standard errors."""
+        """The deviation of every simulated value from its theoretical value, in standard errors."""
         return [value for sheet in self.sheets for value in sheet.deviations()]
 
     @property
     def worst(self) -> float:
-        """The largest of them."""
+        """The largest absolute deviation."""
         return max(map(abs, self.deviations), default=0.0)
 
     @property
     def likelihood(self) -> float:
-        """The chance that the largest of as many independent normal deviations is at least that large."""
+        """The probability that the largest of as many independent normal deviations is at least as large as `worst`."""
         return -math.expm1(len(self.deviations) * math.log1p(-math.erfc(self.worst / math.sqrt(2))))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the atlas as JSON data."""
         return {"agreement": self.agreement, "sheets": [sheet.to_json() for sheet in self.sheets]}
 
     @property
     def agreement(self) -> Mapping[str, float]:
-        """Simulation against theory, in four numbers."""
+        """The agreement of simulation and theory, in four numbers."""
         beyond = sum(abs(value) > 2 for value in self.deviations)
         return {
             "compared": len(self.deviations),
@@ -62,7 +62,7 @@ class Atlas:
 
 
 def make_atlas(progress: Callable[[], None] = lambda: None) -> Atlas:
-    """Compute and simulate everything; seeds are fixed, and `progress` is called after each sheet."""
+    """Compute and simulate all sheets with fixed seeds, and call `progress` after each sheet."""
     found = []
     with one_thread():
         for maker, _ in _MAKERS:

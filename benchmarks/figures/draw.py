@@ -1,4 +1,4 @@
-"""Sheets as figures. Needs matplotlib, imported when a sheet is drawn; draws what it is given and computes nothing."""
+"""Draws sheets as figures. Computes nothing. Needs matplotlib, which is imported when a sheet is drawn."""
 
 from collections.abc import Callable, Mapping
 from io import BytesIO
@@ -64,12 +64,12 @@ def _panel(axes: "Axes", panel: Panel) -> None:
 
 
 def _legend(axes: "Axes") -> None:
-    """Below the panel, where no curve is."""
+    """Put the legend below the panel, where it covers no curve."""
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2, frameon=False, fontsize=7.5, handlelength=1.8)
 
 
 def _log_ticks(axes: "Axes", panel: Panel) -> None:
-    """Plain numbers at powers of two, or of ten where there are many of those."""
+    """Label powers of two with plain numbers, or powers of ten where the axis is long."""
     most = max(max(curve.xs) for curve in panel.curves)
     base = 2 if most <= 128 else 10
     axes.set_xscale("log", base=base)
@@ -96,12 +96,12 @@ def _surface(axes: "Axes", surface: Surface) -> None:
 
 
 def _across(count: int) -> int:
-    """Panels in a row: none is left empty."""
+    """Return the number of panels in a row."""
     return count if count <= 3 else 2
 
 
 def draw_sheet(sheet: Sheet) -> "Figure":
-    """All panels of a sheet."""
+    """Draw all panels of a sheet."""
     from matplotlib.figure import Figure
 
     across = _across(len(sheet.panels))
@@ -121,7 +121,7 @@ def draw_sheet(sheet: Sheet) -> "Figure":
 
 
 def rendered(figure: "Figure", kind: str) -> bytes:
-    """A figure as the bytes of a png or svg file, the same every time."""
+    """Return a figure as the bytes of a PNG or SVG file; equal figures give equal bytes."""
     import matplotlib
 
     quiet: dict[str, Any] = {"Date": None} if kind == "svg" else {"Software": None}

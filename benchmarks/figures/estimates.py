@@ -11,7 +11,7 @@ __all__ = ["deviation_of", "mean_of", "proportion", "running_means"]
 
 
 def mean_of(sample: Sequence[float] | Array) -> Estimate:
-    """The mean of independent values.
+    """Return the mean of independent values.
 
     >>> mean_of([1.0, 2.0, 3.0])
     Estimate(value=2.0, error=0.5773502691896258)
@@ -22,7 +22,7 @@ def mean_of(sample: Sequence[float] | Array) -> Estimate:
 
 
 def deviation_of(sample: Sequence[float] | Array) -> Estimate:
-    """The standard deviation of independent values, with its error from their fourth moment."""
+    """Return the standard deviation of independent values; its standard error follows from their fourth moment."""
     values = np.asarray(sample, dtype=np.float64)
     around, spread = values - values.mean(), float(values.std(ddof=1))
     doubt = max(0.0, float((around**4).mean()) - spread**4) / len(values)
@@ -30,11 +30,13 @@ def deviation_of(sample: Sequence[float] | Array) -> Estimate:
 
 
 def proportion(hits: Array | Mask, exact: float) -> Estimate:
-    """The share of hits, with the error it has if `exact` is the chance: a sample of nothing but hits knows no error of
-    its own."""
+    """Return the share of hits, with the standard error that follows from the true probability `exact`.
+
+    An error estimated from the sample would be 0 where all draws are hits.
+    """
     return Estimate(float(np.mean(hits)), math.sqrt(max(0.0, exact * (1 - exact)) / len(hits)))
 
 
 def running_means(sample: Sequence[float] | Array, at: Sequence[int]) -> list[Estimate]:
-    """The means of the first n values, for every n of `at`."""
+    """Return the means of the first n values, for every n in `at`."""
     return [mean_of(np.asarray(sample)[:count]) for count in at]

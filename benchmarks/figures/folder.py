@@ -1,4 +1,4 @@
-"""Everything into one folder: each sheet as PNG and SVG, the page, and the numbers as JSON."""
+"""Writes an atlas to a folder: each sheet as PNG and SVG, the page, and the numbers as JSON."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,7 @@ KINDS = ("png", "svg")
 
 
 def check_out(folder: Path) -> None:
-    """Refuse before the work is done what could not be drawn or written after it."""
+    """Check before any work that matplotlib is installed and that the folder can be written."""
     check_matplotlib()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ def check_out(folder: Path) -> None:
 
 
 def write_atlas(atlas: Atlas, folder: Path, progress: Callable[[], None] = lambda: None) -> list[Path]:
-    """Write all of it; `progress` is called after each sheet. The page comes first in what was written."""
+    """Write all files, and call `progress` after each sheet. Return the paths, the page first."""
     check_out(folder)
     files: dict[str, bytes] = {}
     for sheet in atlas.sheets:

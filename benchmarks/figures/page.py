@@ -1,4 +1,4 @@
-"""Sheets as one page that needs nothing else: figures inside it, and every number they show."""
+"""Renders the sheets as one self-contained HTML page with the figures and all of their numbers."""
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _curve_table(panel: Panel, curve: Curve) -> str:
-    """One curve; a sampled one with its errors, what it should be and how far off it is."""
+    """Return the table of a curve; a sampled one has columns for standard error, theory and deviation."""
     columns = {panel.x: curve.xs, curve.label: curve.ys}
     if curve.errors is not None:
         columns["standard error"] = curve.errors
@@ -56,7 +56,7 @@ def _off(value: float) -> str:
 
 
 def _surface_table(surface: Surface) -> str:
-    """Every fourth row and column, which is what a reader can use."""
+    """Return a table of every fourth row and column; the whole grid would be too much to read."""
     xs, ys = range(0, len(surface.xs), 4), range(0, len(surface.ys), 4)
     head = [f"{surface.y} \\ {surface.x}", *(f"{surface.xs[x]:g}" for x in xs)]
     return _table(head, [[f"{surface.ys[y]:.3g}", *(f"{surface.values[y][x]:.3g}" for x in xs)] for y in ys])
@@ -72,10 +72,11 @@ def _cited(keys: Sequence[str]) -> str:
 
 
 def _told(off: Sequence[float]) -> str:
-    """How the simulated values of a sheet agree."""
+    """Say how well the simulated values of a sheet agree with the theory."""
     if not off:
         return ""
-    return f" {len(off)} values have a theorem to meet; the furthest is {max(map(abs, off)):.2f} standard errors off."
+    worst = max(map(abs, off))
+    return f" {len(off)} values are compared with theory; the largest deviation is {worst:.2f} standard errors."
 
 
 def _section(sheet: Sheet, picture: bytes) -> str:
@@ -93,22 +94,23 @@ def _summary(atlas: Atlas) -> str:
     found = atlas.agreement
     expected = 0.0455 * found["compared"]
     return (
-        f"<p>{found['compared']} simulated values stand beside what a theorem says of them. "
-        f"{found['beyond_two_errors']} are more than two standard errors off, where {expected:.0f} would be "
-        f"expected; the largest deviation is {found['largest_deviation']:.2f} standard errors, and of as many "
-        "independent normal values the largest is at least that far off with chance "
-        f"{found['chance_of_one_so_large']:.2f}. Seeds are fixed, so this page comes out the same every time. Lines "
-        "are exact: closed forms, finite sums or quadrature to 1e-12. Bars and bands are two standard errors.</p>"
+        f"<p>{found['compared']} simulated values are compared with theory. {found['beyond_two_errors']} of them "
+        f"deviate by more than two standard errors, and {expected:.0f} would be expected to. The largest deviation is "
+        f"{found['largest_deviation']:.2f} standard errors; the largest of as many independent normal values is at "
+        f"least as large with probability {found['chance_of_one_so_large']:.2f}. Seeds are fixed, so this page is "
+        "reproducible. Lines are exact: closed forms, finite sums or quadrature to 1e-12. Bars and bands are two "
+        "standard errors.</p>"
     )
 
 
 def page(atlas: Atlas, pictures: Mapping[str, bytes]) -> str:
-    """The page, for the svg `pictures` of all sheets by name."""
+    """Return the page, given the SVG `pictures` of all sheets by name."""
     links = "".join(f'<a href="#{sheet.name}">{escape(sheet.about.title)}</a> ' for sheet in atlas.sheets)
     sections = "".join(_section(sheet, pictures[sheet.name]) for sheet in atlas.sheets)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>What speculation should give</title><style>{_STYLE}</style></head><body>"
-        f"<h1>What speculation should give</h1>{_summary(atlas)}<nav>{links}</nav>{sections}</body></html>\n"
+        f"<title>Speculative decoding: theory and simulation</title><style>{_STYLE}</style></head><body>"
+        f"<h1>Speculative decoding: theory and simulation</h1>{_summary(atlas)}<nav>{links}</nav>{sections}"
+        "</body></html>\n"
     )

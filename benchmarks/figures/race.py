@@ -1,4 +1,4 @@
-"""Sheets on the race: its children against the optimum, the rank of the accepted one, and what a tree can give."""
+"""Sheets on the race: its acceptance against the optimum, the rank of the accepted child, and tokens per tree."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +17,7 @@ __all__ = ["race_sheets"]
 _KS = (1, 2, 3, 4, 6, 8, 12, 16)
 _RACES = 20_000
 _NODES = (1, 2, 4, 8, 16, 32, 64)
-_CALLS = 1200  # of small trees; large ones take as long with fewer
+_CALLS = 1200  # calls with small trees; fewer with large ones, so that all take about the same time
 _BEAMS = {1: (1, 1), 2: (2, 2), 4: (2, 4), 8: (4, 5), 16: (6, 6), 32: (8, 8), 64: (16, 10)}
 """Drafts of a pruned tree → nodes expanded at each depth, and depths."""
 
@@ -26,9 +26,9 @@ _LAWS = (zipf(48, exponent=2.5, noise=1.5, seed=1), zipf(48, noise=0.5, seed=4))
 _CHILDREN = About(
     "race",
     "The race: children and their ranks",
-    "The race's children are the first of the drafter's race, which runs on the noise of the target's. For one "
-    "child the chance has a closed form, for more an integral. Its drafts know the noise, so on peaked laws with "
-    "many children it passes what independent drafts allow.",
+    "The children are the first to arrive in the drafter's race, which shares its noise with the target's race. The "
+    "acceptance has a closed form for one child and is an integral for more. Because the drafts depend on the noise, "
+    "the race exceeds the optimum of independent drafts on peaked laws with many children.",
     "lines",
     f"dots, {_RACES:,} races; the dots of a panel share them",
     ("daliri2024", "kobus2025", "spectr"),
@@ -36,13 +36,13 @@ _CHILDREN = About(
 _BOUND = About(
     "race_bound",
     "Tokens per call of a tree with k drafts",
-    "A verdict on k drafts ends in one of k + 1 places, so it tells at most log(k + 1) nats; every accepted draft "
-    "has to be paid for in them, at the price that the rank law sets. No tree of the race that is chosen without a "
-    "look at the noise passes the dashed line. A tree pruned by the noise is under no such bound, and passes it where "
-    "the drafter errs a lot (left); where it errs less than pruning takes it to, the best static tree is better "
-    "(right). Independent drafts with the optimal coupling are another scheme, for comparison.",
-    "lines; one pair of laws after every text, so that ranks are independent as the bound asks",
-    f"dots, {_CALLS:,} calls each and fewer from 16 drafts on; only the static tree has a theorem to meet",
+    "A verdict on k drafts has k + 1 possible outcomes, so it carries at most log(k + 1) nats of information, and "
+    "every accepted draft uses some of them, as the rank law determines. No tree of the race that is chosen without "
+    "knowledge of the noise can exceed the dashed line. A tree pruned by the noise is not subject to this bound. It "
+    "exceeds the bound with a poor drafter (left); with a good drafter the best static tree gives more (right). "
+    "Independent drafts with the optimal coupling are shown for comparison.",
+    "lines; the pair of laws is the same after every text, so that ranks are independent, as the bound requires",
+    f"dots, {_CALLS:,} calls each, fewer from 16 drafts on; only the static tree is compared with theory",
     ("kobus2025", "spectr"),
 )
 
@@ -60,7 +60,7 @@ def _children(family: Family, seed: int) -> Panel:
 
 
 def _ranked(family: Family, hue: int) -> list[Curve]:
-    """The rank law, as far as there are enough of each rank to speak of an error."""
+    """Return the rank law, for the ranks that are frequent enough for a standard error."""
     ranks, places = rank_law(family.target, family.draft), race_ranks(family, _RACES, 9)
     shown = [r for r in range(10) if float(ranks[r]) * _RACES > 20]
     meant, at = tuple(float(ranks[r]) for r in shown), tuple(r + 1 for r in shown)
@@ -81,7 +81,7 @@ def _calls(nodes: int) -> int:
 
 
 def _grown(family: Family, ranks: Sequence[float], nodes: int) -> Estimate:
-    """The best static tree, as it is drawn and verified."""
+    """Simulate the best static tree: draw it and verify it."""
     shape = best_shape([ranks], nodes + 1).shape
     return mean_of(tree_tokens(family, Plan("race", tree=shape), "race", _calls(nodes), 60 + nodes))
 
@@ -92,7 +92,7 @@ def _pruned(family: Family, nodes: int) -> Estimate:
 
 
 def _iid(family: Family, nodes: int) -> Estimate:
-    """The optimal coupling on chains: of the lengths that use up the nodes the best in one run, measured in another."""
+    """Simulate the optimal coupling on chains of the best length, which is chosen in a separate run."""
     shapes = [(max(1, nodes // length), length) for length in (1, 2, 3, 4, 6) if length <= nodes]
 
     def run(shape: tuple[int, int], seed: int) -> Estimate:
@@ -117,6 +117,6 @@ def _trees(family: Family) -> Panel:
 
 
 def race_sheets() -> Iterator[Sheet]:
-    """Daliri's, Kobus and Gündüz's, and ours."""
+    """Make the sheets on the results of Daliri et al., Kobus and Gündüz, and our own."""
     yield _race()
     yield Sheet(_BOUND, tuple(_trees(family) for family in _LAWS))

@@ -1,4 +1,4 @@
-"""Sheets on rejections: their expectation, batches of drafts, and the front between rejections and bias."""
+"""Sheets on rejections: their expectation, batches of drafts, and the trade-off between rejections and bias."""
 
 from collections.abc import Iterator, Sequence
 
@@ -26,19 +26,19 @@ _EPSILONS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 _EXPECTED = About(
     "rejections",
     "Expected rejections",
-    "A Markov chain over ten tokens and a drafter that is wrong in another way after every token. With one draft "
-    "the expected number of rejections is the sum of the expected total variations, which is the least that a "
-    "lossless rule can have; with M drafts where a round begins it is less, by the theorem on batches.",
+    "A Markov chain over ten tokens, and a drafter whose errors differ after every token. With one draft the expected "
+    "number of rejections is the sum of the expected total variations, which is the minimum for a lossless rule. "
+    "With M drafts at the beginning of a round it is smaller, by the theorem on batches.",
     "dashed lines",
-    f"paths, up to {_TEXTS:,} texts of {_LENGTH} tokens; the last mean is compared",
+    f"paths, up to {_TEXTS:,} texts of {_LENGTH} tokens; the last mean is compared with theory",
     ("yin2024",),
 )
 _BATCH = About(
     "batches",
     "What a batch of drafts gains",
-    "Rejections per token against the number of drafts where a round begins. Only beginnings gain, so that the "
-    "rejections do not vanish with M → ∞; the optimal coupling at the root comes to the limit with fewer drafts. "
-    "Where a draft costs something, few are worth it.",
+    "Rejections per token against the number of drafts at the beginning of a round. Only the first token of a round "
+    "profits, so rejections do not vanish as M → ∞. The optimal coupling at the root reaches the limit with fewer "
+    "drafts. If drafts have a cost, the best M is small.",
     "lines",
     f"dots, {_FEWER:,} texts of {_LENGTH} tokens each",
     ("yin2024", "sun2023spectr"),
@@ -46,10 +46,11 @@ _BATCH = About(
 _FRONT = About(
     "front",
     "Fewer rejections for a stated bias",
-    "A test that rejects less than it must is paid for in bias: at least one for one, and over-acceptance with the "
-    "unchanged residual (Decoding-OPT) pays no more. Drawing from the target itself after a rejection (Decoding-UNO) "
-    "rejects as often after the same text and is biased even at ε = 0. The score of a text is the target's own "
-    "log-likelihood per token; a higher one is not a better one: the target's own texts have the dashed value.",
+    "A test with fewer rejections than a lossless one has a bias at least as large as the rejections it saves. "
+    "Over-acceptance with the unchanged residual (Decoding-OPT) attains this bound. Drawing from the target itself "
+    "after a rejection (Decoding-UNO) rejects as often after the same text, and is biased even at ε = 0. The score of "
+    "a text is the target's log-likelihood per token. A higher score is not better: the target's own texts have the "
+    "dashed value.",
     "lines, and the points of the first panel",
     f"dots of the other panels, {_FEWER:,} texts of {_LENGTH} tokens each",
     ("yin2024",),
@@ -85,7 +86,7 @@ def _gain(pair: ChainPair, seed: int) -> Panel:
 
 
 def _paid(pair: ChainPair, cost: float, hue: int) -> Curve:
-    """Time of a text, drafts paid for; the best M in the label."""
+    """Return the time of a text over M where each draft has a cost; the label names the best M."""
 
     def time(m: int) -> float:
         return (1 + batch_rejections(pair, _LENGTH, m)) * (1 + m * cost)
@@ -102,7 +103,7 @@ def _batches() -> Sheet:
 
 
 def _random_tests(family: Family, most: float) -> Curve:
-    """Any test, with the best law after its rejections; of those that reject no more than `most`."""
+    """Return random tests that reject at most `most`, each with the best law after a rejection."""
     rng = np.random.default_rng(8)
     tests = rng.random((150, len(family.target))) ** rng.uniform(0.05, 1.0, (150, 1))
     found = decoding_opt(family.target, family.draft, torch.from_numpy(tests))
@@ -129,7 +130,7 @@ def _attainable() -> Panel:
 
 
 class _Eased:
-    """One way to go on after a rejection, over ε: by theorem and simulated."""
+    """A law to draw from after a rejection, over ε: theory and simulation."""
 
     def __init__(self, pair: ChainPair, after: str, hue: int) -> None:
         self.name, self.hue = f"Decoding-{after.upper()}", hue
@@ -169,7 +170,7 @@ def _front() -> Sheet:
 
 
 def rejection_sheets() -> Iterator[Sheet]:
-    """Yin's."""
+    """Make the sheets on the results of Yin et al."""
     pair = zipf_chain(10, seed=1)
     yield Sheet(_EXPECTED, tuple(_converging(pair, drafts) for drafts in (1, 4, 5)))
     yield _batches()

@@ -1,4 +1,4 @@
-"""What a figure says, as numbers: curves and surfaces, each exact or with a standard error. Draws nothing."""
+"""The numbers of a figure: curves and surfaces, exact or with standard errors. Draws nothing."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,23 +10,23 @@ from spectr.theory.estimate import Estimate
 __all__ = ["About", "Curve", "Look", "Panel", "Sheet", "Surface", "exactly", "sampled"]
 
 Look = Literal["line", "dashes", "dotted", "dots", "cloud", "path"]
-"""Lines; dots with two standard errors; a cloud of faint points; a path with a band of two standard errors."""
+"""Kinds of lines; dots with bars of two standard errors; a cloud of faint points; a path with a band of two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Values over x. Sampled ones have errors, and know what they should be where a theorem says it."""
+    """Values over x. A sampled curve has standard errors, and the exact values where theory gives them."""
 
     label: str
     xs: tuple[float, ...]
     ys: tuple[float, ...]
     look: Look = "line"
-    hue: int = 0  # curves of one hue belong together
-    errors: tuple[float, ...] | None = None  # standard errors; None: exact
-    exact: tuple[float, ...] | None = None  # what sampled values should be
+    hue: int = 0  # curves that belong together share a hue
+    errors: tuple[float, ...] | None = None  # standard errors; None for exact values
+    exact: tuple[float, ...] | None = None  # the theoretical values of sampled points
 
     def deviations(self) -> list[float]:
-        """How many standard errors each sampled value is off."""
+        """Return the deviation of each sampled value from theory, in standard errors."""
         if self.errors is None or self.exact is None:
             return []
         rows = zip(self.ys, self.errors, self.exact, strict=True)
@@ -35,7 +35,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Curves over one pair of axes."""
+    """Curves on one pair of axes."""
 
     title: str
     x: str
@@ -48,8 +48,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """A value over two variables, rows over `ys`, with the heights at which lines are drawn and what they are
-    called."""
+    """A value over two variables, one row for each of `ys`, with the heights and labels of its contour lines."""
 
     title: str
     x: str
@@ -58,19 +57,19 @@ class Surface:
     ys: tuple[float, ...]
     values: tuple[tuple[float, ...], ...]
     heights: Mapping[float, str]
-    edge: Curve | None = None  # drawn over it
+    edge: Curve | None = None  # a curve drawn on top
     log_y: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a figure shows and where it comes from."""
+    """What a figure shows, and its sources."""
 
-    name: str  # of its files
+    name: str  # the name of its files
     title: str
     says: str
-    exact: str  # what in it is exact
-    simulated: str  # what is simulated, and how much of it
+    exact: str  # which parts are exact
+    simulated: str  # which parts are simulated, and with how many samples
     papers: tuple[str, ...]
 
 
@@ -83,29 +82,29 @@ class Sheet:
 
     @property
     def name(self) -> str:
-        """The name of its files."""
+        """The name of the figure's files."""
         return self.about.name
 
     def deviations(self) -> list[float]:
-        """How far every sampled value is from its theorem, in standard errors."""
+        """Return the deviation of every sampled value from theory, in standard errors."""
         curves = (curve for panel in self.panels if isinstance(panel, Panel) for curve in panel.curves)
         return [value for curve in curves for value in curve.deviations()]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the sheet as JSON data."""
         panels = [asdict(panel) for panel in self.panels]
         return {**asdict(self.about), "panels": panels, "deviations": [round(off, 4) for off in self.deviations()]}
 
 
 def exactly(label: str, xs: Sequence[float], of: Callable[[Any], Any], look: Look = "line", hue: int = 0) -> Curve:
-    """A curve of exact values, each a number or a tensor with one."""
+    """Make a curve of exact values; `of` returns a number or a tensor with one element."""
     return Curve(label, tuple(xs), tuple(float(of(x)) for x in xs), look, hue)
 
 
 def sampled(
     label: str, xs: Sequence[float], found: Sequence[Estimate], exact: Sequence[float] | None = None, hue: int = 0
 ) -> Curve:
-    """A curve of estimates."""
+    """Make a curve of estimates."""
     errors = tuple(0.0 if math.isnan(one.error) else one.error for one in found)
     meant = None if exact is None else tuple(exact)
     return Curve(label, tuple(xs), tuple(one.value for one in found), "dots", hue, errors, meant)

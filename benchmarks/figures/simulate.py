@@ -1,6 +1,6 @@
-"""Running what the theorems speak of, with the couplings, trees and rules that generate: samples, no formulas.
+"""Simulates the subjects of the theorems with the couplings, trees and rules that generation uses, without formulas.
 
-Every function takes a seed and gives one number for each independent text, draw or call.
+Every function takes a seed and returns one number for each independent text, draw or call.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ def _coins(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 def call_counts(acceptance: Sequence[float], tokens: int, texts: int, seed: int) -> Array:
-    """Calls that each text takes, drafts accepted or rejected one after the other; (texts,)."""
+    """Return the number of calls of each text, (texts,); drafts are accepted or rejected one after the other."""
     rng = np.random.default_rng(seed)
     left, calls = np.full(texts, tokens), np.zeros(texts)
     while (left > 0).any():
@@ -41,8 +41,11 @@ def call_counts(acceptance: Sequence[float], tokens: int, texts: int, seed: int)
 
 
 def rejection_counts(pair: ChainPair, length: int, drafts: int, texts: int, seed: int) -> Array:
-    """Rejections in each text, (texts,): `drafts` drafts by recursive rejection where a round begins, one where it goes
-    on. A draft is a chain; its later tokens are drawn when they are looked at, which changes nothing."""
+    """Return the number of rejections in each text, (texts,).
+
+    A round begins with `drafts` drafts under recursive rejection, and continues with the one that was accepted. Drafts
+    are chains; their later tokens are drawn only when they are needed, which does not change the law.
+    """
     generator = torch.Generator().manual_seed(seed)
     many, one = named_coupling("recursive"), named_coupling("maximal")
     context, fresh, counts = torch.full((texts,), pair.size), torch.ones(texts, dtype=torch.bool), torch.zeros(texts)
@@ -58,7 +61,7 @@ def rejection_counts(pair: ChainPair, length: int, drafts: int, texts: int, seed
 
 
 def relaxed_texts(pair: ChainPair, coupling: Coupling, length: int, texts: int, seed: int) -> tuple[Array, Array]:
-    """Rejections in each text and the target's log probability of it, per token, with one draft and any coupling."""
+    """Return the rejections and the target's log-probability of each text, per token, with one draft and a coupling."""
     generator = torch.Generator().manual_seed(seed)
     context, rejected, score = torch.full((texts,), pair.size), torch.zeros(texts), torch.zeros(texts).double()
     for _ in range(length):
@@ -71,7 +74,7 @@ def relaxed_texts(pair: ChainPair, coupling: Coupling, length: int, texts: int, 
 
 
 def coupling_hits(name: str, family: Family, k: int, draws: int, seed: int) -> Array:
-    """1 where one of k iid drafts came out and 0 where none did, (draws,)."""
+    """Return 1 for each draw whose token is one of the k iid drafts and 0 for the others, (draws,)."""
     generator = torch.Generator().manual_seed(seed)
     tokens = draw(family.draft.expand(draws, k, -1), _coins(generator, draws, k))
     slot, _ = named_coupling(name).draw(family.target, family.draft, tokens, _coins(generator, draws, 2))
@@ -79,7 +82,7 @@ def coupling_hits(name: str, family: Family, k: int, draws: int, seed: int) -> A
 
 
 def race_ranks(family: Family, races: int, seed: int) -> Array:
-    """The place of the target's winner in the drafter's race, (races,), from the noise that generation uses."""
+    """Return the rank of the target's winner in the drafter's race, (races,), with the noise that generation uses."""
     noise = gumbel(torch.tensor([seed]), torch.arange(races)[None], len(family.target))[0]
     winner = (family.target.log() + noise).argmax(-1, keepdim=True)
     drafted = family.draft.log() + noise
@@ -87,7 +90,7 @@ def race_ranks(family: Family, races: int, seed: int) -> Array:
 
 
 def _scene(rows: int, vocabulary: int, coins: SeededCoins) -> Scene:
-    """A text of one token for every row, and a policy that changes nothing."""
+    """Return a scene with a text of one token in every row, and a policy that changes nothing."""
 
     def same(logits: Tensor, _: Tensor) -> Tensor:
         return logits
@@ -98,8 +101,10 @@ def _scene(rows: int, vocabulary: int, coins: SeededCoins) -> Scene:
 
 
 def tree_tokens(family: Family, plan: Plan, rule: str, calls: int, seed: int) -> Array:
-    """Tokens that each call emits, (calls,), on one pair of laws after every text: the drafter's own way of drawing
-    trees and the rule itself."""
+    """Return the tokens of each call, (calls,), with the same pair of laws after every text.
+
+    Trees are drawn by the drafters' own function and verified by the rule itself.
+    """
     coins = SeededCoins(torch.arange(calls) + seed * calls, torch.ones(calls, dtype=torch.int64))
 
     def at(law: Tensor) -> Callable[[int], Tensor]:

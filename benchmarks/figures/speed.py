@@ -1,4 +1,4 @@
-"""Sheets on speed: what acceptance and cost allow, and how long a text takes."""
+"""Sheets on speed: the speed-up over acceptance and cost, and the time of a text."""
 
 from collections.abc import Iterator
 
@@ -24,8 +24,8 @@ _GAMMA = "length of a draft γ"
 _SPEEDUP = About(
     "speedup",
     "Speed-up over acceptance and cost",
-    "Plain decoding's time over speculation's with the best length of draft. Speculation pays exactly where α > c. The "
-    "third panel cuts through the surface at c = 0.05.",
+    "The time of plain decoding over that of speculative decoding with the best draft length. Speculation pays off "
+    "exactly where α > c. The third panel is a section through the surface at c = 0.05.",
     "surfaces and lines",
     f"dots, {_CALLS:,} calls each",
     ("leviathan2023",),
@@ -34,9 +34,9 @@ _TIME = About(
     "time",
     "Longer drafts against more scoring calls",
     f"The time of a text of {_TOKENS} tokens, in target calls, at c = {_COST:g}. Longer drafts need fewer scoring "
-    "calls, but each costs more: the mean has a minimum. Its spread has none there: longer drafts make the time "
-    "less certain. A drafter that saves time may still multiply the arithmetic.",
-    "lines: mean and deviation by recursion over the tokens left; operations",
+    "calls, but each call costs more, so the mean has a minimum. The standard deviation has no minimum there: longer "
+    "drafts make the time less predictable. A drafter that saves time may still multiply the arithmetic.",
+    "lines; mean and standard deviation by recursion over the remaining tokens, and operations",
     f"dots, {_TEXTS:,} texts each",
     ("chen2023", "leviathan2023"),
 )
@@ -47,7 +47,7 @@ def _rows(best: list[list[Prediction]], part: str) -> tuple[tuple[float, ...], .
 
 
 def _surfaces() -> tuple[Surface, Surface]:
-    """The best factor and the best γ. Where α = c the gain ends, which no grid shows as well as the line."""
+    """Return the surfaces of the best speed-up and the best γ, with the line α = c beyond which nothing is gained."""
     alphas = tuple(np.linspace(0.01, 0.97, 97).round(4).tolist())
     costs = tuple(np.geomspace(0.01, 1.0, 81).round(6).tolist())
     best = [[predict(alpha, cost) for alpha in alphas] for cost in costs]
@@ -62,14 +62,14 @@ def _surfaces() -> tuple[Surface, Surface]:
 
 
 def _factor(alpha: float, gamma: int) -> Estimate:
-    """The factor of simulated calls."""
+    """Estimate the speed-up from simulated calls."""
     rng = np.random.default_rng([int(100 * alpha), gamma])
     tokens = 1 + np.cumprod(rng.random((_CALLS, gamma)) < alpha, -1).sum(-1)
     return mean_of(tokens / (1 + gamma * _COST))
 
 
 def _factors(alpha: float, hue: int) -> list[Curve]:
-    """Theorem and simulation of the wall-clock factor over γ."""
+    """Return the theoretical and the simulated speed-up over γ."""
     meant = [speedup(alpha, _COST, gamma) for gamma in _LENGTHS]
     line = exactly(f"α = {alpha:g}", _FINE, lambda gamma: speedup(alpha, _COST, gamma), hue=hue)
     found = [_factor(alpha, gamma) for gamma in _LENGTHS]
@@ -87,7 +87,7 @@ def _arithmetic(alpha: float, hue: int) -> Curve:
 
 
 class _Timed:
-    """Texts at one acceptance: by theorem for every length, simulated for some."""
+    """The times of texts at one acceptance rate: theory for every draft length, simulation for some."""
 
     def __init__(self, alpha: float, hue: int) -> None:
         self.name, self.hue = f"α = {alpha:g}", hue
@@ -128,6 +128,6 @@ def _time() -> Sheet:
 
 
 def speed_sheets() -> Iterator[Sheet]:
-    """Leviathan's and Chen's."""
+    """Make the sheets on the results of Leviathan et al. and Chen et al."""
     yield _speedup()
     yield _time()

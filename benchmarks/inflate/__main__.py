@@ -28,45 +28,51 @@ def inflate(
     ] = Path("benchmarks/heldout.json"),
     model: ModelFlag = "smollm2-135m",
     drafter: Annotated[
-        str, typer.Option("--drafter", metavar="FOLDER", help="A trained head; auto is the one that comes with spectr.")
+        str, typer.Option("--drafter", metavar="FOLDER", help="A trained head; auto: the one shipped with spectr.")
     ] = "auto",
     only: Annotated[
-        str, typer.Option(metavar="PART,PART,...", help="Of bandwidth, calls, step, speed, rows, memory, peers.")
+        str, typer.Option(metavar="PART,PART,...", help="Parts: bandwidth, calls, step, speed, rows, memory, peers.")
     ] = "",
-    again: Annotated[bool, typer.Option("--again", help="Measure once more what is in the file.")] = False,
-    width: Annotated[int, typer.Option(min=1, metavar="N", help="Of the large model: heads times a head's.")] = 4096,
+    again: Annotated[bool, typer.Option("--again", help="Measure again the parts that are in the file.")] = False,
+    width: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Width of the large model: heads × head width.")
+    ] = 4096,
     layers: Annotated[int, typer.Option(min=1, metavar="N", help="Decoder layers.")] = 32,
     heads: Annotated[int, typer.Option(min=1, metavar="N", help="Query heads.")] = 64,
-    kv_heads: Annotated[int, typer.Option(min=1, metavar="N", help="Key and value heads.")] = 16,
-    inner: Annotated[int, typer.Option(min=1, metavar="N", help="Width inside a layer.")] = 14336,
-    nodes: Annotated[str, typer.Option(metavar="N,N,...", help="calls: nodes.")] = "1,16,32,64,128,256",
+    kv_heads: Annotated[int, typer.Option(min=1, metavar="N", help="Key-value heads.")] = 16,
+    inner: Annotated[int, typer.Option(min=1, metavar="N", help="Width of the MLP in a layer.")] = 14336,
+    nodes: Annotated[str, typer.Option(metavar="N,N,...", help="calls: nodes per call.")] = "1,16,32,64,128,256",
     contexts: Annotated[
-        str, typer.Option(metavar="N,N,...", help="calls: tokens before them.")
+        str, typer.Option(metavar="N,N,...", help="calls: tokens in the cache.")
     ] = "512,1024,2048,4096,7935",
-    tree_nodes: Annotated[int, typer.Option(min=2, metavar="N", help="step, and trees to compare with: nodes.")] = 64,
-    depth: Annotated[int, typer.Option(min=1, metavar="N", help="step: depth of its tree.")] = 8,
+    tree_nodes: Annotated[
+        int, typer.Option(min=2, metavar="N", help="step: nodes of its tree; speed: of the other trees.")
+    ] = 64,
+    depth: Annotated[int, typer.Option(min=1, metavar="N", help="step: depth of the tree.")] = 8,
     race_nodes: Annotated[str, typer.Option(metavar="N,N,...", help="speed: nodes of the race.")] = "16,32,64,128",
     depths: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="speed: depths of the race; else what goes with the nodes.")
+        str | None, typer.Option(metavar="N,N,...", help="speed: depths of the trees; default: by their nodes.")
     ] = None,
-    chains: Annotated[str, typer.Option(metavar="L,L,...", help="speed: tokens of one draft.")] = "2,3,4,6",
-    texts: Annotated[int, typer.Option(min=1, metavar="N", help="speed: texts of each way that count.")] = 8,
-    tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Most tokens of a text.")] = 128,
+    chains: Annotated[str, typer.Option(metavar="L,L,...", help="speed: tokens of a single draft.")] = "2,3,4,6",
+    texts: Annotated[int, typer.Option(min=1, metavar="N", help="speed: texts per method, without warm-up.")] = 8,
+    tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Maximum tokens per text.")] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, metavar="T", help="0 is greedy.")] = 1.0,
-    rows: Annotated[str, typer.Option(metavar="N,N,...", help="rows: texts at once.")] = "1,4,16,64",
+    rows: Annotated[str, typer.Option(metavar="N,N,...", help="rows: batch sizes.")] = "1,4,16,64",
     row_nodes: Annotated[str, typer.Option(metavar="N,N,...", help="rows: nodes of the race.")] = "2,4,8,16,64",
-    peer_tokens: Annotated[int, typer.Option(min=4, metavar="N", help="peers: tokens; half where eager.")] = 48,
+    peer_tokens: Annotated[
+        int, typer.Option(min=4, metavar="N", help="peers: tokens per text; half as many for eager decoding.")
+    ] = 48,
     assistant: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="peers: assistant_model; otherwise the small model.")
+        str | None, typer.Option(metavar="MODEL", help="peers: the assistant_model; default: the small model.")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Timings of which the median is taken.")] = 20,
-    minutes: Annotated[float, typer.Option(min=0.01, metavar="M", help="For each part.")] = 8.0,
+    minutes: Annotated[float, typer.Option(min=0.01, metavar="M", help="Time limit of each part.")] = 8.0,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the large model and its head.")] = False,
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or auto.")] = "auto",
     dtype: Annotated[
         str, typer.Option("--dtype", metavar="DTYPE", help="auto: bfloat16 on a GPU, float32 on a CPU.")
     ] = "auto",
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The result; parts that are there are kept.")] = Path(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The result file; parts already in it are kept.")] = Path(
         "spectr-inflate.json"
     ),
     as_json: JsonFlag = False,

@@ -1,7 +1,7 @@
-"""transformers on the same inflated model, with its own defaults.
+"""Measures transformers on the same inflated model, with its own defaults.
 
-A streamer records when tokens arrive, so the prefill is left out as it is for spectr. The forward hooks of
-`spectr.models.baselines` would keep transformers from compiling the model.
+A streamer records when tokens arrive, so that prefill is excluded, as it is for spectr. The forward hooks of
+`spectr.models.baselines` cannot be used here, because they would keep transformers from compiling the model.
 """
 
 import copy
@@ -22,28 +22,28 @@ from spectr.models.tuned import stock_kernels
 
 __all__ = ["peers"]
 
-_DRAFTED = 5  # tokens of an assistant
+_DRAFTED = 5  # tokens that an assistant drafts per step
 _FLATTERING = "the assistant is the model that was inflated: its law is the target's, so nearly all it drafts is kept"
 
 
 @dataclass(slots=True)
 class _Watch:
-    """A streamer of transformers that reads the clock."""
+    """A streamer for transformers that records when tokens arrive."""
 
     pace: Pace = field(default_factory=Pace)
 
     def put(self, tokens: Any) -> None:
-        """The prompt first, then whatever comes at once."""
+        """Record tokens that arrive together; the first call has the prompt."""
         self.pace.times.append(time.perf_counter())
         self.pace.tokens.append(int(tokens.numel()))
 
     def end(self) -> None:
-        """Called by transformers when the text is complete."""
+        """Do nothing; transformers calls this when the text is complete."""
 
 
 @contextmanager
 def _drafting(assistant: Any) -> Iterator[None]:
-    """An assistant that drafts a fixed number of tokens."""
+    """Let an assistant draft a fixed number of tokens per step within the block."""
     own = assistant.generation_config
     assistant.generation_config = copy.deepcopy(own)
     assistant.generation_config.num_assistant_tokens = _DRAFTED
@@ -57,14 +57,14 @@ def _drafting(assistant: Any) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Baseline:
-    """One way of `generate`."""
+    """A configuration of `generate`."""
 
     name: str
     tokens: int
     options: dict[str, Any] = field(default_factory=dict)
 
     def write(self, net: Any, prompt: list[int], temperature: float) -> Pace:
-        """The same text twice, since shapes that are new are compiled; the second time counts."""
+        """Generate the same text twice, and return the second pace, since new shapes are compiled in the first run."""
         paces = []
         with ExitStack() as stack:
             stack.enter_context(stock_kernels(net))
@@ -91,7 +91,7 @@ class _Baseline:
 
 
 def _baselines(pair: Pair, order: Order) -> list[_Baseline]:
-    """The compiled one last: where it fails, it can spoil nothing but itself."""
+    """Return the configurations, the compiled one last, so that its failure cannot affect the others."""
     assistant = pair.small.target.model
     if order.assistant is not None:
         assistant = open_model(order.assistant, **order.loading).target.model
@@ -108,14 +108,14 @@ def _row(baseline: _Baseline, pair: Pair, order: Order, seconds: float) -> Found
     try:
         with bounded(seconds):
             pace = baseline.write(net, pair.prompts[0], order.grid.temperature)
-    except Exception as error:  # theirs, of any kind
+    except Exception as error:  # an error of transformers, of any kind
         return {"way": baseline.name, "error": said(error)}
     compiled = "cache_implementation" in baseline.options and hasattr(net, "_compiled_call")
     return {"way": baseline.name + (", compiled" if compiled else ""), "compiled": compiled, **joined([pace])}
 
 
 def peers(pair: Pair, order: Order) -> Iterator[Found]:
-    """Plain sampling, with an assistant, and with a static cache, which transformers compiles on a GPU."""
+    """Measure plain sampling, an assistant model, and a static cache, which transformers compiles on a GPU."""
     about = {"tokens": _DRAFTED, "note": _FLATTERING if order.assistant is None else None}
     every, found, until = _baselines(pair, order), list[Found](), time.monotonic() + 60 * order.minutes
     for at, baseline in enumerate(every, start=1):

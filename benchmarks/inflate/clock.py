@@ -1,4 +1,4 @@
-"""Clocks: how long a function takes on a device, and at what pace texts come. Does not depend on models."""
+"""Timing: how long a function takes on a device, and at what pace texts are generated. Does not depend on models."""
 
 import signal
 import statistics
@@ -18,11 +18,11 @@ from spectr.models.graphs import Captured
 
 __all__ = ["WARM", "Pace", "bounded", "durations", "joined", "pace_of", "paced", "timed"]
 
-WARM = 4  # runs before any counts: plainly, captured, and replayed
+WARM = 4  # warm-up runs: eager, captured, and replayed
 
 
 def durations(run: Callable[[], Any], device: torch.device, repeats: int) -> list[float]:
-    """Milliseconds of each of `repeats` runs, after some that do not count; on a GPU they follow without a pause."""
+    """Return the milliseconds of `repeats` runs after a warm-up; on a GPU they are queued without waiting between."""
     for _ in range(WARM):
         run()
     if device.type != "cuda":
@@ -47,27 +47,27 @@ def _by_the_host(run: Callable[[], Any]) -> float:
 
 
 def timed(make: Callable[[Tensor], Tensor], given: Tensor, repeats: int) -> float:
-    """Milliseconds of `make`, the median; on a GPU of a graph that is replayed."""
-    held = Captured()  # of its own, with memory of its own: nobody else's graph writes there
+    """Return the median milliseconds of `make`; on a GPU those of a replayed graph."""
+    held = Captured()  # with its own memory, into which no other graph writes
     return statistics.median(durations(lambda: held("it", make, given), given.device, repeats))
 
 
 @dataclass(slots=True)
 class Pace:
-    """Rounds of steps, one step of every row: when each was told, and the tokens that came with it."""
+    """Rounds of steps, one step per row: when the host received each, and its tokens."""
 
     times: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)  # that had not ended
+    rows: list[int] = field(default_factory=list)  # rows that had not ended
 
     @property
     def seconds(self) -> float:
-        """From the first step to the last, so without the reading of the prompt."""
+        """Seconds from the first step to the last, without prefill."""
         return self.times[-1] - self.times[0]
 
     @property
     def emitted(self) -> int:
-        """Tokens that came in that time."""
+        """Tokens received in that time."""
         return sum(self.tokens[1:])
 
     @property
@@ -77,20 +77,19 @@ class Pace:
 
 
 def paced(engine: Engine, requests: Sequence[Request]) -> Pace:
-    """Run requests side by side until more than a quarter of them have ended: what counts are batches that are about
-    full."""
+    """Run requests as a batch until more than a quarter of them have ended, so that only nearly full batches count."""
     enough = len(requests) // 4 + 1
     return pace_of(watched(engine, requests, enough), len(requests), enough)
 
 
 def pace_of(log: Sequence[Event], count: int, enough: int) -> Pace:
-    """The rounds from the first in which all `count` requests have begun to the one in which `enough` have ended."""
+    """Return the rounds from the first in which all `count` requests have begun until `enough` of them have ended."""
     pace, begun, here, ended = Pace(), set[int](), set[int](), 0
     for event in log:
         if not event.tokens:
             ended += 1
             continue
-        if event.number in here or not here:  # it stands in a round once
+        if event.number in here or not here:  # a request occurs once per round
             if ended >= enough:
                 break
             if len(begun) < count:
@@ -107,7 +106,7 @@ def pace_of(log: Sequence[Event], count: int, enough: int) -> Pace:
 
 
 def joined(paces: Sequence[Pace]) -> dict[str, Any]:
-    """Several texts as numbers. `steady` takes a step at its median, whatever came in between."""
+    """Summarise the paces of several texts. The `steady` values use the median step, so outliers do not count."""
     gaps = [gap for pace in paces for gap in pace.gaps]
     if not gaps or not all(gaps):
         return {"tokens": 0, "steps": 0, "seconds": 0.0}
@@ -128,13 +127,13 @@ def joined(paces: Sequence[Pace]) -> dict[str, Any]:
 
 @contextmanager
 def bounded(seconds: float) -> Iterator[None]:
-    """Break off what takes longer, with a TimeoutError, where the system can."""
+    """Raise TimeoutError in a block that takes longer, where the platform has interval timers."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def late(*_: Any) -> None:
-        raise TimeoutError(f"broken off after {seconds:.0f} s")
+        raise TimeoutError(f"timed out after {seconds:.0f} s")
 
     before = signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01))

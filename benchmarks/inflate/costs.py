@@ -1,4 +1,4 @@
-"""What the device can do at best, and what one call of the target takes."""
+"""Measures the bandwidth of the device, and the time of one call of the target."""
 
 from collections.abc import Iterator
 
@@ -15,16 +15,16 @@ from spectr.trees import Shape
 
 __all__ = ["bandwidth", "calls", "floor_of"]
 
-_LARGE = 4 * 2**30  # bytes that are copied on a GPU: far more than its caches hold
+_LARGE = 4 * 2**30  # bytes to copy on a GPU, far more than its caches hold
 
 
 def _size(device: torch.device) -> int:
-    """Bytes to copy."""
+    """Return the number of bytes to copy."""
     return min(_LARGE, torch.cuda.mem_get_info(device)[0] // 4) if device.type == "cuda" else 2**28
 
 
 def _copied(device: torch.device, repeats: int) -> float:
-    """Bytes a second, read and written, of the best copy."""
+    """Return the bytes per second, read and written, of the fastest copy."""
     size = _size(device)
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -32,14 +32,14 @@ def _copied(device: torch.device, repeats: int) -> float:
 
 
 def weights_read(target: Target) -> int:
-    """Bytes that a call reads: all weights but the embedding table, which is only looked up."""
+    """Return the bytes that a call reads: all weights except the embedding table, of which it reads single rows."""
     net = target.model
     table = net.get_input_embeddings().weight
     return sum(w.numel() * w.element_size() for w in net.parameters() if w is not table)
 
 
 def floor_of(pair: Pair, repeats: int) -> Found:
-    """The least that a call can take, since it reads all weights once."""
+    """Return the lower bound of a call's time, which is the time to read all weights once."""
     speed, size = _copied(pair.large.target.device, repeats), weights_read(pair.large.target)
     return {
         "bytes_per_second": speed,
@@ -50,12 +50,12 @@ def floor_of(pair: Pair, repeats: int) -> Found:
 
 
 def bandwidth(pair: Pair, order: Order) -> Iterator[Found]:
-    """How fast the device copies, and what follows for plain decoding."""
+    """Measure the bandwidth of the device, and the limit that it sets for plain decoding."""
     yield {**floor_of(pair, order.grid.repeats), "left": 0}
 
 
 def _tree(nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ancestors and depths of a tree with two children a node."""
+    """Return the ancestors and depths of a binary tree."""
     shape = Shape(tuple(max(0, (node - 1) // 2) for node in range(nodes)))
     ancestors = torch.eye(nodes, dtype=torch.bool)
     for node in range(nodes):
@@ -64,7 +64,7 @@ def _tree(nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _call(target: Target, session: Session, context: int, nodes: int, repeats: int) -> float:
-    """Milliseconds of one call after `context` tokens; that they were never read changes nothing about it."""
+    """Return the milliseconds of one call after `context` tokens; the contents of the cache do not affect the time."""
     session.store.filled.fill_(context)
     ancestors, depth = _tree(nodes, target.device)
 
@@ -75,7 +75,7 @@ def _call(target: Target, session: Session, context: int, nodes: int, repeats: i
 
 
 def calls(pair: Pair, order: Order) -> Iterator[Found]:
-    """The target's call alone, for so many nodes after so many committed tokens, against the floor."""
+    """Measure the target's call alone, over nodes and committed tokens, relative to the lower bound."""
     grid, target, rows = order.grid, pair.large.target, list[Found]()
     if max(grid.contexts) + max(grid.nodes) > target.context:
         raise ArgumentError(
@@ -92,7 +92,7 @@ def calls(pair: Pair, order: Order) -> Iterator[Found]:
 
 
 def _doubling(rows: list[Found]) -> list[Found]:
-    """What 128 nodes take against 64, at each context."""
+    """Return the ratio of the times of 128 and 64 nodes, for each context."""
     ms = {(row["context"], row["nodes"]): row["ms"] for row in rows}
     contexts = [context for context, nodes in ms if nodes == 128 and (context, 64) in ms]
     return [{"context": c, "ratio_128_to_64": ms[c, 128] / ms[c, 64]} for c in contexts]

@@ -1,9 +1,9 @@
-"""A large model that computes a small one's function, at the large one's cost: real text where no large weights are.
+"""Inflates a small model: the result computes the same function at the cost of a large model.
 
-The residual stream is padded with zeros, which stay zeros: nothing ever writes there. A norm over the wider stream sees
-the same numbers among more, so its weights are scaled by √(h / H) and its epsilon by h / H. Heads and neurons that are
-added are read by zero columns, and layers that are added write zero. All other new weights are random, so that no
-kernel meets zeros where it would not in a trained model.
+It generates real text without a large checkpoint. The residual stream is padded with zeros, which stay zeros because
+nothing writes to them. A norm over the wider stream averages over more numbers, so its weights are scaled by √(h / H)
+and its epsilon by h / H. The outputs of added heads and neurons are multiplied by zero columns, and added layers write
+zeros. All other new weights are random, so that kernels meet no more zeros than in a trained model.
 """
 
 import math
@@ -24,7 +24,7 @@ __all__ = ["LLAMA_8B", "Size", "inflated", "inflated_head"]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a decoder is; heads keep the width they have."""
+    """The size of a decoder; the width of a head does not change."""
 
     width: int
     layers: int
@@ -38,7 +38,7 @@ LLAMA_8B = Size(4096, 32, 64, 16, 14336)
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """From one size to another."""
+    """The change from one size to another."""
 
     small: Size
     large: Size
@@ -46,11 +46,11 @@ class _Stretch:
 
     @property
     def shrink(self) -> float:
-        """What a norm's weights are multiplied by."""
+        """The factor of a norm's weights."""
         return math.sqrt(self.small.width / self.large.width)
 
     def heads(self) -> Tensor:
-        """Where the old query channels stand among the new ones: in the first places of the same groups."""
+        """Return the positions of the old query channels among the new ones: the first positions of the same groups."""
         few, many = self.small.heads // self.small.kv_heads, self.large.heads // self.large.kv_heads
         places = [kv * many + q for kv in range(self.small.kv_heads) for q in range(few)]
         return torch.cat([torch.arange(place * self.head, (place + 1) * self.head) for place in places])
@@ -77,21 +77,21 @@ def _checked(config: Any, large: Size) -> _Stretch:
     groups = small.heads // small.kv_heads <= large.heads // large.kv_heads and large.heads % large.kv_heads == 0
     if smaller or not groups:
         raise ArgumentError(
-            f"a model can only grow, in every number and in query heads for each kv head: it has {small}, got {large}"
+            f"a model can only grow, in every number and in query heads per kv head: it has {small}, got {large}"
         )
     return _Stretch(small, large, head)
 
 
 @torch.no_grad()
 def _empty(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Random weights of the usual size, made where they will be."""
-    model.to(dtype).to_empty(device=device)  # in this order: what is not there yet takes no room
+    """Allocate a model's weights on the device, and fill them with random values of a typical magnitude."""
+    model.to(dtype).to_empty(device=device)  # in this order, so that nothing is allocated in the wrong dtype
     for weights in model.parameters():
         weights.normal_(1.0 if weights.dim() == 1 else 0.0, 0.02)
 
 
 def _put(weights: Tensor, small: Tensor, rows: Tensor | None = None, columns: Tensor | None = None) -> None:
-    """Write `small` into the first rows and columns, or into those given."""
+    """Write `small` into the first rows and columns, or into the given ones."""
     rows = torch.arange(small.shape[0]) if rows is None else rows
     columns = torch.arange(small.shape[1]) if columns is None else columns
     weights[rows.to(weights.device)[:, None], columns.to(weights.device)] = small.to(weights.device, weights.dtype)
@@ -104,7 +104,7 @@ def _norm(large: Any, small: Any, stretch: _Stretch) -> None:
 
 
 def _layer(large: Any, small: Any | None, stretch: _Stretch) -> None:
-    """One decoder layer; without a small one it writes nothing."""
+    """Fill one decoder layer; without a small layer it adds zero to the residual stream."""
     large.self_attn.o_proj.weight.zero_()
     large.mlp.down_proj.weight.zero_()
     if small is None:
@@ -121,7 +121,7 @@ def _layer(large: Any, small: Any | None, stretch: _Stretch) -> None:
 
 
 def _trunk(large: Any, small: Any, stretch: _Stretch) -> None:
-    """All layers and the norm after them; layers that are added come last."""
+    """Fill all layers and the final norm; added layers come last."""
     for at, layer in enumerate(large.layers):
         _layer(layer, small.layers[at] if at < len(small.layers) else None, stretch)
     _norm(large.norm, small.norm, stretch)
@@ -146,7 +146,7 @@ def _config(config: LlamaConfig, stretch: _Stretch) -> LlamaConfig:
 def inflated(
     model: PreTrainedModel, size: Size = LLAMA_8B, device: torch.device | None = None, dtype: torch.dtype | None = None
 ) -> PreTrainedModel:
-    """A Llama of `size` that gives the logits of `model`."""
+    """Return a Llama of the given size that computes the logits of `model`."""
     small: Any = model
     stretch = _checked(small.config, size)
     with torch.device("meta"):
@@ -163,7 +163,7 @@ def inflated(
 
 
 def _renew(large: Any, small: Any) -> None:
-    """Rotary frequencies, which are no weights: heads keep their width, so they are the small model's."""
+    """Set the rotary frequencies, which are not weights; they are the small model's, as the head width is the same."""
     kind: Callable[..., Any] = type(small.rotary_emb)
     device = large.norm.weight.device
     large.rotary_emb = kind(config=large.config).to(device)
@@ -171,7 +171,7 @@ def _renew(large: Any, small: Any) -> None:
 
 @torch.no_grad()
 def inflated_head(head: FeatureHead, target: PreTrainedModel) -> FeatureHead:
-    """A head for the inflated `target` that drafts what `head` drafts for the small one, at the large one's width."""
+    """Return a head of the inflated target's width that drafts what `head` drafts for the small target."""
     old: Any = head
     large = _size(target.config)
     grown = replace(large, layers=old.shape.layers)
@@ -184,9 +184,9 @@ def inflated_head(head: FeatureHead, target: PreTrainedModel) -> FeatureHead:
     _renew(made.trunk, old.trunk)
     _trunk(made.trunk, old.trunk, stretch)
     made.join.weight.zero_()
-    parts = full_weight(old.join).split(old.shape.width, 1)  # feature, what left the layers, embedding
+    parts = full_weight(old.join).split(old.shape.width, 1)  # the feature, the outputs of layers, the embedding
     for at, part in enumerate(parts):
-        scale = stretch.shrink if 0 < at < len(parts) - 1 else 1.0  # those go through a norm without weights
+        scale = stretch.shrink if 0 < at < len(parts) - 1 else 1.0  # outputs of layers pass a norm without weights
         columns = torch.arange(at * large.width, at * large.width + old.shape.width)
         _put(made.join.weight, part.float() * scale, columns=columns)
     made.borrow(target)

@@ -1,4 +1,4 @@
-"""What is to be measured, and where it is written down."""
+"""The settings of a run: what to measure, and where to write the result."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,19 +15,19 @@ __all__ = ["Grid", "Order"]
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The sizes that the parts go through."""
+    """The sizes that the parts measure."""
 
-    nodes: tuple[int, ...] = (1, 16, 32, 64, 128, 256)  # of a call
-    contexts: tuple[int, ...] = (512, 1024, 2048, 4096, 7935)  # tokens committed before it
-    tree: int = 64  # nodes of the step that is taken apart, and of the trees that the race is compared with
-    depth: int = 8  # of that step
-    race: tuple[int, ...] = (16, 32, 64, 128)  # nodes
-    depths: tuple[int, ...] = ()  # of the race's trees; none: what goes with their nodes
-    chains: tuple[int, ...] = (2, 3, 4, 6)  # tokens of one draft
+    nodes: tuple[int, ...] = (1, 16, 32, 64, 128, 256)  # per call
+    contexts: tuple[int, ...] = (512, 1024, 2048, 4096, 7935)  # committed tokens before the call
+    tree: int = 64  # nodes of the step that is measured in pieces, and of the trees compared with the race
+    depth: int = 8  # depth of that step's tree
+    race: tuple[int, ...] = (16, 32, 64, 128)  # nodes of the race
+    depths: tuple[int, ...] = ()  # depths of the trees; empty: chosen by their nodes
+    chains: tuple[int, ...] = (2, 3, 4, 6)  # tokens of a single draft
     texts: int = 8
-    tokens: int = 128  # of a text
+    tokens: int = 128  # per text
     temperature: float = 1.0
-    rows: tuple[int, ...] = (1, 4, 16, 64)  # of a batch
+    rows: tuple[int, ...] = (1, 4, 16, 64)  # batch sizes
     row_nodes: tuple[int, ...] = (2, 4, 8, 16, 64)
     peer_tokens: int = 48
     repeats: int = 20  # timings of which the median is taken
@@ -35,7 +35,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A run."""
+    """The settings of a run."""
 
     out: Path
     prompts: Path
@@ -46,25 +46,25 @@ class Order:
     device: str = "auto"
     dtype: str = "auto"  # bfloat16 on a GPU, float32 on a CPU
     only: tuple[str, ...] = ()
-    again: bool = False  # measure what is there already once more
+    again: bool = False  # measure again the parts that are in the file
     compile: bool = False
-    minutes: float = 8.0  # for each part
+    minutes: float = 8.0  # time limit of each part
     command: str = ""
     grid: Grid = field(default_factory=Grid)
 
     @property
     def place(self) -> torch.device:
-        """The device meant."""
+        """The device to run on."""
         return Loading(device=self.device).place
 
     @property
     def loading(self) -> dict[str, Any]:
-        """How the small model is loaded; the large one is made alike."""
+        """The arguments for loading the small model; the large one gets the same device and dtype."""
         usual = "bfloat16" if self.place.type == "cuda" else "float32"
         return {"device": self.place, "dtype": usual if self.dtype == "auto" else self.dtype}
 
     def about(self) -> Found:
-        """What all parts of a file must share."""
+        """Return the description that all parts of a result file must share."""
         place = self.place
         return {
             "what": "texts of a small model at the costs of a large one: the small model and its drafter, inflated",

@@ -1,4 +1,4 @@
-"""A small target with its head, and both inflated: what all parts measure."""
+"""The subject of all parts: a small target with its head, and both inflated."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Side:
     taps: Layers
 
     def drafter(self, plan: Plan | None) -> Drafter:
-        """The head with a plan, or none."""
+        """Return the head as a drafter with the given plan, or no drafter."""
         if plan is None:
             return named_drafter("none")
         return named_drafter("feature", head=self.head, target=self.target, plan=plan, wants_features=self.taps)
@@ -38,17 +38,17 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The small side and the large one, which write the same texts, and what they write about."""
+    """The small side and the large one, which generate the same texts, and the prompts."""
 
     small: Side
     large: Side
     stops: frozenset[int]
     prompts: list[list[int]]
-    plan: Plan  # what the head was loaded with
+    plan: Plan  # the plan with which the head was loaded
     lm: LM  # the small side as it was loaded
 
     def requests(self, count: int, order: Order) -> list[Request]:
-        """Prompts from all over the file, each with a seed of its own; where they are too few, again with others."""
+        """Return requests with prompts spread over the file and different seeds; prompts repeat if they are too few."""
         grid, stride = order.grid, max(1, len(self.prompts) // count)
         some = [self.prompts[(at * stride) % len(self.prompts)] for at in range(count)]
         policy = Policy(grid.temperature)
@@ -56,13 +56,13 @@ class Pair:
 
 
 def _head(lm: LM) -> Any:
-    """The trained drafter, if it is one that can be inflated; on a CPU it may be one of several that take turns."""
+    """Return the trained drafter if it can be inflated; on a CPU it may be one of an adaptive drafter's."""
     drafter: Any = lm.engine.drafter
     found = next((one for one in map(planned, (drafter, *getattr(drafter, "drafters", ()))) if one is not None), None)
     if found is None or found.name != "feature":
         raise MismatchError(
-            f"only a trained feature head can be inflated with its target, and the drafter is "
-            f"{lm.engine.drafter.name!r}; give --drafter the folder of one, or make it: spectr train"
+            f"only a trained feature head can be inflated with its target, got the drafter "
+            f"{lm.engine.drafter.name!r}; pass the folder of a head to --drafter, or train one with spectr train"
         )
     return found
 
@@ -80,7 +80,7 @@ def _large(lm: LM, small: Side, order: Order) -> Side:
 
 
 def build(order: Order, told: Callable[[str], None]) -> Pair:
-    """Load the small side, and make the large one of it."""
+    """Load the small side, and inflate it to the large one."""
     prompts = read_prompts(order.prompts)
     lm = load(order.model, order.drafter, progress=told, **order.loading)
     found = _head(lm)

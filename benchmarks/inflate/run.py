@@ -1,4 +1,4 @@
-"""The run: part after part, each within its time, and each on disk as far as it has come."""
+"""Runs the parts one after the other, each within its time limit, and writes results to disk as they come."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -23,11 +23,11 @@ PARTS: dict[str, Callable[[Pair, Order], Iterator[Found]]] = {
     "memory": memory,
     "peers": peers,
 }
-"""In the order they are run; each gives what it has found so far, again and again."""
+"""The parts, in the order in which they run; each repeatedly yields its results so far."""
 
 
 def run(order: Order, told: Callable[[str], None]) -> Found:
-    """Measure what is missing, and give all there is."""
+    """Measure the parts that are missing, and return all results."""
     names, record = chosen(PARTS, order.only), Record(order.out, order.about(), "benchmarks.inflate")
     missing = [name for name in names if order.again or not record.is_done(name)]
     told(f"to measure: {', '.join(missing)}" if missing else "everything is measured already")

@@ -1,4 +1,4 @@
-"""Real generation on the large side: tokens per second of one text and of many, and the memory it takes."""
+"""Measures generation on the large side: tokens per second of single texts and of batches, and memory."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,19 +15,19 @@ from spectr.engine import Engine, Request
 
 __all__ = ["full_rate", "graphs_of", "memory", "rows", "settled", "speed"]
 
-_TRIES = 4  # times that a text is written at most, until all its graphs are there
+_TRIES = 4  # maximum times that a text is generated until all of its graphs have been captured
 _STEADY = "steady_tokens_per_second"
 _AGAINST = ("plain", "speculative", "topk", "kseq")
 
 
 def graphs_of(engine: Engine) -> list[tuple[int, int, int]]:
-    """What was run or captured so far in each lane, for every shape once; a lane that grows begins anew."""
+    """Return the number of shapes run and captured so far in each lane; a lane that grows starts again from none."""
     held = [lane.memory.graphs for lane in engine.scheduler.lanes.values()]
     return [(id(graphs), len(graphs.seen), len(graphs.graphs)) for graphs in held]
 
 
 def settled(engine: Engine, requests: Sequence[Request]) -> Pace:
-    """The pace of texts side by side; those during which graphs were made are written again."""
+    """Return the pace of a batch; texts are generated again as long as new graphs were captured meanwhile."""
     for _ in range(_TRIES):
         before = graphs_of(engine)
         pace = paced(engine, requests)
@@ -38,7 +38,7 @@ def settled(engine: Engine, requests: Sequence[Request]) -> Pace:
 
 @dataclass(slots=True)
 class _Entrant:
-    """A way at work: the paces of its texts, or why it has none."""
+    """A way with its engine, and the paces of its texts or the error it failed with."""
 
     way: Way
     engine: Engine
@@ -46,12 +46,12 @@ class _Entrant:
     error: str | None = None
 
     def write(self, requests: Sequence[Request], *, counts: bool) -> None:
-        """Texts side by side; who fails once is asked no more, and the others go on."""
+        """Generate a batch of texts. A way that has failed is skipped from then on."""
         if self.error is not None:
             return
         try:
             pace = settled(self.engine, requests)
-        except Exception as error:  # of any kind: it is one way's, not the run's
+        except Exception as error:  # any error ends this way only, not the run
             self.error = said(error)
             return
         if counts:
@@ -66,7 +66,7 @@ class _Entrant:
 
 
 def _best(found: Sequence[Found], method: str, key: str) -> float | None:
-    """The most tokens per second of a method, over its shapes."""
+    """Return the best tokens per second of a method over its shapes."""
     return max((row[key] for row in found if row["method"] == method and key in row), default=None)
 
 
@@ -86,41 +86,43 @@ def _compared(entrants: Sequence[_Entrant]) -> list[Found]:
 
 
 def speed(pair: Pair, order: Order) -> Iterator[Found]:
-    """Text after text, every way in turn, batch 1; the first of each is not counted."""
+    """Generate single texts with all ways in turn; the first text of each is the warm-up."""
     entrants = [_Entrant(way, way.engine(pair)) for way in compared(order.grid)]
     requests = pair.requests(order.grid.texts + 1, order)
     for at, request in enumerate(requests):
-        turned = entrants[at % len(entrants) :] + entrants[: at % len(entrants)]  # nobody is always first
+        turned = entrants[at % len(entrants) :] + entrants[: at % len(entrants)]  # each text begins with another way
         for entrant in turned:
             entrant.write([request], counts=at > 0)
         yield {"rows": _compared(entrants), "left": len(requests) - 1 - at}
 
 
 def _batches(pair: Pair, order: Order, count: int) -> list[list[Request]]:
-    """Batches of `count` texts, as many as it takes to write all texts."""
+    """Return batches of `count` texts, as many as it takes to cover all texts."""
     number = -(-order.grid.texts // count)
     every = pair.requests(number * count, order)
     return [every[start : start + count] for start in range(0, len(every), count)]
 
 
 def _batched(count: int, entrant: _Entrant) -> Found:
-    """What batches of `count` rows came to. Rows end one after the other, and others with every way: the pace is that
-    of a batch in which all go on."""
+    """Return the rate of batches of `count` rows.
+
+    Rows end one after the other, and at different times with each way, so the rate is scaled to a full batch.
+    """
     row = full_rate(count, {"rows": count, **entrant.row()})
     row["texts"] *= count
     return row
 
 
 def full_rate(count: int, row: Found) -> Found:
-    """What `joined` found of batches, as if all `count` rows of each had gone on to its end."""
+    """Scale the result of `joined` to batches in which all `count` rows continue until the end."""
     if not row.get("rows_going"):
         return row
     rates = {key: row[key] * count / row["rows_going"] for key in ("tokens_per_second", _STEADY)}
-    return {**row, "tokens_per_call": row["tokens_per_call"] / row["rows_going"], **rates}  # the first of one row
+    return {**row, "tokens_per_call": row["tokens_per_call"] / row["rows_going"], **rates}  # per row and call
 
 
 def _best_nodes(found: Sequence[Found]) -> list[Found]:
-    """For each number of rows the nodes that gave most tokens per second, plain decoding being one node."""
+    """Return the number of nodes with the most tokens per second for each batch size; plain decoding is one node."""
     best: dict[int, Found] = {}
     whole = [row for row in found if _STEADY in row and "error" not in row]
     for row in whole:
@@ -135,7 +137,7 @@ def _best_nodes(found: Sequence[Found]) -> list[Found]:
 
 
 def rows(pair: Pair, order: Order) -> Iterator[Found]:
-    """Batches of different prompts: all rows together, plain and with trees of several sizes."""
+    """Measure batches of different prompts, with plain decoding and with trees of several sizes."""
     grid, found = order.grid, list[Found]()
     cases = [(count, way) for count in grid.rows for way in batched(grid)]
     for at, (count, way) in enumerate(cases, start=1):
@@ -149,25 +151,25 @@ def rows(pair: Pair, order: Order) -> Iterator[Found]:
 
 
 def _held(session: Any) -> int:
-    """Bytes of keys, values and features."""
+    """Return the bytes of keys, values and features."""
     layers = [buffer for layer in session.cache.layers for buffer in (layer.keys, layer.values)]
     return sum(buffer.nbytes for buffer in [*layers, session.store.features] if buffer is not None)
 
 
 def _weights(net: torch.nn.Module, own: Any = None) -> int:
-    """Bytes of a model, and of a layer of its own beside it."""
+    """Return the bytes of a model, and of its own output layer if it has one."""
     layers = [net] if own is None else [net, own]
     return sum(weights.nbytes for layer in layers for weights in (*layer.parameters(), *layer.buffers()))
 
 
 def _caches(engine: Engine) -> int:
-    """Bytes of all caches that an engine keeps for its rows."""
+    """Return the bytes of all caches that an engine holds for its rows."""
     states: list[Any] = [lane.memory.opened() for lane in engine.scheduler.lanes.values()]
     return sum(_held(session) + _held(drafting.session) for _, session, drafting in states)
 
 
 def memory(pair: Pair, order: Order) -> Iterator[Found]:
-    """The most that a text needs beside weights and caches."""
+    """Measure the peak memory of a text besides weights and caches."""
     way, device = race(order.grid.tree), pair.large.target.device
     engine, is_gpu = way.engine(pair), device.type == "cuda"
     let_go()

@@ -1,6 +1,6 @@
-"""One captured step taken apart: what the target's call takes of it, and what all the rest.
+"""Measures the pieces of one captured step: the target's call, and everything else.
 
-The pieces are those of `spectr.engine.step`, in its order, each captured alone.
+The pieces are those of `spectr.engine.step`, in the same order, each captured separately.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,23 +37,23 @@ _NATIVE = (
 
 @dataclass(slots=True)
 class _Bench:
-    """A row that has made its first step, so that all shapes are those of the steps to come."""
+    """A row after its first step, so that all shapes are those of later steps."""
 
     held: StepParts
-    session: Any  # the target's, of which a step looks at a window
+    session: Any  # the target's session, of which a step uses a window
     slots: int
     repeats: int
 
     def whole(self) -> float:
-        """A step, and what the host is told of it."""
+        """Time a whole step with its readout."""
         return self._timed(lambda _: run_step(self._parts(), []).numbers)
 
     def drafting(self) -> float:
-        """The draft alone."""
+        """Time the drafting alone."""
         return self._timed(lambda _: draft_trees(self._parts())[0].tokens)
 
     def pieces(self) -> dict[str, float]:
-        """All of a step, piece by piece."""
+        """Time each piece of a step."""
         scored = self._scored()
         draft, tree = scored.draft, scored.tree
         found = {
@@ -64,11 +64,11 @@ class _Bench:
             ),
             "policy_and_rule": self._timed(lambda _: self._verdict(scored).path),
         }
-        scored = self._scored()  # what is kept are tensors of its own again, no longer a graph's
-        return {**found, "keep": self._keeping(scored, self._verdict(scored))}  # last, since the text grows
+        scored = self._scored()  # anew, since the previous tensors belong to a graph and were overwritten
+        return {**found, "keep": self._keeping(scored, self._verdict(scored))}  # last, because it extends the text
 
     def _scored(self) -> Scored:
-        """A step up to its verdict, of which nothing is kept."""
+        """Run a step up to its verdict, without changing the row."""
         parts = self._parts()
         return score_trees(parts, *draft_trees(parts))
 
@@ -81,12 +81,12 @@ class _Bench:
         return self.held.rule(law, scored.draft, scored.coins, tree=scored.tree)
 
     def _keeping(self, scored: Scored, verdict: Verdict) -> float:
-        """All that `settle` does beside the verdict, which stands already."""
+        """Time everything that `settle` does besides the verdict, which is given."""
         decided: Any = lambda *_, **__: verdict  # noqa: E731
         return self._timed(lambda _: settle(replace(self._parts(), rule=decided), scored).numbers)
 
     def _parts(self) -> StepParts:
-        """A window is asked for again before every use."""
+        """Return the parts with a new window of the session, which every use needs."""
         held = self.held
         return replace(held, session=held.target.window(self.session, 0, 1, held.longest))
 
@@ -95,8 +95,7 @@ class _Bench:
 
 
 def _opened(side: Side, pair: Pair, plan: Plan, order: Order) -> _Bench:
-    """A row as a lane would have it, with room for every step that is timed, in a cache of the size that a captured
-    step would look at."""
+    """Prepare a row as a lane does, with room for all timed steps, in a cache of the size that a captured step uses."""
     target, drafter, prompt = side.target, side.drafter(plan), list(pair.prompts[0])
     most = (WARM + order.grid.repeats + 2) * (plan.length + 1)
     slots = 1 << (len(prompt) + most + plan.capacity - 1).bit_length()
@@ -118,7 +117,7 @@ def _opened(side: Side, pair: Pair, plan: Plan, order: Order) -> _Bench:
 
 
 def _native(pair: Pair, plan: Plan, order: Order, whole: Found) -> Found:
-    """The same step with a drafter of the small target's width."""
+    """Return the times of the same step with a drafter of the small target's width."""
     draft = _opened(pair.small, pair, plan, order).drafting()
     step = whole["step_ms"] - whole["pieces_ms"]["draft"] + draft
     other = step - whole["pieces_ms"]["target"]
@@ -140,7 +139,7 @@ def _apart(pair: Pair, plan: Plan, order: Order) -> Found:
 
 
 def steps(pair: Pair, order: Order) -> Iterator[Found]:
-    """The usual tree of so many nodes, and one of the depth that was asked for."""
+    """Measure a tree with the default depth for its nodes, and one with the requested depth."""
     grid = order.grid
     ways = {way.key: way for way in (race(grid.tree), race(grid.tree, grid.depth))}
     rows = list[Found]()

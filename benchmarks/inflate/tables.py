@@ -1,4 +1,4 @@
-"""What was found as headings and rows. Computes nothing."""
+"""Formats the results as tables. Computes nothing."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -78,7 +78,7 @@ def _rows(part: Found) -> Cells:
 def _memory(part: Found) -> Cells:
     weights = sum(part["weight_bytes"].values())
     values = (weights, part["cache_bytes"], part["beside_bytes"])
-    return ["weights MiB", "caches MiB", "beside them MiB"], [[_number(v and v / 2**20, 1) for v in values]]
+    return ["weights MiB", "caches MiB", "other MiB"], [[_number(v and v / 2**20, 1) for v in values]]
 
 
 def _peers(part: Found) -> Cells:
@@ -97,7 +97,7 @@ _TABLES: dict[str, Callable[[Found], Cells]] = {
 
 
 def tables(found: Found) -> Iterable[tuple[str, Cells]]:
-    """One for each part that found something, with its name, and why it is not whole."""
+    """Return a titled table for each part; the title says what is missing or why the part failed."""
     for name, part in found["parts"].items():
         left = f", {part['left']} left" if part.get("left") else ""
         title = name + left + (f", failed: {part['error']}" if "error" in part else "")

@@ -1,4 +1,4 @@
-"""The methods that are compared, each with the tree that it draws."""
+"""The ways that are compared: methods, each with the plan of its trees."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ __all__ = ["PLAIN", "Way", "batched", "compared", "race"]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A method of `spectr bench run`, and its plan."""
+    """A method of `spectr bench run` with a plan."""
 
     method: str
     plan: Plan | None = None
@@ -31,11 +31,11 @@ class Way:
 
     @property
     def nodes(self) -> int:
-        """Nodes of a tree, the root included."""
+        """Nodes of a tree, including the root."""
         return 1 if self.plan is None else self.plan.capacity
 
     def engine(self, pair: Pair, rows: int = 1) -> Engine:
-        """On the large side, with room for so many texts at once."""
+        """Make an engine of the large side with room for `rows` texts at once."""
         rule = named_rule(METHODS[self.method].rule or "race")
         return Engine(pair.large.target, pair.large.drafter(self.plan), rule, pair.stops, rows=rows)
 
@@ -54,19 +54,19 @@ def _pruned(method: str, nodes: int, depth: int | None = None) -> Way:
 
 
 def race(nodes: int, depth: int | None = None) -> Way:
-    """The race with a pruned tree."""
+    """Return the race with a pruned tree."""
     return _pruned("race", nodes, depth)
 
 
 def _chains(method: str, nodes: int, depth: int | None) -> list[Way]:
-    """Drafts side by side: eight, and if a depth is said also as many as the nodes allow."""
+    """Return parallel chains: eight, and if a depth is given also as many as the nodes allow."""
     deep = min(depth or max(1, (nodes - 1) // 8), nodes - 1)
     most = (nodes - 1) // deep
     return [_way(method, drafts, deep) for drafts in sorted({min(8, most), most if depth else min(8, most)})]
 
 
 def compared(grid: Grid) -> list[Way]:
-    """All ways, plain decoding first; those with trees have the same depths to choose from."""
+    """Return all ways, plain decoding first; those with trees use the same depths."""
     depths = grid.depths or (None,)
     return [
         PLAIN,
@@ -78,6 +78,6 @@ def compared(grid: Grid) -> list[Way]:
 
 
 def batched(grid: Grid) -> list[Way]:
-    """Plain decoding and trees of several sizes, no deeper than the shallowest that was asked for."""
+    """Return plain decoding and trees of several sizes, no deeper than the smallest requested depth."""
     least = min(grid.depths, default=None)
     return [PLAIN, *(race(nodes, least and min(least, beam_for(nodes)[1])) for nodes in grid.row_nodes)]

@@ -1,7 +1,7 @@
-"""The server under load: `python -m benchmarks.serving`.
+"""Measures the server under load: `python -m benchmarks.serving`.
 
-The same requests are run by the engine alone and over HTTP, in turn, with a fixed number in flight; the client is a
-process of its own. A part of its own keeps a few clients busy for minutes, and watches errors and memory.
+The same requests run on the engine alone and over HTTP, in turns, with a fixed number in flight. The client runs in a
+separate process. A soak test keeps a few clients busy for minutes and records errors and memory.
 """
 
 from benchmarks.serving.run import run

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.serving`: the server under load."""
+"""`python -m benchmarks.serving`: measures the server under load."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,31 +20,31 @@ _MODULE = "benchmarks.serving"
 
 def serving(
     prompts: Annotated[
-        Path, typer.Option(metavar="FILE", help="Texts to cut prompts from: one a line, or JSON with `prompts`.")
+        Path, typer.Option(metavar="FILE", help="Texts to cut prompts from: one per line, or JSON with `prompts`.")
     ] = Path("benchmarks/heldout.json"),
     model: ModelFlag = "smollm2-135m",
-    drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="As in spectr.load.")] = "auto",
-    inflate: Annotated[bool, typer.Option("--inflate", help="At the cost of a model of 7.4 G weights.")] = False,
-    clients: Annotated[str, typer.Option(metavar="N,N,...", help="Requests at once.")] = "1,4,16,64",
-    requests: Annotated[int, typer.Option(min=1, metavar="N", help="Of each client in a run.")] = 4,
-    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Runs of each way.")] = 3,
-    prompt_tokens: Annotated[str, typer.Option(metavar="N,N", help="Least and most of a prompt.")] = "32,512",
-    output_tokens: Annotated[str, typer.Option(metavar="N,N", help="Least and most of a text.")] = "16,256",
-    soak_clients: Annotated[int, typer.Option(min=1, metavar="N", help="Clients of the part that lasts.")] = 4,
-    soak_minutes: Annotated[float, typer.Option(min=0, metavar="M", help="How long it lasts; 0: leave it out.")] = 0.0,
-    only: Annotated[str, typer.Option(metavar="PART,PART,...", help="Of clients_1, ..., soak_4.")] = "",
-    again: Annotated[bool, typer.Option("--again", help="Measure once more what is in the file.")] = False,
+    drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="Drafter, as in spectr.load.")] = "auto",
+    inflate: Annotated[bool, typer.Option("--inflate", help="Inflate the model to 7.4 billion weights.")] = False,
+    clients: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of clients.")] = "1,4,16,64",
+    requests: Annotated[int, typer.Option(min=1, metavar="N", help="Requests per client and run.")] = 4,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Runs of engine and server each.")] = 3,
+    prompt_tokens: Annotated[str, typer.Option(metavar="N,N", help="Shortest and longest prompt.")] = "32,512",
+    output_tokens: Annotated[str, typer.Option(metavar="N,N", help="Shortest and longest text.")] = "16,256",
+    soak_clients: Annotated[int, typer.Option(min=1, metavar="N", help="Clients of the soak test.")] = 4,
+    soak_minutes: Annotated[float, typer.Option(min=0, metavar="M", help="Length of the soak test; 0: none.")] = 0.0,
+    only: Annotated[str, typer.Option(metavar="PART,PART,...", help="Parts: clients_1, ..., soak_4.")] = "",
+    again: Annotated[bool, typer.Option("--again", help="Measure again the parts that are in the file.")] = False,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the model and its head.")] = False,
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or auto.")] = "auto",
     dtype: Annotated[
         str, typer.Option("--dtype", metavar="DTYPE", help="auto: bfloat16 on a GPU, float32 on a CPU.")
     ] = "auto",
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The result; parts that are there are kept.")] = Path(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The result file; parts already in it are kept.")] = Path(
         "spectr-serving.json"
     ),
     as_json: JsonFlag = False,
 ) -> None:
-    """Run the same requests on the engine alone and over HTTP, and keep a few clients busy for minutes."""
+    """Run the same requests on the engine alone and over HTTP, and run a soak test."""
     check_folder(out)
     lengths = [
         numbers(name, text, int, 1)

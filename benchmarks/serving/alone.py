@@ -1,4 +1,4 @@
-"""The same requests on the engine alone: nothing but the engine's thread, and one that submits."""
+"""Runs requests on the engine alone: one thread submits them, and the engine's thread runs them."""
 
 import queue
 import time
@@ -14,14 +14,14 @@ __all__ = ["run_alone"]
 
 @dataclass(slots=True)
 class _Noted(TextReader):
-    """Reads a text as the server does, and notes when its tokens came."""
+    """Decodes a text as the server does, and records when its tokens arrive."""
 
     number: int
     ended: "queue.SimpleQueue[int]"
     found: Found
 
     def feed(self, tokens: list[int]) -> tuple[str, int | None]:
-        """Read, and note the time."""
+        """Decode tokens, and record the time."""
         now = time.perf_counter()
         self.found.setdefault("first", now)
         self.found["last"] = now
@@ -30,13 +30,13 @@ class _Noted(TextReader):
         return super(_Noted, self).feed(tokens)
 
     def finish(self) -> str:
-        """The text has ended."""
+        """Decode the rest, and report that the text has ended."""
         self.ended.put(self.number)
         return super(_Noted, self).finish()
 
 
 def run_alone(lm: LM, count: int, bodies: list[Found]) -> list[Found]:
-    """Keep `count` requests in flight, in the order in which they are given."""
+    """Run requests in the given order with `count` in flight, and return the measurements of each."""
     ended: queue.SimpleQueue[int] = queue.SimpleQueue()
     found: list[Found] = [{} for _ in bodies]
     handles, waiting = dict[int, object](), iter(enumerate(bodies))

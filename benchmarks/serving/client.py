@@ -1,7 +1,7 @@
-"""Clients of a server, as a process of their own: `python -m benchmarks.serving.client URL COUNT < requests.json`.
+"""A load generator in a separate process: `python -m benchmarks.serving.client URL COUNT [SECONDS] < requests.json`.
 
-So many requests are kept in flight, in the order in which they are given. What comes back is JSON on stdout: for each
-request its tokens, when it was sent, when its first and its last token came, and how it failed if it did.
+It keeps COUNT requests in flight, in the given order, and starts no new ones after SECONDS. It prints JSON: for each
+request its tokens, when it was sent, when its first and last token arrived, and the error if it failed.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ Found = dict[str, Any]
 
 
 async def _ask(host: str, port: int, body: Found) -> Found:
-    """One streamed request on a connection of its own."""
+    """Send one streamed request on its own connection."""
     data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
     lines = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json", "Connection: close"]
     sent, first, last, tokens, events = time.perf_counter(), None, None, 0, 0
@@ -27,9 +27,9 @@ async def _ask(host: str, port: int, body: Found) -> Found:
         while line := await reader.readline():
             if line.startswith(b"data: {"):
                 events += 1
-                if b'"usage": {' in line:  # quotes of a text are escaped
+                if b'"usage": {' in line:  # cannot be part of a text, whose quotes are escaped
                     tokens = json.loads(line[6:])["usage"]["completion_tokens"]
-                elif line.startswith(b'data: {"error"'):  # a text may say it, too
+                elif line.startswith(b'data: {"error"'):  # only at the start, since a text may contain it
                     return {"error": line.decode(errors="replace")[:500], "sent": sent}
                 else:
                     last = time.perf_counter()

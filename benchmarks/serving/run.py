@@ -1,4 +1,4 @@
-"""The run: one part for each number of clients, and one that lasts."""
+"""Runs one part for each number of clients, and a soak test."""
 
 import copy
 import json
@@ -29,11 +29,14 @@ __all__ = ["run"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _ALONE, _HTTP = "engine", "server"
-_EVERY = 10.0  # seconds between two looks at memory
+_EVERY = 10.0  # seconds between two measurements of memory
 
 
 def run(order: Order, requests: int, soak: tuple[int, float], told: Callable[[str], None]) -> Found:
-    """Measure what is missing, and give all there is. `requests` is for each client; `soak` is clients and minutes."""
+    """Measure the parts that are missing, and return all results.
+
+    `requests` is the number per client, and `soak` the clients and minutes of the soak test.
+    """
     names = [*(f"clients_{count}" for count in order.load.in_flight), *([f"soak_{soak[0]}"] if soak[1] else [])]
     about = {**order.about(), "what": "the server under load, against the engine alone"}
     record = Record(order.out, about, "benchmarks.serving")
@@ -55,7 +58,7 @@ def _part(name: str, subject: Subject, requests: int, soak: tuple[int, float]) -
 
 
 def _lm(subject: Subject, rows: int) -> LM:
-    """The model as users load it, but for stop tokens: texts have the lengths that are asked for."""
+    """Return the model as users load it, but ignoring stop tokens, so that texts have the requested length."""
     made = copy.copy(subject.lm)
     made.engine = subject.engine(DEFAULT, rows)
     return made
@@ -67,7 +70,7 @@ def _serving(lm: LM, count: int) -> AbstractContextManager[tuple[str, Service]]:
 
 
 def _bodies(subject: Subject, seed: int, count: int) -> list[Found]:
-    """Requests as a client sends them."""
+    """Return request bodies as a client sends them."""
     stream = subject.stream(seed)
     made = [stream.next() for _ in range(count)]
     return [
@@ -84,7 +87,7 @@ def _over_http(url: str, count: int, bodies: list[Found], *more: str) -> list[Fo
 
 
 def _clients(subject: Subject, count: int, requests: int) -> Iterator[Found]:
-    """Engine and server in turn, each on the same requests, which no run before has seen."""
+    """Measure engine and server in turns on the same requests; every repeat has new requests."""
     repeats = subject.load.repeats
     lm = _lm(subject, count)
     rows: dict[str, list[Found]] = {_ALONE: [], _HTTP: []}
@@ -93,7 +96,7 @@ def _clients(subject: Subject, count: int, requests: int) -> Iterator[Found]:
             _ALONE: lambda bodies: run_alone(lm, count, bodies),
             _HTTP: lambda bodies: _over_http(url, count, bodies),
         }
-        for way in ways.values():  # graphs and kernels are made now
+        for way in ways.values():  # warm-up: graphs are captured and kernels compiled
             way(_bodies(subject, 1, 2 * count))
         for repeat in range(repeats):
             bodies = _bodies(subject, 2 + repeat, requests * count)
@@ -105,7 +108,7 @@ def _clients(subject: Subject, count: int, requests: int) -> Iterator[Found]:
 
 
 def _row(found: list[Found]) -> Found:
-    """One run as numbers."""
+    """Summarise one run."""
     fine = [one for one in found if "error" not in one]
     seconds = max(one["last"] for one in fine) - min(one["sent"] for one in found)
     tokens = sum(one["tokens"] for one in fine)
@@ -120,7 +123,7 @@ def _row(found: list[Found]) -> Found:
 
 
 def _summary(rows: dict[str, list[Found]]) -> Found:
-    """Medians of both ways, and of their ratios in each run."""
+    """Return the medians of both ways, and the median of their ratios over the runs."""
     rates = {way: [row["tokens_per_second"] for row in found] for way, found in rows.items()}
     ratios = [http / alone for http, alone in zip(rates[_HTTP], rates[_ALONE], strict=True)]
     return {
@@ -131,7 +134,7 @@ def _summary(rows: dict[str, list[Found]]) -> Found:
 
 
 def _memory() -> int:
-    """Resident bytes of this process now."""
+    """Return the resident memory of this process in bytes."""
     status = Path("/proc/self/status")
     if not status.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -139,7 +142,7 @@ def _memory() -> int:
 
 
 def _soak(subject: Subject, count: int, minutes: float) -> Iterator[Found]:
-    """Clients that go on for minutes: errors, and memory as it was seen."""
+    """Keep clients busy for minutes, and record errors and memory."""
     lm, seen, is_over = _lm(subject, count), list[tuple[float, int]](), threading.Event()
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""What was found as headings and rows. Computes nothing."""
+"""Formats the results as tables. Computes nothing."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -25,12 +25,12 @@ def _row(clients: int, way: str, runs: list[Found], rate: float, ratio: float | 
 
 
 def tables(found: Found) -> Iterable[tuple[str, Cells]]:
-    """One of all numbers of clients, and one of the part that lasts."""
+    """Return a table of all numbers of clients, and one of the soak test."""
     for name, part in found["parts"].items():
         if "error" in part:
             yield f"{name}, failed: {part['error']}", ([], [])
     parts = [part for part in found["parts"].values() if part.get("runs")]
-    heads = ["clients", "way", "tok/s", "× engine", "first ms", "p95", "ms a token", "p95", "errors"]
+    heads = ["clients", "way", "tok/s", "× engine", "first ms", "p95", "ms per token", "p95", "errors"]
     rows = [
         _row(part["clients"], way, runs, part["tokens_per_second"][way], part["ratio"] if way == "server" else None)
         for part in parts
@@ -43,6 +43,6 @@ def tables(found: Found) -> Iterable[tuple[str, Cells]]:
             cells = [str(part["clients"]), _number(part["minutes"]), str(part["requests"]), str(part["errors"]),
                      _number(part["tokens_per_second"]), _number(part["memory_growth"], 3)]  # fmt: skip
             yield (
-                "clients that go on",
+                "soak test",
                 (["clients", "minutes", "requests", "errors", "tok/s", "memory, × early"], [cells]),
             )

@@ -1,7 +1,7 @@
-"""What grammars cost and forced text gives: JSON under schemas, with and without drafts, against plain masked decoding.
+"""Measures the cost of grammars and the gain from drafting forced text: `python -m benchmarks.structured`.
 
-Every way should give the same texts for the same seeds, and those that differ are counted; the calls of the target are
-what is compared.
+JSON is generated under schemas, with and without drafts, and compared with plain masked decoding by the number of
+target calls. All ways should generate the same texts for the same seeds; texts that differ are counted.
 """
 
 from benchmarks.structured.run import Order, run, tables

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.structured`: what grammars cost, and what drafting the text that they force gives."""
+"""`python -m benchmarks.structured`: measures the cost of grammars, and the gain from drafting forced text."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,17 +18,17 @@ _MODULE = "benchmarks.structured"
 
 def structured(
     model: ModelFlag = "smollm2-135m",
-    drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="As in spectr.load.")] = "auto",
-    only: Annotated[str, typer.Option(metavar="PART;PART;...", help="As they are called in the file.")] = "",
-    again: Annotated[bool, typer.Option("--again", help="Measure once more what is in the file.")] = False,
-    tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Of a text, at most.")] = 128,
-    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Texts of each task.")] = 4,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The result; parts that are there are kept.")] = Path(
+    drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="Drafter, as in spectr.load.")] = "auto",
+    only: Annotated[str, typer.Option(metavar="PART;PART;...", help="Parts, by their names in the file.")] = "",
+    again: Annotated[bool, typer.Option("--again", help="Measure again the parts that are in the file.")] = False,
+    tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Maximum tokens per text.")] = 128,
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Texts per task.")] = 4,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The result file; parts already in it are kept.")] = Path(
         "spectr-structured.json"
     ),
     as_json: JsonFlag = False,
 ) -> None:
-    """Compare JSON under schemas with and without drafts to plain masked decoding."""
+    """Compare JSON generation under schemas, with and without drafts, to plain masked decoding."""
     check_folder(out)
     names = tuple(dict.fromkeys(word.strip() for word in only.split(";") if word.strip()))
     found = run(Order(out, model, drafter, tokens, seeds, names, again, command_line(_MODULE)), talk)

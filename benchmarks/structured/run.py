@@ -1,4 +1,4 @@
-"""The run: parts by layout and temperature, and the time of a walk; each is on disk as far as it has come."""
+"""Runs one part for each layout and temperature, and one for the time of a grammar walk."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ __all__ = ["WAYS", "Order", "run", "tables"]
 WAYS = {
     "plain": ("none", False), "forced": ("none", True), "drafter": ("auto", False), "drafter, forced": ("auto", True),
 }  # fmt: skip
-"""A drafter, and whether forced text is drafted."""
+"""The name of each way, its drafter, and whether forced text is drafted."""
 _PARTS = {
     f"{layout}, {heat}": (layout, temperature)
     for layout, (heat, temperature) in product(("line", "any"), (("greedy", 0.0), ("sampled", 1.0)))
@@ -30,25 +30,25 @@ _PARTS = {
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be measured, and where it is written down."""
+    """The settings of a run: what to measure, and where to write the result."""
 
     out: Path
     model: str = "smollm2-135m"
     drafter: str = "auto"
-    tokens: int = 128  # of a text, at most
-    seeds: int = 4  # texts of each task
+    tokens: int = 128  # maximum per text
+    seeds: int = 4  # texts per task
     only: tuple[str, ...] = ()
     again: bool = False
     command: str = ""
 
     def about(self) -> Found:
-        """What all parts of a file must share."""
+        """Return the description that all parts of a result file must share."""
         what = "JSON under schemas: plain masked decoding, forced text, a drafter, and both"
         return {"what": what, "model": Path(self.model).name, "drafter": Path(self.drafter).name}
 
 
 def run(order: Order, told: Callable[[str], None]) -> Found:
-    """Measure what is missing, and give all there is."""
+    """Measure the parts that are missing, and return all results."""
     record = Record(order.out, order.about(), "benchmarks.structured")
     names = [name for name in chosen([*_PARTS, "walk"], order.only) if order.again or not record.is_done(name)]
     told(f"to measure: {', '.join(names)}" if names else "everything is measured already")
@@ -63,7 +63,7 @@ def run(order: Order, told: Callable[[str], None]) -> Found:
 
 
 def _models(order: Order) -> dict[str, LM]:
-    """One for each way, which share the weights."""
+    """Return one model for each way; they share the weights."""
     first = load(order.model, "none")
     drafting = load(first.opened.target.model, order.drafter, tokenizer=first.tokenizer)
     found = {}
@@ -74,9 +74,9 @@ def _models(order: Order) -> dict[str, LM]:
 
 
 def _texts(order: Order, models: dict[str, LM], layout: Any, temperature: float) -> Iterator[Found]:
-    """Every task and seed, in all ways one after the other."""
+    """Generate the text of every task and seed in all ways, one after the other."""
     rows: dict[str, Found] = {way: {"tokens": 0, "calls": 0, "drafted": 0, "seconds": 0.0} for way in WAYS}
-    differing = 0  # texts that are not the same in all ways: near-ties, in rounded arithmetic
+    differing = 0  # texts that are not the same in all ways, because rounding decides near-ties
     left = [(task, seed) for seed in range(order.seeds) for task in TASKS]
     while left:
         task, seed = left.pop(0)
@@ -98,7 +98,7 @@ def _counted(stats: Any, seconds: float) -> Found:
 
 
 def _walks(lm: LM) -> Iterator[Found]:
-    """Microseconds of one walk, in and outside of a string, for trees of some sizes."""
+    """Time one walk of the grammar, inside and outside of a string, for trees of several sizes."""
     compiled = lm.compile_grammar(Grammar.json_schema(TASKS["person"][1]))
     starts = {"a key": '{"na', "a string": '{"name": "An'}
     rows = []
@@ -109,7 +109,7 @@ def _walks(lm: LM) -> Iterator[Found]:
 
 
 def _paths(walk: GrammarWalk, nodes: int) -> list[list[int]]:
-    """A tree that the grammar admits: four chains of allowed tokens."""
+    """Return the paths of a tree that the grammar admits: four chains of allowed tokens."""
     paths: list[list[int]] = [[]]
     while len(paths) < nodes:
         before = paths[-4] if len(paths) > 4 else []
@@ -129,7 +129,7 @@ def _walk_time(walk: GrammarWalk, paths: list[list[int]], rounds: int = 50) -> f
 
 
 def tables(found: Found) -> Iterator[tuple[str, Cells]]:
-    """For people."""
+    """Return the results as titled tables."""
     for name, part in found["parts"].items():
         if "rows" not in part:
             continue
@@ -144,4 +144,4 @@ def tables(found: Found) -> Iterator[tuple[str, Cells]]:
             for way, row in part["rows"].items()
         ]  # fmt: skip
         title = f"{name}: {plain['tokens']} tokens, {part['differing']} texts differ"
-        yield title, (["way", "tokens a call", "drafted", "tokens/s", "× plain"], cells)
+        yield title, (["way", "tokens per call", "drafted", "tokens/s", "× plain"], cells)

@@ -1,7 +1,7 @@
-"""Requests that come and go, each with lengths and a temperature of its own: `python -m benchmarks.traffic`.
+"""Measures continuous traffic of requests with different lengths and temperatures: `python -m benchmarks.traffic`.
 
-Drafting and plain decoding run the same traffic, with a fixed number of requests in flight. Each is compared with the
-other, and with what it could reach at most if prompts were read alone and texts ran in a full batch without a pause.
+Drafting and plain decoding run the same traffic with a fixed number of requests in flight. They are compared with each
+other, and with an upper bound: the rate if prompts were prefilled separately and all texts ran in a full batch.
 """
 
 from benchmarks.traffic.order import Load, Order

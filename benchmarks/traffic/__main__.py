@@ -1,4 +1,4 @@
-"""`python -m benchmarks.traffic`: requests that come and go."""
+"""`python -m benchmarks.traffic`: measures continuous traffic."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,59 +21,59 @@ _MODULE = "benchmarks.traffic"
 def _size(text: str) -> Size:
     found = text.split(",")
     if len(found) != 5 or not all(word.strip().isdigit() for word in found):
-        raise ArgumentError(f"--size takes width, layers, heads, kv_heads and inner, as 5 numbers, got {text!r}")
+        raise ArgumentError(f"--size must be 5 numbers: width, layers, heads, kv_heads and inner; got {text!r}")
     return Size(*map(int, found))
 
 
 def _ends(flag: str, text: str) -> tuple[int, int]:
     found = numbers(flag, text, int, 1)
     if len(found) > 2 or list(found) != sorted(found):
-        raise ArgumentError(f"{flag} takes the least and the most, got {text!r}")
+        raise ArgumentError(f"{flag} must be a minimum and a maximum, got {text!r}")
     return found[0], found[-1]
 
 
 def traffic(
     prompts: Annotated[
-        Path, typer.Option(metavar="FILE", help="Texts to cut prompts from: one a line, or JSON with `prompts`.")
+        Path, typer.Option(metavar="FILE", help="Texts to cut prompts from: one per line, or JSON with `prompts`.")
     ] = Path("benchmarks/heldout.json"),
     model: ModelFlag = "smollm2-135m",
-    drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="As in spectr.load.")] = "auto",
-    inflate: Annotated[bool, typer.Option("--inflate", help="At the cost of a large model, see --size.")] = False,
+    drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="Drafter, as in spectr.load.")] = "auto",
+    inflate: Annotated[bool, typer.Option("--inflate", help="Inflate the model to the size in --size.")] = False,
     size: Annotated[
-        str, typer.Option(metavar="N,N,N,N,N", help="Width, layers, heads, kv heads and inner width of that model.")
+        str, typer.Option(metavar="N,N,N,N,N", help="Width, layers, heads, kv heads and MLP width of the large model.")
     ] = "4096,32,64,16,14336",
-    in_flight: Annotated[str, typer.Option(metavar="N,N,...", help="Requests at once.")] = "1,4,16,64",
-    prompt_tokens: Annotated[str, typer.Option(metavar="N,N", help="Least and most of a prompt.")] = "32,2048",
-    output_tokens: Annotated[str, typer.Option(metavar="N,N", help="Least and most of a text.")] = "16,512",
-    temperatures: Annotated[str, typer.Option(metavar="T,T,...", help="One of them each.")] = "0,0.7,1",
-    delay: Annotated[float, typer.Option(min=0.0, metavar="S", help="Seconds between requests, on average.")] = 0.002,
+    in_flight: Annotated[str, typer.Option(metavar="N,N,...", help="Requests in flight.")] = "1,4,16,64",
+    prompt_tokens: Annotated[str, typer.Option(metavar="N,N", help="Shortest and longest prompt.")] = "32,2048",
+    output_tokens: Annotated[str, typer.Option(metavar="N,N", help="Shortest and longest text.")] = "16,512",
+    temperatures: Annotated[str, typer.Option(metavar="T,T,...", help="Each request has one of them.")] = "0,0.7,1",
+    delay: Annotated[float, typer.Option(min=0.0, metavar="S", help="Average seconds between requests.")] = 0.002,
     minutes: Annotated[
-        float, typer.Option(min=0.001, metavar="M", help="That count, of each way at each number in flight.")
+        float, typer.Option(min=0.001, metavar="M", help="Measured time of each way at each number in flight.")
     ] = 0.4,
-    prefills: Annotated[int, typer.Option(min=1, metavar="N", help="Prompts that are read alone.")] = 64,
-    static_texts: Annotated[int, typer.Option(min=1, metavar="N", help="Texts of the static rate.")] = 12,
-    static_tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens of each.")] = 128,
+    prefills: Annotated[int, typer.Option(min=1, metavar="N", help="Prompts for the separate prefill.")] = 64,
+    static_texts: Annotated[int, typer.Option(min=1, metavar="N", help="Texts for the rate of a full batch.")] = 12,
+    static_tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens of each of those texts.")] = 128,
     shared: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Tokens that prompts share, in a part of its own; 0: leave it out.")
+        int, typer.Option(min=0, metavar="N", help="Tokens of shared prefixes, which are a separate part; 0: none.")
     ] = 2000,
-    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Of shared prompts; medians are given.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Repeats of that part; the median is taken.")] = 5,
     strike_stops: Annotated[
-        bool, typer.Option("--strike-stops", help="Fix lengths by min_new_tokens; else stop tokens end nothing.")
+        bool, typer.Option("--strike-stops", help="Fix lengths with min_new_tokens instead of ignoring stop tokens.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of prompts, lengths and texts.")] = 0,
-    only: Annotated[str, typer.Option(metavar="PART,PART,...", help="Of in_flight_1, ..., shared.")] = "",
-    again: Annotated[bool, typer.Option("--again", help="Measure once more what is in the file.")] = False,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of prompts, lengths and texts.")] = 0,
+    only: Annotated[str, typer.Option(metavar="PART,PART,...", help="Parts: in_flight_1, ..., shared.")] = "",
+    again: Annotated[bool, typer.Option("--again", help="Measure again the parts that are in the file.")] = False,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the model and its head.")] = False,
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or auto.")] = "auto",
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or auto.")] = "auto",
     dtype: Annotated[
         str, typer.Option("--dtype", metavar="DTYPE", help="auto: bfloat16 on a GPU, float32 on a CPU.")
     ] = "auto",
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The result; parts that are there are kept.")] = Path(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The result file; parts already in it are kept.")] = Path(
         "spectr-traffic.json"
     ),
     as_json: JsonFlag = False,
 ) -> None:
-    """Run requests that come and go, with drafts and plainly, and compare both with what they could reach at most."""
+    """Run continuous traffic with drafting and with plain decoding, and compare both with their upper bounds."""
     check_folder(out)
     load = Load(
         numbers("--in-flight", in_flight, int, 1) if in_flight else (), _ends("--prompt-tokens", prompt_tokens),

@@ -1,4 +1,4 @@
-"""One number of requests in flight: both ways on the same traffic, and what each could reach at most."""
+"""Measures one number of requests in flight: both ways on the same traffic, and the upper bound of each."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,15 +16,15 @@ from spectr.engine import Engine, Request
 
 __all__ = ["bound", "traffic"]
 
-_SIZES = (256, 512, 1024, 2048, 4096, 8192)  # a captured step looks at so many tokens of a row
+_SIZES = (256, 512, 1024, 2048, 4096, 8192)  # window sizes of captured steps, in tokens of a row
 _WARM_TOKENS = 24  # enough for every shape to be run, captured and replayed
-_RAMP = 0.25  # of the time that counts: what passes before it
-_MOST = 3600.0  # seconds for what ends by itself
-_TOGETHER = 0.0005  # seconds within which the host hears of all rows of a step
+_RAMP = 0.25  # time before the measurement, as a share of the measured time
+_MOST = 3600.0  # time limit in seconds; the loop ends by itself when there are no more requests
+_TOGETHER = 0.0005  # seconds within which the host receives all rows of a step
 
 
 def traffic(subject: Subject, in_flight: int) -> Iterator[Found]:
-    """Plain decoding first, then drafting, on engines of their own."""
+    """Measure plain decoding, then drafting, each on its own engine."""
     cells: dict[str, Found] = {}
     for way in WAYS:
         cells[way] = _cell(subject, way, in_flight)
@@ -60,8 +60,10 @@ def _cell(subject: Subject, way: str, in_flight: int) -> Found:
 
 
 def _warm_up(engine: Engine, stream: Stream, in_flight: int) -> None:
-    """Make room for the longest request, and capture the shapes that the traffic will meet: the numbers of rows that
-    are usual with so many in flight, and all lengths where rows are few."""
+    """Make room for the longest request, and capture the shapes that the traffic will need.
+
+    These are the batch sizes that are common with so many requests in flight, with all lengths for small batches.
+    """
     load = stream.load
     prompt, output = load.prompt_tokens[1], load.output_tokens[1]
     engine.generate([stream.request(stream.texts.prompt(prompt), output, 1.0)])
@@ -77,29 +79,31 @@ def _warm_up(engine: Engine, stream: Stream, in_flight: int) -> None:
 
 
 def _lengths(load: Load) -> list[int]:
-    """A prompt for every size of what a captured step looks at."""
+    """Return a prompt length for every window size of a captured step."""
     most = load.prompt_tokens[1]
     return sorted({min(most, int(0.6 * size)) for size in _SIZES if 0.3 * size < most})
 
 
 def _side_by_side(stream: Stream, rows: int, length: int, first: int) -> list[Request]:
-    """One long prompt, and others as short as can be."""
+    """Return requests with one long prompt and otherwise short ones."""
     every = stream.load.temperatures
     texts = [stream.texts.prompt(length if row == 0 else min(16, length)) for row in range(rows)]
     return [stream.request(text, _WARM_TOKENS, every[(first + row) % len(every)]) for row, text in enumerate(texts)]
 
 
 def _static(engine: Engine, stream: Stream, rows: int) -> Found:
-    """The pace of full batches with short prompts."""
+    """Measure the rate of full batches with short prompts."""
     load = stream.load
     batches = [stream.short(rows, load.static_tokens) for _ in range(-(-load.static_texts // rows))]
     return full_rate(rows, joined([settled(engine, batch) for batch in batches]))
 
 
 def _prefill(engine: Engine, requests: Sequence[Request], in_flight: int, static: Found) -> Found:
-    """The same prompts with one new token each: as many in flight, and nothing else to do. Each begins with another
-    token than before, so that it is read again. Of the steps that give those tokens, each is taken to last as long as
-    one of a full batch; without them it is what the reading took."""
+    """Measure prefill separately: run the same prompts with one new token each.
+
+    The first token of each prompt is changed, so that the prefix cache does not help. The steps that generate the new
+    tokens are assumed to take as long as those of a full batch; the remaining time is the prefill.
+    """
     fresh = iter([_begun_anew(request, engine.target.vocabulary) for request in requests])
     found = flow(engine, lambda: next(fresh, None), in_flight, 0.0, (0.0, _MOST))
     ends = [event.time for event in found.log]
@@ -122,8 +126,11 @@ def _begun_anew(request: Request, vocabulary: int) -> Request:
 
 
 def bound(prefill: Found, static: Found, rate: float) -> Found:
-    """What a rate could be at most: every output token costs its share of the reading and its share of a full batch's
-    step. With the steps that follow the reading counted twice, it is a little lower."""
+    """Return the upper bound of a rate, and the share of it that was reached.
+
+    Every output token costs its share of the prefill and its share of a full batch's step. The bound `with_steps`
+    counts the steps after prefill twice, so it is a little lower.
+    """
     static_rate = static.get("steady_tokens_per_second")
     found: Found = {}
     for key, name in (("", "seconds_per_output_token"), ("_with_steps", "seconds_per_output_token_with_steps")):

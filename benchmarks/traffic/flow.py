@@ -1,4 +1,4 @@
-"""Requests in a closed loop: as soon as one ends, the next is submitted after a short random delay."""
+"""Runs requests in a closed loop: when one ends, the next is submitted after a short random delay."""
 
 import heapq
 import random
@@ -15,7 +15,7 @@ __all__ = ["Flow", "flow", "percentiles"]
 
 
 def percentiles(values: Sequence[float]) -> Found:
-    """The median and the 95th percentile, None where there is nothing.
+    """Return the median and the 95th percentile, None if there are no values.
 
     >>> percentiles([3.0, 1.0, 2.0])
     {'median': 2.0, 'p95': 3.0, 'count': 3}
@@ -28,7 +28,7 @@ def percentiles(values: Sequence[float]) -> Found:
 
 @dataclass(slots=True)
 class Flow:
-    """What came of a closed loop between two times."""
+    """The events of a closed loop, and the time interval that is measured."""
 
     begun: float
     ended: float
@@ -39,11 +39,11 @@ class Flow:
 
     @property
     def seconds(self) -> float:
-        """How long it was watched."""
+        """The length of the measured interval."""
         return self.ended - self.begun
 
     def row(self) -> Found:
-        """As numbers."""
+        """Summarise the measured interval."""
         inside = [event for event in self.log if self.begun <= event.time < self.ended]
         tokens = sum(event.tokens for event in inside)
         steps, emitted = sum(r.stats.steps for r in self.results.values()), sum(map(_length, self.results.values()))
@@ -58,12 +58,12 @@ class Flow:
         }  # fmt: skip
 
     def _waits(self) -> list[float]:
-        """Seconds from submission to the first token, of the texts whose first token was seen."""
+        """Return the times to first token, for the texts whose first token is within the interval."""
         firsts = self._firsts()
         return [e.time - self.submitted[n] for n, e in firsts.items() if self.begun <= e.time < self.ended]
 
     def _paces(self) -> list[float]:
-        """Seconds a token after those that came first, of the texts whose end was seen."""
+        """Return the seconds per token after the first step, for the texts that end within the interval."""
         firsts, found = self._firsts(), list[float]()
         for event in self.log:
             rest = self.requests[event.number].max_new_tokens - firsts[event.number].tokens
@@ -88,7 +88,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 @dataclass(slots=True)
 class _Pump:
-    """Keeps requests in flight: `due` are the times at which the next ones are submitted."""
+    """Keeps requests in flight; `due` has the times at which the next ones are submitted."""
 
     watch: Watch
     next: Callable[[], Request | None]
@@ -97,7 +97,7 @@ class _Pump:
     requests: list[Request] = field(default_factory=list)
 
     def work(self, until: float) -> None:
-        """Submit what is due, and wait for what ends, until a time or until there is nothing more."""
+        """Submit requests when they are due and wait for their ends, until a time or until no requests are left."""
         while (now := time.perf_counter()) < until and (self.due or self.watch.handles):
             if self.due and self.due[0] <= now:
                 heapq.heappop(self.due)
@@ -115,8 +115,10 @@ class _Pump:
 def flow(
     engine: Engine, given: Callable[[], Request | None], in_flight: int, delay: float, times: tuple[float, float]
 ) -> Flow:
-    """Keep `in_flight` requests running until there is none left or the time is over. `times` are the seconds at the
-    beginning that do not count, and those that do."""
+    """Keep `in_flight` requests running until none are left or the time is over.
+
+    `times` has the seconds of the warm-up and those of the measurement.
+    """
     chance, warm, counted = random.Random(in_flight), *times
     watch, start = Watch(engine), time.perf_counter()
 

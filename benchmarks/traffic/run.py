@@ -1,4 +1,4 @@
-"""The run: one part for each number of requests in flight, and one for prompts that begin alike."""
+"""Runs one part for each number of requests in flight, and one for prompts with shared prefixes."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -26,7 +26,7 @@ def _part(name: str, subject: Subject) -> Part:
 
 
 def run(order: Order, told: Callable[[str], None]) -> Found:
-    """Measure what is missing, and give all there is."""
+    """Measure the parts that are missing, and return all results."""
     names = chosen(_names(order.load), order.only)
     record = Record(order.out, order.about(), "benchmarks.traffic")
     missing = [name for name in names if order.again or not record.is_done(name)]

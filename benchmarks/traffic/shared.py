@@ -1,4 +1,4 @@
-"""Prompts that begin alike: how soon the first token comes where most of a prompt is known already."""
+"""Measures the time to first token of prompts with a shared prefix that is in the cache."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -11,15 +11,18 @@ from spectr.engine import Engine, Result
 
 __all__ = ["shared"]
 
-_TAIL = 32  # tokens that a prompt has of its own
-_TOKENS = 16  # of an answer
+_TAIL = 32  # tokens of a prompt after the shared prefix
+_TOKENS = 16  # tokens of an answer
 _TURNS = 4
 _SAMPLES = 8
 
 
 def shared(subject: Subject) -> Iterator[Found]:
-    """A second request that shares its beginning with the first, a conversation, the same where another request comes
-    between its turns, and several samples of one prompt; medians, after one round that does not count."""
+    """Measure the use cases of a prefix cache, and yield medians over the repeats after a warm-up.
+
+    The cases are a second request with the prefix of the first, a conversation, a conversation with other requests
+    between its turns, and several samples of one prompt.
+    """
     engine, stream, load = subject.engine(DEFAULT), subject.stream(0), subject.load
     rounds: list[dict[str, list[Found]]] = []
     for repeat in range(load.repeats + 1):
@@ -37,7 +40,7 @@ def shared(subject: Subject) -> Iterator[Found]:
 
 
 def _medians(rounds: Sequence[dict[str, list[Found]]]) -> Found:
-    """Of every number of every row, over the rounds."""
+    """Return the median over the rounds of every number in every row."""
 
     def median(rows: Sequence[Found]) -> Found:
         return {key: statistics.median(row[key] for row in rows) for key in rows[0]}
@@ -47,7 +50,7 @@ def _medians(rounds: Sequence[dict[str, list[Found]]]) -> Found:
 
 
 def _asked(engine: Engine, stream: Stream, prompts: Sequence[list[int]]) -> tuple[list[float], list[Result]]:
-    """Milliseconds to the first token of each of several prompts, submitted at once, and their answers."""
+    """Submit several prompts at once; return the milliseconds to the first token of each, and the answers."""
     watch = Watch(engine)
     watch.submit([stream.request(prompt, _TOKENS, stream.load.temperatures[-1]) for prompt in prompts])
     try:
@@ -63,7 +66,7 @@ def _asked(engine: Engine, stream: Stream, prompts: Sequence[list[int]]) -> tupl
 
 
 def _second(engine: Engine, stream: Stream, count: int) -> Found:
-    """A request, then another one with the same first `count` tokens."""
+    """Send a request, then another one with the same first `count` tokens."""
     common = stream.texts.plain(count)
     (first,), _ = _asked(engine, stream, [[*common, *stream.texts.plain(_TAIL)]])
     (second,), (answer,) = _asked(engine, stream, [[*common, *stream.texts.plain(_TAIL)]])
@@ -71,8 +74,10 @@ def _second(engine: Engine, stream: Stream, count: int) -> Found:
 
 
 def _conversation(engine: Engine, stream: Stream, count: int, *, is_disturbed: bool) -> list[Found]:
-    """Turns that each add an answer and a question, with another request between them if they are disturbed; and
-    afterwards each turn's prompt as if nobody knew it."""
+    """Run a conversation whose turns each add an answer and a question, with other requests between if disturbed.
+
+    Then measure the prompt of each turn again without its prefix in the cache.
+    """
     text, found = stream.texts.plain(max(_TAIL, count - _TURNS * (_TAIL + _TOKENS))), list[Found]()
     texts: list[list[int]] = []
     for _ in range(_TURNS):
@@ -87,8 +92,10 @@ def _conversation(engine: Engine, stream: Stream, count: int, *, is_disturbed: b
 
 
 def _samples(engine: Engine, stream: Stream, count: int) -> Found:
-    """Until the last of several samples of one prompt has its first token; of one alone; and of as many prompts that
-    share nothing."""
+    """Measure the time until all samples of one prompt have their first token.
+
+    It is compared with a single sample, and with as many prompts that share no prefix.
+    """
     (one,), _ = _asked(engine, stream, [stream.texts.plain(count)])
     same, answers = _asked(engine, stream, [stream.texts.plain(count)] * _SAMPLES)
     apart, _ = _asked(engine, stream, [stream.texts.plain(count) for _ in range(_SAMPLES)])

@@ -1,4 +1,4 @@
-"""A target with its drafter, as it was loaded or inflated, and the engines that are compared."""
+"""The subject of a measurement: a target with its drafter, loaded or inflated, and the engines to compare."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ __all__ = ["DEFAULT", "PLAIN", "WAYS", "Subject", "subject_of"]
 
 PLAIN, DEFAULT = "plain", "default"
 WAYS = (PLAIN, DEFAULT)
-_ROWS = 64  # as `spectr.load` has it
+_ROWS = 64  # the default of `spectr.load`
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is measured."""
+    """A target, the drafters to compare, and the settings of the run."""
 
     lm: LM  # for its tokenizer
     target: Target
@@ -35,18 +35,21 @@ class Subject:
         return self.order.load
 
     def engine(self, way: str, rows: int = 1) -> Engine:
-        """A new one, with the usual number of rows at least. Unless stop tokens are struck they end nothing: a policy
-        that strikes them would be work that usual requests do not ask for."""
+        """Make an engine with at least the default number of rows.
+
+        Stop tokens are ignored unless `strikes_stops` is set: a policy that masks them costs work that usual requests
+        do not need.
+        """
         stops = self.lm.opened.stops if self.load.strikes_stops else frozenset[int]()
         return Engine(self.target, self.drafters[way], named_rule("race"), stops, rows=max(_ROWS, rows))
 
     def stream(self, seed: int) -> Stream:
-        """Requests of this seed."""
+        """Return a stream of requests with this seed."""
         return Stream(texts_of(self.lm, self.order.prompts, self.load.seed + seed), self.load)
 
 
 def subject_of(order: Order, told: Callable[[str], None]) -> Subject:
-    """Load the pair, and inflate it where that is wanted."""
+    """Load the model and its drafter, and inflate them if the order has a size."""
     if order.size is not None:
         pair = build(order.inflation, told)
         drafters = {PLAIN: pair.large.drafter(None), DEFAULT: pair.large.drafter(pair.plan)}

@@ -1,4 +1,4 @@
-"""What was found as headings and rows. Computes nothing."""
+"""Formats the results as tables. Computes nothing."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -28,8 +28,8 @@ def _row(count: int, way: str, cell: Found, ratio: float | None) -> list[str]:
 
 def _traffic(parts: Iterable[Found]) -> Cells:
     heads = [
-        "in flight", "way", "tok/s", "× plain", "first ms", "p95", "ms a token", "p95", "static tok/s",
-        "prefill ms a token", "bound tok/s", "share", "new graphs",
+        "in flight", "way", "tok/s", "× plain", "first ms", "p95", "ms per token", "p95", "static tok/s",
+        "prefill ms per token", "bound tok/s", "share", "new graphs",
     ]  # fmt: skip
     rows = [
         _row(part["in_flight"], way, cell, part.get("ratio_to_plain") if way != "plain" else None)
@@ -49,12 +49,12 @@ def _shared(part: Found) -> Cells:
             )
     many = f"{samples['samples']:.0f} samples"
     rows.append([many, shared, samples["reused"], samples["ms"], samples["apart_ms"]])
-    heads = ["prompt", "tokens", "known", "first token ms", "ms if nothing were known"]
+    heads = ["prompt", "tokens", "cached", "first token ms", "ms without the cache"]
     return heads, [[cell if isinstance(cell, str) else _number(cell, 1) for cell in row] for row in rows]
 
 
 def tables(found: Found) -> Iterable[tuple[str, Cells]]:
-    """One of all traffic, one of prompts that begin alike, and a title without a table for a part that failed."""
+    """Return tables of the traffic and of shared prefixes, and a title without a table for each part that failed."""
     parts = found["parts"]
     for name, part in parts.items():
         if "error" in part:
@@ -63,4 +63,4 @@ def tables(found: Found) -> Iterable[tuple[str, Cells]]:
     if flows:
         yield "traffic", _traffic(flows)
     if "second" in parts.get("shared", {}):
-        yield "prompts that begin alike", _shared(parts["shared"])
+        yield "prompts with a shared prefix", _shared(parts["shared"])

@@ -1,4 +1,4 @@
-"""Prompts of any length, cut from committed texts, of which no two begin alike: nothing is read for another's sake."""
+"""Prompts of any length, cut from committed texts. No two share a prefix, so the prefix cache never helps."""
 
 import random
 import re
@@ -15,13 +15,13 @@ from spectr.policy import Policy
 
 __all__ = ["Stream", "Texts", "texts_of"]
 
-_LEAST = PrefixCache().min_tokens  # tokens in common that are worth a copy
+_LEAST = PrefixCache().min_tokens  # shortest prefix that the cache reuses
 _TRIES = 1000
-_BLOCK = 16  # requests among which lengths are spread evenly
+_BLOCK = 16  # requests over which lengths are spread evenly
 
 
 class Texts:
-    """Sentences in random order, and at the end a question with what stands before an answer."""
+    """Makes prompts of sentences in random order, which end with a question and the tokens before an answer."""
 
     def __init__(self, sentences: Sequence[list[int]], questions: Sequence[list[int]], seed: int) -> None:
         self.sentences, self.questions = list(sentences), list(questions)
@@ -29,13 +29,13 @@ class Texts:
         self._begun: set[tuple[int, ...]] = set()
 
     def prompt(self, length: int) -> list[int]:
-        """So many tokens, which begin like no prompt before."""
+        """Return a prompt of `length` tokens whose beginning differs from all previous ones."""
         room = length - _LEAST
         question = self.random.choice(self.questions)[-room:] if room > 0 else []
         return [*self.plain(length - len(question)), *question]
 
     def plain(self, length: int) -> list[int]:
-        """Sentences alone."""
+        """Return a prompt of sentences without a question."""
         for _ in range(_TRIES):
             first = self.random.choice(self.sentences)
             tokens = first[self.random.randrange(len(first)) :]
@@ -46,13 +46,13 @@ class Texts:
                 self._begun.add(beginning)
                 return tokens
         raise ArgumentError(
-            f"no two prompts may begin alike, and after {len(self._begun)} the texts give no other beginning; give "
-            "--prompts more texts"
+            f"no two prompts may begin alike, but after {len(self._begun)} the texts have no other beginning; pass a "
+            "file with more texts to --prompts"
         )
 
 
 def texts_of(lm: LM, prompts: Path, seed: int) -> Texts:
-    """From a file of prompts and from those that come with spectr."""
+    """Make texts from a file of prompts and from the prompts shipped with spectr."""
     asked = [one.text for one in read_prompts(prompts)]
     documents = [row["document"] for row in shipped_tasks("summarisation")]
     every = " ".join([*asked, *(one.text for one in built_in()), *documents])
@@ -63,26 +63,26 @@ def texts_of(lm: LM, prompts: Path, seed: int) -> Texts:
 
 
 class Stream:
-    """Requests without end, the same for the same texts and seed."""
+    """An infinite stream of requests, determined by the texts and their seed."""
 
     def __init__(self, texts: Texts, load: Load) -> None:
         self.texts, self.load, self.random = texts, load, texts.random
         self._waiting: list[tuple[int, int, float]] = []
 
     def next(self) -> Request:
-        """One more."""
+        """Return the next request."""
         if not self._waiting:
             self._waiting = self._block()
         prompt, tokens, temperature = self._waiting.pop()
         return self.request(self.texts.prompt(prompt), tokens, temperature)
 
     def request(self, prompt: Sequence[int], tokens: int, temperature: float) -> Request:
-        """A text of exactly so many tokens."""
+        """Return a request for a text of exactly `tokens` tokens."""
         policy = Policy(temperature, min_new_tokens=tokens if self.load.strikes_stops else 0)
         return Request(prompt, self.random.getrandbits(32), tokens, policy)
 
     def short(self, count: int, tokens: int) -> list[Request]:
-        """Requests with the shortest prompts, one temperature after the other."""
+        """Return requests with the shortest prompts, with all temperatures in turn."""
         temperatures = self.load.temperatures
         length = self.load.prompt_tokens[0]
         return [
@@ -90,7 +90,7 @@ class Stream:
         ]
 
     def _block(self) -> list[tuple[int, int, float]]:
-        """Lengths from all parts of their ranges, and all temperatures, shuffled: a short run sees the same mix."""
+        """Return shuffled lengths and temperatures that cover their ranges evenly; a short run has the same mix."""
         prompts, outputs = (self._spread(*ends) for ends in (self.load.prompt_tokens, self.load.output_tokens))
         temperatures = [self.load.temperatures[at % len(self.load.temperatures)] for at in range(_BLOCK)]
         for values in (prompts, outputs, temperatures):
@@ -98,6 +98,6 @@ class Stream:
         return list(zip(prompts, outputs, temperatures, strict=True))
 
     def _spread(self, least: int, most: int) -> list[int]:
-        """Log-uniform, one from each sixteenth."""
+        """Return log-uniform lengths, one from each sixteenth of the range."""
         shares = [(at + self.random.random()) / _BLOCK for at in range(_BLOCK)]
         return [min(most, int(least * ((most + 1) / least) ** share)) for share in shares]

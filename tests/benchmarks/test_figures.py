@@ -140,7 +140,7 @@ def test_the_page_needs_nothing_else_and_has_every_number(atlas: Atlas, folder: 
                 assert f"{panel.values[0][0]:.3g}" in shown
             else:
                 assert {f"{y:.6g}" for curve in panel.curves for y in curve.ys} <= shown
-    assert re.search(r"simulated values stand beside", text)
+    assert re.search(r"simulated values are compared with theory", text)
 
 
 def test_figures_come_out_the_same_every_time(atlas: Atlas, folder: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Small real models for the contracts: a target, and drafters that are close to it, far from it, or a part of it."""
+"""Small real models for the contracts: a target, and drafters that are close to it, far from it, or part of it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -56,7 +56,7 @@ def far() -> Target:
 
 
 def _wide(head: torch.nn.Module) -> Any:
-    """A head whose predictions depend on all of the text that it has read."""
+    """Return a head whose predictions depend on the whole text that it has read."""
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for weights in head.parameters():
@@ -66,7 +66,7 @@ def _wide(head: torch.nn.Module) -> Any:
 
 
 def _published(net: PreTrainedModel, folder: Path) -> Make:
-    """A published head, loaded from a folder as `spectr.load` does."""
+    """Return a maker of a published head, which is loaded from a folder as `spectr.load` does."""
     found = pair(str(folder), open_loaded(net), spectr.rule("race").card, DraftOptions(length=4))
     return lambda plan: replanned(found, plan)
 
@@ -75,7 +75,7 @@ def _published(net: PreTrainedModel, folder: Path) -> Make:
 def makers(
     net: PreTrainedModel, near: Target, far: Target, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Make]:
-    """A function that makes each registered drafter, and further drafters of the kind model."""
+    """Functions that make each registered drafter, and further drafters of the kind `model`."""
     early = Target(truncated(net, 1))
     made: dict[str, Make] = {
         "none": lambda _: drafter("none"),
@@ -104,8 +104,8 @@ def makers(
 
 
 def on_gpu(name: str, plan: Plan) -> tuple[Target, Any]:
-    """A target and a drafter of each kind that can be captured."""
-    net = llama(3, layers=3, dtype=torch.float32).to("cuda")  # type: ignore[arg-type]  kernels take no float64
+    """Return a target and a drafter on the GPU; all of these drafters can be captured."""
+    net = llama(3, layers=3, dtype=torch.float32).to("cuda")  # type: ignore[arg-type]  kernels do not support float64
     target = Target(net)
     match name:
         case "feature":
@@ -140,7 +140,7 @@ _KNOWN: dict[Any, Any] = {}
 
 @pytest.fixture
 def alone(net: PreTrainedModel, makers: dict[str, Make]) -> Callable[..., list[Result]]:
-    """A function that runs requests one by one, each in its own engine, whose steps are read at once."""
+    """A function that runs requests one by one, each in its own engine, whose steps are read without delay."""
 
     def found(way: Way, requests: list[Request], key: object = None) -> list[Result]:
         where = None if key is None else (key, way.rule, way.name, way.plan)
@@ -159,8 +159,10 @@ def alone(net: PreTrainedModel, makers: dict[str, Make]) -> Callable[..., list[R
 
 @pytest.fixture
 def meant(alone: Callable[..., list[Result]]) -> Callable[[Way], list[Result]]:
-    """A function that returns the results of the eight requests alone; under the race texts equal those of plain
-    decoding."""
+    """A function that returns the results of the eight requests, each run alone.
+
+    For the race it also checks that texts equal those of plain decoding.
+    """
 
     def found(way: Way) -> list[Result]:
         results = alone(way, asked(), "asked")
@@ -173,11 +175,11 @@ def meant(alone: Callable[..., list[Result]]) -> Callable[[Way], list[Result]]:
 
 
 QUICK = 2
-"""Cases of one test that `make test` runs, at even distances; `make test-slow` runs the others."""
+"""Number of cases per test that `make test` runs, evenly spaced; `make test-slow` runs the others."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks most cases slow: there is one for every drafter, rule and setting, and each takes seconds."""
+    """Mark most cases slow: there is one for every drafter, rule and setting, and each takes seconds."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         is_quick = not any(item.get_closest_marker(name) for name in ("slow", "gpu", "network"))

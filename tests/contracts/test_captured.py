@@ -1,8 +1,8 @@
-"""Steps that are read one step late, and captured on a GPU, give the same texts as steps that are read at once, for
-every drafter, rule and policy that does not need the host.
+"""Steps that are read one step late, and captured on a GPU, give the same texts as steps that are read without delay.
 
-On a CPU nothing is captured. There steps are run as they would be captured: for a rounded number of rows, a rounded
-length and a rounded set of features. On a GPU they are graphs.
+This holds for every drafter, rule and policy that does not need the host. On a CPU nothing is captured, but steps run
+with the shapes of captured steps: a rounded number of rows, a rounded length and a rounded set of features. On a GPU
+they are CUDA graphs.
 """
 
 from dataclasses import replace
@@ -67,6 +67,7 @@ def test_late_reading_changes_nothing(
     policy: Policy,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Steps that are read one step late have the tokens and statistics of steps that are read without delay."""
     for stops in (frozenset[int](), frozenset({7})):
         plain, late = (Engine(Target(net), makers[name](plan), spectr.rule(rule), stops) for _ in range(2))
         meant = [trace(result) for result in plain.generate(under(policy, requests()))]
@@ -79,6 +80,7 @@ def test_late_reading_changes_nothing(
 
 @pytest.mark.usefixtures("_late")
 def test_a_stop_string_is_cut_though_it_is_seen_late(net: PreTrainedModel) -> None:
+    """A text ends at its stop string, although the next step has been launched when the host finds it."""
     late = Engine(Target(net), drafter("none"), spectr.rule("race"))
     free = late.generate([Request([3], 1, 40)])[0].tokens
     reader = EndReader(lambda tokens: 1 if 5 in tokens else None)
@@ -92,7 +94,7 @@ def test_a_stop_string_is_cut_though_it_is_seen_late(net: PreTrainedModel) -> No
 def test_a_target_that_computes_nonsense_is_named(
     late: bool, rule: str, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The text generated before the error is kept."""
+    """Logits of the target that are not finite raise an error that says so; the text before the error is kept."""
     net, calls = llama(3, layers=3), 0
     if late:
         run_as_on_a_gpu(monkeypatch)
@@ -114,7 +116,7 @@ def test_a_target_that_computes_nonsense_is_named(
 def test_requests_take_over_rows(
     net: PreTrainedModel, makers: dict[str, Make], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows of an engine are reused for other prompts, lengths and policies; texts equal those of a new engine."""
+    """Texts equal those of a new engine when rows are reused for other prompts, lengths and policies."""
     plan = Plan(drafts=2, length=3, nodes=6)
     cool, greedy = under(Policy(0.5), requests()[:3]), under(Policy(0), [requests()[2]] * 4)
     others = [Request([5, 6, 7, 8] * 9, 3, 4), Request([3], 4, 60), Request([9, 2], 5, 31)]
@@ -132,7 +134,7 @@ def test_requests_take_over_rows(
 
 
 def sharing(engine: Engine) -> tuple[list[list[int]], float, float]:
-    """The texts of four rows, and the draft tokens of a step with four active rows and with one."""
+    """Return the texts of four rows, and the draft tokens per step with four active rows and with one."""
     together, one = engine.generate(requests()), engine.generate(requests()[:1])[0]
     assert together[0].tokens == one.tokens
     first = together[0].stats
@@ -143,25 +145,26 @@ def sharing(engine: Engine) -> tuple[list[list[int]], float, float]:
 def test_rows_share_a_tree(
     net: PreTrainedModel, makers: dict[str, Make], late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With shared nodes each row has fewer, and its text is the same."""
+    """When rows share a budget of nodes, each has fewer than alone, and its text is the same."""
     plain = Engine(Target(net), drafter("none"), spectr.rule("race")).generate(requests())
     if late:
         run_as_on_a_gpu(monkeypatch)
     engine = Engine(Target(net), makers["feature"](Plan(drafts=4, length=4, nodes=24, shared=24)), spectr.rule("race"))
     texts, drafted, drafted_alone = sharing(engine)
     assert texts == [r.tokens for r in plain]
-    assert 3 <= drafted < 10  # of six nodes one is the root; rows that end leave more to the others
+    assert 3 <= drafted < 10  # one of six nodes is the root; when rows end, the others get more
     assert 12 < drafted_alone <= 23
 
 
 def test_only_the_race_lets_rows_share(net: PreTrainedModel, makers: dict[str, Make]) -> None:
+    """A shared budget of nodes is refused under rules whose text depends on the tree."""
     with pytest.raises(MismatchError, match="a text would depend on the other texts of its batch"):
         Engine(Target(net), makers["feature"](Plan("fixed", 4, 4, 24, shared=24)), spectr.rule("match"))
 
 
 @pytest.mark.usefixtures("_late")
 def test_two_texts_at_once(net: PreTrainedModel, makers: dict[str, Make]) -> None:
-    """Their steps are read in turn."""
+    """Two requests whose steps are read in turn have the texts that they have alone."""
     engine = Engine(Target(net), makers["feature"](Plan(nodes=5)), spectr.rule("race"))
     asked = [Request([3, 4], seed, 20) for seed in (1, 2)]
     want = [engine.generate([request])[0].tokens for request in asked]
@@ -174,7 +177,8 @@ def test_two_texts_at_once(net: PreTrainedModel, makers: dict[str, Make]) -> Non
 @pytest.mark.usefixtures("_late")
 @pytest.mark.parametrize("name", ["none", "model", "feature", "early_exit"])
 def test_a_conversation_is_not_read_again(net: PreTrainedModel, makers: dict[str, Make], name: str) -> None:
-    """The cache of the last turn is reused up to where the texts differ, except for the tokens of its last step."""
+    """A turn of a conversation reuses the cache of the previous one up to the first difference, except for the tokens
+    of its last step."""
     late, prompt = Engine(Target(net), makers[name](Plan(nodes=5)), spectr.rule("race")), [3, 4, 5, 6]
     for turn in range(3):
         plain = Engine(Target(net), drafter("none"), spectr.rule("race"))
@@ -188,7 +192,7 @@ def test_a_conversation_is_not_read_again(net: PreTrainedModel, makers: dict[str
 
 @pytest.mark.usefixtures("_late")
 def test_turns_of_all_kinds(net: PreTrainedModel) -> None:
-    """With settings that captured steps compute, and with others; each turn reuses the cache of the last."""
+    """Turns reuse the previous cache and have the right text, with settings that can be captured and with others."""
     late, prompt = Engine(Target(net), drafter("none"), spectr.rule("race")), [3, 4, 5, 6, 3, 4, 5, 6, 1]
     for turn, penalty in enumerate((1.0, 1.3, 1.3, 1.0, 1.0)):
         request = Request(prompt, turn, 10, Policy(repetition_penalty=penalty))
@@ -201,6 +205,7 @@ def test_turns_of_all_kinds(net: PreTrainedModel) -> None:
 
 @pytest.mark.usefixtures("_late")
 def test_rows_outlive_the_mode_they_were_made_in(net: PreTrainedModel, makers: dict[str, Make]) -> None:
+    """Rows that were made in inference mode can be reused outside of it."""
     engine = Engine(Target(net), makers["feature"](Plan(nodes=5)), spectr.rule("race"))
     with torch.inference_mode():
         first = [result.tokens for result in engine.generate(requests())]
@@ -209,7 +214,7 @@ def test_rows_outlive_the_mode_they_were_made_in(net: PreTrainedModel, makers: d
 
 @pytest.mark.usefixtures("_late")
 def test_a_turn_that_begins_before_the_last_has_ended(net: PreTrainedModel) -> None:
-    """It gets another row, which copies the prefix of the first."""
+    """A turn that begins before the previous one has ended gets another row, into which the prefix is copied."""
     late, plain = (Engine(Target(net), drafter("none"), spectr.rule("race")) for _ in range(2))
     asked = [Request([3, 4, 5] * 4, seed, 20) for seed in (1, 2, 3)]
     want = [plain.generate([request])[0].tokens for request in asked]
@@ -224,6 +229,7 @@ def test_a_turn_that_begins_before_the_last_has_ended(net: PreTrainedModel) -> N
 
 @pytest.mark.usefixtures("_late")
 def test_a_turn_that_fails_leaves_nothing_to_rely_on(net: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an error in prefill no later request reuses the cache of that row."""
     engine = Engine(Target(net), drafter("none"), spectr.rule("race"))
     said = engine.generate([Request([3, 4, 5, 6], 1, 9)])[0].tokens
     with monkeypatch.context() as broken:
@@ -237,13 +243,14 @@ def test_a_turn_that_fails_leaves_nothing_to_rely_on(net: PreTrainedModel, monke
 
 
 class TestOnGpu:
-    """Graphs are captured and replayed."""
+    """On a GPU steps are captured and replayed as CUDA graphs."""
 
     pytestmark = pytest.mark.gpu
 
     @pytest.mark.parametrize(("name", "rule", "plan"), CASES, ids=lambda part: part if isinstance(part, str) else "")
     @pytest.mark.parametrize("policy", POLICIES, ids=["one", "cool", "greedy", "penalties"])
     def test_graphs_give_the_same_text(self, name: str, rule: str, plan: Plan, policy: Policy) -> None:
+        """Captured steps give the text of eager steps, on the first run and when graphs are replayed."""
         target, made = on_gpu(name, plan)
         plain, late = (
             Engine(target, made, spectr.rule(rule), frozenset({7}), captures=captures) for captures in (False, True)
@@ -253,16 +260,16 @@ class TestOnGpu:
         assert [one.tokens for one in late.generate(asked)] == meant
         assert [one.tokens for one in late.generate(asked)] == meant
         (lane,) = late.scheduler.lanes.values()
-        assert lane.memory.graphs.graphs  # it was captured
+        assert lane.memory.graphs.graphs  # steps were captured
 
     @pytest.mark.parametrize(("name", "rule", "plan"), CASES, ids=lambda part: part if isinstance(part, str) else "")
     @pytest.mark.parametrize("policy", POLICIES, ids=["one", "cool", "greedy", "penalties"])
     def test_no_step_waits_for_the_host(self, name: str, rule: str, plan: Plan, policy: Policy) -> None:
-        """Eager steps run under a guard that refuses to synchronise."""
+        """Steps never synchronise with the host: eager steps run under a guard that raises if they do."""
         target, made = on_gpu(name, plan)
         stepped = Stepped(Engine(target, made, spectr.rule(rule), captures=False))
         handles = [stepped.submit(request) for request in under(policy, requests(60))]
-        stepped.turn(4)  # kernels are made, and constants brought to the device
+        stepped.turn(4)  # warm-up: kernels are compiled, and constants are copied to the device
         (lane,) = stepped.scheduler.lanes.values()
         assert len(lane.active) == len(handles)
         with no_host_sync(), torch.no_grad():
@@ -271,8 +278,9 @@ class TestOnGpu:
         assert [result.finish_reason for result in stepped.finish(handles)] == ["length"] * len(handles)
 
     @pytest.mark.parametrize("name", ["none", "lookup", "feature"])
-    def test_predictions(self, name: str) -> None:
-        """Predictions are drafted in captured steps, whose tables grow and move; no step waits for the host."""
+    def test_predictions_are_drafted_in_captured_steps(self, name: str) -> None:
+        """Texts stay the same and take fewer steps, although the tables of predictions grow and move in memory; no
+        step waits for the host."""
         target, made = on_gpu(name, Plan(drafts=3, length=4, nodes=9))
         plain, late = (Engine(target, made, spectr.rule("race"), captures=captures) for captures in (False, True))
         asked = requests(60)
@@ -294,6 +302,7 @@ class TestOnGpu:
 
     @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
     def test_a_thousand_steps_take_no_more_memory(self, compiled: bool) -> None:
+        """Allocated memory does not grow over a thousand steps."""
         target, made = on_gpu("feature", Plan(drafts=3, length=4, nodes=9))
         engine = Engine(target, made, spectr.rule("race"))
         if compiled:
@@ -306,7 +315,7 @@ class TestOnGpu:
         assert held[-1] <= held[1]
 
     def test_rows_share_a_tree(self) -> None:
-        """With shared nodes each row has fewer, and its text is the same."""
+        """When rows share a budget of nodes, each has fewer than alone, and its text is the same."""
         target, made = on_gpu("feature", Plan(drafts=4, length=4, nodes=24, shared=24))
         texts, drafted, drafted_alone = sharing(Engine(target, made, spectr.rule("race")))
         plain = Engine(target, drafter("none"), spectr.rule("race")).generate(requests())

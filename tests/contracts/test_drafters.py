@@ -1,6 +1,7 @@
-"""Every drafter with every rule that holds for its siblings: texts have the target's distribution.
+"""With every drafter and every rule that supports its siblings, texts have the target's distribution.
 
-Under the race texts are equal; under coupling rules a chi-square test compares the distribution of two tokens.
+Under the race texts equal those of plain decoding; under coupling rules a chi-square test compares the distribution of
+two tokens with exact probabilities.
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from spectr.types import Drafter
 
 
 def test_every_registered_drafter_is_here(makers: dict[str, Make]) -> None:
+    """A new drafter must be added to these contracts."""
     assert set(DRAFTERS) <= set(makers)
 
 
@@ -48,7 +50,7 @@ POLICIES = {
 NAMES = ["lookup", "random", "ngram", "model", "padded", "early_exit", "feature", "blockwise", "mixed"]
 NAMES += ["eagle3", "dflash", "dspark", "peagle"]
 EVERY = [(name, policy, plan) for name in NAMES for policy in POLICIES for plan in PLANS]
-# Of every nine with the same policy two plans, others for the next policy: each pair of name, policy and plan is there.
+# Two plans for each name and policy, shifted from one policy to the next, so that every pair of values occurs.
 PAIRWISE = [
     (name, policy, list(PLANS)[(i + 2 * j + k) % len(PLANS)])
     for i, name in enumerate(NAMES)
@@ -59,7 +61,7 @@ PAIRWISE = [
 
 @pytest.fixture(scope="session")
 def plain(net: PreTrainedModel) -> dict[str, list[list[int]]]:
-    """The texts without a drafter, one by one, for each policy."""
+    """The texts of plain decoding, generated one by one, for each policy."""
     engine = Engine(Target(net), drafter("none"), spectr.rule("race"))
     return {
         name: [engine.generate([request])[0].tokens for request in under(policy, requests())]
@@ -74,6 +76,7 @@ def plain(net: PreTrainedModel) -> dict[str, list[list[int]]]:
 def test_race_text_is_that_of_no_drafter(
     net: PreTrainedModel, makers: dict[str, Make], plain: dict[str, list[list[int]]], name: str, policy: str, plan: str
 ) -> None:
+    """Under the race every drafter gives the text of plain decoding, for every policy and plan."""
     engine = Engine(Target(net), makers[name](PLANS[plan]), spectr.rule("race"))
     results = engine.generate(under(POLICIES[policy], requests()))
     assert [result.tokens for result in results] == plain[policy]
@@ -82,16 +85,17 @@ def test_race_text_is_that_of_no_drafter(
 
 
 def test_a_good_drafter_is_accepted_and_a_bad_one_hardly(net: PreTrainedModel, makers: dict[str, Make]) -> None:
-    """The statistics distinguish good from bad drafters."""
+    """The statistics of a drafter close to the target show more accepted tokens per step than those of a random one."""
     found = {}
     for name in ("model", "random"):
         engine = Engine(Target(net), makers[name](PLANS["pruned"]), spectr.rule("race"))
         results = engine.generate(requests(60))
         found[name] = sum(r.stats.accepted for r in results) / sum(r.stats.steps for r in results)
-    assert found["model"] > 1.3 * found["random"]  # shared noise alone guesses well on twelve tokens
+    assert found["model"] > 1.3 * found["random"]  # with twelve tokens, shared noise alone already guesses well
 
 
 def test_greedy_text_is_that_of_transformers(net: PreTrainedModel, makers: dict[str, Make]) -> None:
+    """With every drafter, under the race and under `match`, greedy texts equal those of transformers."""
     meant = []
     for prompt in PROMPTS[:3]:
         ids = torch.tensor([prompt])
@@ -137,7 +141,7 @@ LAWS = {
 
 
 def law_of_two(net: PreTrainedModel, prompt: list[int], policy: Policy) -> torch.Tensor:
-    """Exact probabilities of every pair of tokens, from plain forward passes."""
+    """Return the exact probability of every pair of tokens, computed with plain forward passes."""
 
     def after(texts: list[list[int]], prompts: list[list[int]]) -> torch.Tensor:
         with torch.no_grad():
@@ -153,8 +157,7 @@ def law_of_two(net: PreTrainedModel, prompt: list[int], policy: Policy) -> torch
 
 
 def surprise(net: PreTrainedModel, made: Drafter, rule: str, policy: Policy, reference: Sequence[int] = ()) -> float:
-    """The chi-square statistic of 3,000 texts against exact probabilities, as a multiple of its quantile at 1 −
-    1e-8."""
+    """Return the chi-square statistic of 3,000 texts against exact probabilities, relative to its 1 − 1e-8 quantile."""
     prompt, count = [3, 4, 3, 4, 3], 3_000
     expected = law_of_two(net, prompt, policy) * count
     engine = Engine(Target(net), made, spectr.rule(rule))
@@ -175,7 +178,7 @@ def surprise(net: PreTrainedModel, made: Drafter, rule: str, policy: Policy, ref
 def test_law_of_two_tokens(
     net: PreTrainedModel, makers: dict[str, Make], rule: str, siblings: str, plan: str, name: str, policy: str
 ) -> None:
-    """The false-alarm rate is 1e-8 per case; there are 69 cases."""
+    """Two generated tokens have the exact distribution. The false-alarm rate is 1e-8 per case; there are 69 cases."""
     made = makers[name](PLANS[plan])
     assert made.siblings == siblings
     assert surprise(net, made, rule, LAWS[policy]) < 1
@@ -188,7 +191,10 @@ def test_law_of_two_tokens(
 def test_law_of_two_tokens_with_a_reference(
     net: PreTrainedModel, makers: dict[str, Make], rule: str, name: str, policy: str
 ) -> None:
-    """The reference begins with the likeliest tokens. The false-alarm rate is 1e-8 per case; there are 12 cases."""
+    """The distribution is exact with a reference that begins with the most likely tokens.
+
+    The false-alarm rate is 1e-8 per case; there are 12 cases.
+    """
     first, second = divmod(int(law_of_two(net, [3, 4, 3, 4, 3], LAWS[policy]).argmax()), SIZE)
     made = makers[name](PLANS["pruned" if rule == "race" else "likeliest"])
     assert surprise(net, made, rule, LAWS[policy], [first, second, 1, 2]) < 1
@@ -198,7 +204,7 @@ def test_law_of_two_tokens_with_a_reference(
 def test_a_policy_that_forgets_the_path_is_seen(
     net: PreTrainedModel, makers: dict[str, Make], rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted: the policy of every node depends on the committed text only."""
+    """Planted fault: the policy of every node depends on the committed text only, not on the path to the node."""
 
     def forgetful(history: History, paths: torch.Tensor, drafting: bool = False) -> Past:
         return Past(history, paths if drafting else torch.full_like(paths, -1), drafting)
@@ -211,7 +217,7 @@ def test_a_policy_that_forgets_the_path_is_seen(
 def test_a_draft_law_that_was_not_drawn_from_is_seen(
     net: PreTrainedModel, makers: dict[str, Make], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted: the distribution stored with a draft is flatter than the one it was drawn from."""
+    """Planted fault: the distribution stored with a draft is flatter than the one it was drawn from."""
     from spectr.draft import plan
 
     def stored(*arguments: object) -> object:
@@ -228,7 +234,7 @@ def test_a_draft_law_that_was_not_drawn_from_is_seen(
     "number", [torch.nan, *(pytest.param(n, marks=pytest.mark.slow) for n in (torch.inf, -torch.inf))], ids=str
 )
 def test_a_drafter_that_computes_nonsense(rule: str, number: float) -> None:
-    """Its logits overflow now and then; texts still have the target's distribution."""
+    """Texts have the target's distribution although some of the drafter's logits are not finite."""
     target, broken = llama(3, layers=3), llama(4)
 
     def overflow(_: object, given: tuple[torch.Tensor], logits: torch.Tensor) -> torch.Tensor:
@@ -243,7 +249,7 @@ def test_a_drafter_that_computes_nonsense(rule: str, number: float) -> None:
 
 
 def test_nonsense_that_was_not_drawn_from_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: the distribution stored for a node with invalid logits is not the one that was drawn from."""
+    """Planted fault: the distribution stored for a node with invalid logits is not the one that was drawn from."""
     from spectr.draft import plan
 
     def stored(*arguments: object) -> object:
@@ -261,7 +267,7 @@ def test_nonsense_that_was_not_drawn_from_is_seen(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("rule", ["kseq", "optimal", "path_block", "block", "recursive"])
 def test_nonsense_is_drafted_as_the_policy_allows(rule: str) -> None:
-    """With greedy decoding, and where a token is forbidden."""
+    """Where the drafter's logits are NaN, drafts follow the policy: greedy decoding, and a forbidden token."""
     target, broken = llama(3, layers=3), llama(4)
     broken.lm_head.register_forward_hook(lambda _, __, logits: logits * torch.nan)
     plan = Plan("iid", 1 if rule == "block" else 3, 2)
@@ -273,7 +279,7 @@ def test_nonsense_is_drafted_as_the_policy_allows(rule: str) -> None:
 
 
 def test_what_overflows_in_float16_stays_where_it_is() -> None:
-    """The drafter's logits are invalid at one node of one call; nodes after it are drafted as usual."""
+    """Logits of the drafter that overflow at one node of one call do not reduce acceptance in later steps."""
     target, calls = llama(3, layers=3), 0
     broken = llama(3, layers=3).to(torch.float16)  # type: ignore[arg-type]
 
@@ -299,7 +305,7 @@ def test_what_overflows_in_float16_stays_where_it_is() -> None:
 
 @pytest.mark.parametrize("rule", ["optimal", "path_block", "match"])
 def test_coupling_rules_do_not_depend_on_the_batch(net: PreTrainedModel, makers: dict[str, Make], rule: str) -> None:
-    """The same plan and seed give the same text, alone or in a batch."""
+    """The same plan and seed give the same text alone and in a batch."""
     for name in ("model", "ngram", "early_exit", "feature", "eagle3", "dspark"):
         engine = Engine(Target(net), makers[name](PLANS["chains"]), spectr.rule(rule))
         together = [result.tokens for result in engine.generate(requests(16))]
@@ -307,6 +313,7 @@ def test_coupling_rules_do_not_depend_on_the_batch(net: PreTrainedModel, makers:
 
 
 def test_what_does_not_fit_is_refused(net: PreTrainedModel, makers: dict[str, Make]) -> None:
+    """Rules refuse drafters with unsupported siblings or without distributions; invalid plans are refused."""
     with pytest.raises(MismatchError, match="holds for siblings"):
         Engine(Target(net), makers["model"](PLANS["pruned"]), spectr.rule("optimal"))
     with pytest.raises(MismatchError, match="needs the distribution that each child was drawn from"):

@@ -1,4 +1,4 @@
-"""An error of one request ends that request only, and an error of the engine ends all; bad requests are refused."""
+"""An error of one request ends only that request, and an error of the engine ends all; bad requests are refused."""
 
 import math
 from collections.abc import Callable
@@ -50,9 +50,9 @@ HOOKED = Policy(0.8, allowed=lambda text: [token for token in range(SIZE) if (to
 def test_an_error_of_one_request_ends_that_request_only(
     way: Way, fault: str, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
-    """It ends that request with its tokens so far; other requests, with and without hooks, are not affected."""
+    """The request keeps its tokens so far; other requests, with and without hooks, are not affected."""
     if way.late:
-        pytest.skip("hooks run on the host, where steps are read at once")
+        pytest.skip("hooks run on the host, where steps are read without delay")
     policy, error = FAULTS[fault]
     neighbours = [*asked()[:5], Request([3, 4], 9, 20, HOOKED), Request([1, 2, 3], 10, 20, HOOKED)]
     want = alone(way, neighbours, "hooked")
@@ -72,7 +72,7 @@ def test_an_error_of_one_request_ends_that_request_only(
 
 
 class Overflowing(Target):
-    """A model whose logits after one token are not finite."""
+    """A target whose logits after the last token of the vocabulary are NaN."""
 
     def score(self, session: Any, tokens: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
         logits = super().score(session, tokens, *others, **options)
@@ -83,7 +83,7 @@ class Overflowing(Target):
 def test_logits_that_are_not_finite(
     way: Way, net: PreTrainedModel, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
-    """They are an error only where a text gets there; drafts may."""
+    """Logits that are not finite are an error only if the text itself reaches them; drafts may reach them."""
     never = {SIZE - 1: -math.inf}
     healthy = [Request(LONG[:11], row, 20, Policy(logit_bias=never, top_k=row)) for row in range(4)]
     want = alone(way, healthy, "healthy")
@@ -102,7 +102,7 @@ def test_logits_that_are_not_finite(
 def test_logits_that_are_not_finite_beyond_the_end(
     way: Way, net: PreTrainedModel, build: Callable[..., Engine]
 ) -> None:
-    """A stop string ends texts before the token whose logits are not finite, also with drafts."""
+    """A text that ends with a stop string is no error, although the logits after its end are not finite."""
     last = chr(ord("a") + SIZE - 1)
     requests = [Request(LONG[:11], row, 40, Policy(2.0), reader=LetterReader(last)) for row in range(6)]
     results = build(way, Overflowing(net)).generate(requests)
@@ -114,7 +114,7 @@ def test_logits_that_are_not_finite_beyond_the_end(
 def test_an_error_of_the_engine_ends_all_requests(
     way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends all requests that run or wait; afterwards the engine works."""
+    """It ends all running and waiting requests; afterwards the engine works again."""
     want, engine = meant(way), build(way, rows=3)
     engine.generate([Request(LONG, 1, 9)])
 
@@ -140,7 +140,7 @@ def test_an_error_of_the_engine_ends_all_requests(
 
 
 def test_bad_requests_are_refused_at_once(build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
-    """They are refused before any is queued; other requests are not affected."""
+    """`submit` refuses bad requests with an error and does not queue them; other requests are not affected."""
     engine = build(WAYS[4])
     handles = [engine.submit(request) for request in asked()]
     bad: list[tuple[type[Exception], Request]] = [

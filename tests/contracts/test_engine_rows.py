@@ -1,8 +1,7 @@
-"""A request gives the same steps wherever its row is: alone, in a batch, joined late, or in a row that others had
-before.
+"""A request has the same steps alone, in a batch, when it joins late, and in a row that another request used before.
 
-Models are float64, so that texts are exactly equal. Under the race the text is that of plain decoding, whatever the
-drafter; under a coupling rule it is that of the same plan alone. The steps are the same under both.
+Models are float64, so that texts are exactly equal. Under the race the text is that of plain decoding with any drafter;
+under a coupling rule it is that of the same plan alone. The steps are the same under both.
 """
 
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from spectr.policy import Policy
 
 
 def test_the_requests_say_what_they_should(meant: Callable[[Way], list[Result]]) -> None:
-    """Every setting makes a difference, and texts end in all ways."""
+    """The requests of these tests are suitable: every setting changes the text, and texts end for different reasons."""
     results = meant(WAYS[0])
     assert [result.finish_reason for result in results] == ["length"] * 6 + ["stop"] * 2
     assert min(len(result.tokens) for result in results) > 8
@@ -36,13 +35,14 @@ def _fresh(requests: list[Request]) -> list[Result]:
     return Engine(Target(llama(3, layers=3)), drafter("none"), spectr.rule("race")).generate(requests)
 
 
-# Company.
+# Requests in a batch.
 
 
 @ways(0, 4)
 def test_a_batch_gives_the_same_steps(
     way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]
 ) -> None:
+    """A batch gives every request the steps that it has alone, in any order."""
     want, engine = meant(way), build(way)
     same(engine.generate(asked()), want)
     same(engine.generate(asked()[::-1]), want[::-1])
@@ -50,7 +50,7 @@ def test_a_batch_gives_the_same_steps(
 
 @ways(1)
 def test_requests_that_join_late(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
-    """Requests join one after the other, while others run and end."""
+    """Requests that join one after the other, while others run and end, have the same steps."""
     want = meant(way)
     for pause in (1, 3):
         stepped, handles = Stepped(build(way)), list[Handle]()
@@ -84,7 +84,7 @@ def test_cancelled_requests_do_not_affect_others(
 
 @ways(3)
 def test_requests_wait_for_rows(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
-    """Requests without a row wait."""
+    """With more requests than rows, requests wait for a row and then have the same steps."""
     want, engine = meant(way), build(way, rows=2)
     same(engine.generate(asked()), want)
     (lane,) = engine.scheduler.lanes.values()
@@ -95,7 +95,7 @@ def test_requests_wait_for_rows(way: Way, build: Callable[..., Engine], meant: C
 def test_prompts_read_in_chunks(
     way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With and without other rows that decode."""
+    """Prefill in chunks does not change steps, with and without other rows that decode."""
     want = meant(way)
     monkeypatch.setattr("spectr.engine.lane._IDLE_CHUNKS", 2)
     stepped, handles = Stepped(build(way).with_parts(chunk=5)), list[Handle]()
@@ -110,6 +110,7 @@ def test_prompts_read_in_chunks(
 def test_a_repeated_prompt_is_prefilled_once(
     way: Way, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
+    """Requests with the same prompt share its prefill and have the steps that they have alone."""
     requests = [Request(LONG, seed, 8 + seed, Policy(0.8)) for seed in range(6)]
     found = build(way).generate(requests)
     same(found, alone(way, requests, "copies"))
@@ -120,8 +121,11 @@ def test_a_repeated_prompt_is_prefilled_once(
 def test_a_continued_text_has_the_same_rest(
     name: str, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]
 ) -> None:
-    """A text that is continued from any cut with the same seed has the same rest: penalties, minimum lengths, limits
-    and stop strings count the tokens before. This holds for the race, whose noise is keyed by positions."""
+    """A text that is continued from any position with the same seed has the same rest.
+
+    Penalties, minimum lengths, limits and stop strings count the tokens before. This holds for the race, whose noise is
+    keyed by positions.
+    """
     way = Way("race", name, PRUNED)
     requests, want = list[Request](), list[tuple[list[int], str | None]]()
     for request, result in zip(asked(), meant(way), strict=True):
@@ -136,12 +140,12 @@ def test_a_continued_text_has_the_same_rest(
     assert [(result.tokens, result.finish_reason) for result in found] == want
 
 
-# Rows that others had.
+# Rows that other requests used before.
 
 
 @ways(6, 5)
 def test_rows_are_reused(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
-    """The requests run repeatedly in different orders, in rows with the caches of other texts."""
+    """Requests have the same steps in rows that hold the caches of other texts, in any order."""
     want, engine = meant(way), build(way, rows=5)
     others = [Request([row, *LONG, row], row, 30, Policy(0.5, presence_penalty=1.0)) for row in range(3)]
     order = [5, 0, 7, 2, 6, 1, 4, 3]
@@ -155,15 +159,16 @@ def test_rows_are_reused(way: Way, build: Callable[..., Engine], meant: Callable
 def test_a_prefix_of_an_ended_text_is_reused(
     way: Way, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
-    """Its cached prefix is reused, for target and drafter: steps equal those of a new engine."""
+    """A request that shares a prefix with an ended text reuses its cache in target and drafter, and has the same steps
+    as in a new engine."""
     stepped = Stepped(build(way))
-    firsts = [Request(LONG, seed, 20, Policy(0.7)) for seed in (1, 2, 3)]  # of which some end in the middle of a draft
+    firsts = [Request(LONG, seed, 20, Policy(0.7)) for seed in (1, 2, 3)]  # some of them end in the middle of a draft
     said = [result.tokens for result in alone(way, firsts, "firsts")]
     seconds = [
-        *(Request([*LONG, *text, 7, 7, 1], 2, 12) for text in said),  # go on
-        Request([*LONG, *said[0][:9], 7, 7, 1], 2, 12),  # parts in the text
-        Request([*LONG[:20], 9, 9], 3, 12, Policy(0, repetition_penalty=1.2)),  # parts in the prompt
-        Request(LONG, 1, 20, Policy(0.7)),  # the same again
+        *(Request([*LONG, *text, 7, 7, 1], 2, 12) for text in said),  # continues the whole text
+        Request([*LONG, *said[0][:9], 7, 7, 1], 2, 12),  # differs within the text
+        Request([*LONG[:20], 9, 9], 3, 12, Policy(0, repetition_penalty=1.2)),  # differs within the prompt
+        Request(LONG, 1, 20, Policy(0.7)),  # repeats the first request
     ]
     want = alone(way, seconds, "seconds")
     for second, other in zip(seconds, want, strict=True):
@@ -177,7 +182,7 @@ def test_a_prefix_of_an_ended_text_is_reused(
 def test_a_prefix_of_a_running_text_is_reused(
     way: Way, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
-    """The prefix is copied; rows behind it have other texts."""
+    """A request that shares a prefix with a running text copies its cache into a row that another text used before."""
     running, others = Request(LONG, 1, 40, Policy(0.7)), [Request(OTHER, row, 9 * row) for row in (1, 2, 3)]
     said = alone(way, [running], "runs")[0].tokens
     joins = [Request([*LONG[:30], row], 9 + row, 14, Policy(frequency_penalty=0.2 * row)) for row in range(3)]
@@ -199,7 +204,7 @@ def test_a_prefix_of_a_running_text_is_reused(
 def test_memory_grows_while_others_run(
     way: Way, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
-    """Texts grow beyond all earlier ones, up to the end of the context, and more requests join, while others run."""
+    """Steps stay the same while the memory grows for longer texts and for more requests than before."""
     requests = [Request([3, 4, 5], 1, 60), *(Request([row, 1], row, 12) for row in range(5)), Request(LONG, 2, 220)]
     want = alone(way, requests, "room")
     stepped, handles = Stepped(build(way)), list[Handle]()

@@ -1,7 +1,7 @@
-"""Texts under a grammar equal those under the same grammar as a function `allowed`: for all rules, drafters, policies
-and seeds, alone, in a batch, joined late, cancelled, resumed, and in rows that others had before.
+"""Texts under a grammar equal those under the same grammar written as a function `allowed`.
 
-Models are float64, so that texts are exactly equal.
+This holds for all rules, drafters, policies and seeds, and for requests that run alone, in a batch, join late, are
+cancelled or resumed, and reuse rows. Models are float64, so that texts are exactly equal.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ LONG = [3, 4, 5, 3, 4, 6, 1, 2, 3, 4, 5, 3, 4, 6, 8, 9] * 2 + [3, 4, 5, 3]
 
 
 def ways(offset: int, every: int = 6) -> pytest.MarkDecorator:
-    """Parametrize a test with all ways; different tests have different ones in the quick tier."""
+    """Parametrize a test with all ways; the quick tier has different ways in different tests."""
     marked = [
         pytest.param(way, marks=() if (at + offset) % every == 0 else pytest.mark.slow, id=str(way))
         for at, way in enumerate(WAYS)
@@ -50,7 +50,7 @@ def ways(offset: int, every: int = 6) -> pytest.MarkDecorator:
 
 
 def asked() -> list[Request]:
-    """Nine requests, no two of which have the same settings."""
+    """Return nine requests, no two of which have the same settings."""
     penalties: dict[str, Any] = {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.3}
 
     def made(prompt: list[int], seed: int, limit: int, name: str, policy: Policy | None = None, **more: Any) -> Request:
@@ -70,15 +70,17 @@ def asked() -> list[Request]:
 
 
 def same(found: list[Result], want: list[Result]) -> None:
-    """Compare texts, finish reasons and steps; for rules under which forced text is not drafted, since its tokens are
-    learnt from earlier texts."""
+    """Assert that texts, finish reasons and steps are equal.
+
+    Steps can only be compared where forced text is not drafted, because its tokens are learnt from earlier texts.
+    """
     for at, (one, other) in enumerate(zip(found, want, strict=True)):
         assert (at, one.tokens, one.finish_reason, one.text) == (at, other.tokens, other.finish_reason, other.text)
         assert (at, trace(one)) == (at, trace(other))
 
 
 def same_texts(found: list[Result], want: list[Result]) -> None:
-    """Compare texts and finish reasons; steps may differ."""
+    """Assert that texts and finish reasons are equal; steps may differ."""
     for at, (one, other) in enumerate(zip(found, want, strict=True)):
         assert (at, one.tokens, one.finish_reason, one.text) == (at, other.tokens, other.finish_reason, other.text)
 
@@ -98,7 +100,7 @@ _KNOWN: dict[tuple[Way, int], list[Result]] = {}
 
 @pytest.fixture
 def meant(build: Callable[..., Engine]) -> Callable[[Way], list[Result]]:
-    """The results of the requests with their grammars as functions, one by one."""
+    """A function that returns the results of the requests with their grammars as functions, run one by one."""
 
     def found(way: Way) -> list[Result]:
         key = (way, 0)
@@ -110,7 +112,7 @@ def meant(build: Callable[..., Engine]) -> Callable[[Way], list[Result]]:
 
 
 def test_the_requests_say_what_they_should(meant: Callable[[Way], list[Result]]) -> None:
-    """Texts end in all ways, and a grammar makes a difference to each."""
+    """The requests of these tests are suitable: texts end for different reasons, and some end by their grammar."""
     results = meant(WAYS[0])
     assert {result.finish_reason for result in results} == {"stop", "length"}
     assert min(len(result.tokens) for result in results) >= 2
@@ -118,8 +120,10 @@ def test_the_requests_say_what_they_should(meant: Callable[[Way], list[Result]])
 
 
 @ways(0, 2)
-def test_as_a_function(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
-    """Alone and in a batch; steps are the same too if forced text is not drafted."""
+def test_a_grammar_gives_the_text_of_its_function(
+    way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]
+) -> None:
+    """Texts are equal alone and in a batch; steps are equal too if forced text is not drafted."""
     want = meant(way)
     if way.rule == "race":
         same_texts(want, meant(WAYS[0]))
@@ -131,7 +135,7 @@ def test_as_a_function(way: Way, build: Callable[..., Engine], meant: Callable[[
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[1], WAYS[2], WAYS[9]], ids=str)
 def test_forced_text_is_drafted(way: Way, build: Callable[..., Engine]) -> None:
-    """Texts are the same and take fewer calls; without a drafter, only forced text can be accepted."""
+    """Drafting forced text does not change texts and saves calls; without a drafter only forced text is accepted."""
     requests = [Request([7, seed], seed, 30, Policy(0.7), grammar=compiled("forced")) for seed in range(8)]
     found = build(way).generate(requests)
     plain = build(way).with_parts(forced_text=False).generate(requests)
@@ -145,8 +149,8 @@ def test_forced_text_is_drafted(way: Way, build: Callable[..., Engine]) -> None:
 
 @pytest.mark.parametrize("name", GRAMMARS)
 @ways(1, 9)
-def test_many_seeds(way: Way, name: str, build: Callable[..., Engine]) -> None:
-    """Every text that ends has a stop token where the grammar allows it."""
+def test_texts_end_where_the_grammar_allows_it(way: Way, name: str, build: Callable[..., Engine]) -> None:
+    """For many seeds and temperatures a text stops exactly where its grammar has ended."""
     requests = [
         Request([3, 1], seed, 18, Policy(temperature, top_k=top_k), grammar=compiled(name))
         for seed, (temperature, top_k) in enumerate([(1.0, 0), (0.0, 0), (0.4, 0), (2.0, 4), (1.0, 1), (3.0, 0)] * 2)
@@ -162,7 +166,7 @@ def test_many_seeds(way: Way, name: str, build: Callable[..., Engine]) -> None:
 def test_joined_late_and_cancelled(
     way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]
 ) -> None:
-    """Requests join one after the other, while others run, end and are cancelled, next to requests without a
+    """Requests that join while others run, end and are cancelled have the same texts, also beside a request without a
     grammar."""
     want, gone = meant(way), {0: 2, 4: 5}
     free = Request([1, 2, 3], 5, 40, Policy(0.9))
@@ -184,6 +188,7 @@ def test_joined_late_and_cancelled(
 
 @ways(3)
 def test_rows_that_others_had(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
+    """Requests with a grammar have the same texts in rows that other requests used before."""
     want, engine = meant(way), build(way, rows=3)
     order = [5, 0, 8, 7, 2, 6, 1, 4, 3]
     for _ in range(2):
@@ -193,8 +198,10 @@ def test_rows_that_others_had(way: Way, build: Callable[..., Engine], meant: Cal
 
 
 @pytest.mark.parametrize("name", [name for name in RACES if name != "none"])
-def test_resumed(name: str, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
-    """A text that is continued from any cut has the same rest: the grammar continues where it was."""
+def test_a_resumed_text_has_the_same_rest(
+    name: str, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]
+) -> None:
+    """A text that is continued from any position has the same rest: its grammar continues from there."""
     requests, want = list[Request](), list[tuple[list[int], str | None]]()
     for request, result in zip(asked(), meant(WAYS[0]), strict=True):
         for cut in {1, 2, len(result.tokens) // 2, len(result.tokens) - 1} & set(range(1, len(result.tokens))):
@@ -210,7 +217,7 @@ def test_resumed(name: str, build: Callable[..., Engine], meant: Callable[[Way],
 
 @pytest.mark.slow
 def test_texts_that_find_no_room_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They start over later, and their grammars continue where they were."""
+    """Texts that run out of memory are restarted later, and their grammars continue from the text so far."""
     monkeypatch.setattr(lane, "_HEADROOM", 100)
     target = Target(llama(3, max_position_embeddings=1024))
 
@@ -230,15 +237,17 @@ def test_texts_that_find_no_room_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine.scheduler.starts_over > 0
 
 
-# What cannot be
+# Errors.
 
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[1], WAYS[12]], ids=str)
 def test_a_grammar_that_cannot_go_on(
     way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]
 ) -> None:
-    """It ends its own request with the text so far, and no other: with a character that no token spells, and with
-    settings that exclude all tokens that it allows."""
+    """A grammar that cannot be continued ends only its own request, which keeps the text so far.
+
+    This happens where no token spells the next character, and where the settings exclude all allowed tokens.
+    """
     compile_ = GrammarCompiler(compiled("letters").vocabulary).compile
     dead = compile_(Grammar.ebnf('root ::= [ab]{4} "x" [ab]'))
     short = Request([3, 4], 3, 30, Policy(min_new_tokens=9), grammar=compiled("words"))
@@ -260,7 +269,7 @@ def test_a_grammar_that_cannot_go_on(
 
 
 def test_a_grammar_that_takes_too_long(build: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends its own request only."""
+    """A grammar that exceeds its time limit ends only its own request."""
     engine = build(WAYS[1])
     (want,) = engine.generate([asked()[0]])
     slow = compiled("anything")
@@ -278,7 +287,7 @@ def test_a_grammar_that_takes_too_long(build: Callable[..., Engine], monkeypatch
 
 
 def test_a_tokenizer_that_fails(build: Callable[..., Engine]) -> None:
-    """It ends the requests whose forced text it should encode, and no other."""
+    """An error in the tokenizer ends only the requests whose forced text was to be encoded."""
 
     def fails(_: str) -> list[int]:
         raise OSError("the tokenizer is gone")
@@ -294,6 +303,7 @@ def test_a_tokenizer_that_fails(build: Callable[..., Engine]) -> None:
 
 
 def test_bad_requests_are_refused_at_once(build: Callable[..., Engine], net: PreTrainedModel) -> None:
+    """`submit` refuses a grammar for another vocabulary, one that contradicts the request, and one without an end."""
     engine, grammar = build(WAYS[0]), compiled("words")
     wide = GrammarCompiler(Vocabulary((b"a",) * (SIZE + 1), frozenset({1}))).compile(Grammar.choice(["a"]))
     bad: list[tuple[type[Exception], str, Request]] = [
@@ -315,7 +325,7 @@ def test_bad_requests_are_refused_at_once(build: Callable[..., Engine], net: Pre
 
 
 def test_other_stop_tokens(build: Callable[..., Engine]) -> None:
-    """A request's own stop tokens end it where the grammar may end, and nowhere else, although they spell a text."""
+    """A request's own stop tokens end it only where the grammar may end, although they also spell text."""
     engine = build(WAYS[1])
     for seed in range(12):
         request = Request([3, 1], seed, 40, Policy(1.5), grammar=compiled("letters"), stop_ids=frozenset({0, 9}))
@@ -327,12 +337,12 @@ def test_other_stop_tokens(build: Callable[..., Engine]) -> None:
         assert not {0, 9, 11} & set(result.tokens[:-1])
 
 
-# Planted faults
+# Planted faults.
 
 
 @pytest.mark.parametrize("fault", ["masks of another row", "a step late", "no masks"])
 def test_planted_faults_are_seen(fault: str, build: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With wrong masks texts differ, or violate the grammar."""
+    """With wrong masks texts differ, or a request fails."""
     way = WAYS[1]
     want = build(way).generate(asked())
     masks, commit = RowGrammars._masks, GrammarWalk.commit

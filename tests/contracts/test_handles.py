@@ -1,4 +1,4 @@
-"""Handles: abandoned, cancelled, awaited, in many threads, and at the exit of the process."""
+"""Handles can be abandoned, cancelled, awaited, and used in many threads and at the exit of the process."""
 
 import asyncio
 import gc
@@ -26,6 +26,7 @@ def active(engine: Engine) -> int:
 
 
 def test_an_abandoned_request_frees_its_row(build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
+    """When the handle of a running request is collected, a waiting request gets its row."""
     stepped = Stepped(build(WAYS[4], rows=1))
     handle = stepped.submit(Request([3, 4, 5], 1, 200))
     waiting = stepped.submit(asked()[0])
@@ -40,6 +41,7 @@ def test_an_abandoned_request_frees_its_row(build: Callable[..., Engine], meant:
 
 
 def test_an_abandoned_request_is_not_run_to_its_end(build: Callable[..., Engine]) -> None:
+    """When the handle of a running request is collected, the engine drops the request."""
     engine = build(WAYS[0])
     handle = engine.submit(Request([3, 4, 5], 1, 250))
     next(handle)
@@ -51,12 +53,13 @@ def test_an_abandoned_request_is_not_run_to_its_end(build: Callable[..., Engine]
     while engine.scheduler.is_busy:
         time.sleep(0.01)
     assert active(engine) == 0
-    assert not delivery.has_ended  # it was dropped, and did not come to its end
+    assert not delivery.has_ended  # it was dropped before its end
 
 
 def test_a_cancelled_request_keeps_what_came(
     build: Callable[..., Engine], meant: Callable[[Way], list[Result]]
 ) -> None:
+    """A cancelled request keeps its tokens so far; cancelling an ended request changes nothing."""
     engine, want = build(WAYS[4]), meant(WAYS[4])[0]
     handle = engine.submit(asked()[0])
     first = next(handle)
@@ -72,6 +75,7 @@ def test_a_cancelled_request_keeps_what_came(
 
 
 def test_a_result_has_a_timeout(build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
+    """`result` raises TimeoutError, and the request continues."""
     stepped = Stepped(build(WAYS[4]))
     handle = stepped.submit(asked()[0])
     with pytest.raises(TimeoutError, match="the request goes on"):
@@ -80,7 +84,7 @@ def test_a_result_has_a_timeout(build: Callable[..., Engine], meant: Callable[[W
 
 
 def test_asynchronous_readers(build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
-    """Handles are awaited, or read step by step, all at once in one loop; one raises, and one is cancelled."""
+    """Many handles can be awaited or read step by step in one event loop, while one raises and one is cancelled."""
     engine, want = build(WAYS[4]), meant(WAYS[4])
 
     async def steps(handle: Handle) -> Result:
@@ -110,7 +114,7 @@ def test_asynchronous_readers(build: Callable[..., Engine], meant: Callable[[Way
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[4], WAYS[14]], ids=str)
 def test_many_threads(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
-    """They submit at once, and wait, read or cancel; there are twice as many requests as rows."""
+    """Texts are right when many threads submit at once and wait, read or cancel, with more requests than rows."""
     want, engine = meant(way), build(way, rows=4)
     begin = threading.Barrier(8)
 
@@ -132,7 +136,7 @@ def test_many_threads(way: Way, build: Callable[..., Engine], meant: Callable[[W
 
 
 def test_engines_share_a_model(build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
-    """Their steps exclude one another."""
+    """Engines that share a model may run at the same time, because their steps exclude one another."""
     chosen = [WAYS[0], WAYS[4], WAYS[6], WAYS[14]]
     first = build(chosen[0])
     engines = [first, *(build(way, first.target) for way in chosen[1:])]
@@ -142,7 +146,7 @@ def test_engines_share_a_model(build: Callable[..., Engine], meant: Callable[[Wa
 
 
 def test_a_hook_may_generate(build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
-    """With the engine that calls it, whose thread cannot wait for itself."""
+    """A hook may generate with the engine that calls it, although it runs in the engine's own thread."""
     engine, want = build(WAYS[4]), meant(WAYS[4])
 
     def asks(text: list[int]) -> list[int]:
@@ -172,7 +176,7 @@ TIMED = """
 import atexit, time
 from spectr.engine import scheduler
 
-atexit.register(lambda: print(time.monotonic() - began < 30))  # after all that was registered later
+atexit.register(lambda: print(time.monotonic() - began < 30))  # runs after everything that was registered later
 atexit.unregister(scheduler.end_threads)
 atexit.register(scheduler.end_threads)
 began = time.monotonic()
@@ -184,7 +188,7 @@ began = time.monotonic()
     [pytest.param(EXITS, id="ended", marks=pytest.mark.slow), pytest.param(EXITS + RUNNING, id="running")],
 )
 def test_a_process_may_end_at_any_time(script: str) -> None:
-    """Right after a text has ended, and while another one runs."""
+    """A process exits cleanly and without delay, right after a text has ended and while one is running."""
     path = os.pathsep.join([str(Path(spectr.__file__).parents[1]), str(Path(__file__).parents[2])])
     done = subprocess.run(
         [sys.executable, "-c", script + TIMED], env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False

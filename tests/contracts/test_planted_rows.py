@@ -1,4 +1,4 @@
-"""Faults that are planted in the state of rows: the comparison of requests in a batch with those alone detects each."""
+"""Comparing requests in a batch with the same requests alone detects every fault planted in the state of rows."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,7 +27,7 @@ EARLY, LATE = [WAYS[0], WAYS[4], WAYS[14]], [way for way in WAYS if way.late and
 def seen(
     build: Callable[..., Engine], meant: Callable[[Way], list[Result]]
 ) -> Callable[[Way, Callable[[], None]], bool]:
-    """Whether the eight requests in a batch differ from those alone once a fault is planted, or end in an error."""
+    """A function that returns whether a planted fault changes the eight requests in a batch, or makes them fail."""
 
     def found(way: Way, plant: Callable[[], None]) -> bool:
         want, before = meant(way), Stepped(build(way))
@@ -48,8 +48,8 @@ Seen = Callable[[Way, Callable[[], None]], bool]
 
 @pytest.mark.parametrize("way", LATE, ids=str)
 def test_a_setting_that_leaks_is_seen(way: Way, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: what is computed for one row is used for all. Most settings change nothing where they are off; greedy
-    does."""
+    """Planted fault: logits edited for one row are used for all. Greedy decoding is the setting that other rows notice;
+    most others change nothing where they are off."""
     leaky = lambda _self, _name, edited, _logits: edited  # noqa: E731
     assert seen(way, lambda: monkeypatch.setattr(PolicyRows, "_put_back", leaky))
 
@@ -65,7 +65,7 @@ SETTINGS = ["temperature", "repetition_penalty", "frequency_penalty", "min_new_t
 def test_a_setting_of_the_neighbour_is_seen(
     way: Way, setting: str, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted: each row has the setting of the row before it."""
+    """Planted fault: each row has the setting of the row before it."""
     number = PolicyRows.number
 
     def shifted(rows: PolicyRows, name: str) -> torch.Tensor:
@@ -76,7 +76,7 @@ def test_a_setting_of_the_neighbour_is_seen(
 
 @pytest.mark.parametrize("way", [*EARLY, *LATE], ids=str)
 def test_rows_that_do_not_move_are_seen(way: Way, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: requests move to the rows of ended ones, and their tensors do not."""
+    """Planted fault: requests move to the rows of ended ones, but their tensors do not."""
     stays = lambda before, *_: list(range(len(before)))  # noqa: E731
     assert seen(way, lambda: monkeypatch.setattr("spectr.engine.placement._compacted", stays))
 
@@ -84,13 +84,13 @@ def test_rows_that_do_not_move_are_seen(way: Way, seen: Seen, monkeypatch: pytes
 @pytest.mark.parametrize("way", EARLY, ids=str)
 @pytest.mark.parametrize("kind", [Target, History, PolicyRows, Rows], ids=lambda kind: kind.__name__)
 def test_a_part_that_does_not_move_is_seen(way: Way, kind: type, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: the state of one part does not move with the rows."""
+    """Planted fault: the state of one part does not move with the rows."""
     assert seen(way, lambda: monkeypatch.setattr(kind, "copy_rows", lambda *_: None))
 
 
 @pytest.mark.parametrize("way", [*EARLY, *LATE], ids=str)
 def test_a_seed_of_the_row_is_seen(way: Way, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: a row uses its index as the seed, instead of its request's."""
+    """Planted fault: a row uses its index as the seed instead of its request's seed."""
     put = Rows.put
 
     def by_number(rows: Rows, first: int, requests: list[Request], stops: frozenset[int]) -> None:
@@ -102,7 +102,7 @@ def test_a_seed_of_the_row_is_seen(way: Way, seen: Seen, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("way", LATE, ids=str)
 def test_a_late_step_for_others_is_seen(way: Way, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: a step is delivered to the requests that are in its rows now, and not to those when it was launched."""
+    """Planted fault: a step is delivered to the requests that are in its rows now, not to those at its launch."""
     read = StepRunner.read
 
     def misread(runner: StepRunner, step: LaunchedStep) -> list[RequestState]:
@@ -114,7 +114,7 @@ def test_a_late_step_for_others_is_seen(way: Way, seen: Seen, monkeypatch: pytes
 
 
 def reused(stepped: Stepped) -> list[Any]:
-    """The steps of a text that shares a prefix with a running one, in a row that had another text."""
+    """Return the steps of a text that shares a prefix with a running one, in a row that had another text before."""
     stepped.finish([stepped.submit(Request(OTHER, row, 40)) for row in (1, 2)])
     running = stepped.submit(Request(LONG, 1, 60, Policy(0.7)))
     stepped.turn(2)
@@ -128,11 +128,11 @@ def reused(stepped: Stepped) -> list[Any]:
 def test_a_prefix_without_the_drafters_cache_is_seen(
     way: Way, build: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted: the target's cache of a prefix is copied, and the drafter's is not. The race's text does not depend on
-    it, but its steps do."""
+    """Planted fault: the target's cache of a prefix is copied, but the drafter's is not. Under the race the text does
+    not depend on it, but the steps do."""
     want = reused(Stepped(build(way)))
     monkeypatch.setattr(ModelDrafting, "copy_rows", lambda *_: None)
-    with suppress(RuntimeError):  # of a drafter that has read more than there is
+    with suppress(RuntimeError):  # raised by a drafter that has read more than the text
         assert reused(Stepped(build(way), checks=False)) != want
 
 
@@ -140,7 +140,7 @@ def test_a_prefix_without_the_drafters_cache_is_seen(
 def test_a_prefix_that_is_too_long_is_seen(
     way: Way, build: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted: one token too many counts as cached."""
+    """Planted fault: one token too many counts as cached."""
     longest = PrefixCache.longest_match
 
     def longer(*given: Any, **options: Any) -> tuple[int, int]:

@@ -1,8 +1,8 @@
-"""Predictions are drafted and do not change the text under the race, whatever they contain and wherever the row is; and
-their counts are the tokens that they predicted correctly.
+"""Predictions are drafted and never change the text under the race, and their counts are the correctly predicted
+tokens.
 
-Models are float64, so that texts are exactly equal. A wrong reference changes no text, but it changes what is accepted;
-so these tests compare steps and counts.
+Models are float64, so that texts are exactly equal. A wrong reference does not change the text, but it changes what is
+accepted; so these tests compare steps and counts.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def some(cases: list[tuple[str, str]], names: str, every: int) -> pytest.MarkDec
 
 
 def plain() -> list[Request]:
-    """Seven requests without a prediction, no two of which have a setting in common."""
+    """Return seven requests without a prediction, no two of which have the same settings."""
     penalties: dict[str, Any] = {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.3}
     return [
         Request([3, 4, 5, 3, 4, 5, 3], 1, 40),
@@ -85,12 +85,12 @@ def asked(texts: list[Result]) -> list[Request]:
 
 
 def told(result: Result) -> Any:
-    """Steps, statistics and counts of a result."""
+    """Return the steps, statistics and counts of a result."""
     return trace(result), result.stats.accepted_prediction_tokens, result.stats.rejected_prediction_tokens
 
 
 def alone(build: Build, rule: str, name: str, requests: list[Request]) -> list[Result]:
-    """The results of requests, each in its own engine."""
+    """Return the results of requests, each run in its own engine."""
     engines = [Stepped(build(name, rule)) for _ in requests]
     return [e.finish([e.submit(request)])[0] for e, request in zip(engines, requests, strict=True)]
 
@@ -102,7 +102,7 @@ def same(found: list[Result], want: list[Result]) -> None:
 
 
 def fresh(requests: list[Request]) -> list[Request]:
-    """The requests with new readers."""
+    """Return the requests with new readers."""
     return [replace(r, reader=None if r.reader is None else LetterReader("dbk")) for r in requests]
 
 
@@ -111,7 +111,8 @@ def fresh(requests: list[Request]) -> list[Request]:
 
 @some([(name, kind) for name in NAMES for kind in KINDS], "name kind", 4)
 def test_the_text_is_that_without_a_prediction(name: str, kind: str, build: Build, texts: list[Result]) -> None:
-    """Whatever the prediction, with every drafter, at every temperature, in a batch."""
+    """Every kind of prediction leaves the texts of a batch unchanged, with every drafter and setting; a correct one
+    saves steps."""
     requests = [
         replace(request, reference=edited(result.tokens, kind, SIZE))
         for request, result in zip(plain(), texts, strict=True)
@@ -125,8 +126,10 @@ def test_the_text_is_that_without_a_prediction(name: str, kind: str, build: Buil
 
 
 def test_a_drafter_that_selects(net: PreTrainedModel, makers: dict[str, Make], texts: list[Result]) -> None:
-    """It learns from steps without a branch only, and is left out where all rows have one. When a branch ends, it
-    drafts the rest of the text, although it has not read the tokens before."""
+    """An adaptive drafter learns only from steps without a predicted branch, and is idle while all rows have one.
+
+    When the branch ends, it drafts the rest of the text, although it has not read the tokens before.
+    """
     for kind in ("right", "wrong", "brief", "swapped"):
         seen = list[tuple[int, int, float, float]]()
         made = adaptive([drafter("none"), makers["model"](PRUNED)], lambda _: 1)
@@ -138,7 +141,7 @@ def test_a_drafter_that_selects(net: PreTrainedModel, makers: dict[str, Make], t
             (result,) = engine.generate(fresh([request]))
             assert result.tokens == text.tokens
             assert len(seen) < len(result.steps)
-            assert max([tokens for _, _, tokens, _ in seen], default=0) <= 5  # no more than its own tree gives
+            assert max([tokens for _, _, tokens, _ in seen], default=0) <= 5  # its depth and a bonus
             if kind == "right":
                 assert not seen
             if kind == "wrong" and len(text.tokens) > 20:
@@ -149,8 +152,8 @@ def test_a_drafter_that_selects(net: PreTrainedModel, makers: dict[str, Make], t
 
 
 @some(WAYS, "rule name", 4)
-def test_in_company(rule: str, name: str, build: Build, asked: list[Request]) -> None:
-    """Steps and counts equal those of a row alone; requests without a prediction are not affected."""
+def test_a_batch_gives_the_same_steps_and_counts(rule: str, name: str, build: Build, asked: list[Request]) -> None:
+    """Steps and counts in a batch equal those alone; requests without a prediction are not affected."""
     want, without = alone(build, rule, name, fresh(asked)), alone(build, rule, name, plain())
     engine = build(name, rule)
     same(engine.generate(fresh(asked)), want)
@@ -166,8 +169,8 @@ def test_in_company(rule: str, name: str, build: Build, asked: list[Request]) ->
 def test_joined_late_and_in_the_rows_of_others(
     rule: str, name: str, late: bool, build: Build, asked: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests join one after the other, while others run, end and are cancelled, in few rows, repeatedly, also as on a
-    GPU."""
+    """Steps and counts stay the same when requests join while others run, end and are cancelled, in rows that were used
+    before, also with steps that are read late as on a GPU."""
     want = alone(build, rule, name, fresh(asked))
     if late:
         run_as_on_a_gpu(monkeypatch)
@@ -184,8 +187,8 @@ def test_joined_late_and_in_the_rows_of_others(
             same(stepped.finish(handles), [want[at] for at in order])
 
 
-def test_resumed(build: Build, asked: list[Request], texts: list[Result]) -> None:
-    """A text that is continued from any cut with the same seed has the same rest, and its prediction is used again."""
+def test_a_resumed_text_has_the_same_rest(build: Build, asked: list[Request], texts: list[Result]) -> None:
+    """A text that is continued from any position with the same seed has the same rest, and its prediction is used."""
     requests, want = list[Request](), list[list[int]]()
     for request, result in zip(asked, texts, strict=True):
         for cut in {1, 7, len(result.tokens) // 2, len(result.tokens) - 1}:
@@ -199,7 +202,7 @@ def test_resumed(build: Build, asked: list[Request], texts: list[Result]) -> Non
 
 
 def test_the_beginning_of_another_text(build: Build, texts: list[Result]) -> None:
-    """A request that shares a prefix with a running or ended one copies the cache, and not the prediction."""
+    """A request that shares a prefix with a running or ended one copies its cache, but not its prediction."""
     first, second = plain()[3], replace(plain()[3], seed=77)
     stepped = Stepped(build("model"))
     (right,) = alone(build, "race", "none", [second])
@@ -214,7 +217,7 @@ def test_the_beginning_of_another_text(build: Build, texts: list[Result]) -> Non
 
 
 def test_hooks_and_gaps(build: Build, texts: list[Result]) -> None:
-    """Such requests have their own lanes, also with predictions."""
+    """Predictions also work for requests with hooks or with optimality gaps, which have their own lanes."""
     hooked = [replace(plain()[0], policy=Policy(allowed=lambda text: [t for t in range(SIZE) if t != text[-1]]))]
     (meant,) = build().generate(hooked)
     engine = build("model")
@@ -228,7 +231,7 @@ def test_hooks_and_gaps(build: Build, texts: list[Result]) -> None:
 
 
 def test_a_reference_with_a_source() -> None:
-    """An encoder-decoder model, whose prompt is its start token."""
+    """Predictions also work for encoder-decoder models, whose prompt is their start token."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(3)
@@ -244,37 +247,39 @@ def test_a_reference_with_a_source() -> None:
     assert len(found.steps) <= 4
 
 
-# What is counted.
+# Counts.
 
 
 @pytest.mark.parametrize("name", ["none", "lookup", "model"])
 def test_what_is_counted(name: str, build: Build, asked: list[Request]) -> None:
-    """Tokens of the prediction that are in the text where they were predicted count, drafted or not; tokens of other
-    drafts do not."""
+    """Predicted tokens that occur in the text where they were predicted count as accepted, whether they were drafted or
+    not; tokens of other drafts do not count."""
     found = build(name).generate(fresh(asked))
     for request, result in zip(asked, found, strict=True):
         stats, reference = result.stats, list(request.reference)
         assert stats.accepted_prediction_tokens == counted(result, reference, list(request.prompt), [])
         assert stats.accepted_prediction_tokens + stats.rejected_prediction_tokens == len(reference)
-    assert found[0].stats.rejected_prediction_tokens == 0  # all of it came
+    assert found[0].stats.rejected_prediction_tokens == 0  # the whole prediction was right
     accepted = [result.stats.accepted_prediction_tokens for result in found]
     assert min(accepted[1:4]) > 10
 
 
 def test_drafts_of_the_drafter_are_not_counted(build: Build, texts: list[Result]) -> None:
+    """Accepted tokens of the drafter do not count as predicted tokens."""
     (result,) = build("model").generate([replace(plain()[0], reference=edited(texts[0].tokens, "wrong", SIZE))])
     assert result.stats.accepted_prediction_tokens < 5
     assert result.stats.accepted > 20
 
 
 def test_a_prediction_that_says_nothing_is_none(build: Build) -> None:
+    """Without a prediction both counts are 0, although drafts are accepted."""
     (result,) = build("model").generate([plain()[0]])
     assert result.stats.accepted > 0
     assert result.stats.accepted_prediction_tokens == result.stats.rejected_prediction_tokens == 0
 
 
 def test_a_prediction_counts_once(build: Build) -> None:
-    """Even if the text repeats it; tokens beyond the end of the text do not count."""
+    """A prediction counts once even if the text repeats it; its tokens beyond the end of the text are rejected."""
     loop = Policy(allowed=lambda text: [(text[-1] + 1) % 4])
     (twice,) = build().generate([Request([3], 1, 32, loop, reference=[0, 1, 2, 3, 0, 1, 2, 3])])
     assert twice.tokens == [0, 1, 2, 3] * 8
@@ -295,11 +300,11 @@ def test_counts_grow_with_the_text(build: Build, texts: list[Result]) -> None:
     assert len(set(seen)) == len(seen) > 2
 
 
-# Tokens for the next step alone.
+# Tokens for the next step only.
 
 
 def test_tokens_that_are_given_between_steps(build: Build, texts: list[Result]) -> None:
-    """The next tokens of a row are set before every step, so it takes few steps."""
+    """Tokens that are given to a row before a step are drafted in that step, and do not count as a prediction."""
     stepped = Stepped(build("lookup"))
     requests = [replace(request, reference=[0]) for request in plain()[:3]]
     handles = [stepped.submit(request) for request in requests]
@@ -315,13 +320,14 @@ def test_tokens_that_are_given_between_steps(build: Build, texts: list[Result]) 
     found = stepped.finish(handles)
     assert [result.tokens for result in found] == [result.tokens for result in texts[:3]]
     assert max(len(result.steps) for result in found) <= 5
-    assert max(result.stats.accepted_prediction_tokens for result in found) <= 1  # these were no prediction
+    assert max(result.stats.accepted_prediction_tokens for result in found) <= 1  # these tokens were not a prediction
 
 
-# What is refused.
+# Refused requests.
 
 
 def test_rules_that_read_draft_laws_refuse_it(net: PreTrainedModel, makers: dict[str, Make]) -> None:
+    """Rules that need draft distributions refuse a prediction and accept a request without one."""
     for name in RULES:
         rule = spectr.rule(name)
         draws = rule.card.draws or rule.card.siblings[0]
@@ -337,17 +343,18 @@ def test_rules_that_read_draft_laws_refuse_it(net: PreTrainedModel, makers: dict
 
 
 def test_tokens_that_are_none_are_refused(build: Build) -> None:
+    """Predicted tokens outside the vocabulary are refused."""
     for token in (SIZE, -1):
         with pytest.raises(ArgumentError, match=f"tokens of a prediction must lie in 0 … 11, got \\[{token}\\]"):
             build().submit(Request([1], reference=[2, token]))
 
 
-# Planted faults: what these tests would see.
+# Planted faults that these tests must detect.
 
 
 @pytest.fixture
 def seen(build: Build, asked: list[Request]) -> Callable[[str, Callable[[], None]], bool]:
-    """Whether requests in a batch, in rows that others had before, differ from those alone once a fault is planted."""
+    """A function that returns whether a planted fault changes the steps of requests in rows that were used before."""
 
     def run(name: str) -> list[Any]:
         stepped = Stepped(build(name, rows=4))
@@ -369,14 +376,14 @@ Seen = Callable[[str, Callable[[], None]], bool]
 
 
 def _text(one: Any) -> list[int]:
-    """The tokens of what `told` returns."""
+    """Return the tokens in a value of `told`."""
     (steps, *_), *_ = one
     return [token for step in steps for token in step[0]]
 
 
 @pytest.mark.parametrize("name", ["none", "lookup", "model"])
 def test_the_reference_of_a_neighbour_is_seen(name: str, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: each row reads the reference of the row before it."""
+    """Planted fault: each row reads the reference of the row before it."""
 
     def leaky(references: References, place: torch.Tensor, count: int) -> torch.Tensor:
         rows = len(place)
@@ -388,7 +395,7 @@ def test_the_reference_of_a_neighbour_is_seen(name: str, seen: Seen, monkeypatch
 
 @pytest.mark.parametrize("name", ["none", "model"])
 def test_a_stale_reference_is_seen(name: str, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: a row keeps its reference for later requests."""
+    """Planted fault: a row keeps its reference for later requests."""
     put = References.put
 
     def stale(references: References, row: int, tokens: Any, after: int) -> None:
@@ -401,7 +408,7 @@ def test_a_stale_reference_is_seen(name: str, seen: Seen, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", ["none", "model"])
 @pytest.mark.parametrize("table", ["tokens", "size", "since", "place"])
 def test_a_table_that_does_not_move_is_seen(name: str, table: str, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: one table of the references does not move with its rows."""
+    """Planted fault: one table of the references does not move with its rows."""
     copy_rows = References.copy_rows
 
     def stays(references: References, sources: list[int], targets: list[int]) -> None:
@@ -414,7 +421,7 @@ def test_a_table_that_does_not_move_is_seen(name: str, table: str, seen: Seen, m
 
 @pytest.mark.parametrize("name", ["none", "model"])
 def test_a_place_that_was_left_is_seen(name: str, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: a row begins at the place where the last request was in its reference."""
+    """Planted fault: a row begins at the position that the previous request had reached in its reference."""
     put = References.put
 
     def left(references: References, row: int, tokens: Any, after: int) -> None:

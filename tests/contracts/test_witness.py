@@ -1,7 +1,7 @@
-"""A witness of every rule with every drafter: in a batch of eight policies it finds no wrong step.
+"""A witness finds no wrong step for any rule with any drafter, in a batch of eight policies.
 
-Models are float32, as users run them, so near-ties may occur. In float64 they may not, except where the distributions
-of target and draft are the same."""
+In float32 and bfloat16 near-ties may occur. In float64 they may not, except where the distributions of target and draft
+are the same."""
 
 import contextlib
 from dataclasses import replace
@@ -36,7 +36,7 @@ STOPS = frozenset({SIZE - 1})
 
 
 def asked(texts: int = 2, length: int = 40) -> list[Request]:
-    """Requests with `texts` texts for each policy, with different prompts and lengths; one has its own stop tokens."""
+    """Return `texts` requests for each policy, with different prompts and lengths; one has its own stop tokens."""
     return [
         Request(PROMPTS[(row + text) % 4], 31 * text + row - 9, length - 3 * (row % 3), policy, stop_ids=stops)
         for text in range(texts)
@@ -45,25 +45,26 @@ def asked(texts: int = 2, length: int = 40) -> list[Request]:
 
 
 def watched(engine: Engine, requests: list[Request]) -> Witness:
-    """A witness of all steps of these requests."""
+    """Run requests with a witness of all steps, and return the witness."""
     witness = Witness(1.0, room=1 << 20)
     results = engine.with_parts(witness=witness).generate(requests)
     assert witness.drain(120)
     witness.close()
     assert witness.rows == sum(len(result.steps) for result in results)
-    assert 0 < witness.checked <= witness.steps  # a step that nobody waits for any more is not read
+    assert 0 < witness.checked <= witness.steps  # a step whose requests have all ended is not read
     assert (witness.skipped, witness.not_covered) == (0, {})
     return witness
 
 
 def test_every_rule_is_covered() -> None:
+    """Every registered rule has a reference implementation."""
     from spectr.audit.reference_rules import reference_rule
 
     assert [name for name in RULES if reference_rule(spectr.rule(name)) is None] == []
 
 
 def pairs() -> list[tuple[str, str]]:
-    """Each rule with a model, and each drafter with the race; all other pairs are slow."""
+    """Return all pairs of rules and drafters; those without the race or the drafter `model` are slow."""
     return [(rule, name) for rule in RULES for name in DRAFTERS]
 
 
@@ -77,13 +78,13 @@ def test_no_step_is_found_wrong(net: PreTrainedModel, makers: dict[str, Make], r
     try:
         engine = Engine(Target(net), makers[name](plan), made)
     except MismatchError:
-        pytest.skip("the rule does not hold for what this drafter draws")
+        pytest.skip("the rule does not support the siblings of this drafter")
     witness = watched(engine, asked(1))
     assert (witness.violations, witness.near_ties) == (0, 0), witness.failures
 
 
 def drafter_in(dtype: torch.dtype, net: PreTrainedModel, name: str, plan: Plan) -> Drafter:
-    """A drafter whose model has the dtype of the target."""
+    """Return a drafter whose model has the dtype of the target."""
     match name:
         case "early_exit":
             return drafter("early_exit", model=Target(truncated(net, 1)), plan=plan)
@@ -110,7 +111,7 @@ COUPLED = ["race", "optimal", "kseq", "path_block", "traversal", "hybrid", "recu
     ids=str,
 )
 def test_no_step_is_found_wrong_in_less_than_float64(rule: str, name: str, dtype: torch.dtype) -> None:
-    """One of the drafters is the target itself, where most choices between drafts are near-ties."""
+    """In float32 and bfloat16 no step is wrong, and near-ties are rare unless the target drafts for itself."""
     net, made = llama(3, layers=3, dtype=dtype), spectr.rule(rule)
     engine = Engine(Target(net), drafter_in(dtype, net, name, plan_for(made.card, drafts=3)), made)
     witness = watched(engine, asked())
@@ -122,8 +123,8 @@ def test_no_step_is_found_wrong_in_less_than_float64(rule: str, name: str, dtype
 def test_steps_that_are_read_late(
     net: PreTrainedModel, makers: dict[str, Make], rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU: rows are rounded up, all features are computed, and a step is launched before the last one is read.
-    Requests come and go, so that rows move."""
+    """No step is wrong when steps run as on a GPU: rows are rounded up, all features are computed, and a step is
+    launched before the previous one is read. There are fewer rows than requests, so that rows move."""
     made = spectr.rule(rule)
     run_as_on_a_gpu(monkeypatch)
     engine = Engine(Target(net), makers["model"](plan_for(made.card, drafts=3)), made, rows=5)
@@ -134,6 +135,7 @@ def test_steps_that_are_read_late(
 
 @pytest.mark.parametrize("rule", ["race", "match"])
 def test_steps_that_draft_from_a_reference(net: PreTrainedModel, makers: dict[str, Make], rule: str) -> None:
+    """No step is wrong when requests with and without a prediction run in one batch."""
     made = spectr.rule(rule)
     engine = Engine(Target(net), makers["model"](plan_for(made.card)), made)
     requests = [replace(request, reference=[3, 4, 5, 6, 7] * 4) for request in asked(1)]
@@ -144,7 +146,7 @@ def test_steps_that_draft_from_a_reference(net: PreTrainedModel, makers: dict[st
 @pytest.mark.parametrize(("rule", "name"), [("race", "model"), ("optimal", "ngram"), ("path_block", "early_exit"),
                                             ("traversal", "model"), ("match", "lookup")])  # fmt: skip
 def test_rows_with_a_grammar(net: PreTrainedModel, makers: dict[str, Make], rule: str, name: str) -> None:
-    """In a batch with others, under policies that may exclude all tokens that the grammar allows."""
+    """No step is wrong for requests with a grammar, in a batch with others and where no token is left."""
     made = spectr.rule(rule)
     engine = Engine(Target(net), makers[name](plan_for(made.card, drafts=3)), made, frozenset(ENDS))
     short = [Request([3], 1, 20, Policy(suppress_tokens=[0, 1, 2]), grammar=compiled("letters"))]
@@ -162,7 +164,7 @@ def test_rows_with_a_grammar(net: PreTrainedModel, makers: dict[str, Make], rule
 
 @pytest.mark.parametrize("late", [False, True])
 def test_the_wrong_text_is_seen(net: PreTrainedModel, makers: dict[str, Make], late: bool, monkeypatch: Any) -> None:
-    """Planted: the witness gets the texts from after the step."""
+    """Planted fault: the witness gets the texts as they are after the step."""
     if late:
         run_as_on_a_gpu(monkeypatch)
     read = StepRunner.read
@@ -184,7 +186,7 @@ def test_the_wrong_text_is_seen(net: PreTrainedModel, makers: dict[str, Make], l
 
 
 class TestOnGpu:
-    """Graphs are replayed, and the evidence of a step is copied before the next step overwrites it."""
+    """On a GPU graphs are replayed, and the evidence of a step is copied before the next step overwrites it."""
 
     pytestmark = pytest.mark.gpu
 
@@ -201,7 +203,7 @@ class TestOnGpu:
         assert witness.near_ties <= witness.rows / 100
 
     def test_a_wrong_row_is_seen_in_a_captured_step(self) -> None:
-        """Planted: the evidence is copied from the next row, so the witness does check what was copied."""
+        """Planted fault: the evidence is copied from another row. The witness detects it, so it checks the copy."""
         from spectr.engine import runner
 
         target, drafts = on_gpu("feature", Plan(nodes=6))

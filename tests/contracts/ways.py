@@ -1,4 +1,4 @@
-"""The ways to run requests that the contracts compare: rules with drafters and plans; and the requests."""
+"""The ways to run requests that the contracts compare (rules with drafters and plans), and the requests."""
 
 import math
 from collections.abc import Callable
@@ -48,7 +48,7 @@ WAYS = [
 
 
 def ways(offset: int, every: int = 6) -> pytest.MarkDecorator:
-    """Parametrize a test with all ways; different tests have different ones in the quick tier."""
+    """Parametrize a test with all ways; the quick tier has different ways in different tests."""
     marked = [
         pytest.param(way, marks=() if (at + offset) % every == 0 else pytest.mark.slow, id=str(way))
         for at, way in enumerate(WAYS)
@@ -57,11 +57,11 @@ def ways(offset: int, every: int = 6) -> pytest.MarkDecorator:
 
 
 LONG = [3, 4, 5, 3, 4, 6, 1, 2, 3, 4, 5, 3, 4, 6, 8, 9] * 2 + [3, 4, 5, 3]
-OTHER = [0, 10, 7, 11] * 9  # has no token in common with it
+OTHER = [0, 10, 7, 11] * 9  # has no token in common with LONG
 
 
 def asked() -> list[Request]:
-    """Eight requests, no two of which have a setting in common."""
+    """Return eight requests, no two of which have the same settings."""
     penalties: dict[str, Any] = {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.3}
     words: list[list[int]] = [[7], [3, 4], [1, 2, 8]]
     return [
@@ -77,7 +77,7 @@ def asked() -> list[Request]:
 
 
 def refuses_at(length: int) -> Callable[[list[int]], list[int] | None]:
-    """A hook that raises KeyError for texts of `length` tokens."""
+    """Return a hook that raises KeyError for texts of `length` tokens."""
 
     def hook(text: list[int]) -> list[int] | None:
         if len(text) == length:
@@ -88,7 +88,7 @@ def refuses_at(length: int) -> Callable[[list[int]], list[int] | None]:
 
 
 def same(found: list[Result], want: list[Result]) -> None:
-    """Compare texts, finish reasons and steps."""
+    """Assert that texts, finish reasons and steps are equal."""
     for at, (one, other) in enumerate(zip(found, want, strict=True)):
         assert (at, one.tokens, one.finish_reason, one.text) == (at, other.tokens, other.finish_reason, other.text)
         assert (at, trace(one)) == (at, trace(other))

@@ -1,5 +1,5 @@
-"""Several drafters in one: under the race the text is that of plain decoding, whichever drafter is used in a step,
-captured or not; and what observers are passed."""
+"""With several drafters in one, the text under the race is that of plain decoding, whichever drafter is used in a step,
+captured or not; and observers get the tokens and seconds of steps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -42,13 +42,13 @@ def near(net: PreTrainedModel) -> Target:
 
 @pytest.fixture(scope="module")
 def far() -> Target:
-    """Another model."""
+    """A model that is unrelated to the target."""
     return Target(llama(8))
 
 
 @pytest.fixture(scope="module")
 def bases(net: PreTrainedModel, near: Target) -> dict[str, Drafter]:
-    """One drafter of each kind that draws by a plan."""
+    """One drafter of each kind that has a plan."""
     target, plan = Target(net), Plan()
     return {
         "random": drafter("random", plan=plan),
@@ -65,7 +65,7 @@ ORDER = (1, 0, 2, 2, 0, 0, 0, 3, 1, 0, 3, 2)
 
 
 def in_turn(drafters: Sequence[Drafter], order: Sequence[int] = ORDER) -> tuple[SwitchingDrafter, list[int]]:
-    """Uses drafters in the order of a list, and records which of them drafted the steps that were observed."""
+    """Return a drafter that uses several in the given order, and a list of those that drafted the observed steps."""
     steps, used = count(), list[int]()
 
     def observe(_rows: int, plan: int, _tokens: float, _seconds: float) -> None:
@@ -99,14 +99,15 @@ POLICIES = {
 def test_the_text_is_that_of_plain_decoding(
     net: PreTrainedModel, bases: dict[str, Drafter], name: str, policy: str
 ) -> None:
-    """Trees of all sizes and none in turn, on a ragged batch with a repeated prompt."""
+    """The text does not change when trees of several sizes and plain decoding alternate, in a batch of different
+    lengths with a repeated prompt."""
     made, used = in_turn(with_plans(bases[name], PRUNED))
     assert tokens_of(net, made, POLICIES[policy]) == tokens_of(net, drafter("none"), POLICIES[policy])
     assert set(used) == {0, 1, 2, 3}
 
 
 def test_drafters_of_all_kinds_in_one(net: PreTrainedModel, bases: dict[str, Drafter]) -> None:
-    """Each drafter catches up with the tokens of the steps that it missed."""
+    """Drafters of all kinds can alternate: each one reads the tokens of the steps that it missed."""
     mix = drafter("mixed", parts=[drafter("lookup"), bases["model"]])
     several = [*with_plans(bases["feature"], PRUNED), drafter("lookup", shortest=1), bases["model"], mix]
     made, used = in_turn(several, [*range(len(several)), 0, 0, 0, 5, 4, 6, 1])
@@ -115,14 +116,14 @@ def test_drafters_of_all_kinds_in_one(net: PreTrainedModel, bases: dict[str, Dra
 
 
 def test_it_chooses_while_running(net: PreTrainedModel, bases: dict[str, Drafter]) -> None:
-    """The choice depends on the clock and is not checked; the text is."""
+    """The text is that of plain decoding whatever drafters are chosen by their measured speed."""
     made = adaptive([drafter("none"), bases["model"], bases["feature"]], lambda rows: min(rows, 2))
     plain = tokens_of(net, drafter("none"), Policy())
     assert [tokens_of(net, made, Policy()) for _ in range(3)] == [plain] * 3
 
 
 def by_rows(drafters: Sequence[Drafter]) -> SwitchingDrafter:
-    """Select the first drafter for one row, the second for two, and the third for more."""
+    """Return a drafter that uses the first for one row, the second for two, and the third for more."""
     return SwitchingDrafter(tuple(drafters), lambda rows: min(rows, 3) - 1)
 
 
@@ -130,7 +131,7 @@ def by_rows(drafters: Sequence[Drafter]) -> SwitchingDrafter:
 def test_a_drafter_for_each_number_of_rows(
     net: PreTrainedModel, bases: dict[str, Drafter], late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The drafter changes when rows come and leave."""
+    """Texts are right when the drafter changes with the number of rows, which come and go."""
     if late:
         run_as_on_a_gpu(monkeypatch)
     several = [replanned(bases["model"], PRUNED[1]), bases["feature"], replanned(bases["model"], PRUNED[0])]
@@ -145,7 +146,7 @@ def test_a_drafter_for_each_number_of_rows(
 def test_plain_decoding_for_some_rows(
     net: PreTrainedModel, bases: dict[str, Drafter], late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where no drafter is selected for the number of rows, nothing is drafted and the draft model is not called."""
+    """If plain decoding is selected for a number of rows, nothing is drafted and the draft model is not called."""
     scored = count()
 
     class Counting(Target):
@@ -164,6 +165,7 @@ def test_plain_decoding_for_some_rows(
 
 
 def test_drafters_on_the_host_are_not_captured(bases: dict[str, Drafter]) -> None:
+    """Steps can be captured only if none of the drafters runs on the host."""
     assert by_rows([drafter("none"), bases["model"], bases["feature"]]).capturable
     assert by_rows([drafter("none"), drafter("lookup"), bases["feature"]]).capturable
     assert not by_rows([drafter("none"), bases["ngram"], bases["feature"]]).capturable
@@ -171,6 +173,7 @@ def test_drafters_on_the_host_are_not_captured(bases: dict[str, Drafter]) -> Non
 
 @pytest.mark.gpu
 def test_captured_on_a_gpu() -> None:
+    """Captured and eager steps give the text of plain decoding when the drafter changes with the number of rows."""
     target = Target(llama(3, layers=3).float().to("cuda"))  # type: ignore[arg-type]
     near = drafter("model", model=Target(llama(3, layers=3).float().to("cuda")), plan=PRUNED[1])  # type: ignore[arg-type]
     made = by_rows([near, drafter("none"), replanned(near, PRUNED[0])])
@@ -184,6 +187,7 @@ def test_captured_on_a_gpu() -> None:
 
 
 def test_plans_of_one_drafter_share_its_session(net: PreTrainedModel, near: Target) -> None:
+    """Several plans of one draft model open a single session."""
     opened = count()
 
     class Counting(Target):
@@ -200,7 +204,7 @@ def test_plans_of_one_drafter_share_its_session(net: PreTrainedModel, near: Targ
 def test_room_is_made_for_the_largest_tree(
     net: PreTrainedModel, bases: dict[str, Drafter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Room is made for the largest tree even if a smaller one is in use when texts get longer."""
+    """The cache has room for the largest tree even if a smaller one is in use when texts get longer."""
     run_as_on_a_gpu(monkeypatch)
     plans, chosen = (PRUNED[0], Plan(drafts=16, length=8, nodes=10)), [0]
     made = SwitchingDrafter(tuple(replanned(bases["model"], plan) for plan in plans), lambda _: chosen[0])
@@ -215,8 +219,8 @@ def test_room_is_made_for_the_largest_tree(
 
 
 def test_a_drafter_that_paused_remembers_no_other_text(net: PreTrainedModel, bases: dict[str, Drafter]) -> None:
-    """Texts of all lengths use one row. The draft model drafts in the middle of each, and has not read its beginning.
-    Its steps equal those of a draft model that has read no other text."""
+    """A draft model that begins in the middle of a text has the same steps in a row that had other texts before as in a
+    new one."""
     chosen = [0]
 
     def steps(stepped: Stepped, request: Request) -> object:
@@ -241,12 +245,13 @@ def test_a_drafter_that_paused_remembers_no_other_text(net: PreTrainedModel, bas
 
 
 def test_other_rules_refuse_it(net: PreTrainedModel, bases: dict[str, Drafter]) -> None:
+    """Coupling rules refuse a drafter that alternates between drafters."""
     made = in_turn([drafter("none"), replanned(bases["model"], Plan("iid", 2, 2))])[0]
     with pytest.raises(MismatchError, match="holds for siblings"):
         Engine(Target(net), made, spectr.rule("optimal"))
 
 
-# What an observer is told.
+# What observers get.
 
 
 @dataclass
@@ -261,7 +266,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Slow:
-    """Drafts the tokens of a list, and takes two seconds."""
+    """Drafts the tokens of a list, and takes two seconds of the test's clock."""
 
     clock: Clock
     text: list[int]
@@ -283,8 +288,8 @@ class Slow:
 
 
 def test_observers_get_tokens_and_seconds_of_steps(net: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens are counted by the growth of texts. Seconds are those of steps only: a draft takes two, and a reader takes
-    fifty between steps."""
+    """Tokens are counted by the growth of texts, and seconds are those of steps only: here a draft takes two seconds,
+    and the reader fifty between steps."""
     prompt, clock = [3, 4, 5], Clock()
 
     def slowly(_: list[int]) -> None:
@@ -292,15 +297,15 @@ def test_observers_get_tokens_and_seconds_of_steps(net: PreTrainedModel, monkeyp
 
     meant = Engine(Target(net), drafter("none"), spectr.rule("race")).generate([Request(prompt, 5, 16)])[0].tokens
     monkeypatch.setattr("spectr.engine.step.time", SimpleNamespace(perf_counter=clock))
-    told, order = list[tuple[int, int, float, float]](), iter((0, 1, 0, 1, 1, 1))  # the first is asked for no step
+    told, order = list[tuple[int, int, float, float]](), iter((0, 1, 0, 1, 1, 1))  # the first is for no step
     several = (drafter("none"), Slow(clock, [*prompt, *meant]))
     made = SwitchingDrafter(several, lambda _: next(order), lambda *step: told.append(step))
     Engine(Target(net), made, spectr.rule("race")).generate([Request(prompt, 5, 16, reader=EndReader(slowly))])
-    assert told == [(1, 1, 4, 2), (1, 0, 1, 0), (1, 1, 4, 2), (1, 1, 4, 2), (1, 1, 3, 2)]  # the text ends in the last
+    assert told == [(1, 1, 4, 2), (1, 0, 1, 0), (1, 1, 4, 2), (1, 1, 4, 2), (1, 1, 3, 2)]  # the last is cut
 
 
 def test_rows_that_leave(net: PreTrainedModel) -> None:
-    """The number of tokens is a mean over the rows that are still active."""
+    """The number of tokens is the mean over the rows that are still active."""
     told = list[tuple[int, int, float, float]]()
     made = SwitchingDrafter((drafter("none"), drafter("lookup")), lambda _: 0, lambda *step: told.append(step))
     lengths = (2, 4, 6, 9, 9)
@@ -309,12 +314,12 @@ def test_rows_that_leave(net: PreTrainedModel) -> None:
     assert [(rows, tokens) for rows, _, tokens, _ in told] == [(rows, 1) for rows in (5, 5, 4, 4, 3, 3, 2, 2, 2)]
 
 
-# A choice that depends on what was drawn is biased under rules that couple distributions.
+# A choice that depends on the draw is biased under rules that couple distributions.
 
 
 @dataclass(frozen=True)
 class Peeking:
-    """A planted fault: draws first, and drafts nothing if it dislikes the draw."""
+    """A planted fault: it draws first, and drafts nothing for some draws."""
 
     inner: Drafter
     name: str = "peeking"
@@ -350,7 +355,7 @@ LENGTH, ROWS = 3, 2_400
 
 
 def exact(net: PreTrainedModel, prompt: list[int]) -> torch.Tensor:
-    """Exact probabilities (V, …, V) of every continuation of `LENGTH` tokens, from plain forward passes."""
+    """Return the exact probability of every continuation of `LENGTH` tokens, (V, …, V), from plain forward passes."""
     law, texts = torch.ones(1, dtype=torch.float64), [prompt]
     for _ in range(LENGTH):
         with torch.no_grad():
@@ -361,7 +366,7 @@ def exact(net: PreTrainedModel, prompt: list[int]) -> torch.Tensor:
 
 
 def surprise(net: PreTrainedModel, make: Callable[[], Drafter], rule: str) -> float:
-    """The chi-square statistic of texts against exact probabilities, as a multiple of its quantile at 1 − 1e-8."""
+    """Return the chi-square statistic of texts against exact probabilities, relative to its 1 − 1e-8 quantile."""
     prompt = [3, 4, 3, 4, 3]
     expected = exact(net, prompt) * ROWS
     found, engine = torch.zeros_like(expected), Engine(Target(net), make(), spectr.rule(rule))
@@ -371,7 +376,7 @@ def surprise(net: PreTrainedModel, make: Callable[[], Drafter], rule: str) -> fl
 
 
 def test_a_choice_that_looks_at_the_draft_is_seen(net: PreTrainedModel, far: Target) -> None:
-    """Planted: whether to draft is decided after the draw. The false-alarm rate for the correct drafter is 1e-8."""
+    """Planted fault: whether to draft is decided after the draw. The correct drafter has a false-alarm rate of 1e-8."""
     base = drafter("model", model=far, plan=Plan("iid", drafts=1, length=1))
     assert surprise(net, lambda: base, "optimal") < 1
     assert surprise(net, lambda: Peeking(base), "optimal") > 1

@@ -1,4 +1,4 @@
-"""Lookup and its trees, against a search in plain Python on many texts."""
+"""Lookup and its trees equal those of a search in plain Python, on many texts."""
 
 import itertools
 import random
@@ -18,8 +18,8 @@ SIZE = 50
 
 
 def searched(lookup: Lookup, text: list[int]) -> list[Path]:
-    """A direct implementation of the docstring: the places after earlier occurrences of the last tokens, the longest
-    match first and among equals the latest, with four places considered for each draft."""
+    """Implement the docstring of `Lookup` directly: return the continuations of earlier occurrences of the last tokens,
+    the longest match first and the latest among equals; four places are considered for each draft."""
     places = []
     for at in range(1, len(text)):
         matched = 0
@@ -36,13 +36,13 @@ def searched(lookup: Lookup, text: list[int]) -> list[Path]:
 
 
 def nodes_of(paths: list[Path], nodes: int) -> list[Path]:
-    """The distinct prefixes of paths in order, cut to `nodes` nodes including the root."""
+    """Return the distinct prefixes of paths in order, at most `nodes` including the root."""
     beginnings = [path[: length + 1] for path in paths for length in range(len(path))]
     return [(), *dict.fromkeys(beginnings)][:nodes]
 
 
 def drawn(draft: Draft) -> list[list[Path]]:
-    """The path to each alive node."""
+    """Return the path to each alive node."""
     found = []
     for tokens, parents, alive in zip(draft.tokens.tolist(), draft.parents.tolist(), draft.alive.tolist(), strict=True):
         paths: list[Path] = [()]
@@ -90,9 +90,9 @@ def random_text(draws: random.Random, size: int) -> list[int]:
 @pytest.mark.parametrize(
     "lookup", SETTINGS, ids=lambda made: f"{made.drafts}-{made.length}-{made.nodes}-{made.shortest}"
 )
-def test_many_texts(lookup: Lookup, with_sources: bool) -> None:
-    """Rows of different lengths in one batch, with vocabularies so small that there are many matches; some rows have a
-    source."""
+def test_drafts_equal_a_direct_search(lookup: Lookup, with_sources: bool) -> None:
+    """Random batches of rows with different lengths, some with a source, have the drafts of a direct search; the
+    vocabularies are small, so that there are many matches."""
     draws, hits = random.Random(3), 0
     for _ in range(200):
         size, rows = draws.choice((1, 2, 3, 5)), draws.randrange(1, 6)
@@ -126,7 +126,7 @@ def test_a_longer_match_makes_a_longer_draft() -> None:
 
 
 def test_a_continuation_that_repeats_a_better_one_is_dropped() -> None:
-    """After (1, 2) came 7 and 8; after 2 alone came 7 again, which is no second draft, and 9."""
+    """After (1, 2) came 7, 8; after 2 alone came 7 again, which is not a second draft, and 9, which is."""
     text = [2, 9, 0, 2, 7, 0, 1, 2, 7, 8, 0, 1, 2]
     assert continuations(Lookup(drafts=2, length=2, shortest=1), text) == [(7, 8), (9,)]
 
@@ -174,6 +174,7 @@ def test_shared_beginnings_are_shared_nodes() -> None:
 
 
 def test_bad_settings() -> None:
+    """Bad options and unknown drafters are refused."""
     with pytest.raises(ArgumentError, match="drafts of lookup"):
         Lookup(drafts=0)
     with pytest.raises(UnknownNameError, match="did you mean lookup"):

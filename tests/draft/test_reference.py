@@ -1,5 +1,5 @@
-"""Drafts from a reference: the place of a row's text in it, the length of the branch, and the tree that it is added
-to."""
+"""Drafts from a reference: the position of a row's text in it, the length of the branch, and the tree to which it is
+added."""
 
 import random
 
@@ -27,7 +27,7 @@ def proposed(drafting: ReferenceDrafting, texts: list[list[int]], active: list[b
 
 
 def paths(draft: Draft) -> list[list[tuple[int, ...]]]:
-    """The path to each leaf of each row."""
+    """Return the path to each leaf of each row."""
     found = []
     for tokens, parents, alive in zip(draft.tokens.tolist(), draft.parents.tolist(), draft.alive.tolist(), strict=True):
         way: list[tuple[int, ...]] = [()]
@@ -75,7 +75,7 @@ def test_tokens_that_both_draft_are_one_node() -> None:
     assert draft.tokens.tolist() == [[3, 4, 1, 5, 6]]
 
 
-# Where a row stands.
+# The position of a row in its reference.
 
 
 def begun(references: list[list[int]], prompts: list[list[int]], **options: object) -> ReferenceDrafting:
@@ -87,7 +87,7 @@ def begun(references: list[list[int]], prompts: list[list[int]], **options: obje
 
 
 def branch(drafting: ReferenceDrafting, text: list[int]) -> tuple[int, ...]:
-    """The tokens drafted for the only row."""
+    """Return the tokens drafted for the only row."""
     found = paths(proposed(drafting, [text]))[0]
     return found[0] if found else ()
 
@@ -96,12 +96,13 @@ CODE = [30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 
 
 
 def test_a_new_text_begins_at_the_beginning_of_its_reference() -> None:
-    """The branch of a new text is the beginning of the reference, whatever the prompt ends with."""
+    """The first branch of a new text is the beginning of the reference, even if the prompt's end occurs elsewhere."""
     drafting = begun([CODE], [[36, 37, 38]])
     assert branch(drafting, [36, 37, 38]) == tuple(CODE[:8])
 
 
 def test_the_branch_continues_where_the_text_is() -> None:
+    """The branch continues at the position of the text in the reference, and ends with the reference."""
     drafting, text = begun([CODE], [[1]]), [1]
     assert branch(drafting, text) == tuple(CODE[:8])
     assert branch(drafting, [*text, *CODE[:2]]) == tuple(CODE[2:18])
@@ -112,15 +113,16 @@ def test_the_branch_continues_where_the_text_is() -> None:
 @pytest.mark.parametrize(
     ("came", "meant"),
     [
-        ([30, 31, 9], 33),  # another token in place of one
-        ([30, 31, 9, 8, 33], 34),  # two in place of one
-        ([30, 31, 34], 35),  # two are left out
-        ([30, 31, 9, 9, 32], 33),  # two are put in
-        ([30, 31, 32, 31], 32),  # goes back
-        ([9, 8, 7, 42, 43, 44, 45], 46),  # is there far away
+        ([30, 31, 9], 33),  # one token is replaced
+        ([30, 31, 9, 8, 33], 34),  # one token is replaced by two
+        ([30, 31, 34], 35),  # two tokens are left out
+        ([30, 31, 9, 9, 32], 33),  # two tokens are inserted
+        ([30, 31, 32, 31], 32),  # the text goes back
+        ([9, 8, 7, 42, 43, 44, 45], 46),  # a long match far away
     ],
 )
 def test_an_edited_text_finds_its_place_again(came: list[int], meant: int) -> None:
+    """After an edit, the position in the reference is found again."""
     drafting = begun([CODE], [[1]])
     proposed(drafting, [[1]])
     draft = proposed(drafting, [[1, *came]])
@@ -129,7 +131,7 @@ def test_an_edited_text_finds_its_place_again(came: list[int], meant: int) -> No
 
 
 def test_among_equal_matches_the_nearest_is_used() -> None:
-    """A line occurs three times, each time with a different continuation."""
+    """If a line occurs three times with different continuations, the occurrence nearest to the position is used."""
     line = [20, 21, 22, 23, 24]
     reference = [*CODE[:15], *line, 1, *CODE[:15], *line, 2, *CODE[:15], *line, 3]
     for lines, follows in ((0, 1), (1, 2), (2, 3)):
@@ -150,10 +152,11 @@ def test_a_short_match_far_away_is_ignored() -> None:
     assert draft.predicted[0, :2].tolist() == [32, 33]
 
 
-# How much is drafted.
+# The length of the branch.
 
 
 def test_the_length_of_the_branch_follows_what_was_right() -> None:
+    """The branch grows after right predictions, and is dropped after a step without one until a guess is right."""
     reference, prompt = list(range(10, 90)), [1]
     drafting, text, lengths = begun([reference], [prompt]), list(prompt), list[int]()
 
@@ -162,11 +165,11 @@ def test_the_length_of_the_branch_follows_what_was_right() -> None:
         lengths.append(len(branch(drafting, text)))
 
     step()
-    step(*range(10, 15))  # all that came
-    step(15, 16, 99)  # some
-    step(98)  # none: what it guesses next is no longer drafted
+    step(*range(10, 15))  # all tokens were right
+    step(15, 16, 99)  # some tokens were right
+    step(98)  # none was right, so the next guess is not drafted
     step(97)
-    step(20)  # the guess was right, though it was not drafted
+    step(20)  # the guess was right, although it was not drafted
     step(21)
     step(*range(22, 39))
     assert lengths == [8, 16, 16, 0, 0, 8, 16, 16]
@@ -181,13 +184,15 @@ def test_branches_of_many_rows_are_shorter_under_the_race() -> None:
             assert draft.alive.sum(-1).tolist() == [1 + (length if races else 8)] * rows
 
 
-# Against plain Python.
+# Comparison with plain Python.
 
 
 def compared(seed: int) -> tuple[bool, int]:
-    """Whether rows draft what their followers predict, and how many tokens were compared. Rows have different lengths
-    and vocabularies are so small that there are many matches. Texts are edited copies of their references and grow by
-    steps of all lengths; some rows take no part in some steps, and rows move."""
+    """Return whether rows draft what their followers predict, and how many tokens were compared.
+
+    Rows have different lengths, and vocabularies are small, so that there are many matches. Texts are edited copies of
+    their references and grow by steps of all lengths; rows move, and some are inactive in some steps.
+    """
     draws, drafted, agree = random.Random(seed), 0, True
     for _ in range(30):
         size, rows = draws.choice((2, 4, 12, 90)), draws.randrange(1, 6)
@@ -213,12 +218,12 @@ def compared(seed: int) -> tuple[bool, int]:
                 drafted += count
                 texts[row] = [*texts[row], *grown(draws, predicted, size)]
             for row in given:
-                drafting.refer(order.index(row), [])  # what a row was given that took no part
+                drafting.refer(order.index(row), [])  # discard the tokens of inactive rows
     return agree, drafted
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_many_texts(seed: int) -> None:
+def test_drafts_equal_those_of_plain_python(seed: int) -> None:
     agree, drafted = compared(seed)
     assert agree
     assert drafted > 1000
@@ -226,7 +231,7 @@ def test_many_texts(seed: int) -> None:
 
 @pytest.mark.parametrize("table", ["tokens", "size", "start", "since", "place", "reach", "next_tokens"])
 def test_a_table_that_does_not_move_is_seen(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: one table of the references does not move with its rows."""
+    """Planted fault: one table of the references does not move with its rows."""
     copy_rows = References.copy_rows
 
     def stays(references: References, sources: list[int], targets: list[int]) -> None:
@@ -239,16 +244,17 @@ def test_a_table_that_does_not_move_is_seen(table: str, monkeypatch: pytest.Monk
 
 
 def grown(draws: random.Random, predicted: list[int], size: int) -> list[int]:
-    """The tokens that a step adds: the predicted ones up to a point, and sometimes other ones."""
+    """Return the tokens that a step adds: some of the predicted ones, and sometimes others."""
     kept = predicted[: draws.choice((0, 1, 2, 16, 17, 17, 17))]
     extra = [draws.randrange(size) for _ in range(draws.choice((0, 0, 1, 3, 20)))]
     return [*kept, *extra] or [draws.randrange(size)]
 
 
-# Rows come and go.
+# Rows that come and go.
 
 
 def test_references_go_with_their_rows() -> None:
+    """A row that moves keeps its reference; a row that begins has its own reference or none."""
     texts = [[1], [1], [1]]
     drafting = begun([[10, 11], [20, 21], []], texts)
     assert paths(proposed(drafting, texts)) == [[(10, 11)], [(20, 21)], []]
@@ -264,7 +270,7 @@ def test_references_go_with_their_rows() -> None:
 
 
 def test_tables_stay_where_they_are_until_the_version_changes() -> None:
-    """Captured steps refer to the addresses of tables."""
+    """Tables keep their addresses, to which captured steps refer, as long as the version is the same."""
     drafting = opened(2)
 
     def places() -> list[int]:
@@ -288,7 +294,7 @@ def test_tables_stay_where_they_are_until_the_version_changes() -> None:
 
 
 def test_tokens_generated_before_are_searched_for() -> None:
-    """A row is continued in the middle of a text."""
+    """A row that continues in the middle of a text begins at the position of its tokens in the reference."""
     reference = list(range(10, 90))
     text = [1, 2, *range(10, 30), 7, 7, *range(33, 50)]
     drafting = opened()

@@ -1,4 +1,4 @@
-"""Selection of plans while running, on simulated speeds: a few hundred steps without a clock."""
+"""The selection of plans at run time, on simulated speeds without a clock."""
 
 import random
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Speed:
 
 
 PLAIN = Speed((), 1.0)
-USEFUL = (PLAIN, Speed((0.8,), 1.2), Speed((0.8, 0.8, 0.8), 1.5), Speed((0.3,), 1.6))  # the third is the fastest
+USEFUL = (PLAIN, Speed((0.8,), 1.2), Speed((0.8, 0.8, 0.8), 1.5), Speed((0.3,), 1.6))  # the third plan is the fastest
 USELESS = (PLAIN, Speed((0.05,), 1.2), Speed((0.05, 0.05, 0.05), 1.5), Speed((0.05,), 2.5))
 
 
@@ -43,17 +43,18 @@ def run(selector: PlanSelector, speeds: tuple[Speed, ...], steps: int, seed: int
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_fastest_plan_is_found(seed: int) -> None:
+    """After 300 steps the fastest plan is used in more than 80 % of steps."""
     chosen, tokens, seconds = run(PlanSelector(4), USEFUL, 600, seed)
     assert chosen[300:].count(2) > 0.8 * 300
-    assert tokens / seconds > 1.5  # it has 1.97, plain decoding 1
+    assert tokens / seconds > 1.5  # the best plan alone reaches 1.97, plain decoding 1
     assert set(chosen) == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("steps", [50, 200, 1000])
 def test_little_is_lost_where_drafts_are_worth_nothing(seed: int, steps: int) -> None:
-    """The time beyond that of plain decoding is at most the budget: a share of the time, the grace, and the one step
-    that exceeds it; times are accurate to 5 %."""
+    """The time lost to useless drafts is at most the budget: a share of the time, the grace, and the one step that
+    exceeds them; times are accurate to 5 %."""
     chosen, tokens, seconds = run(PlanSelector(4), USELESS, steps, seed)
     assert seconds - tokens < 1.05 * (SHARE * seconds + GRACE + 2.5) + 0.01 * seconds
     assert chosen.count(0) > 0.7 * steps
@@ -61,6 +62,7 @@ def test_little_is_lost_where_drafts_are_worth_nothing(seed: int, steps: int) ->
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_change_is_noticed(seed: int) -> None:
+    """When drafts become useful or useless, the selector changes its plan within 400 steps."""
     selector = PlanSelector(4)
     for speeds, best in ((USELESS, 0), (USEFUL, 2), (USELESS, 0)):
         chosen, _, _ = run(selector, speeds, 600, seed)
@@ -73,6 +75,7 @@ def test_the_start_is_used_first() -> None:
 
 
 def test_one_slow_step_does_not_rule_out_a_plan() -> None:
+    """A single slow step does not change the measured rate of a plan for long."""
     selector = PlanSelector(2, start=1)
     for step in range(40):
         plan = selector.choose()

@@ -1,5 +1,5 @@
-"""The trees of drafters: n-gram distributions by hand, pruned trees against brute force, merged trees, vocabularies of
-other sizes."""
+"""The trees of drafters: n-gram distributions computed by hand, pruned trees compared with brute force, merged trees,
+and vocabularies of other sizes."""
 
 import itertools
 
@@ -26,11 +26,11 @@ def drafting(order: int, text: list[int], own: list[int], size: int) -> _NGramDr
 
 
 def test_witten_bell_by_hand() -> None:
-    """After 1 came 2, 2, 3; the tokens were 1, 2, 1, 2, 1, 3."""
+    """Witten-Bell smoothing by hand: the tokens were 1, 2, 1, 2, 1, 3, and the followers of 1 were 2, 2, 3."""
     state = drafting(2, [1, 2, 1, 2], [1, 3], 5)
     base, masses = state.law(0, [1])
-    unigram = {1: 3 / 9, 2: 2 / 9, 3: 1 / 9}  # six tokens, three kinds; a third is left for the uniform law
-    left = 2 / 5  # three followers, two kinds
+    unigram = {1: 3 / 9, 2: 2 / 9, 3: 1 / 9}  # six tokens of three kinds; a third is left for the uniform law
+    left = 2 / 5  # three followers of two kinds
     assert base == pytest.approx(left * (3 / 9) / 5)
     assert masses == pytest.approx({1: left * unigram[1], 2: 2 / 5 + left * unigram[2], 3: 1 / 5 + left * unigram[3]})
     assert 5 * base + sum(masses.values()) == pytest.approx(1)
@@ -42,6 +42,7 @@ def test_a_law_without_any_count_is_uniform() -> None:
 
 
 def test_copied_rows_learn_apart() -> None:
+    """A copied row has the counts of its source, and later tokens of the source do not change it."""
     state = drafting(2, [], [1, 2], 5)
     state.copy_rows([0], [1], 99)
     state.rows[0].learn([1, 3])
@@ -50,7 +51,7 @@ def test_copied_rows_learn_apart() -> None:
 
 
 def chances(size: int) -> dict[tuple[int, ...], Tensor]:
-    """Log-probabilities after every path of up to two tokens."""
+    """Return random log-probabilities after every path of up to two tokens."""
     generator = torch.Generator().manual_seed(2)
     paths = [path for length in range(3) for path in itertools.product(range(size), repeat=length)]
     return {path: torch.randn(size, generator=generator).mul(1.5).log_softmax(-1) for path in paths}
@@ -58,7 +59,7 @@ def chances(size: int) -> dict[tuple[int, ...], Tensor]:
 
 @pytest.mark.parametrize("nodes", [2, 5, 9, 14])
 def test_a_pruned_tree_is_the_best_tree(nodes: int) -> None:
-    """With a beam that loses nothing, the tree has the N nodes of highest probability, by brute force."""
+    """With a wide beam the pruned tree has the most probable nodes, compared with brute force."""
     size, laws = 4, chances(4)
 
     def best_of(frontier: Frontier, count: int) -> tuple[Tensor, Tensor]:
@@ -85,16 +86,18 @@ def test_a_pruned_tree_is_the_best_tree(nodes: int) -> None:
 
 
 def test_a_pruned_tree_has_no_impossible_nodes() -> None:
+    """Nodes of probability 0 are left out of a pruned tree."""
     law = torch.tensor([0.0, -torch.inf, -torch.inf, -torch.inf])
     drawn = prune(
         torch.tensor([0, 0]), lambda f, _: law.expand(*f.tokens.shape, 4).sort(descending=True), Budget(12, 3, 3)
     )
     assert drawn.draft.tokens.tolist() == [[0, 0, 0, 0]] * 2
     assert drawn.draft.parents.tolist() == [[0, 0, 1, 2]] * 2
-    assert drawn.scored.tolist() == [[0, 1, 4, -1]] * 2  # a beam of three at each depth, of which one is possible
+    assert drawn.scored.tolist() == [[0, 1, 4, -1]] * 2  # a beam of three at each depth, of which one node is possible
 
 
 def test_merged_trees_share_what_they_share() -> None:
+    """Merged trees have each path once, and the origins say which node of which tree it is."""
     root = torch.tensor([9, 9])
     first = draft_of_paths(root, [[(1, 2), (3,)], [(4,)]], 8)
     second = draft_of_paths(root, [[(1, 5), (6,)], [(4, 7), (8,)]], 8)
@@ -109,6 +112,7 @@ def test_merged_trees_share_what_they_share() -> None:
 
 
 def test_vocabularies_are_fitted() -> None:
+    """Logits are cut to a smaller vocabulary, and padded to a larger one with tokens of negligible probability."""
     logits = torch.tensor([[1.0, 2.0, 3.0]])
     assert fit_vocabulary(logits, 2).tolist() == [[1.0, 2.0]]
     assert fit_vocabulary(logits, 5).tolist() == [[1.0, 2.0, 3.0, -97.0, -97.0]]
@@ -116,6 +120,7 @@ def test_vocabularies_are_fitted() -> None:
 
 
 def test_bad_plans() -> None:
+    """Invalid numbers in plans and budgets are refused with a reason."""
     for options, sentence in (
         ({"nodes": 1}, "at least 2"),
         ({"length": 0}, "length must be"),

@@ -1,5 +1,5 @@
-"""Encoder-decoder targets in the engine: greedy texts equal those of transformers, and under the race the text does not
-depend on the drafter."""
+"""With encoder-decoder targets, greedy texts equal those of transformers, and under the race no text depends on the
+drafter."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ CONFIGS = {
 def tiny(name: str, seed: int = 0) -> PreTrainedModel:
     torch.manual_seed(seed)
     net = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(name, **SHARED, **CONFIGS[name]))
-    return widen(net, 0.25).double()  # so that texts can be compared token for token, as `tests.tiny` says
+    return widen(net, 0.25).double()  # float64, so that texts can be compared token for token (see `tests.tiny`)
 
 
 SOURCES = [[5, 6, 7, 8, 5, 6, 2], [9, 4, 2], [5, 6, 7, 8, 5, 6, 2]]
@@ -79,13 +79,13 @@ TOKENS = {name: value for name, value in SHARED.items() if name.endswith("_id")}
 
 
 def test_no_padding_is_generated_and_every_text_ends() -> None:
-    """Translation models configure it so: the padding token is a bad word, and the last token that fits must be the end
-    token."""
+    """The generation config of translation models is respected: padding is a bad word, and a text that reaches its
+    limit ends with the end token."""
     net = tiny("marian")
     net.generation_config = GenerationConfig(bad_words_ids=[[0]], forced_eos_token_id=2, **TOKENS)
     lm, most = spectr.load(net, "ngram", tokenizer=word_tokenizer(SIZE)), 6
     for source in ("w5 w6 w7 w8 w5", "w9 w4"):
-        flat = {"max_new_tokens": most, "seed": 1, "n": 150, "temperature": 3.0}  # padding would come
+        flat = {"max_new_tokens": most, "seed": 1, "n": 150, "temperature": 3.0}  # hot, so that padding would occur
         texts = [out.tokens for out in lm.generate([source], **flat)]
         assert not any(0 in text for text in texts)
         assert all(text[-1] == 2 for text in texts)
@@ -98,8 +98,8 @@ def test_no_padding_is_generated_and_every_text_ends() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("forced", [None, 7])
 def test_settings_of_the_model_are_those_of_transformers(name: str, forced: int | None) -> None:
-    """The texts are greedy, so that they can be compared, and have a forced first token, which transformers counts as a
-    new token."""
+    """A generation config with many settings gives the greedy texts of transformers, also with a forced first token,
+    which transformers counts as a new token."""
     net = tiny(name).double()
     net.generation_config = GenerationConfig(
         repetition_penalty=1.2, no_repeat_ngram_size=2, bad_words_ids=[[0], [5, 6]], suppress_tokens=[11],
@@ -130,8 +130,8 @@ def test_a_source_needs_an_encoder_and_an_encoder_a_source() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("made", ["none", "lookup", "model"])
 def test_rows_come_and_go(name: str, made: str) -> None:
-    """Texts with sources of different lengths join late, are cancelled, and reuse rows; a prefix is copied from a text
-    with the same source only."""
+    """Texts with sources of different lengths have the same steps as alone when they join late, are cancelled and reuse
+    rows; a prefix is reused only from a text with the same source."""
     net, options = tiny(name), {"model": Target(tiny(name, 1)), "plan": Plan(drafts=2, length=3)}
     drafts = drafter(made, **(options if made == "model" else {}))
     target, asked = Target(net), [Request([3], row, 14, source=source) for row, source in enumerate(SOURCES * 2)]
@@ -156,7 +156,7 @@ def test_rows_come_and_go(name: str, made: str) -> None:
 
 
 def test_a_bad_source_is_refused_at_once() -> None:
-    """A text that runs at the same time is not affected."""
+    """`submit` refuses a missing, empty, invalid or too long source; a running text is not affected."""
     engine = Engine(Target(tiny("bart")), drafter("none"), spectr.rule("race"))
     good = engine.submit(Request([3], 1, 20, source=SOURCES[0]))
     for source in (None, [], [SIZE], [-1], [4] * 200):

@@ -1,4 +1,4 @@
-"""The engine on a small real transformer: the text does not depend on the drafter, the batch or the tree."""
+"""On a small real transformer the text of the engine does not depend on the drafter, the batch or the tree."""
 
 import math
 from collections.abc import Callable
@@ -78,7 +78,7 @@ def test_stop_tokens_end_a_row_at_once(model: PreTrainedModel) -> None:
 
 @pytest.mark.parametrize("rule", ["race", "match"])
 def test_law_of_two_tokens(model: PreTrainedModel, rule: str) -> None:
-    """A chi-square test of 6,000 texts against exact probabilities, with a false-alarm rate of 1e-7."""
+    """Two generated tokens have the exact distribution (chi-square test of 6,000 texts, false-alarm rate 1e-7)."""
     prompt, count = [3, 4, 3, 4, 3], 6_000
     with torch.no_grad():
         first = (model(torch.tensor([prompt])).logits[0, -1] / 0.8).double().softmax(-1)
@@ -115,7 +115,7 @@ def test_invalid_requests_are_refused(model: PreTrainedModel) -> None:
 
 
 def test_a_text_may_fill_the_context_and_a_tree_may_be_large(model: PreTrainedModel) -> None:
-    """Trees that extend beyond the end of the context, or have more nodes than any margin, do not change the text."""
+    """Trees that reach beyond the end of the context, or have very many nodes, do not change the text."""
     request = Request([3, 4, 5] * 78, 2, 22, Policy(0.3))
     plain = engine(model, "none").generate([request])[0].tokens
     wide = engine(model, "lookup", drafts=60, length=8, shortest=1, nodes=300).generate([request])[0]
@@ -125,7 +125,8 @@ def test_a_text_may_fill_the_context_and_a_tree_may_be_large(model: PreTrainedMo
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4])
 def test_tokens_beyond_the_end_are_not_counted(model: PreTrainedModel, limit: int) -> None:
-    """The target drafts for itself, so that almost all drafts are accepted and steps are cut at the end of the text."""
+    """Statistics count no token beyond the limit. The target drafts for itself, so that almost all drafts are accepted
+    and the last step is cut at the end of the text."""
     made = drafter("model", model=Target(model), plan=Plan(drafts=3, length=4))
     requests = [Request(PROMPTS[0], seed, limit, optimality_gap=True) for seed in range(20)]
     for result in Engine(Target(model), made, spectr.rule("race")).generate(requests):
@@ -138,6 +139,7 @@ def test_tokens_beyond_the_end_are_not_counted(model: PreTrainedModel, limit: in
 
 
 def test_the_best_coupling_of_fixed_children_is_the_mass_on_them() -> None:
+    """For fixed children the best possible acceptance is the target's probability of them."""
     draft = replace(draft_of_paths(torch.tensor([0]), [[(1, 2), (3,)]], 8), laws=torch.full((1, 4, 5), 0.2))
     logits = torch.randn(1, 4, 5, generator=torch.Generator().manual_seed(1))
     coins = SeededCoins(torch.tensor([0]), torch.tensor([1]))
@@ -155,12 +157,12 @@ START = PROMPTS[0]
 
 
 def counted(text: list[int]) -> list[int]:
-    """Allow four tokens, and nothing after them."""
+    """Allow four tokens, then none."""
     return [4, 5, 3] if len(text) < len(START) + 4 else []
 
 
 def until_five(text: list[int]) -> list[int]:
-    """Raise for texts that continue after a 5."""
+    """Raise for texts that continue after token 5."""
     assert 5 not in text[len(START) :]
     return [4, 5]
 
@@ -192,7 +194,7 @@ def until_five_scored(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 def test_a_grammar_may_end_where_the_text_ends(
     model: PreTrainedModel, policy: Policy, most: int, ends: Callable[[list[int]], int | None] | None
 ) -> None:
-    """Drafts extend beyond the end of the text, where a grammar admits nothing."""
+    """A hook that allows nothing, or raises, beyond the end of a text is no error, although drafts reach there."""
     reader = None if ends is None else EndReader(ends)
     requests = [Request(START, seed, most, policy, reader=reader) for seed in range(4)]
     meant = [engine(model, "none").generate([request])[0].tokens for request in requests]
@@ -214,7 +216,7 @@ def small(rule: str, size: int = SIZE - 2, context: int = 256) -> Drafter:
 @pytest.mark.parametrize("rule", ["race", "kseq", "optimal", "match", "traversal", "hybrid"])
 @pytest.mark.parametrize("temperature", [0, 0.5])
 def test_only_tokens_that_the_drafter_lacks(model: PreTrainedModel, rule: str, temperature: float) -> None:
-    """Two of the target's tokens are not in the drafter's vocabulary, and the policy allows only those."""
+    """Texts are right if the policy allows only the two tokens that the drafter's vocabulary lacks."""
     lacking = dict.fromkeys(range(SIZE - 2), -math.inf)
     forced = [Policy(temperature, logit_bias=lacking), Policy(temperature, allowed=lambda _: [SIZE - 1, SIZE - 2])]
     now_and_then = Policy(temperature, allowed=lambda text: [11] if len(text) % 3 == 0 else None)
@@ -231,6 +233,7 @@ def test_only_tokens_that_the_drafter_lacks(model: PreTrainedModel, rule: str, t
 
 @pytest.mark.parametrize("context", [2, 4, 16, 40])
 def test_a_prompt_longer_than_the_drafters_context(model: PreTrainedModel, context: int) -> None:
+    """Texts do not change if prompts are longer than the drafter's context."""
     requests = [Request(START * 5, 1, 30), Request([1, 2], 2, 30), Request(START * 5, 3, 30)]
     meant = [result.tokens for result in engine(model, "none").generate(requests)]
     made = small("race", SIZE, context)
@@ -247,6 +250,7 @@ def test_a_seed_is_any_whole_number(model: PreTrainedModel) -> None:
 
 
 def test_a_grammar_for_each_row(model: PreTrainedModel) -> None:
+    """Each row of a batch has its own hook, and a row without one is not affected."""
     allowed = [lambda _: [3, 4], None, lambda _: [5]]
     requests = [Request(START, seed, length, Policy(allowed=allowed[seed])) for seed, length in enumerate((3, 9, 12))]
     first, middle, last = engine(model, "lookup").generate(requests)

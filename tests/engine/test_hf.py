@@ -1,4 +1,4 @@
-"""spectr as `custom_generate`: it generates what transformers' settings ask for."""
+"""As `custom_generate`, spectr respects the settings of transformers."""
 
 from typing import Any
 
@@ -66,7 +66,7 @@ GREEDY = [
 @pytest.mark.parametrize("flags", GREEDY)
 @pytest.mark.parametrize("drafter", ["lookup", "ngram", "model", "none"])
 def test_greedy_is_that_of_transformers(net: PreTrainedModel, flags: dict[str, object], drafter: str) -> None:
-    """With and without padding, with the processors that transformers builds."""
+    """Greedy texts equal those of transformers, with and without padding, with the processors that it builds."""
     settings = {"do_sample": False, "max_new_tokens": 20, **flags}
     drafts = llama(2) if drafter == "model" else drafter
     for ids, mask in ((IDS[:1], MASK[:1]), (IDS, MASK)):
@@ -76,6 +76,7 @@ def test_greedy_is_that_of_transformers(net: PreTrainedModel, flags: dict[str, o
 
 
 def test_sampled_text_is_a_function_of_the_seed(net: PreTrainedModel) -> None:
+    """A seed fixes the text for any drafter; without one, torch's global generator decides."""
     settings = {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "max_new_tokens": 16, "attention_mask": MASK}
 
     def text(seed: int | None = 4, **more: object) -> list[list[int]]:
@@ -104,7 +105,7 @@ def text_of(ids: torch.Tensor) -> str:
 
 @pytest.fixture
 def rich() -> PreTrainedModel:
-    """A model whose generation_config has many settings, in float64, where near-ties do not change texts."""
+    """A model whose generation_config has many settings; in float64, so that near-ties do not change texts."""
     net = llama(1).double()
     net.generation_config = GenerationConfig(**RICH)
     return net
@@ -112,7 +113,7 @@ def rich() -> PreTrainedModel:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
-    """Record the requests that engines get."""
+    """A list of all requests that engines receive."""
     seen: list[Request] = []
     run = Engine.generate
 
@@ -125,7 +126,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
 
 
 def test_a_model_has_one_policy_inside_transformers_and_out(rich: PreTrainedModel, asked: list[Request]) -> None:
-    """The distribution after every text is the same, and so are the texts of one seed."""
+    """`spectr.load` and `custom_generate` give the same distribution after every text, and the same text for a seed."""
     lm, ids = spectr.load(rich, "ngram", tokenizer=word_tokenizer(24)), IDS[:1]
     for seed in range(5):
         outside = lm.generate(text_of(ids[0]), 14, seed=seed)
@@ -134,7 +135,7 @@ def test_a_model_has_one_policy_inside_transformers_and_out(rich: PreTrainedMode
         assert outside.tokens[-1] in {2, 3}
     mine, theirs = (request.policy for request in asked[:2])
     assert not mine.processors
-    assert len(theirs.processors) > 5  # what transformers prepared
+    assert len(theirs.processors) > 5  # those that transformers built
     paths = torch.randint(3, 24, (1, 40, 13), generator=torch.Generator().manual_seed(0))
     paths[0, :, :] = torch.where(torch.arange(13) < torch.arange(40)[:, None] % 14, paths[0], -1)
     logits = 3 * torch.randn(1, 40, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -181,20 +182,21 @@ def test_settings_of_a_call_override_those_of_the_model(rich: PreTrainedModel, a
 
 
 def warpers(**settings: float) -> list[Any]:
-    """The processors that transformers builds for some settings."""
+    """Return the processors that transformers builds for these settings."""
     kinds = {"temperature": TemperatureLogitsWarper, "top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper,
              "min_p": MinPLogitsWarper, "typical_p": TypicalLogitsWarper}  # fmt: skip
     return [kind(settings[name]) for name, kind in kinds.items() if name in settings]
 
 
 def test_processors_become_settings_of_a_policy() -> None:
+    """Filters at the end of the processors become settings if they have the order and options of a policy."""
     from spectr.hf import _split_settings
 
     settings = {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "min_p": 0.1, "typical_p": 0.9}
     penalty, every = RepetitionPenaltyLogitsProcessor(1.3), warpers(**settings)
     assert _split_settings([penalty, *every]) == ([penalty], settings)
-    assert _split_settings([*every, penalty]) == ([*every, penalty], {})  # what comes after it stays where it is
-    assert _split_settings(every[::-1]) == (every[:0:-1], {"temperature": 0.7})  # in another order
+    assert _split_settings([*every, penalty]) == ([*every, penalty], {})  # filters before a penalty cannot be moved
+    assert _split_settings(every[::-1]) == (every[:0:-1], {"temperature": 0.7})  # wrong order
     for odd in (TopPLogitsWarper(0.8, min_tokens_to_keep=2), TopKLogitsWarper(5, filter_value=-9.0)):
         assert _split_settings([every[0], odd]) == ([every[0], odd], {})
 
@@ -206,6 +208,8 @@ def test_processors_become_settings_of_a_policy() -> None:
 def test_settings_give_the_texts_of_processors(
     net: PreTrainedModel, flags: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Texts are the same whether filters run as settings of the policy or as processors."""
+
     def texts() -> list[list[list[int]]]:
         settings = {"do_sample": True, "max_new_tokens": 40, "attention_mask": MASK, "top_k": 0, **flags}
         return [
@@ -219,6 +223,8 @@ def test_settings_give_the_texts_of_processors(
 
 
 def test_custom_processors_and_criteria(net: PreTrainedModel) -> None:
+    """Custom logits processors and stopping criteria have the same effect as in transformers."""
+
     class Odd(LogitsProcessor):
         def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             parity = (input_ids.sum(-1, keepdim=True) + torch.arange(scores.shape[-1])) % 2
@@ -259,7 +265,8 @@ def test_unsupported_settings_are_refused(net: PreTrainedModel) -> None:
 @pytest.mark.parametrize("drafter", ["none", "lookup", "ngram", "model"])
 @pytest.mark.parametrize("function", [of_its_row, on_the_trie])
 def test_a_prefix_constraint_gets_the_number_of_its_row(net: PreTrainedModel, drafter: str, function: object) -> None:
-    """With padding, with rows that end early, and with a function that raises outside of its trie and after the end."""
+    """`prefix_allowed_tokens_fn` gets the index of its row, with padding, with rows that end early, and with a function
+    that allows nothing outside of its trie and after the end."""
     settings = {"do_sample": False, "max_new_tokens": 12, "attention_mask": MASK, "prefix_allowed_tokens_fn": function}
     drafts = llama(2) if drafter == "model" else drafter
     for flags in ({}, {"repetition_penalty": 1.3}):
@@ -284,7 +291,7 @@ def test_a_model_in_training_stays_in_training() -> None:
 
 @pytest.mark.gpu
 def test_steps_are_captured_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that do not need the host are captured; the text equals that of eager steps."""
+    """Steps that do not need the host are captured, and the text equals that of eager steps."""
     net, settings = llama(1, torch.float32).to("cuda"), {"do_sample": True, "top_k": 5, "max_new_tokens": 40}  # type: ignore[arg-type]
 
     def text() -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Log-probabilities of generated tokens and of prompts are those of the model itself, whatever the policy and the other
+"""Log-probabilities of generated tokens and of prompts are those of the model itself, with any policy and any other
 requests."""
 
 from dataclasses import replace
@@ -37,7 +37,7 @@ def engine(model: PreTrainedModel, name: str) -> Engine:
 
 
 def laws(model: PreTrainedModel, text: list[int]) -> torch.Tensor:
-    """(L, V): the log-probabilities of the model after each token."""
+    """Return the log-probabilities of the model after each token, (L, V)."""
     with torch.no_grad():
         logits: torch.Tensor = model(torch.tensor([text])).logits[0]
     return logits.float().log_softmax(-1)
@@ -63,7 +63,7 @@ def check_text(model: PreTrainedModel, request: Request, result: Result) -> None
 def test_logprobs_of_generated_tokens(
     model: PreTrainedModel, name: str, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each request gets as many as it asks for, and steps do not depend on it."""
+    """Each request gets as many log-probabilities as it asks for, and its steps do not depend on that."""
     policies = [Policy(0.5), Policy(0), Policy(top_k=3, repetition_penalty=1.3), Policy()]
     plain = [Request(PROMPT[row:], row, 20 - row, policy) for row, policy in enumerate(policies)]
     want = [trace(result) for result in engine(model, name).generate(plain)]
@@ -84,7 +84,7 @@ def test_logprobs_of_generated_tokens(
 
 @pytest.mark.parametrize("name", ["none", "lookup", "model", "feature"])
 def test_logprobs_of_the_prompt(model: PreTrainedModel, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All tokens but the first have one, computed in chunks, next to other requests; steps do not depend on it."""
+    """All prompt tokens but the first get a log-probability, also in chunks and in a batch; steps stay the same."""
     monkeypatch.setattr("spectr.engine.prefill._SCORED_CHUNK", 5)
     plain = [
         Request(PROMPT, 1, 16),
@@ -97,7 +97,7 @@ def test_logprobs_of_the_prompt(model: PreTrainedModel, name: str, monkeypatch: 
     counts = (0, 3, None, 12, 2)
     asked = [replace(request, prompt_logprobs=count) for request, count in zip(plain, counts, strict=True)]
     made = engine(model, name)
-    for _ in range(2):  # the second time rows know the beginnings, and distributions are still looked at
+    for _ in range(2):  # the second time the prefixes are cached, but the prompts must still be scored
         found = made.generate(asked)
         assert [trace(result) for result in found] == want
         for request, result in zip(asked, found, strict=True):

@@ -1,4 +1,4 @@
-"""The memory of rows grows with their texts; where it is short, some texts wait and continue later."""
+"""The memory of rows grows with their texts; when it runs out, some texts wait and continue later."""
 
 import pytest
 import torch
@@ -37,6 +37,7 @@ def alone(target: Target) -> list[list[int]]:
 
 
 def test_room_grows_with_the_text(target: Target, alone: list[list[int]]) -> None:
+    """Memory is allocated as the text grows, not for the limit of the request."""
     made = engine(target)
     handle = made.submit(Request([3, 4, 5, 3, 4], 0, 700))
     next(handle)
@@ -46,6 +47,7 @@ def test_room_grows_with_the_text(target: Target, alone: list[list[int]]) -> Non
 
 
 def test_texts_without_room_wait(target: Target, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts for which there is no memory are restarted later and are the same as alone."""
     free = target.memory(4, 600)
     monkeypatch.setattr(memory, "available", lambda _: free)
     made = engine(target)
@@ -56,6 +58,7 @@ def test_texts_without_room_wait(target: Target, alone: list[list[int]], monkeyp
 
 
 def test_a_text_that_never_fits_is_refused(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that can never fit raises an error, and the engine serves shorter ones."""
     made, free = engine(target), target.memory(1, 300)
     monkeypatch.setattr(memory, "available", lambda _: free)
     with pytest.raises(NoRoomError, match="a cache of 1 rows"):
@@ -65,7 +68,7 @@ def test_a_text_that_never_fits_is_refused(target: Target, monkeypatch: pytest.M
 
 
 def test_an_error_while_room_is_made_ends_all_requests(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those that have left the queue and have no row yet: none waits for ever."""
+    """Requests that have left the queue but have no row yet fail too, so that none waits for ever."""
     grow = LaneMemory.grow
 
     def fails_for_two_rows(memory: LaneMemory, rows: int, slots: int) -> None:
@@ -82,6 +85,7 @@ def test_an_error_while_room_is_made_ends_all_requests(target: Target, monkeypat
 
 
 def test_prefixes_are_shared_within_a_scope_only(target: Target) -> None:
+    """Cached prefixes are reused only by requests with the same `cache_scope`."""
     made, prompt = engine(target), torch.arange(3, 11).repeat(8).tolist()
     first, other, same = (made.generate([Request(prompt, 1, 4, cache_scope=name)])[0] for name in ("a", "b", "a"))
     assert [first.reused, other.reused, same.reused] == [0, 0, len(prompt) - 1]

@@ -1,4 +1,4 @@
-"""Traced steps have the trees that were drafted, with the probabilities under drafter and target."""
+"""Traced steps contain the drafted trees with the probabilities under drafter and target."""
 
 import pytest
 import torch
@@ -27,6 +27,7 @@ def law(model: torch.nn.Module, text: list[int], temperature: float) -> torch.Te
 
 @pytest.mark.parametrize(("rule", "name"), [("race", "ngram"), ("race", "lookup"), ("kseq", "ngram"), ("race", "none")])
 def test_a_traced_tree_is_the_draft(rule: str, name: str) -> None:
+    """A traced tree has the drafted nodes, their probabilities and origins; tracing does not change the text."""
     made, policy = engine(rule, name), Policy(0.8)
     plain = made.generate([Request(PROMPT, 5, 30, policy)])[0]
     found = made.generate([Request(PROMPT, 5, 30, policy, trace=True)])[0]
@@ -63,6 +64,7 @@ def _check(step: Step, text: list[int], model: torch.nn.Module, temperature: flo
 
 
 def test_origins_of_a_prediction() -> None:
+    """Tokens that were drafted from a prediction are marked as such."""
     made = engine("race", "ngram")
     text = made.generate([Request(PROMPT, 5, 30)])[0].tokens
     found = made.generate([Request(PROMPT, 5, 30, trace=True, reference=text)])[0]

@@ -1,4 +1,4 @@
-"""A small model in a folder, files of requests for it, and the texts of a server that nobody disturbs."""
+"""A small model in a folder, files of requests for it, and the streams of a server without failures."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def undisturbed(folder: str) -> list[Heard]:
-    """16 streams of a server that nobody disturbs."""
+    """The 16 streams of a single server without failures."""
     with started(server(folder)) as (alone,):
         heard = asyncio.run(hear_all(alone.url, range(16)))
     assert all(one.is_sound for one in heard)
@@ -28,7 +28,7 @@ def undisturbed(folder: str) -> list[Heard]:
 
 
 def request_line(number: int, **body: Any) -> dict[str, Any]:
-    """A request: every other one is a conversation."""
+    """Return a line with a request; every second one is a chat."""
     if number % 2:
         asked = {"prompt": f"one two {number}", "max_tokens": 40, **body}
         return {"custom_id": f"r-{number}", "method": "POST", "url": "/v1/completions", "body": asked}
@@ -37,7 +37,7 @@ def request_line(number: int, **body: Any) -> dict[str, Any]:
 
 
 def write_requests(where: Path, lines: Sequence[Any]) -> Path:
-    """A batch file of given lines: objects, text as it is, or the numbers of requests."""
+    """Write a batch file; a line is an object, literal text, or the number of a request."""
     given = [request_line(line) if isinstance(line, int) else line for line in lines]
     path = where / "requests.jsonl"
     path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in given))
@@ -46,7 +46,7 @@ def write_requests(where: Path, lines: Sequence[Any]) -> Path:
 
 @pytest.fixture
 def requests(tmp_path: Path) -> Requests:
-    """Write a batch file: so many requests, or the given lines."""
+    """A function that writes a batch file with a number of requests, or with the given lines."""
 
     def write(lines: int | Sequence[Any]) -> Path:
         return write_requests(tmp_path, range(lines) if isinstance(lines, int) else lines)
@@ -55,7 +55,7 @@ def requests(tmp_path: Path) -> Requests:
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
-    """The results of a batch, without the time at which it was begun."""
+    """Return the results of a batch, without their times of creation."""
     found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     for result in found:
         if result["response"] is not None:

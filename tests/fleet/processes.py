@@ -1,4 +1,4 @@
-"""Servers and routers as processes of their own, which tests can kill, and clients that keep what they are sent."""
+"""Servers and routers in separate processes, which tests can kill, and clients that record their streams."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ __all__ = ["Heard", "Process", "children", "hear", "hear_all", "ready", "server"
 
 
 def children(pid: int, name: str) -> list[int]:
-    """Processes below one, by a part of what they are called."""
+    """Return the descendants of a process whose command line contains `name`."""
     found, below = [], [pid]
     while below:
         parent = below.pop()
@@ -38,13 +38,13 @@ class Process:
     url: str = ""
 
     def kill(self) -> None:
-        """As nothing can be caught."""
+        """Kill the process with SIGKILL, which it cannot catch."""
         self.running.kill()
 
 
 @contextmanager
 def started(*commands: Sequence[str]) -> Iterator[list[Process]]:
-    """`spectr` with some arguments, several at once, when all have said where they listen."""
+    """Run several commands of `spectr` within the block, and yield them when all of them listen."""
     with TemporaryDirectory() as folder:
         made = [
             Process(Forked(run_spectr, tuple(arguments), {}, log=Path(folder) / f"said-{number}"))
@@ -60,13 +60,13 @@ def started(*commands: Sequence[str]) -> Iterator[list[Process]]:
 
 
 def server(folder: str, *more: str) -> list[str]:
-    """The command of a server of the small model, in float64, so that texts do not depend on who runs beside them."""
+    """Return the command of a server with the small model, in float64 so that texts do not depend on the batch."""
     model = ["--model", folder, "--name", "tiny", "--dtype", "float64", "--drafter", "lookup"]
     return ["serve", "--port", "0", *model, *more]
 
 
 def ready(url: str, replicas: int = 1, most: float = 300.0) -> None:
-    """Wait until a router has so many replicas."""
+    """Wait until a router has at least `replicas` replicas."""
     deadline = time.monotonic() + most
     while time.monotonic() < deadline:
         found = httpx2.get(f"{url}/ready")
@@ -78,7 +78,7 @@ def ready(url: str, replicas: int = 1, most: float = 300.0) -> None:
 
 @dataclass
 class Heard:
-    """What a client was sent of a stream."""
+    """What a client has received of a stream."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Heard:
     has_ended: bool = False
 
     def add(self, line: str) -> None:
-        """One line of the stream."""
+        """Record one line of the stream."""
         if line.startswith("id: "):
             self.ids.append(line[4:])
         elif line == "data: [DONE]":
@@ -109,7 +109,7 @@ class Heard:
 
     @property
     def is_sound(self) -> bool:
-        """Whether it ended as it should, and every token came once."""
+        """Whether the stream ended without an error and contained every token exactly once."""
         counts = [int(name.partition(":")[0]) for name in self.ids]
         return (
             self.has_ended
@@ -122,7 +122,7 @@ class Heard:
 
 
 async def hear(client: httpx2.AsyncClient, number: int, heard: Heard, **body: Any) -> None:
-    """A stream, to its end."""
+    """Read a stream to its end."""
     asked = {
         "prompt": f"one two {number}", "max_tokens": 200, "seed": number, "temperature": 1.0, "stream": True,
         "stream_options": {"include_usage": True, "event_ids": True}, **body,
@@ -137,8 +137,7 @@ async def hear(client: httpx2.AsyncClient, number: int, heard: Heard, **body: An
 
 
 async def hear_all(url: str, numbers: Sequence[int], disturb: Any = None, **body: Any) -> list[Heard]:
-    """Several streams side by side; `disturb` is called with what they have heard, again and again, until it says that
-    it is done."""
+    """Read several streams concurrently; call `disturb` with what they have received until it returns True."""
     heard = [Heard() for _ in numbers]
     async with httpx2.AsyncClient(base_url=url, timeout=600) as client:
         tasks = [

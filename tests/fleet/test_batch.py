@@ -1,4 +1,4 @@
-"""Batches in this process: what comes of good and bad lines, and what the journal keeps."""
+"""Batches in this process: the results of good and bad lines, and the contents of the journal."""
 
 import json
 from contextlib import nullcontext
@@ -22,7 +22,7 @@ __all__ = ["spectr"]  # a fixture
 
 @pytest.fixture(scope="module")
 def model(folder: str) -> BatchModel:
-    """In float64, so that texts do not depend on who runs beside them."""
+    """A small model in float64, so that texts do not depend on the other requests of a batch."""
     return BatchModel(folder, "lookup", running=8, loading={"dtype": "float64"})
 
 
@@ -36,6 +36,7 @@ def text_of(result: dict[str, Any]) -> str:
 
 
 def test_results_are_what_the_model_says_alone(requests: Requests, tmp_path: Path, model: BatchModel) -> None:
+    """Every line gets the text of `LM.generate`, with a seed that follows from its id; the journal is removed."""
     path, out = requests(10), tmp_path / "out.jsonl"
     tally = run(path, out, model)
     lm = load(model.model, "none", dtype="float64")
@@ -51,12 +52,14 @@ def test_results_are_what_the_model_says_alone(requests: Requests, tmp_path: Pat
 
 
 def test_a_seed_of_the_body_stands(requests: Requests, tmp_path: Path, model: BatchModel) -> None:
+    """A seed in the body is used; otherwise the seed follows from the id of the line."""
     run(requests([request_line(1, seed=5), request_line(3)]), tmp_path / "out.jsonl", model)
     seeds = [result["response"]["body"]["spectr"]["seed"] for result in read_results(tmp_path / "out.jsonl")]
     assert seeds == [5, seed_of("r-3")]
 
 
 def test_bad_lines_become_errors_and_lose_nothing(requests: Requests, tmp_path: Path, model: BatchModel) -> None:
+    """Every bad line gets a result with an error code, in its place, and good lines are answered."""
     good = request_line(1)
     lines = [
         good, "{not json", "[1]", "", good, {**request_line(3), "url": "/v1/nothing"}, {**request_line(5), "urk": 1},
@@ -81,6 +84,7 @@ def test_bad_lines_become_errors_and_lose_nothing(requests: Requests, tmp_path: 
 
 
 def test_a_byte_that_is_no_text_spoils_its_line_alone(tmp_path: Path, model: BatchModel) -> None:
+    """A line that is not valid UTF-8 is an error of that line only."""
     path = tmp_path / "requests.jsonl"
     path.write_bytes(b"\xff\xfe{}\n" + json.dumps(request_line(1)).encode())
     tally = run(path, tmp_path / "out.jsonl", model)
@@ -90,7 +94,7 @@ def test_a_byte_that_is_no_text_spoils_its_line_alone(tmp_path: Path, model: Bat
 def test_it_goes_on_where_it_stopped(
     requests: Requests, tmp_path: Path, model: BatchModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process ends amid a line of the journal; the next one answers what is missing, and no line twice."""
+    """After a process has ended in the middle of a journal line, the next one answers exactly the missing requests."""
     path, whole, out = requests(10), tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     run(path, whole, model)
     answered: list[int] = []
@@ -118,6 +122,7 @@ def test_it_goes_on_where_it_stopped(
 
 
 def test_a_journal_belongs_to_one_batch(requests: Requests, tmp_path: Path, model: BatchModel) -> None:
+    """A journal cannot be opened by two processes, nor continued with another input or model."""
     path, out = requests(3), tmp_path / "out.jsonl"
     with Journal(out, {"input": "a", "model": "m"}) as journal, pytest.raises(ArgumentError, match="another process"):
         Journal(out, {"input": "a", "model": "m"})
@@ -129,6 +134,7 @@ def test_a_journal_belongs_to_one_batch(requests: Requests, tmp_path: Path, mode
 
 
 def test_results_are_not_written_over(requests: Requests, tmp_path: Path, model: BatchModel) -> None:
+    """A batch refuses an output file that already exists."""
     out = tmp_path / "out.jsonl"
     out.write_text("mine")
     with pytest.raises(ArgumentError, match="already exists"):
@@ -137,6 +143,7 @@ def test_results_are_not_written_over(requests: Requests, tmp_path: Path, model:
 
 
 def test_a_journal_keeps_the_first_result_of_a_line(tmp_path: Path) -> None:
+    """Results are written in the order of lines, and the first result of a line counts."""
     out = tmp_path / "out.jsonl"
     with Journal(out, {}) as journal:
         journal.append([(2, {"id": "b"}), (1, {"id": "a"})])
@@ -155,7 +162,8 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
         read_lines(tmp_path / "missing.jsonl")
 
 
-def test_the_command(spectr: Spectr, requests: Requests, tmp_path: Path, folder: str) -> None:
+def test_the_command_reports_its_counts(spectr: Spectr, requests: Requests, tmp_path: Path, folder: str) -> None:
+    """`spectr batch` reports counts, and refuses existing results and several workers without Ray."""
     out = str(tmp_path / "out.jsonl")
     flags = ("--model", folder, "--dtype", "float64", "--drafter", "lookup")
     path = str(requests([1, 3, "{"]))
@@ -164,6 +172,6 @@ def test_the_command(spectr: Spectr, requests: Requests, tmp_path: Path, folder:
     told = json.loads(ran.out)
     assert (told["lines"], told["answered"], told["bad"]) == (3, 2, 1)
     assert "2 answered" in ran.err
-    assert spectr("batch", path, "--out", out, *flags).code == 2  # the results are there
+    assert spectr("batch", path, "--out", out, *flags).code == 2  # the results exist
     refused = spectr("batch", path, "--out", str(tmp_path / "other.jsonl"), *flags, "--workers", "2")
     assert (refused.code, "add --ray" in refused.err) == (2, True)

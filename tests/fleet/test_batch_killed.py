@@ -1,4 +1,4 @@
-"""`spectr batch` as a user runs it, killed twice: the results are those of one process that nobody disturbed."""
+"""The results of a `spectr batch` that is killed twice equal those of a process that ran to its end."""
 
 import os
 import re
@@ -20,14 +20,14 @@ CLUSTER = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "R
 
 
 def batch(requests: Path, out: Path, folder: str, *more: str) -> Forked:
-    """A batch that runs."""
+    """Start a batch in its own process."""
     model = ("--model", folder, "--dtype", "float64", "--drafter", "lookup")
     arguments = ("batch", str(requests), "--out", str(out), *model, *more)
     return Forked(run_spectr, arguments, CLUSTER, log=out.with_suffix(".log"))
 
 
 def run_cluster(environment: dict[str, str], log: Path) -> None:
-    """A Ray cluster of this machine, until it is killed; it says its address."""
+    """Run a local Ray cluster until it is killed, and print its address."""
     say_into(log)
     os.environ |= environment
     import ray
@@ -40,7 +40,7 @@ def run_cluster(environment: dict[str, str], log: Path) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Forked, str]]:
-    """A cluster that outlives the batches that are killed, and its address."""
+    """A cluster that outlives the killed batches, and its address."""
     pytest.importorskip("ray", reason="needs Ray: pip install 'spectr-lm[ray]'")
     running = Forked(run_cluster, CLUSTER, log=tmp_path_factory.mktemp("cluster") / "said")
     try:
@@ -55,13 +55,13 @@ def journal_lines(out: Path) -> int:
 
 
 def wait_for(running: Forked, out: Path, lines: int) -> None:
-    """Wait until the journal has so many lines."""
+    """Wait until the journal has at least `lines` lines."""
     running.wait_for(lambda _: journal_lines(out) >= lines)
 
 
 @pytest.fixture(scope="module")
 def undisturbed_batch(folder: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The requests, and the results of a process that ran to its end."""
+    """The files of the requests and of the results of a process that ran to its end."""
     where = tmp_path_factory.mktemp("batch")
     path, out = write_requests(where, range(_COUNT)), where / "undisturbed.jsonl"
     running = batch(path, out, folder)
@@ -71,6 +71,7 @@ def undisturbed_batch(folder: str, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_one_process_killed_twice(undisturbed_batch: tuple[Path, Path], folder: str, tmp_path: Path) -> None:
+    """A batch in one process that is killed twice continues from its journal and has the same results."""
     path, expected = undisturbed_batch
     out, few = tmp_path / "out.jsonl", ("--chunk", "8", "--max-running", "8")
     for lines in (20, 150):
@@ -89,7 +90,7 @@ def test_one_process_killed_twice(undisturbed_batch: tuple[Path, Path], folder: 
 def test_two_workers_on_ray_killed_twice(
     undisturbed_batch: tuple[Path, Path], cluster: tuple[Forked, str], folder: str, tmp_path: Path
 ) -> None:
-    """The process that started the batch is killed twice; in the third run one of the workers is killed."""
+    """A batch on Ray has the same results when its driver is killed twice and a worker is killed in the third run."""
     path, expected = undisturbed_batch
     out, flags = (
         tmp_path / "out.jsonl",

@@ -1,4 +1,4 @@
-"""`spectr deploy` on a Ray cluster of its own: real processes, real signals."""
+"""`spectr deploy` on its own Ray cluster, with real processes and real signals."""
 
 import asyncio
 import os
@@ -41,7 +41,7 @@ def times_ready(said: str) -> int:
 
 
 def changed(fleet: Forked) -> None:
-    """Have a plan read again, and wait until what it says runs."""
+    """Let a fleet reload its plan, and wait until it is deployed."""
     before = times_ready(fleet.said)
     os.kill(fleet.pid, signal.SIGHUP)
     fleet.wait_for(lambda said: times_ready(said) > before)
@@ -56,7 +56,7 @@ def texts(heard: list[Heard]) -> list[tuple[str, list[int], str | None]]:
 
 
 async def under_load(url: str, meanwhile: Any) -> list[tuple[int, Heard]]:
-    """Two clients that ask one text after the other, as long as something happens."""
+    """Keep two clients requesting texts while `meanwhile` runs, and return what they received."""
     heard: list[tuple[int, Heard]] = []
     work = asyncio.ensure_future(asyncio.to_thread(meanwhile))
 
@@ -68,7 +68,7 @@ async def under_load(url: str, meanwhile: Any) -> list[tuple[int, Heard]]:
                 await hear(connection, number % 16, own, max_tokens=SHORT)
                 heard.append((number % 16, own))
                 number += 2
-                await asyncio.sleep(0.3)  # the replicas that start need the processor, too
+                await asyncio.sleep(0.3)  # leave processor time to the replicas that are starting
 
     await asyncio.gather(client(0), client(1))
     await work
@@ -77,7 +77,7 @@ async def under_load(url: str, meanwhile: Any) -> list[tuple[int, Heard]]:
 
 @contextmanager
 def deployed(path: Path, log: Path) -> Iterator[Forked]:
-    """`spectr deploy` on a cluster of its own, of which no process is left behind."""
+    """Run `spectr deploy` on its own cluster within the block; no process may be left behind."""
     fleet = Forked(run_spectr, ("deploy", str(path)), {}, log=log)
     try:
         fleet.wait_for(times_ready)
@@ -92,7 +92,7 @@ def deployed(path: Path, log: Path) -> Iterator[Forked]:
 
 
 def gone(processes: list[int]) -> bool:
-    """Whether processes end within a minute."""
+    """Return whether all processes end within a minute."""
     deadline = time.monotonic() + 60
     while (left := [one for one in processes if Path(f"/proc/{one}").exists()]) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -100,7 +100,8 @@ def gone(processes: list[int]) -> bool:
 
 
 def test_a_fleet_that_is_killed_grows_and_changes(folder: str, tmp_path: Path, undisturbed: list[Heard]) -> None:
-    """Two replicas behind one address and 16 streams: one is killed. A third joins. All are replaced under load."""
+    """Texts are complete and right when one of two replicas is killed during 16 streams, when a third replica joins,
+    and when all replicas are replaced under load."""
     pytest.importorskip("ray", reason="needs Ray: pip install 'spectr-lm[ray]'")
     path, port = tmp_path / "app.yaml", free_port()
     url = f"http://127.0.0.1:{port}"
@@ -127,7 +128,7 @@ def test_a_fleet_that_is_killed_grows_and_changes(folder: str, tmp_path: Path, u
         ready(url, 3)
         second = replicas(fleet)
         assert len(second) == 3
-        assert first[1] in second  # it was left alone
+        assert first[1] in second  # the surviving replica was not restarted
 
         write_plan(path, folder, port, replicas=2, revision="next")
         loaded = asyncio.run(under_load(url, lambda: changed(fleet)))
@@ -138,9 +139,9 @@ def test_a_fleet_that_is_killed_grows_and_changes(folder: str, tmp_path: Path, u
         assert not set(second) & set(replicas(fleet))
 
 
-@pytest.mark.filterwarnings("ignore")  # Ray's own, when it is imported
+@pytest.mark.filterwarnings("ignore")  # Ray itself warns when it is imported
 def test_a_plan_as_ray_serve_is_told(tmp_path: Path) -> None:
-    """Ray Serve takes what a plan says of replicas, and only what replicas are made from gives them another version."""
+    """Ray Serve gets the plan's scaling; a change of scaling keeps the version of replicas, other changes do not."""
     pytest.importorskip("ray", reason="needs Ray: pip install 'spectr-lm[ray]'")
     from spectr.fleet.deploy import _application
 
@@ -166,7 +167,7 @@ def test_a_plan_as_ray_serve_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_whoever_leaves_a_replica_hangs_up() -> None:
-    """What a replica answers comes in parts; leaving them before their end tells the application, and ends it."""
+    """If the consumer of a replica's answer stops reading, the application is told of the disconnect and ended."""
     pytest.importorskip("ray", reason="needs Ray: pip install 'spectr-lm[ray]'")
     from spectr.fleet.serving import _run_asgi
 

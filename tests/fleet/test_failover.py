@@ -1,7 +1,7 @@
-"""Streams through a router whose replicas are killed: real processes, real signals.
+"""Streams through a router survive when replicas are killed, with real processes and real signals.
 
-Starting servers takes most of the time. Five of them behind one router serve all tests, which kill one after the other,
-in the order of this file.
+Starting servers takes most of the time. So all tests share five servers behind one router, and kill them one after the
+other in the order of this file.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ STREAMS = range(16)
 
 @dataclass
 class Fleet:
-    """A router, and the servers behind it that were not killed."""
+    """A router, and the servers behind it that have not been killed."""
 
     url: str
     left: list[Process]
@@ -30,7 +30,7 @@ class Fleet:
 
     @property
     def failovers(self) -> int:
-        """Streams that went on at another server."""
+        """The number of streams that were continued on another server."""
         page = httpx2.get(f"{self.url}/metrics").text
         return int(float(page.split("\nspectr:router_failovers_total ")[1].split("\n")[0]))
 
@@ -49,7 +49,8 @@ def texts(heard: list[Heard]) -> list[tuple[str, list[int], str | None]]:
 
 
 def test_whole_answers_and_reconnections(fleet: Fleet, undisturbed: list[Heard]) -> None:
-    """A client that lost its router goes on by the last id; an answer in one piece outlives its replica."""
+    """A client that reconnects with its last event id gets the rest of its text after the replica was killed; whole
+    answers, errors, models and random seeds pass through the router."""
     body = {"prompt": "one two 3", "max_tokens": 200, "seed": 3, "temperature": 1.0}
     heard = Heard()
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}, "spectr": {"tokens": True}}
@@ -65,7 +66,7 @@ def test_whole_answers_and_reconnections(fleet: Fleet, undisturbed: list[Heard])
             again = Heard()
             for line in stream.iter_lines():
                 again.add(line)
-        # the last event had no data yet when the client left
+        # the client left before the data of the last event had arrived
         assert heard.text + again.text == undisturbed[3].text
         assert again.tokens == undisturbed[3].tokens
         assert before < len(again.tokens)
@@ -78,6 +79,8 @@ def test_whole_answers_and_reconnections(fleet: Fleet, undisturbed: list[Heard])
 
 
 def test_a_coupling_rule_says_why_it_cannot_go_on(fleet: Fleet) -> None:
+    """Under a coupling rule the streams of a killed replica end with an error that says why; the others are whole."""
+
     def kill(heard: list[Heard]) -> bool:
         if all(len(one.tokens) > 20 for one in heard):
             fleet.kill()
@@ -86,7 +89,7 @@ def test_a_coupling_rule_says_why_it_cannot_go_on(fleet: Fleet) -> None:
 
     heard = asyncio.run(hear_all(fleet.url, STREAMS, kill, spectr={"rule": "kseq", "drafter": "ngram"}))
     lost = [one for one in heard if not one.is_sound]
-    assert 1 <= len(lost) < 16  # those of the other replicas end as they should
+    assert 1 <= len(lost) < 16  # the streams of other replicas end normally
     for one in lost:
         assert one.has_ended
         assert one.error is not None
@@ -95,11 +98,12 @@ def test_a_coupling_rule_says_why_it_cannot_go_on(fleet: Fleet) -> None:
 
 
 def test_a_killed_replica_loses_no_token(fleet: Fleet, undisturbed: list[Heard]) -> None:
-    """16 streams at three replicas, one of which is killed amid them; then a second one, whose streams move again."""
+    """16 streams on three replicas have the same texts as without failures when two replicas are killed one after the
+    other, so that some streams move twice."""
     before, kills = fleet.failovers, 0
 
     def kill(heard: list[Heard]) -> bool:
-        """Whenever the streams have come a third further."""
+        """Kill a replica each time the streams have advanced by 50 tokens on average."""
         nonlocal kills
         if sum(len(one.tokens) for one in heard) > (1 + kills) * 16 * 50:
             fleet.kill()
@@ -114,6 +118,7 @@ def test_a_killed_replica_loses_no_token(fleet: Fleet, undisturbed: list[Heard])
 
 
 def test_none_is_left(fleet: Fleet) -> None:
+    """Without replicas a router answers 503 and is not ready, but alive."""
     assert len(fleet.left) == 1
     fleet.kill()
     with httpx2.Client(base_url=fleet.url, timeout=300) as client:

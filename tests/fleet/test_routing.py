@@ -1,4 +1,4 @@
-"""Where requests go, and what a router knows of a stream."""
+"""Routing of requests, and the record that a router keeps of a stream."""
 
 import asyncio
 from collections import Counter
@@ -20,7 +20,7 @@ KEYS = [f"beginning {number}" for number in range(2000)]
 
 
 def test_every_replica_gets_a_share() -> None:
-    """64 points each: shares of 2,000 keys differ from the mean by an eighth or so."""
+    """The ring spreads 2,000 keys over all replicas; with 64 points each, shares vary by about an eighth."""
     counts = Counter(next(Ring(NAMES).order(key)) for key in KEYS)
     assert set(counts) == set(NAMES)
     assert min(counts.values()) >= 50
@@ -28,13 +28,14 @@ def test_every_replica_gets_a_share() -> None:
 
 
 def test_a_replica_that_goes_moves_its_own_requests_alone() -> None:
+    """When a replica is removed, only its own keys move, each to the next replica in its order."""
     before, after = Ring(NAMES), Ring(NAMES[1:])
     for key in KEYS:
         assert next(after.order(key)) == next(name for name in before.order(key) if name != NAMES[0])
 
 
 def test_no_replica_gets_more_than_its_share() -> None:
-    """Everybody asks with the same beginning: it spreads, and no load goes beyond the bound."""
+    """If all requests have the same prefix, they spread over the replicas, and no load exceeds the bound."""
     ring, loads = Ring(NAMES), dict.fromkeys(NAMES, 0)
     for count in range(1, 401):
         name = choose(ring, "one beginning", loads)
@@ -45,7 +46,8 @@ def test_no_replica_gets_more_than_its_share() -> None:
     assert choose(ring, "x", {NAMES[3]: 7}) == NAMES[3]
 
 
-def test_beginnings() -> None:
+def test_requests_with_the_same_beginning_have_the_same_key() -> None:
+    """Chats with the same beginning, and turns of one conversation, have the same key; odd bodies have some key."""
     system = {"role": "system", "content": "s" * 600}
     first = [system, {"role": "user", "content": "one"}]
     other = [system, {"role": "user", "content": "two"}]
@@ -67,6 +69,7 @@ async def pieces(data: bytes, size: int) -> AsyncIterator[bytes]:
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 def test_events_come_in_any_pieces(size: int) -> None:
+    """Events are parsed correctly however the bytes are divided; comments and incomplete events are dropped."""
     data = ': keep-alive\n\nid: 1:ab\ndata: {"a": "é: \\n"}\n\ndata: [DONE]\n\ndata: {"lacks its en'.encode()
 
     async def read() -> list[Block]:
@@ -82,6 +85,7 @@ def chunk(index: int, text: str, tokens: list[int], reason: str | None = None) -
 
 
 def test_a_ledger_resumes_with_every_token_once() -> None:
+    """The `resume` field of the next request has all tokens received so far, for each text."""
     body = {"prompt": ["a", "b"], "n": 2, "seed": 1, "stream": True, "spectr": {"rule": "race"}}
     record = StreamRecord(body, None, event_ids=True)
     assert record.body()["spectr"] == {"rule": "race", "tokens": True}
@@ -101,8 +105,8 @@ def test_a_ledger_resumes_with_every_token_once() -> None:
 
 
 def test_a_ledger_of_a_client_that_reconnected() -> None:
-    """As long as nothing came of a text that the client has a part of, its tokens are not known: the next replica is
-    told the place."""
+    """The tokens that a reconnected client already has are unknown until its texts continue; until then the next
+    replica gets the event id instead."""
     record = StreamRecord({"prompt": "a", "n": 2, "seed": 1, "spectr": {"tokens": True}}, "2:a,3:b", event_ids=False)
     assert record.headers() == {"last-event-id": "2:a,3:b"}
     event = record.add(chunk(0, "x", [4, 5, 6]), "3:c,3:b")
@@ -115,7 +119,7 @@ def test_a_ledger_of_a_client_that_reconnected() -> None:
 
 
 def test_a_ledger_of_a_client_that_goes_on_itself() -> None:
-    """What the client says was sent before comes first."""
+    """If the client itself sends a `resume` field, its tokens come first."""
     texts = [
         {"tokens": [1, 2], "begun": True, "finish_reason": None},
         {"tokens": [3], "begun": True, "finish_reason": "stop"},
@@ -129,6 +133,7 @@ def test_a_ledger_of_a_client_that_goes_on_itself() -> None:
 
 
 def test_a_prompt_that_is_repeated_has_no_tokens_of_the_text() -> None:
+    """An echoed prompt does not count as tokens of the text."""
     for tells in (False, True):
         record = StreamRecord(
             {"prompt": "a", "echo": True, "seed": 1, "spectr": {"tokens": tells}}, None, event_ids=True
@@ -148,6 +153,7 @@ def test_a_ledger_is_small_however_many_texts_a_body_claims() -> None:
 
 
 def test_a_seed_is_fixed_at_admission() -> None:
+    """A request without a seed gets a random one when it is admitted; bodies that a replica will refuse get none."""
     first, second = admitted(b'{"prompt": "a"}'), admitted(b'{"prompt": "a", "seed": null}')
     assert first is not None
     assert second is not None
@@ -163,7 +169,7 @@ def test_addresses_of_replicas_are_checked(urls: list[str]) -> None:
         HttpReplicas(urls)
 
 
-def test_a_plan(tmp_path: Path) -> None:
+def test_a_plan_is_read_from_yaml(tmp_path: Path) -> None:
     path = tmp_path / "app.yaml"
     path.write_text("model: m\nreplicas: {least: 1, most: 4, queue: 8}\nnodes: 16\nenvironment: {A: b}\n")
     plan = read_plan(path)
@@ -191,6 +197,7 @@ def test_a_plan(tmp_path: Path) -> None:
     ],
 )
 def test_a_plan_that_is_wrong(tmp_path: Path, text: str, said: str) -> None:
+    """An invalid plan is refused with an error that names the entry."""
     path = tmp_path / "app.yaml"
     path.write_text(text)
     with pytest.raises(ArgumentError, match=said):

@@ -1,4 +1,4 @@
-"""Folders with small models and their tokenizers, as a user would have them."""
+"""Folders with small models and their tokenizers, as users have them."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with other tokens."""
+    """A model with a different vocabulary."""
     other = tokenizer(["entirely different words make entirely different merges"] * 3)
     return save_model(small_llama(2, 320), tmp_path_factory.mktemp("foreign"), other)
 

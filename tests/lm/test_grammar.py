@@ -1,4 +1,4 @@
-"""`grammar`: texts of a random model that end by themselves match their grammar, whatever the tokenizer."""
+"""With `grammar`, every text that ends by itself matches its grammar, with a random model and any tokenizer."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ def lm(folder: Path) -> LM:
 
 
 def fallback() -> PreTrainedTokenizerFast:
-    """A tokenizer like Llama 2's: a mark for spaces, and a token for each byte."""
+    """Return a tokenizer like Llama 2's, with a mark for spaces and a token for each byte."""
     special = ["<unk>", "<s>", "</s>"]
     signs = ["▁", *'{}[]":,.-+0123456789aeinrstulfé\n', "▁{", '":', '",', '▁"', "tr", "ue", "▁the", "nu", "ll"]
     names = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), *signs]
@@ -70,7 +70,7 @@ def padded(small: Path) -> LM:
 
 
 def check_texts(lm: LM, schemas: list[Any], seeds: int, temperature: float) -> int:
-    """Return how many texts ended by themselves. All of those are valid, and no text has a forbidden token."""
+    """Return how many texts ended by themselves; check that these are valid and that no text has a forbidden token."""
     asked = [(schema, Grammar.json_schema(schema)) for schema in schemas for _ in range(seeds)]
     outs = lm.generate(
         [ASK] * len(asked), 90, seed=4, raw=True, temperature=temperature, grammar=[grammar for _, grammar in asked]
@@ -94,7 +94,7 @@ def check_texts(lm: LM, schemas: list[Any], seeds: int, temperature: float) -> i
 )
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_json_that_ends_by_itself_is_valid(name: str, temperature: float, request: pytest.FixtureRequest) -> None:
-    """The logits are those of a random model."""
+    """All JSON texts of a random model that end by themselves are valid under their schema."""
     schemas = [schema for schema, _, _ in SCHEMAS.values()]
     assert check_texts(request.getfixturevalue(name), schemas, 2, temperature) > len(schemas) // 2
 
@@ -108,7 +108,8 @@ def test_much_json_that_ends_by_itself_is_valid(name: str, temperature: float, r
 
 
 @pytest.mark.parametrize("name", ["lm", "padded", "byte_fallback"])
-def test_other_kinds(name: str, request: pytest.FixtureRequest) -> None:
+def test_regexes_choices_and_grammars_are_matched(name: str, request: pytest.FixtureRequest) -> None:
+    """Texts that end by themselves match their regex, choice or EBNF grammar."""
     lm = request.getfixturevalue(name)
     pattern, options = r"[a-e]{2,4}(-[é1-3]+)? t", ["one", "two, three", "é"]
     brackets = 'root ::= "[" (root root?)? "]"'
@@ -146,6 +147,7 @@ def test_the_text_does_not_depend_on_the_drafter(folder: Path, lm: LM, drafter: 
 
 
 def test_all_ways_to_ask(lm: LM) -> None:
+    """A grammar gives the same text with generate, stream, submit, await and chat, compiled or not."""
     grammar = Grammar.json_schema(PERSON)
     want = lm.generate(ASK, 60, seed=3, grammar=grammar)
     assert "".join(lm.stream(ASK, 60, seed=3, grammar=grammar)) == want.text
@@ -166,13 +168,14 @@ def test_all_ways_to_ask(lm: LM) -> None:
 
 
 def test_logprobs_are_the_models_own(lm: LM) -> None:
-    """Log-probabilities are those before the grammar and the policy."""
+    """Log-probabilities are those of the model before the grammar and the policy are applied."""
     out = lm.generate(ASK, 20, seed=3, logprobs=4, grammar=Grammar.choice(["two"]))
     assert out.logprobs is not None
     assert all(logprob < -0.1 for logprob in out.logprobs)
 
 
 def test_compiled_from_other_threads(lm: LM) -> None:
+    """Threads that compile the same grammar while a text is generated share one compiled grammar."""
     found: list[Any] = []
     grammar = Grammar.json_schema({"enum": ["from", "many", "threads"]})
     threads = [threading.Thread(target=lambda: found.append(lm.compile_grammar(grammar))) for _ in range(4)]
@@ -186,7 +189,8 @@ def test_compiled_from_other_threads(lm: LM) -> None:
     running.cancel()
 
 
-def test_what_is_refused(lm: LM, padded: LM) -> None:
+def test_bad_grammars_are_refused(lm: LM, padded: LM) -> None:
+    """Values that are no grammar, invalid grammars and grammars of another model are refused with a reason."""
     for bad in ({"type": "object"}, "root", 3, True):
         with pytest.raises(ArgumentError, match=r"must be a Grammar, such as Grammar.json_schema\(…\)"):
             lm.generate(ASK, grammar=bad)
@@ -202,7 +206,7 @@ def test_what_is_refused(lm: LM, padded: LM) -> None:
 
 
 def test_tokens_that_do_not_spell_texts() -> None:
-    """WordPiece tokens mark the insides of words, so that their spelling is not the text that is shown."""
+    """A tokenizer whose tokens do not spell the text is refused, such as WordPiece with its marks inside of words."""
     names = ["[UNK]", "</s>", "qz", "##xv", "##b", "true", "null", "b", "c", *'{}[]":,.0123456789']
     core = Tokenizer(models.WordPiece({name: at for at, name in enumerate(names)}, unk_token="[UNK]"))
     core.pre_tokenizer, core.normalizer = pre_tokenizers.BertPreTokenizer(), normalizers.Lowercase()
@@ -231,6 +235,7 @@ def test_tokens_that_are_added() -> None:
 
 
 def test_without_the_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without xgrammar a grammar is refused with advice how to install it; other requests work."""
     lm = spectr.load(str(folder), "none")
     monkeypatch.setitem(__import__("sys").modules, "xgrammar", None)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""`spectr.load` and `LM`: texts, streams, conversations, statistics, and one sentence for every error."""
+"""`spectr.load` and `LM`: texts, streams, conversations, statistics, and error messages."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +15,7 @@ ASK = "the quick brown fox jumps over the quick brown"
 
 
 def test_the_text_does_not_depend_on_the_drafter(folder: Path, small: Path) -> None:
+    """Under the race all drafters, also several at once, give the text of plain decoding."""
     plain = spectr.load(str(folder), drafter="none")
     meant = plain.generate(ASK, 40, seed=5, temperature=0.9)
     for drafter in ("lookup", "ngram", "early_exit", "random", str(small), f"lookup+{small}", ["lookup", "ngram"]):
@@ -28,6 +29,7 @@ def test_the_text_does_not_depend_on_the_drafter(folder: Path, small: Path) -> N
 
 
 def test_options_reach_the_drafter(folder: Path) -> None:
+    """Drafts, length, nodes, layers, order and text are passed to the drafter."""
     lm = spectr.load(str(folder), "early_exit", drafts=3, length=2, nodes=6, layers=1)
     assert lm.engine.drafter.plan.budget == spectr.trees.Budget(6, 3, 2)  # type: ignore[attr-defined]
     chains = spectr.load(str(folder), "ngram", "optimal", drafts=3, length=2)
@@ -39,13 +41,14 @@ def test_options_reach_the_drafter(folder: Path) -> None:
 
 
 def test_batches_and_seeds(folder: Path) -> None:
+    """Each text of a batch has its own seed, with which it can be generated alone."""
     lm = spectr.load(str(folder))
     prompts = [ASK, "tides", ASK]
     rows = lm.generate(["tides", ASK], 20, seed=3, n=2, raw=True)
     assert rows[0].seed == 3
     alone = [lm.generate(p, 20, seed=rows[i].seed, raw=True) for i, p in enumerate(["tides", "tides", ASK, ASK])]
     assert [out.tokens for out in rows] == [out.tokens for out in alone]
-    assert len({out.seed for seed in (3, 4) for out in lm.generate([ASK] * 4, 1, seed=seed)}) == 8  # no row is shared
+    assert len({out.seed for seed in (3, 4) for out in lm.generate([ASK] * 4, 1, seed=seed)}) == 8  # all differ
     one = lm.generate(ASK, 20, seed=3, n=2)
     assert [out.seed for out in one] == [out.seed for out in rows[:2]]
     together = lm.generate(prompts, 20, seeds=[9, 9, 9], raw=True)
@@ -55,6 +58,7 @@ def test_batches_and_seeds(folder: Path) -> None:
 
 
 def test_stop_strings_cross_tokens(folder: Path) -> None:
+    """A stop string is found across tokens and is not part of the text, in generate and in stream."""
     lm = spectr.load(str(folder))
     free = lm.generate(ASK, 60, seed=2, raw=True).text
     stop = free[10:14]
@@ -65,6 +69,7 @@ def test_stop_strings_cross_tokens(folder: Path) -> None:
 
 
 def test_a_stream_gives_the_text_and_can_be_closed(folder: Path) -> None:
+    """The pieces of a stream add up to the text, and a stream can be closed after its first piece."""
     lm = spectr.load(str(folder))
     pieces = list(lm.stream(ASK, 50, seed=8, min_new_tokens=50))
     assert "".join(pieces) == lm.generate(ASK, 50, seed=8, min_new_tokens=50).text
@@ -75,6 +80,7 @@ def test_a_stream_gives_the_text_and_can_be_closed(folder: Path) -> None:
 
 
 def test_log_probabilities_are_the_models(folder: Path) -> None:
+    """Log-probabilities are those of the model at temperature 1, whatever the policy."""
     lm = spectr.load(str(folder))
     out = lm.generate(ASK, 16, seed=1, temperature=0.5, raw=True, logprobs=True)
     ids = torch.tensor([lm.encode(ASK, raw=True) + out.tokens])
@@ -85,6 +91,7 @@ def test_log_probabilities_are_the_models(folder: Path) -> None:
 
 
 def test_statistics(folder: Path, small: Path) -> None:
+    """The counts of steps, drafts, corrections and bonuses add up to the tokens of the text."""
     out = spectr.load(str(folder), str(small), nodes=20).generate(ASK, 60, seed=1, optimality_gap=True)
     stats = out.stats
     assert stats.corrections + stats.bonuses <= stats.steps
@@ -98,7 +105,7 @@ def test_statistics(folder: Path, small: Path) -> None:
 
 
 def test_the_best_coupling_is_what_optimal_reaches(folder: Path, small: Path) -> None:
-    """Under rule optimal the gap is noise around zero; a worse rule has a gap."""
+    """Under rule `optimal` the optimality gap is zero up to noise; under a worse rule it is larger."""
     gaps = {}
     for rule in ("optimal", "recursive"):
         lm = spectr.load(str(folder), str(small), rule, drafts=4, length=1)
@@ -111,6 +118,7 @@ def test_the_best_coupling_is_what_optimal_reaches(folder: Path, small: Path) ->
 
 
 def test_a_conversation_prefills_only_new_tokens(folder: Path) -> None:
+    """Each turn reuses the cache of the previous ones and has the same answer as a new conversation."""
     chat = spectr.load(str(folder)).chat()
     first = "".join(chat.say("one two three", 12, seed=4))
     assert chat.reused == 0
@@ -120,7 +128,7 @@ def test_a_conversation_prefills_only_new_tokens(folder: Path) -> None:
     assert chat.reused > 5
     fresh = spectr.load(str(folder)).chat()
     fresh.turns = chat.turns[:2]
-    assert "".join(fresh.say("and then?", 12, seed=4)) == second  # a kept cache changes nothing
+    assert "".join(fresh.say("and then?", 12, seed=4)) == second  # reusing the cache does not change the text
     pieces = chat.say("more", 200)
     next(pieces)
     pieces.close()
@@ -129,7 +137,7 @@ def test_a_conversation_prefills_only_new_tokens(folder: Path) -> None:
 
 
 def test_a_turn_that_fails_leaves_no_trace(folder: Path) -> None:
-    """Neither the conversation nor the target keeps its text, however turns are edited afterwards."""
+    """After a turn has failed, neither the turns nor the cache contain it, even if turns are edited afterwards."""
 
     def refuses(text: list[int]) -> list[int] | None:
         raise RuntimeError(f"no law after {len(text)} tokens")
@@ -154,6 +162,7 @@ def test_a_turn_that_fails_leaves_no_trace(folder: Path) -> None:
 
 
 def test_an_interrupted_answer_stays(folder: Path) -> None:
+    """After an interrupt the turns contain the question and the answer so far."""
     chat = spectr.load(str(folder), "none").chat()
     calls = []
 
@@ -170,10 +179,11 @@ def test_an_interrupted_answer_stays(folder: Path) -> None:
 
 
 def test_a_conversation_that_is_too_long_says_what_to_do(folder: Path) -> None:
+    """A turn that does not fit into the context is refused with advice, and the conversation can continue."""
     chat = spectr.load(str(folder)).chat()
     said = "".join(chat.say("one two three", 6))
     with pytest.raises(ArgumentError, match=r"512 positions, got .* take early turns out of turns"):
-        chat.say("quick brown " * 400, 6)  # at once, not when the first piece is asked for
+        chat.say("quick brown " * 400, 6)  # immediately, not when the first piece is requested
     with pytest.raises(ArgumentError, match="lower max_new_tokens"):
         chat.say("four", 500)
     assert chat.turns == [{"role": "user", "content": "one two three"}, {"role": "assistant", "content": said}]
@@ -181,6 +191,7 @@ def test_a_conversation_that_is_too_long_says_what_to_do(folder: Path) -> None:
 
 
 def test_a_forced_first_token_belongs_to_the_prompt(translator: Path) -> None:
+    """A forced first token is not among the generated tokens, and the rest equals the text of transformers."""
     net, words = AutoModelForSeq2SeqLM.from_pretrained(translator), AutoTokenizer.from_pretrained(translator)
     net.generation_config.forced_bos_token_id = 7
     meant = net.generate(torch.tensor([words(ASK)["input_ids"]]), do_sample=False, max_new_tokens=12)[0].tolist()
@@ -191,6 +202,7 @@ def test_a_forced_first_token_belongs_to_the_prompt(translator: Path) -> None:
 
 
 def test_encoder_decoder(translator: Path, folder: Path) -> None:
+    """An encoder-decoder model has the same text with any drafter; it has no chat, and no decoder-only drafter."""
     plain, lookup = (spectr.load(str(translator), drafter=name) for name in ("none", "lookup"))
     assert plain.generate(ASK, 20, seed=1).tokens == lookup.generate(ASK, 20, seed=1).tokens
     with pytest.raises(ArgumentError, match="decoder-only"):
@@ -200,6 +212,7 @@ def test_encoder_decoder(translator: Path, folder: Path) -> None:
 
 
 def test_a_loaded_model_is_not_copied(folder: Path) -> None:
+    """A loaded model is used as it is, and an early exit shares its weights."""
     lm = spectr.load(str(folder))
     again = spectr.load(lm.opened.target.model, "ngram", tokenizer=lm.tokenizer)
     assert again.opened.target.model is lm.opened.target.model
@@ -231,12 +244,14 @@ def test_a_loaded_model_is_not_copied(folder: Path) -> None:
     ],
 )
 def test_bad_settings(folder: Path, settings: dict[str, object], sentence: str) -> None:
+    """`generate` refuses bad settings with a sentence that says what must hold."""
     with pytest.raises(ArgumentError, match=sentence):
         spectr.load(str(folder)).generate(ASK, **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("prompts", [None, 5, b"bytes", [ASK, None], [1, 2.5], [[True]]])
 def test_invalid_prompts(folder: Path, prompts: Any) -> None:
+    """generate, stream and chat refuse what is not a prompt."""
     lm = spectr.load(str(folder))
     for call in (lm.generate, lm.stream, lm.chat().say):
         with pytest.raises(ArgumentError, match=r"a string, (a list of )?token ids"):
@@ -244,6 +259,7 @@ def test_invalid_prompts(folder: Path, prompts: Any) -> None:
 
 
 def test_prompts_are_texts_ids_or_messages(folder: Path) -> None:
+    """A prompt may be a string, token ids or messages, alone or in a list; invalid ones are refused."""
     lm = spectr.load(str(folder))
     meant = lm.generate(ASK, 8, seed=3).tokens
     messages = [{"role": "user", "content": ASK}]
@@ -262,6 +278,7 @@ def test_prompts_are_texts_ids_or_messages(folder: Path) -> None:
 
 
 def test_ids_need_no_tokenizer(folder: Path) -> None:
+    """A model without a tokenizer generates from token ids, and has no text."""
     lm = spectr.load(AutoModelForCausalLM.from_pretrained(folder))
     out = lm.generate([5, 6, 7], max_tokens=6, seed=1)
     assert (len(out.tokens), out.text) == (6, "")
@@ -271,6 +288,7 @@ def test_ids_need_no_tokenizer(folder: Path) -> None:
 
 
 def test_seeds_are_random_unless_given(folder: Path) -> None:
+    """Without a seed texts differ; the reported seed reproduces them."""
     lm = spectr.load(str(folder))
     outputs = [lm.generate(ASK, 12) for _ in range(4)]
     assert len({tuple(out.tokens) for out in outputs}) == 4  # equal with a chance far below 1e-6
@@ -282,6 +300,7 @@ def test_seeds_are_random_unless_given(folder: Path) -> None:
 
 
 def test_a_stream_has_the_output_so_far(folder: Path) -> None:
+    """A stream that is left early is cancelled and has the tokens, text and statistics so far."""
     lm = spectr.load(str(folder))
     whole = lm.generate(ASK, 30, seed=8, min_new_tokens=30)
     with lm.stream(ASK, 30, seed=8, min_new_tokens=30) as pieces:
@@ -304,6 +323,7 @@ def test_threads_may_share_an_lm(folder: Path, small: Path) -> None:
 
 
 def test_a_loaded_model_stays_in_its_mode(folder: Path) -> None:
+    """A model in training mode generates without dropout and stays in training mode."""
     net, words = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     net.config.attention_dropout = 0.5
     for layer in net.model.layers:
@@ -317,6 +337,7 @@ def test_a_loaded_model_stays_in_its_mode(folder: Path) -> None:
 
 
 def test_a_template_that_refuses_a_role(folder: Path) -> None:
+    """If the chat template raises, the error names the roles and the template's reason."""
     words = AutoTokenizer.from_pretrained(folder)
     words.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}x"
     lm = spectr.load(folder, "none", tokenizer=words)
@@ -338,6 +359,7 @@ def test_settings_that_a_stream_refuses(folder: Path, name: str) -> None:
 
 
 def test_a_stream_reports_what_generate_reports(folder: Path) -> None:
+    """The output of a stream has the log-probabilities and statistics of generate."""
     lm = spectr.load(str(folder), "ngram", drafts=2, length=2)
     asked = {"seed": 5, "logprobs": True, "optimality_gap": True}
     meant, pieces = lm.generate(ASK, 16, **asked), lm.stream(ASK, 16, **asked)  # type: ignore[arg-type]
@@ -349,6 +371,7 @@ def test_a_stream_reports_what_generate_reports(folder: Path) -> None:
 
 
 def test_arguments_of_other_types_are_accepted(folder: Path) -> None:
+    """Paths, rules, devices, dtypes, tensors with one number, and generators of prompts are accepted."""
     lm = spectr.load(folder, None, spectr.rule("race"), device=torch.device("cpu"), dtype=torch.float32)
     meant = lm.generate(ASK, 5, seed=3).tokens
     assert lm.engine.drafter.name == "none"
@@ -359,11 +382,13 @@ def test_arguments_of_other_types_are_accepted(folder: Path) -> None:
 
 
 def test_a_bad_word_may_stand_alone(folder: Path) -> None:
+    """A single string of bad words is one word, not a list of characters."""
     lm = spectr.load(str(folder))
     assert lm._policy({"bad_words": "fox"}) == lm._policy({"bad_words": ["fox"]}) != lm._policy({"bad_words": [*"fox"]})
 
 
 def test_tokenizers(folder: Path, tmp_path: Path) -> None:
+    """A given tokenizer is used; without one, text is refused with advice."""
     net, words = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     net.save_pretrained(tmp_path)
     assert spectr.load(tmp_path, tokenizer=words).tokenizer is words
@@ -381,6 +406,7 @@ def test_tokenizers(folder: Path, tmp_path: Path) -> None:
 
 
 def test_bad_loads(folder: Path, foreign: Path) -> None:
+    """`load` refuses bad names, options and combinations with a sentence that says what must hold."""
     bad: list[tuple[type[SpectrError], str, dict[str, object]]] = [
         (UnknownNameError, "did you mean lookup", {"drafter": "lokup"}),
         (UnknownNameError, "race", {"rule": "raec"}),

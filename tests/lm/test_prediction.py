@@ -1,4 +1,4 @@
-"""`prediction`: a text that the answer will probably repeat, as a string or as token ids."""
+"""With `prediction`, a text that the answer will probably repeat (a string or token ids) saves calls."""
 
 import asyncio
 from pathlib import Path
@@ -15,6 +15,7 @@ ASK = "the quick brown fox jumps over the quick brown"
 @pytest.mark.parametrize("drafter", ["none", "lookup", "auto", "early_exit"])
 @pytest.mark.parametrize("temperature", [0, 0.7, 1.3])
 def test_the_text_is_the_same_and_takes_fewer_calls(folder: Path, drafter: str, temperature: float) -> None:
+    """A right prediction saves calls, a wrong one does not change the text, and both are counted."""
     lm = spectr.load(str(folder), drafter)
     plain = lm.generate(ASK, 60, seed=5, temperature=temperature)
     for prediction in (plain.tokens, np.array(plain.tokens), tuple(plain.tokens)):
@@ -29,7 +30,7 @@ def test_the_text_is_the_same_and_takes_fewer_calls(folder: Path, drafter: str, 
 
 
 def test_a_string_is_read_as_it_would_stand_in_the_text(folder: Path) -> None:
-    """The string is encoded without the special tokens at the beginning or end of a prompt."""
+    """A string is encoded without the special tokens that a prompt has at its beginning or end."""
     lm = spectr.load(str(folder), "none")
     words = "one two three four five six seven eight nine ten"
     ids = lm.tokenizer(words, add_special_tokens=False)["input_ids"]
@@ -40,6 +41,7 @@ def test_a_string_is_read_as_it_would_stand_in_the_text(folder: Path) -> None:
 
 
 def test_one_for_each_prompt_or_one_for_all(folder: Path) -> None:
+    """A list has one prediction per prompt, some of which may be missing; a single one is used for all prompts."""
     lm = spectr.load(str(folder), "none")
     plain = lm.generate([ASK, "tides"], 30, seed=3)
     ids = [out.tokens for out in plain]
@@ -62,6 +64,7 @@ def test_one_for_each_prompt_or_one_for_all(folder: Path) -> None:
 
 
 def test_streams_handles_and_conversations(folder: Path) -> None:
+    """Predictions work with stream, submit, await and chat."""
     lm = spectr.load(str(folder), "lookup")
     plain = lm.generate(ASK, 40, seed=8)
     stream = lm.stream(ASK, 40, seed=8, prediction=plain.tokens)
@@ -102,6 +105,7 @@ def test_invalid_predictions_are_refused_before_anything_runs(folder: Path) -> N
 
 
 def test_an_encoder_decoder_model(translator: Path) -> None:
+    """Predictions work with encoder-decoder models."""
     lm = spectr.load(str(translator), "none")
     plain = lm.generate("tides rise", 30, seed=1)
     found = lm.generate("tides rise", 30, seed=1, prediction=plain.tokens)
@@ -110,6 +114,7 @@ def test_an_encoder_decoder_model(translator: Path) -> None:
 
 
 def test_without_a_tokenizer(folder: Path) -> None:
+    """Without a tokenizer a prediction must be token ids."""
     from transformers import AutoModelForCausalLM
 
     lm = spectr.load(AutoModelForCausalLM.from_pretrained(folder), "none")

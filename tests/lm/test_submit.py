@@ -1,4 +1,5 @@
-"""Texts in the background, each with its own settings; and lists of settings, one value per prompt."""
+"""`submit` generates texts in the background, each with its own settings; a list of settings has one value per
+prompt."""
 
 import asyncio
 import gc
@@ -35,6 +36,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 def test_texts_run_together(lm: LM) -> None:
+    """Submitted texts with different settings run in one batch and equal those of generate."""
     want = [lm.generate(ASK, **{"max_new_tokens": 20, "seed": 3, **own}) for own in SETTINGS]
     handles = [lm.submit(ASK, **{"max_new_tokens": 20, "seed": 3, **own}) for own in SETTINGS]
     for handle, output in zip(handles, want, strict=True):
@@ -46,6 +48,7 @@ def test_texts_run_together(lm: LM) -> None:
 
 
 def test_texts_are_read_with_asyncio(lm: LM) -> None:
+    """A submitted text can be awaited or read piece by piece in an event loop."""
     want = lm.generate(ASK, 16, seed=2)
 
     async def pieces() -> str:
@@ -64,6 +67,7 @@ async def _awaited(lm: LM) -> Output:
 
 
 def test_cancelled_and_dropped_texts_end(lm: LM) -> None:
+    """A cancelled text keeps its pieces so far; a text whose handle is dropped is cancelled."""
     handle = lm.submit(ASK, 300, seed=2, min_new_tokens=300)
     first = next(handle)
     handle.cancel()
@@ -76,10 +80,12 @@ def test_cancelled_and_dropped_texts_end(lm: LM) -> None:
     gc.collect()
     lm.generate(ASK, 4, seed=1)
     assert delivery.is_cancelled
-    assert not delivery.has_ended  # it never came to its end
+    assert not delivery.has_ended  # it was dropped before its end
 
 
 def test_an_error_is_raised_where_the_text_is_awaited(lm: LM) -> None:
+    """An error of one text is raised from its handle, each time; other texts are not affected."""
+
     def refuses(text: list[int]) -> None:
         raise KeyError(len(text))
 
@@ -98,7 +104,7 @@ def test_an_error_is_raised_where_the_text_is_awaited(lm: LM) -> None:
 
 
 def test_settings_for_each_prompt(lm: LM) -> None:
-    """A list has one value per prompt, also for settings that are lists themselves."""
+    """A list of settings has one value per prompt, also for settings that are lists themselves."""
     each: dict[str, Any] = {
         "temperature": [0.0, 0.7, 1.0], "max_new_tokens": [9, 12, 15], "stop": [["a"], [], None], "top_k": [0, 5, 0],
         "bad_words": [["the", "fox"], [], [[5, 6]]], "logit_bias": [{7: 2.0}, {}, {8: -3.0}], "seed": [1, 2, 3],
@@ -118,6 +124,7 @@ def test_settings_for_each_prompt(lm: LM) -> None:
 
 
 def test_settings_that_are_lists_hold_for_all(lm: LM) -> None:
+    """A single list for a setting that is a list itself holds for all prompts."""
     shared: dict[str, Any] = {"stop": ["a", "e"], "bad_words": ["the", "fox"], "suppress_tokens": [9, 10]}
     together = lm.generate([ASK, TIDES], 16, seed=[5, 6], **shared)
     for output, prompt, seed in zip(together, (ASK, TIDES), (5, 6), strict=True):
@@ -125,7 +132,7 @@ def test_settings_that_are_lists_hold_for_all(lm: LM) -> None:
 
 
 def test_several_texts_of_each_prompt(lm: LM) -> None:
-    """Seeds are derived for one prompt after the other; with a seed for each prompt, from that seed."""
+    """With several texts per prompt every text has its own seed; with a seed per prompt they derive from that seed."""
     outputs = lm.generate([ASK, TIDES], 8, seed=3, n=[2, 3])
     assert len({output.seed for output in outputs}) == len(outputs) == 5
     for output, prompt in zip(outputs, [ASK] * 2 + [TIDES] * 3, strict=True):
@@ -137,6 +144,7 @@ def test_several_texts_of_each_prompt(lm: LM) -> None:
 
 
 def test_log_probabilities_of_the_prompt(lm: LM) -> None:
+    """Prompt log-probabilities are those of the model, for all tokens but the first."""
     output = lm.generate(ASK, 4, seed=1, prompt_logprobs=2, logprobs=1)
     ids = lm.encode(ASK)
     with torch.no_grad():
@@ -159,6 +167,7 @@ def test_a_shared_prefix_is_prefilled_once(lm: LM) -> None:
 
 
 def test_few_rows(folder: Path) -> None:
+    """Texts do not depend on the number of rows."""
     few, many = spectr.load(str(folder), rows=2, dtype="float64"), spectr.load(str(folder), dtype="float64")
     for one, other in zip(*(lm.generate([ASK, TIDES], 9, seed=2, n=4) for lm in (few, many)), strict=True):
         same(one, other)

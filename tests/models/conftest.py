@@ -26,7 +26,7 @@ class Play:
 
     @property
     def depth(self) -> Tensor:
-        """(2, N)."""
+        """Depths of the nodes, (2, N)."""
         return self.seen.sum(-1) - 1
 
     def fresh(self, rows: int = 2, slots: int = 48) -> Session:

@@ -12,6 +12,7 @@ from spectr.models.target import Target
 
 
 def test_plain_calls_and_trees_are_the_same() -> None:
+    """Grouped attention gives the logits of sdpa in plain calls, with padding, in `generate` and for a tree."""
     model = tiny_model("llama")
     ids, mask = torch.randint(3, 61, (2, 9)), torch.ones(2, 9, dtype=torch.int64)
     mask[1, 6:] = 0
@@ -49,7 +50,10 @@ GROUPED = [
 def test_the_tree_kernel_gives_the_same_logits_in_every_family(
     name: str, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel is interpreted here, in float32; families with windows, scales and norms of heads are included."""
+    """The tree kernel gives the logits of plain passes, in families with windows, scales and norms of heads too.
+
+    Here it is interpreted, in float32.
+    """
     pytest.importorskip("triton")
     if torch.cuda.is_available():
         pytest.skip("kernels run on the GPU here")
@@ -60,7 +64,7 @@ def test_the_tree_kernel_gives_the_same_logits_in_every_family(
     assert play.target.model.config._attn_implementation == "spectr_grouped"
 
     def is_tree(query: torch.Tensor, _: torch.Tensor, mask: torch.Tensor) -> bool:
-        asked.extend([query.shape[2]] if mask.dtype == query.dtype else [])  # plain calls have masks of bools
+        asked.extend([query.shape[2]] if mask.dtype == query.dtype else [])  # plain calls have boolean masks
         return mask.dtype == query.dtype
 
     monkeypatch.setattr(attention, "_is_tree", is_tree)

@@ -30,7 +30,7 @@ def net() -> PreTrainedModel:
         num_key_value_heads=2,
         intermediate_size=72,
         attn_implementation="sdpa",
-    )  # fmt: skip  no size is a number of slots: what is equal when traced is taken to be one
+    )  # fmt: skip  no size equals a number of slots, because equal sizes are traced as one
     made: PreTrainedModel = LlamaForCausalLM(config).eval().requires_grad_(False)
     return made
 
@@ -52,12 +52,13 @@ def scored(target: Target, slots: int, nodes: int, rows: int = 1) -> torch.Tenso
 
 @pytest.mark.parametrize("tuned", [False, True], ids=["usual", "grouped"])
 def test_the_same_numbers_from_one_function(net: PreTrainedModel, tuned: bool) -> None:
-    """There is one trace for several nodes and one for a single node, for any number of layers and slots."""
+    """Compiled layers give the logits of plain ones with two traces, one for several nodes and one for a single node,
+    for any number of layers and slots."""
     if tuned:
         group_heads(net)
     target, cases = Target(net), ((16, 4, 1), (32, 4, 1), (48, 7, 1))
     plain = [scored(target, *case) for case in cases]
-    target._compiled = CompiledLayers(target.layers)  # nothing beside them
+    target._compiled = CompiledLayers(target.layers)  # the layers only
     torch._dynamo.reset()
     counters.clear()
     for case, want in zip(cases, plain, strict=True):
@@ -79,7 +80,7 @@ def test_compiled_layers_work_on_several_rows(net: PreTrainedModel) -> None:
     ["qwen2", "gemma2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "gpt_neox", "phi3"))],
 )
 def test_other_families_compile_to_the_same_logits(name: str) -> None:
-    """Families with biases, with norms in the layers, with joint products of their own, and without gates."""
+    """Compiled logits are right in families with biases, norms in the layers, fused projections, and without gates."""
     torch.manual_seed(1)
     sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "pad_token_id": 0,
              "num_key_value_heads": 2, "intermediate_size": 48, "head_dim": 8}  # fmt: skip
@@ -91,7 +92,7 @@ def test_other_families_compile_to_the_same_logits(name: str) -> None:
 
 
 def test_weights_are_held_once(net: PreTrainedModel) -> None:
-    """The model's weights are views of the joint weights, and a second compilation shares them."""
+    """After compilation the model's weights are views of the joint weights, and a second compilation shares them."""
     before = {name: weights.clone() for name, weights in net.named_parameters()}
     attention: Any = net.model.layers[1].self_attn  # type: ignore[index, union-attr]
     for _ in range(2):
@@ -114,7 +115,7 @@ def test_replaced_weights_are_an_error(net: PreTrainedModel) -> None:
 
 
 def test_compiled_layers_allocate_missing_buffers(net: PreTrainedModel) -> None:
-    """This happens at the beginning of a text of one token."""
+    """Compiled layers allocate the cache if it is missing, as at the beginning of a text of one token."""
     target, one = Target(net), torch.tensor([[5]])
     session, again = target.open(1, 8), target.open(1, 8)
     want = target.score(session, one, torch.ones(1, 1, 1, dtype=torch.bool), torch.zeros_like(one))
@@ -124,6 +125,7 @@ def test_compiled_layers_allocate_missing_buffers(net: PreTrainedModel) -> None:
 
 
 def test_layers_that_differ_have_functions_of_their_own(net: PreTrainedModel) -> None:
+    """Layers with different settings or data are compiled separately."""
     layers = list(net.model.layers)  # type: ignore[arg-type, union-attr]
     assert CompiledLayers(layers).kinds == 1
     layers[2].self_attn.scaling = 0.5  # type: ignore[union-attr, assignment]

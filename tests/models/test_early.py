@@ -1,4 +1,4 @@
-"""A model of another's first layers shares its weights and does not change it."""
+"""A model made of another model's first layers shares its weights and does not change it."""
 
 from typing import Any
 
@@ -21,6 +21,7 @@ def norm_of(model: Any) -> Any:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_truncated_model_stops_after_its_layers(name: str, make: Any) -> None:
+    """A truncated model has the logits of the hidden state after its layers, and the whole model is unchanged."""
     model, ids = make(name).model, torch.tensor([[5, 9, 33, 7, 8, 12, 4, 60]])
     with torch.no_grad():
         whole = model(ids, use_cache=False, output_hidden_states=True)
@@ -38,7 +39,7 @@ def test_a_truncated_model_stops_after_its_layers(name: str, make: Any) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt2", "bloom", "deepseek_v3"])
 def test_a_truncated_model_drafts_in_the_slots_of_the_whole_model(name: str, make: Any) -> None:
-    """Its keys are those of the whole model's first layers, so that a view of the session needs no second prefill."""
+    """A truncated model uses the keys of the whole model's first layers, so a view of the session needs no prefill."""
     play = make(name)
     drafter = Target(truncated(play.model, 2))
     view = play.target.share(play.session)
@@ -54,6 +55,7 @@ def test_a_truncated_model_drafts_in_the_slots_of_the_whole_model(name: str, mak
 
 
 def test_invalid_layer_counts_and_models_are_refused(make: Any) -> None:
+    """Layer counts out of range, encoder-decoder models and unknown structures are refused."""
     with pytest.raises(ArgumentError, match="between 1 and 3, got 0"):
         truncated(make("llama").model, 0)
     with pytest.raises(MismatchError, match="has an encoder"):

@@ -1,4 +1,4 @@
-"""GGUF files give the logits that transformers computes from them, and damaged files are refused with a reason."""
+"""GGUF files give the logits that transformers computes from them; damaged files are refused with a reason."""
 
 import resource
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_a_file_runs_as_transformers_reads_it(kind: str, architecture: str, tmp_
     path = write_gguf(tmp_path / "tiny.gguf", kind, architecture)
     opened = open_model(str(path), device="cpu")
     assert isinstance(opened.target, CpuTarget)
-    config = config_of(open_gguf(path))  # transformers itself takes heads of Qwen3 to be 128 wide
+    config = config_of(open_gguf(path))  # transformers itself assumes that heads of Qwen3 are 128 wide
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32, config=config)
     text = [5, 9, 2, 11, 30, 7, 7, 4]
     with torch.no_grad():
@@ -50,7 +50,7 @@ def test_a_file_runs_as_transformers_reads_it(kind: str, architecture: str, tmp_
 
 
 def test_the_file_gives_text_and_chat(tmp_path: Path) -> None:
-    """Tokenizer and chat template come from the file, and text is generated with every storage of its weights."""
+    """Tokenizer and chat template are read from the file, and text is generated with every storage of its weights."""
     path = write_gguf(tmp_path / "tiny.gguf", "Q4_1")
     texts = {}
     for weights in ("file", "float32", "int8"):
@@ -63,6 +63,7 @@ def test_the_file_gives_text_and_chat(tmp_path: Path) -> None:
 
 
 def test_packed_weights_take_the_bytes_of_the_file(tmp_path: Path) -> None:
+    """Packed weights take at most 15 % more memory than the file."""
     file = open_gguf(write_gguf(tmp_path / "tiny.gguf", "Q4_1"))
     taken = packed_bytes(model_of(file))
     assert set(taken) == {"Q4_1", "Q8_0"}
@@ -70,6 +71,7 @@ def test_packed_weights_take_the_bytes_of_the_file(tmp_path: Path) -> None:
 
 
 def test_other_arithmetic_unpacks_the_file(tmp_path: Path) -> None:
+    """With another dtype the weights are unpacked, which is announced, and logits are close to the packed ones."""
     path = write_gguf(tmp_path / "tiny.gguf", "Q5_1")
     said: list[str] = []
     half = open_model(str(path), said.append, dtype="bfloat16", device="cpu")
@@ -112,8 +114,8 @@ def test_files_that_are_not_gguf_are_refused(tmp_path: Path) -> None:
 
 
 def test_damaged_files_raise_an_error_and_never_crash(tmp_path: Path) -> None:
-    """Files are truncated, or bytes of their header are changed. Each gives a model or one of spectr's errors, never a
-    crash or excessive memory."""
+    """A file that is truncated, or whose header is changed, gives a model or one of spectr's errors, but never a crash
+    or excessive memory."""
     whole = bytearray(write_gguf(tmp_path / "tiny.gguf").read_bytes())
     head = bytes(whole).index(b"blk.1.ffn_norm.weight") + 60
     generator, path, outcomes = np.random.default_rng(1), tmp_path / "broken.gguf", {"refused": 0, "opened": 0}
@@ -135,6 +137,6 @@ def test_damaged_files_raise_an_error_and_never_crash(tmp_path: Path) -> None:
         except SpectrError:
             outcomes["refused"] += 1
     assert outcomes["refused"] > 500
-    assert outcomes["opened"] > 10  # some bytes are only words
+    assert outcomes["opened"] > 10  # some changes affect only names
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kB
     assert sorted(found.name for found in tmp_path.iterdir()) == ["broken.gguf", "tiny.gguf"]

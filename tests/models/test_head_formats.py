@@ -1,4 +1,4 @@
-"""The configs and tensors of published heads are read by the conventions of their publishers, and checked."""
+"""The configs and tensors of published heads are read by the conventions of their publishers and validated."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +28,7 @@ def states_of(tmp_path: Path, files: Files, layers: int = 7) -> tuple[int, ...]:
 
 
 def test_hidden_states_by_every_convention(tmp_path: Path) -> None:
+    """The hidden states that a head reads are found in every form of config, and have the right default."""
     files = Case("eagle3", EAGLE3).files()
     assert states_of(tmp_path / "top", files) == (2, 3, 5)
     assert states_of(tmp_path / "nested", nested(files)) == (2, 3, 5)
@@ -42,6 +43,7 @@ def test_hidden_states_by_every_convention(tmp_path: Path) -> None:
 
 
 def test_an_absent_flag_means_what_it_means_to_its_publisher(tmp_path: Path) -> None:
+    """If `norm_before_residual` is absent, it has the default of the format's publisher."""
     files = Case("eagle3", EAGLE3).files()
     absent = {name: value for name, value in files[0].items() if name != "norm_before_residual"}
     for config, meant in ((absent, True), (files[0], False), (legacy(files)[0], False)):
@@ -53,7 +55,7 @@ def test_an_absent_flag_means_what_it_means_to_its_publisher(tmp_path: Path) -> 
 
 
 def layer_shapes(name: str, width: int, reads: int, sizes: tuple[int, int, int]) -> dict[str, tuple[int, ...]]:
-    """Return the tensor shapes of a decoder layer for these widths of queries, of keys and of the gated part."""
+    """Return the tensor shapes of a decoder layer for these widths of queries, keys and MLP."""
     queries, keys, inner = sizes
     return {
         f"{name}.self_attn.q_proj.weight": (queries, reads), f"{name}.self_attn.k_proj.weight": (keys, reads),
@@ -64,8 +66,8 @@ def layer_shapes(name: str, width: int, reads: int, sizes: tuple[int, int, int])
 
 
 def test_sizes_of_large_targets() -> None:
-    """Configs and shapes of heads for an 8 B and a 70 B Llama and for a mixture of 36 layers are accepted, without
-    weights."""
+    """Configs and shapes of heads for an 8 B Llama, a 70 B Llama and a mixture of experts with 36 layers are accepted;
+    this needs no weights."""
     usual = {"model_type": "llama", "num_hidden_layers": 1, "draft_vocab_size": 32000, "max_position_embeddings": 2048}
     some = {"norm.weight": (4096,), "lm_head.weight": (32000, 4096), "d2t": (32000,), "t2d": (128256,)}
     shapes = {"fc.weight": (4096, 12288), **some, **layer_shapes("midlayer", 4096, 8192, (4096, 1024, 14336))}
@@ -93,14 +95,14 @@ def test_sizes_of_large_targets() -> None:
 
 
 def test_positions_beyond_those_it_was_trained_for(tmp_path: Path) -> None:
-    """The head's config says 16 positions and the target has 64; positions are not clamped."""
+    """A head is used up to the target's 64 positions, although its config says 16, and positions are not clamped."""
     folder = write_head(tmp_path, Case("eagle3", EAGLE3).files())
     plain, lm = (spectr.load(golden_target(torch.float64), name, rule="race") for name in ("none", str(folder)))
     assert lm.engine.drafter.head.context == 64  # type: ignore[attr-defined]
     assert lm.generate([3, 1, 4], 55, seed=2).tokens == plain.generate([3, 1, 4], 55, seed=2).tokens
 
 
-# What does not fit.
+# Heads that do not fit.
 
 Change = Callable[[dict[str, Any], dict[str, torch.Tensor]], Files]
 
@@ -141,6 +143,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize(("change", "said"), REFUSED.values(), ids=list(REFUSED))
 def test_what_does_not_fit_is_refused_with_figures(tmp_path: Path, change: Change, said: str) -> None:
+    """A head that does not fit the target or its own config is refused with the numbers that differ."""
     folder = write_head(tmp_path, change(*Case("eagle3", EAGLE3).files()))
     with pytest.raises(MismatchError, match=said):
         spectr.load(golden_target(), str(folder))
@@ -154,6 +157,7 @@ def test_offsets_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
 
 
 def test_drafts_are_no_longer_than_a_block(tmp_path: Path) -> None:
+    """A draft longer than a block is refused if it is asked for, and the default is cut to the block."""
     folder = str(write_head(tmp_path, Case("block", "dflash").files()))
     with pytest.raises(ArgumentError, match="at most 4 tokens long, as many as a block predicts, got 5"):
         spectr.load(golden_target(), folder, length=5)
@@ -161,6 +165,7 @@ def test_drafts_are_no_longer_than_a_block(tmp_path: Path) -> None:
 
 
 def test_hidden_states_are_for_published_heads() -> None:
+    """The option `hidden_states` is refused for drafters other than published heads."""
     with pytest.raises(ArgumentError, match="takes"):
         spectr.load(golden_target(), "lookup", hidden_states=(1, 2, 3))
     with pytest.raises(ArgumentError, match="hidden_states is an option of published heads"):
@@ -168,5 +173,6 @@ def test_hidden_states_are_for_published_heads() -> None:
 
 
 def test_a_model_of_one_layer_is_no_head(tmp_path: Path) -> None:
+    """An ordinary model with one layer is not mistaken for a head."""
     llama(1, 24, layers=1, dtype=torch.float32).save_pretrained(tmp_path)
     assert open_checkpoint(str(tmp_path)) is None

@@ -1,6 +1,6 @@
-"""Published heads compute what their reference implementations compute, and heads that do not fit are refused.
+"""Published heads compute what their reference implementations compute.
 
-A head that is slightly wrong does not change texts, it only lowers the acceptance rate. Therefore logits are compared,
+A head that is slightly wrong does not change texts; it only lowers the acceptance rate. Therefore logits are compared
 to 1e-5 in float32, for all flags of the formats, and planted faults must be detected.
 """
 
@@ -41,6 +41,7 @@ def test_logits_are_those_of_the_reference(tmp_path: Path, family: str, name: st
 @pytest.mark.parametrize("name", [EAGLE3, SOME_EAGLE3, "residual-fc_norm-normed-some-qwen3-own"])
 @pytest.mark.parametrize("unread", [1, 4, 8])
 def test_logits_do_not_depend_on_what_was_read_when(tmp_path: Path, name: str, unread: int) -> None:
+    """Logits are right however many tokens of the text are read in prefill and how many with the draft."""
     case = Case("eagle3", name)
     assert difference(case, write_head(tmp_path, case.files()), unread=unread) < CLOSE
 
@@ -48,6 +49,7 @@ def test_logits_do_not_depend_on_what_was_read_when(tmp_path: Path, name: str, u
 @pytest.mark.parametrize("name", ["dflash-sliding", "dspark-rnn-later", "own-dflash-sliding"])
 @pytest.mark.parametrize("unread", [1, 4, 8])
 def test_blocks_do_not_depend_on_what_was_read_when(tmp_path: Path, name: str, unread: int) -> None:
+    """Blocks are right however many tokens of the text are read in prefill and how many with the draft."""
     case = Case("block", name)
     assert difference(case, write_head(tmp_path, case.files()), unread=unread) < CLOSE
 
@@ -56,6 +58,7 @@ def test_blocks_do_not_depend_on_what_was_read_when(tmp_path: Path, name: str, u
 @pytest.mark.parametrize("drafted_tokens", ["all", "some"])
 @pytest.mark.parametrize("embedding", ["shared", "own"])
 def test_eagle3_as_its_inventors_publish_it(tmp_path: Path, file: str, drafted_tokens: str, embedding: str) -> None:
+    """The original EAGLE-3 format gives the logits of the reference, as safetensors and as a pickle."""
     case = Case("eagle3", f"plain-plain-raw-{drafted_tokens}-llama-{embedding}")
     folder = write_head(tmp_path, legacy(case.files()), file)
     assert difference(case, folder, hidden_states=(2, 3, 5)) < CLOSE
@@ -64,18 +67,20 @@ def test_eagle3_as_its_inventors_publish_it(tmp_path: Path, file: str, drafted_t
 @pytest.mark.parametrize("name", ["plain-plain-raw-some-llama-shared", "residual-norm_before_fc-raw-some-llama-shared",
                                   "plain-fc_norm-normed-all-llama-own", "rope-llama3", "rope-yarn"])  # fmt: skip
 def test_eagle3_with_settings_in_a_part_of_their_own(tmp_path: Path, name: str) -> None:
+    """EAGLE-3 settings may be nested in the config."""
     case = Case("eagle3", name)
     assert difference(case, write_head(tmp_path, nested(case.files()))) < CLOSE
 
 
 @pytest.mark.parametrize("name", ["dspark", "dspark-some", "dspark-gated", "dspark-rnn", "dspark-rnn-later"])
 def test_dspark_as_its_inventors_publish_it(tmp_path: Path, name: str) -> None:
+    """The original DSpark format gives the logits of the reference."""
     case = Case("block", name)
     assert difference(case, write_head(tmp_path, own_dspark(case.files()))) < CLOSE
 
 
 def test_weights_in_parts(tmp_path: Path) -> None:
-    """The checkpoint is sharded and has an index."""
+    """A sharded checkpoint with an index gives the same logits."""
     case = Case("eagle3", SOME_EAGLE3)
     config, tensors = case.files()
     names = sorted(tensors)
@@ -88,7 +93,7 @@ def test_weights_in_parts(tmp_path: Path) -> None:
 
 
 def test_without_an_output_layer_the_targets_is_used(tmp_path: Path) -> None:
-    """`draft_vocab_size: null` gives the same as a file with a copy of the target's output layer."""
+    """A head without an output layer computes the same as one with a copy of the target's."""
     case = Case("eagle3", EAGLE3)
     config, tensors = case.files()
     own = {**tensors, "lm_head.weight": golden_target().state_dict()["lm_head.weight"].clone()}
@@ -100,7 +105,7 @@ def test_without_an_output_layer_the_targets_is_used(tmp_path: Path) -> None:
 
 
 def test_a_head_that_is_narrower_than_its_target(tmp_path: Path) -> None:
-    """The head has its own embedding and output layer, and `fc` maps from the target's width to its own."""
+    """A narrow head with its own embedding and output layer does not change texts; without its own it is refused."""
     folder = tmp_path
     wide = llama(5, 24, layers=7, hidden_size=32)
     config, tensors = Case("eagle3", "plain-plain-raw-some-llama-own").files()
@@ -118,7 +123,7 @@ def test_a_head_that_is_narrower_than_its_target(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_heads_whose_queries_are_narrower_than_the_width(tmp_path: Path, kind: str) -> None:
-    """Three heads of width four in a head of width 16: sizes are taken from the tensors."""
+    """Queries of three heads of width four in a head of width 16 are supported: sizes are taken from the tensors."""
     config, tensors = Case("eagle3", f"plain-plain-raw-all-{kind}-shared").files()
     rows = {"q_proj": 12, "k_proj": 4, "v_proj": 4}
     for name, count in rows.items():
@@ -133,7 +138,7 @@ def test_heads_whose_queries_are_narrower_than_the_width(tmp_path: Path, kind: s
 
 
 def test_embeddings_are_read_as_they_are_stored(tmp_path: Path) -> None:
-    """Gemma scales its embeddings, and heads for it do not."""
+    """A head reads unscaled embeddings, although its target (Gemma) scales them."""
     config = Gemma3TextConfig(
         vocab_size=24, hidden_size=16, intermediate_size=24, num_hidden_layers=7, num_attention_heads=4,
         num_key_value_heads=2, head_dim=4, max_position_embeddings=64,
@@ -148,7 +153,7 @@ def test_embeddings_are_read_as_they_are_stored(tmp_path: Path) -> None:
 
 
 def test_plans_are_chosen_no_deeper_than_a_block(tmp_path: Path) -> None:
-    """plan="auto" tries several trees, none deeper than the block."""
+    """With plan="auto" no tree is deeper than the block, and texts are those of plain decoding."""
     case = Case("block", "dflash")
     config, tensors = case.files()
     folder = str(write_head(tmp_path, ({**config, "block_size": 3}, tensors)))
@@ -158,7 +163,7 @@ def test_plans_are_chosen_no_deeper_than_a_block(tmp_path: Path) -> None:
 
 
 def test_a_bias_that_a_checkpoint_has_is_used(tmp_path: Path) -> None:
-    """Queries, keys and values of some heads have a bias; it is compared with a bias of zero and then with another."""
+    """Biases of queries, keys and values are used: a zero bias changes nothing, and another one changes the logits."""
     case = Case("eagle3", EAGLE3)
     config, tensors = case.files()
     shapes = {"q": 16, "k": 8, "v": 8}
@@ -173,7 +178,7 @@ def test_a_bias_that_a_checkpoint_has_is_used(tmp_path: Path) -> None:
 def test_compiled_layers_compute_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, name: str
 ) -> None:
-    """Traced graphs run without being compiled to kernels."""
+    """Compiled layers give the logits of the reference; here graphs are traced but not compiled to kernels."""
     monkeypatch.setattr("spectr.models.compiled._BACKEND", "eager")
     case = Case(family, name)
     assert difference(case, write_head(tmp_path, case.files()), compile=True) < CLOSE
@@ -183,7 +188,10 @@ def test_compiled_layers_compute_the_same(
 def test_rounded_weights_draft_nearly_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, name: str
 ) -> None:
-    """On a GPU matrices are int8; here the kernel is interpreted, in float32."""
+    """With int8 weights, as on a GPU, the first nodes and their logits are nearly the same.
+
+    Here the kernel is interpreted, in float32.
+    """
     pytest.importorskip("triton")
     if torch.cuda.is_available():
         pytest.skip("kernels run on the GPU here")
@@ -196,14 +204,14 @@ def test_rounded_weights_draft_nearly_the_same(
         assert isinstance(rounded, int8.Int8Linear)
     assert type(golden_target().get_output_embeddings()) is nn.Linear  # type: ignore[no-untyped-call]
     found, also = drafted(case, folder)
-    same = int((tokens == also).int().cumprod(0).sum())  # nodes of the same tree so far
+    same = int((tokens == also).int().cumprod(0).sum())  # nodes before the trees differ
     assert same >= 2
     assert 0 < float((found[:1] - meant[:1]).norm() / meant[:1].norm()) < 0.05
 
 
 @pytest.mark.gpu
 class TestOnAGpu:
-    """Golden logits on CUDA, in float32 with other attention kernels, and in half precision with int8."""
+    """Golden logits on CUDA, in float32 with other attention kernels, and in bfloat16 with int8."""
 
     @pytest.mark.parametrize(("family", "name"), CASES[::7] + CASES[-17:], ids=lambda part: part)
     def test_logits_are_those_of_the_reference(self, tmp_path: Path, family: str, name: str) -> None:
@@ -213,7 +221,7 @@ class TestOnAGpu:
 
     @pytest.mark.parametrize(("family", "name"), [("eagle3", SOME_EAGLE3), ("block", "dspark"), ("block", "dflash")])
     def test_half_precision(self, tmp_path: Path, family: str, name: str) -> None:
-        """Distributions after the root overlap, and the drafter does not change the text."""
+        """In bfloat16 with int8 weights the distributions after the root overlap by more than 95 %."""
         case = Case(family, name)
         net = golden_target(torch.bfloat16, "cuda")
         folder = write_head(tmp_path, case.files())
@@ -226,7 +234,7 @@ class TestOnAGpu:
         assert len(lm.generate([[1, 2, 3], [4, 5]], 24, seed=3)) == 2
 
 
-# Faults that were made somewhere: each must be seen in the logits.
+# Planted faults, which have occurred in practice: each must change the logits.
 
 
 def _swapped(self: Any, embedded: Any, states: Any, **attention: Any) -> Any:
@@ -236,12 +244,14 @@ def _swapped(self: Any, embedded: Any, states: Any, **attention: Any) -> Any:
 
 
 def test_planted_states_before_embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: hidden states and embeddings are joined in the wrong order."""
     case = Case("eagle3", EAGLE3)
     monkeypatch.setattr(eagle3._FirstLayer, "forward", _swapped)
     assert difference(case, write_head(tmp_path, case.files())) > 100 * CLOSE
 
 
 def test_planted_offsets_taken_for_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: offsets of the draft vocabulary are used as token ids."""
     case = Case("eagle3", SOME_EAGLE3)
     monkeypatch.setattr(loading, "_target_tokens", lambda offsets, *_: offsets.long())
     assert difference(case, write_head(tmp_path, case.files())) > 100 * CLOSE
@@ -250,12 +260,14 @@ def test_planted_offsets_taken_for_tokens(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("states", [(1, 2, 4), (3, 4, 6), (5, 3, 2)])
 @pytest.mark.parametrize(("family", "name"), [("eagle3", EAGLE3), ("block", "dflash"), ("block", "dspark")])
 def test_planted_other_hidden_states(tmp_path: Path, family: str, name: str, states: tuple[int, ...]) -> None:
+    """Planted fault: the head reads other hidden states of the target."""
     case = Case(family, name)
     assert difference(case, write_head(tmp_path, case.files()), hidden_states=states) > 100 * CLOSE
 
 
 @pytest.mark.parametrize("name", ["rope-llama3", "rope-yarn", "rope-linear"])
 def test_planted_rotary_settings_that_are_not_read(tmp_path: Path, name: str) -> None:
+    """Planted fault: the rotary settings of the config are ignored."""
     case = Case("eagle3", name)
     config, tensors = case.files()
     rope = {"rope_type": "default", "rope_theta": 100.0}
@@ -264,13 +276,15 @@ def test_planted_rotary_settings_that_are_not_read(tmp_path: Path, name: str) ->
 
 @pytest.mark.parametrize("flag", ["norm_output", "norm_before_residual"])
 def test_planted_flags_that_are_not_read(tmp_path: Path, flag: str) -> None:
-    """The flags decide whether the recurrence and the residual are taken before or after a norm."""
+    """Logits depend on the flags, which decide whether the recurrence and the residual are taken before or after a
+    norm."""
     case = Case("eagle3", EAGLE3)
     config, tensors = case.files()
     assert difference(case, write_head(tmp_path, ({**config, flag: True}, tensors))) > 100 * CLOSE
 
 
 def test_planted_first_token_that_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: the head attends to the first token of the text."""
     case = Case("eagle3", EAGLE3)
     monkeypatch.setattr(eagle3, "first_unseen", lambda mask, _: mask)
     assert difference(case, write_head(tmp_path, case.files())) > 100 * CLOSE
@@ -290,12 +304,14 @@ def test_planted_first_token_that_is_seen(tmp_path: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_planted_settings_of_blocks(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
+    """Planted fault: a setting of a block head has another value."""
     case = Case("block", name)
     config, tensors = case.files()
     assert difference(case, write_head(tmp_path, ({**config, **changes}, tensors))) > 100 * CLOSE
 
 
 def test_planted_correction_by_another_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: the Markov correction uses another token."""
     case, usual = Case("block", "dspark"), block.BlockHead.corrected
     monkeypatch.setattr(
         block.BlockHead, "corrected", lambda self, x, h, tokens, c: usual(self, x, h, (tokens + 1) % 24, c)

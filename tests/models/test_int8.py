@@ -1,4 +1,4 @@
-"""A head with int8 weights drafts nearly the same, alone, in joint products and compiled."""
+"""A head with int8 weights drafts nearly the same as the original, plain and compiled."""
 
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "compiled"])
 def test_a_rounded_head_drafts_nearly_the_same(compiles: bool) -> None:
+    """The logits of a head with int8 weights are within 2 % of the original's."""
     head = head_of(tiny_model("llama"), layers=2).requires_grad_(False)
     meant = drafted(head, compiles=compiles)
     tune_head(head)
@@ -67,6 +68,7 @@ def test_a_rounded_head_drafts_nearly_the_same(compiles: bool) -> None:
 
 @pytest.mark.usefixtures("everywhere")
 def test_rounded_weights_can_be_inflated() -> None:
+    """A head with int8 weights can be inflated for the benchmarks."""
     model = pytest.importorskip("benchmarks.inflate.model", exc_type=ImportError)
     small = tiny_model("llama")
     head = head_of(small, layers=1).requires_grad_(False)
@@ -81,6 +83,7 @@ def test_rounded_weights_can_be_inflated() -> None:
 
 
 def test_a_cpu_keeps_its_weights() -> None:
+    """On a CPU the weights are not rounded to int8."""
     head = head_of(tiny_model("llama"), layers=1).requires_grad_(False)
     int8_products(head)
     assert type(head.join) is nn.Linear
@@ -88,6 +91,7 @@ def test_a_cpu_keeps_its_weights() -> None:
 
 @pytest.mark.usefixtures("everywhere")
 def test_a_head_tuned_on_a_cpu_can_be_saved_and_a_rounded_one_not(tmp_path: Path) -> None:
+    """A shortened head can be saved and loaded for training; a head with int8 weights is refused."""
     net = tiny_model("llama")
     head = head_of(net, layers=1).requires_grad_(False)
     about = Trained("tiny", fingerprint(net), head.as_data())
@@ -100,7 +104,7 @@ def test_a_head_tuned_on_a_cpu_can_be_saved_and_a_rounded_one_not(tmp_path: Path
 
 
 def test_training_uses_the_whole_joining_layer() -> None:
-    """The short joining layer is for drafting only."""
+    """Training uses the whole joining layer; the shortened one is for drafting only."""
     head = head_of(tiny_model("llama"), layers=1).requires_grad_(False)
     head.shorten()
     nn.init.zeros_(head.join.weight)
@@ -111,7 +115,7 @@ def test_training_uses_the_whole_joining_layer() -> None:
 
 @pytest.mark.usefixtures("everywhere")
 def test_any_number_of_rows_is_one_compilation() -> None:
-    """The number of rows stays symbolic."""
+    """An int8 product is compiled once for all numbers of rows."""
     made, graphs = Int8Linear(torch.randn(40, 24)), list[torch.fx.GraphModule]()
 
     def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Any:
@@ -126,7 +130,7 @@ def test_any_number_of_rows_is_one_compilation() -> None:
 
 @pytest.mark.gpu
 def test_half_precision_on_a_gpu() -> None:
-    """int8 weights and tree attention, plain and compiled, are close to float32 without either."""
+    """In bfloat16 with int8 weights and tree attention, plain and compiled, logits are close to plain float32."""
     head = head_of(tiny_model("llama"), layers=2).requires_grad_(False)
     meant = drafted(head, compiles=False)
     quick = head_of(tiny_model("llama"), layers=2).requires_grad_(False)

@@ -1,6 +1,6 @@
-"""Every private name of transformers and torch that `spectr.models.internals` uses exists and means what it did.
+"""Every private name of transformers and torch that `spectr.models.internals` uses exists and works as expected.
 
-The first test names what an installed version lacks, without importing that module. The others check the meaning.
+The first tests name what an installed version lacks, without importing that module. The others check the behaviour.
 """
 
 import ast
@@ -123,6 +123,7 @@ def test_a_class_that_supports_sdpa_gets_it() -> None:
 
 
 def test_the_sdpa_mask_can_be_kept_where_it_may_be_left_out() -> None:
+    """`sdpa_mask` returns an explicit causal mask if skipping it is disabled."""
     from spectr.models.internals import sdpa_mask
 
     shape = {"batch_size": 1, "q_length": 3, "kv_length": 3, "device": torch.device("cpu")}
@@ -155,7 +156,7 @@ def test_recurrent_models_are_told_from_attention_models() -> None:
     hybrid = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_next", **HYBRID))
     assert is_recurrent(AutoModelForCausalLM.from_config(mamba))
     assert is_recurrent(hybrid)
-    hybrid._is_stateful = False  # the layers of its cache alone say so
+    hybrid._is_stateful = False  # then only the layers of its cache show it
     assert is_recurrent(hybrid)
     assert not is_recurrent(tiny_model("llama"))
 
@@ -188,6 +189,7 @@ def test_alibi_slopes_are_the_bias_of_position_one(family: str) -> None:
 
 
 def test_files_that_are_not_there_are_no_error(tmp_path: Path) -> None:
+    """`find_file` returns None for a file that does not exist."""
     from spectr.models.internals import find_file
 
     (tmp_path / "config.json").write_text("{}")

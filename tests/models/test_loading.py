@@ -1,4 +1,4 @@
-"""Folders and loaded models become targets, and what does not fit into memory is refused first."""
+"""Folders and loaded models become targets; models and caches that do not fit into memory are refused beforehand."""
 
 import urllib.error
 import urllib.request
@@ -39,6 +39,7 @@ def folder(tmp_path: Path, make: Any) -> Any:
 
 @pytest.mark.parametrize(("name", "start"), [("llama", None), ("t5", (0,)), ("bart", (2,))])
 def test_a_folder_opens_with_its_dtype_and_attention(name: str, start: tuple[int, ...] | None, folder: Any) -> None:
+    """A folder opens with its start and stop tokens, and with the requested dtype and attention."""
     opened = open_model(str(folder(name)), device="cpu")
     assert (opened.start, opened.stops) == (start, {2, 3})
     assert opened.target.model.config.is_encoder_decoder == (name != "llama")
@@ -49,6 +50,7 @@ def test_a_folder_opens_with_its_dtype_and_attention(name: str, start: tuple[int
 
 
 def test_a_loaded_model_is_used_in_place(make: Any) -> None:
+    """A loaded model is not copied, and the tokenizer adds its stop token."""
     model = make("llama").model
     opened = open_loaded(model)
     assert opened.target.model is model
@@ -77,6 +79,7 @@ def test_models_that_do_not_generate_text_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_refused(folder: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, caches and rows that need more than the free memory are refused with both sizes and advice."""
     play, path = make("llama"), folder("llama")
     size = weights_on_disk(path, None)
     assert size == sum(p.numel() * 4 for p in play.model.parameters())
@@ -112,7 +115,7 @@ def test_available_memory_is_read_from_the_system(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "deepseek_v3", "t5 gated", "bart", "gemma3_text"])
 def test_the_size_of_a_cache_is_known_from_the_config(name: str, make: Any) -> None:
-    """The size computed from the config is that of the buffers without their slot for padding."""
+    """The size computed from the config equals that of the buffers without their slot for padding."""
     play = make(name)
     buffers = [b for layer in play.session.cache.layers for b in (layer.keys, layer.values)]
     taken = sum(b[:, :, :48].numel() * b.element_size() for b in buffers)
@@ -142,6 +145,7 @@ def test_the_default_dtype_depends_on_device_and_checkpoint(
 
 
 def test_an_unknown_model_is_refused_without_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unreachable hub is asked once, and not at all for a path that cannot be a hub id."""
     asked: list[str] = []
 
     def refuse(request: Any, **_: float) -> None:

@@ -1,4 +1,4 @@
-"""What a model over several processes needs before any process talks to another: refusals, messages, hashes."""
+"""The parts of tensor parallelism that need no second process: refusals, messages and hashes."""
 
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_several_processes_must_have_been_started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tensor_parallel` is refused without torchrun, and if it differs from the number of processes."""
     with pytest.raises(ArgumentError, match="torchrun --nproc-per-node 2"):
         spectr.load(folder, "none", tensor_parallel=2)
     monkeypatch.setenv("RANK", "0")
@@ -37,6 +38,7 @@ def test_several_processes_must_have_been_started(folder: Path, monkeypatch: pyt
 
 
 def test_one_process_needs_nothing(folder: Path) -> None:
+    """With `tensor_parallel=1` the model is loaded as usual."""
     lm = spectr.load(folder, "none", tensor_parallel=1)
     assert not lm.opened.target.is_sharded
     assert lm.opened.target.model_for_drafters is lm.opened.target.model
@@ -51,6 +53,7 @@ def test_options_that_do_not_go_together_are_refused(folder: Path, option: dict[
 
 
 def test_heads_must_be_dealt_out_evenly(folder: Path) -> None:
+    """The number of processes must divide the heads and the key-value heads, and the family must have a plan."""
     config = AutoConfig.from_pretrained(folder)
     check_shards("m", config, 2)
     with pytest.raises(
@@ -65,6 +68,7 @@ def test_heads_must_be_dealt_out_evenly(folder: Path) -> None:
 
 
 def test_a_tree_of_64_nodes_is_a_message_of_about_a_kilobyte() -> None:
+    """The message of a tree is small, and decoding it gives the same tensors."""
     tokens, depth = torch.randint(0, 50_000, (1, 64)), torch.randint(0, 5, (1, 64))
     ancestors = torch.rand(1, 64, 64) < 0.1
     sent = Message(
@@ -79,6 +83,7 @@ def test_a_tree_of_64_nodes_is_a_message_of_about_a_kilobyte() -> None:
 
 
 def test_every_single_change_shows_in_a_hash() -> None:
+    """A change of one token or one bit of the mask changes the hash of its row, and only that."""
     tokens = torch.arange(12).view(2, 6)
     mask = torch.rand(2, 6, 9) < 0.5
     usual = hash_rows(tokens, mask)
@@ -102,6 +107,7 @@ def test_the_last_bit_of_a_logit_shows(dtype: torch.dtype) -> None:
 
 
 def test_a_window_is_announced_as_new_once() -> None:
+    """Only the first announcement of a window says that it is new."""
     name = SessionName(4, (0, 2, 30), 0, True)
     assert name.announced() == [4, (0, 2, 30), 0, True]
     assert name.announced() == [4, (0, 2, 30), 0, False]

@@ -48,8 +48,10 @@ def _held(session: Session, lengths: list[int]) -> list[Tensor]:
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("name", CASES)
 def test_graph_prefill_leaves_the_state_of_a_plain_read(name: str, device: str) -> None:
-    """Keys, values, positions and features are compared three times, because a graph is captured at the second call.
-    Other rows do not change."""
+    """Graph prefill and a plain read give the same keys, values, positions and features, and do not change other rows.
+
+    They are compared three times, because a graph is captured in the second call.
+    """
     texts, filled = CASES[name]
     target = _target(device)
     plain, apart = _opened(target, filled), _opened(target, filled)
@@ -68,6 +70,7 @@ def test_graph_prefill_leaves_the_state_of_a_plain_read(name: str, device: str) 
 
 
 def test_a_session_with_graph_prefill_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`read` uses the graph prefill of the session if it has one."""
     target = _target("cpu")
     session = _opened(target, [4])
     session.prefill = target.graph_prefill(session)
@@ -81,7 +84,7 @@ def test_a_session_with_graph_prefill_uses_it(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_without_memory_prompts_are_read_without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One notice says so, and prompts are still read."""
+    """If there is no memory for graphs, graph prefill is turned off and prompts are read without it."""
     target = _target("cpu")
     session = _opened(target, [4])
     session.prefill = target.graph_prefill(session)

@@ -1,4 +1,4 @@
-"""Trees on unmodified models: the logits of every node equal a plain forward pass of its path, also after a keep.
+"""On unmodified models the logits of every node of a tree equal a plain forward pass of its path, also after a keep.
 
 Negative controls show that a wrong mask or position would be detected.
 """
@@ -17,6 +17,7 @@ FAMILIES = ["llama", "gemma3_text", "bloom", "falcon alibi", "t5", "umt5", "bart
 
 
 def test_trees_and_kept_paths(play: Any) -> None:
+    """The logits of a tree are right in every architecture, and so are those after an accepted path was kept."""
     logits = play.target.score(play.session, play.tokens, play.seen, play.depth)
     assert logits.shape[-1] == play.target.vocabulary
     assert play.worst(logits) < 5e-5
@@ -27,7 +28,7 @@ def test_trees_and_kept_paths(play: Any) -> None:
 
 
 def test_levels_equal_one_call(play: Any) -> None:
-    """Root and depths 1, 2 and 3 are scored one after the other; kept nodes may have padding anywhere."""
+    """A tree that is scored depth by depth has the logits of one call; kept nodes may be padded anywhere."""
     found = []
     for first, last in ((0, 1), (1, 3), (3, 6), (6, 7)):
         assert play.session.pending == first
@@ -42,6 +43,7 @@ def test_levels_equal_one_call(play: Any) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_wrong_masks_and_positions_are_seen(name: str, make: Any) -> None:
+    """Negative control: a causal mask, or positions by slots, give logits that are clearly wrong."""
     play = make(name)
     causal = torch.ones_like(play.seen).tril()
     assert play.worst(play.target.score(play.session, play.tokens, causal, play.depth)) > 1e-2
@@ -52,7 +54,7 @@ def test_wrong_masks_and_positions_are_seen(name: str, make: Any) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rows_can_be_read_rewound_and_read_again(name: str, make: Any) -> None:
-    """Some rows read more later and some nothing; padding of one row never overwrites a full row."""
+    """Rows may read different amounts, be rewound and read again; padding never overwrites a full row."""
     play = make(name)
     session = play.fresh(slots=17)
     play.target.read(session, [play.prompts[0][:1], []])
@@ -71,6 +73,7 @@ def test_rows_can_be_read_rewound_and_read_again(name: str, make: Any) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rows_can_be_dropped_and_repeated(name: str, make: Any) -> None:
+    """Rows that are taken, also several times, keep their text and can be continued separately."""
     play = make(name)
     play.target.take_rows(play.session, torch.tensor([1, 0, 1]))
     play.next_is_right(play.session, [play.prompts[row] for row in (1, 0, 1)], [1, 0, 1])
@@ -83,9 +86,10 @@ def test_rows_can_be_dropped_and_repeated(name: str, make: Any) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "t5"])
 def test_sessions_grow_and_keep_their_contents(name: str, make: Any) -> None:
+    """A session that is full raises an error, and after growing it continues with the same text."""
     play = make(name)
     session = play.fresh(slots=11)
-    full = [prompt + [4] * (16 - len(prompt)) for prompt in play.prompts]  # sixteen, if eleven are asked for
+    full = [prompt + [4] * (16 - len(prompt)) for prompt in play.prompts]  # eleven slots are rounded up to sixteen
     play.target.read(session, full)
     play.target.grow(session, 5)
     with pytest.raises(ArgumentError, match="16 slots per row and 17 are needed"):
@@ -97,7 +101,7 @@ def test_sessions_grow_and_keep_their_contents(name: str, make: Any) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "deepseek_v3", "gemma3_text", "t5"])
 def test_joint_buffers_behave_like_separate_ones(name: str, make: Any) -> None:
-    """Joint buffers, as on a GPU, are moved and grown, and rows are taken."""
+    """With joint buffers, as on a GPU, logits are right after keeping, growing and taking rows."""
     play = make(name)
     play.target.joint = True
     session = play.fresh()
@@ -117,7 +121,7 @@ def test_joint_buffers_behave_like_separate_ones(name: str, make: Any) -> None:
 
 
 def test_the_bound_on_lengths_stays_a_bound(make: Any) -> None:
-    """Keeping fewer tokens than `most` loosens the bound; it is tightened before it costs slots or much work."""
+    """Keeping fewer tokens than possible loosens the bound on lengths; it is tightened before it costs anything."""
     play = make("llama")
     one, zero = torch.ones(2, 1, 1, dtype=torch.bool), torch.zeros(2, 1, dtype=torch.int64)
     texts = [list(prompt) for prompt in play.prompts]
@@ -131,6 +135,7 @@ def test_the_bound_on_lengths_stays_a_bound(make: Any) -> None:
 
 
 def test_a_view_writes_scratch_and_commits_nothing(make: Any) -> None:
+    """A view of a session scores nodes without committing tokens, and follows the session's length."""
     play = make("llama")
     view = play.target.share(play.session)
     play.target.score(view, play.tokens[:, :1], play.seen[:, :1, :1], play.depth[:, :1])
@@ -149,10 +154,11 @@ def test_a_view_writes_scratch_and_commits_nothing(make: Any) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_model_is_as_before_outside_our_calls(name: str, make: Any) -> None:
+    """After scoring, even after an error, the model has no hooks left and computes the same as before."""
     play = make(name)
     before = play.plain(0, play.prompts[0])
     play.target.score(play.session, play.tokens, play.seen, play.depth)
-    with pytest.raises(IndexError):  # whatever happens in between
+    with pytest.raises(IndexError):  # even after an error
         play.target.score(play.session, torch.full((2, 1), 999), torch.ones(2, 1, 8) > 0, torch.zeros(2, 1).long())
     assert torch.equal(play.plain(0, play.prompts[0]), before)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in play.model.modules())
@@ -160,6 +166,7 @@ def test_a_model_is_as_before_outside_our_calls(name: str, make: Any) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt2", "bloom", "t5", "bart"])
 def test_features_are_what_enters_the_output_layer(name: str, make: Any) -> None:
+    """The features of a session, passed through the output layer, give the model's logits."""
     play = make(name)
     assert play.session.features is None
     session = play.fresh()
@@ -176,6 +183,7 @@ def test_features_are_what_enters_the_output_layer(name: str, make: Any) -> None
 
 
 def test_prompts_need_no_logits_of_all_their_tokens(make: Any) -> None:
+    """Prefill computes logits for one position per chunk only."""
     widths = []
     for name in ("llama", "t5"):
         play = make(name)
@@ -211,6 +219,7 @@ def test_sound_is_refused() -> None:
 
 
 def test_sources_are_checked(make: Any) -> None:
+    """Sources are refused without an encoder, required with one, and must fit; the last source counts."""
     play = make("llama")
     with pytest.raises(MismatchError, match="has no encoder"):
         play.target.encode(play.session, [[5], [6]])
@@ -227,12 +236,13 @@ def test_sources_are_checked(make: Any) -> None:
     with pytest.raises(ArgumentError, match="at least one token"):
         play.target.encode(session, [[5], []])
     play.target.encode(session, play.sources)
-    play.target.encode(session, [play.sources[1], play.sources[0]])  # the last one counts
+    play.target.encode(session, [play.sources[1], play.sources[0]])  # the last call counts
     play.target.read(session, play.prompts)
     play.next_is_right(session, play.prompts, [1, 0])
 
 
 def test_errors_name_the_limits(make: Any) -> None:
+    """Errors state the limit that was exceeded and what was given."""
     play = make("llama")
     target: TreeModel = play.target
     assert (target.context, target.vocabulary, target.device.type) == (128, 61, "cpu")

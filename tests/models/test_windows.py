@@ -1,4 +1,4 @@
-"""Rows of one session: windows, copied beginnings, more room, a source for each row.
+"""Rows of one session can be used through windows, copied, enlarged, and given their own sources.
 
 After each operation, one more token on every row gives the logits of a plain forward pass of its whole text."""
 
@@ -28,7 +28,7 @@ def read(play: Any, session: Any, first: int, texts: list[list[int]]) -> None:
 
 
 def all_right(play: Any, session: Any, texts: list[list[int]], kinds: list[int]) -> None:
-    """Check every row, through windows on one, on some and on all rows."""
+    """Check every row, through windows on one, some and all rows."""
     lengths = [len(text) for text in texts]
     assert session.filled.tolist() == lengths
     for first, stop in ((0, len(texts)), (1, len(texts)), (0, 1), (len(texts) - 1, len(texts))):
@@ -39,12 +39,12 @@ def all_right(play: Any, session: Any, texts: list[list[int]], kinds: list[int])
 @pytest.mark.parametrize("joint", [False, True], ids=["apart", "joint"])
 @pytest.mark.parametrize("name", NAMES)
 def test_windows_read_and_keep_only_their_rows(name: str, joint: bool, make: Any) -> None:
-    """Rows outside a window do not change."""
+    """Reading, keeping and rewinding through a window do not change the rows outside of it."""
     play, kinds = make(name), [0, 1, 1, 0]
     play.target.joint = joint
     session = opened(play, kinds)
     long, short = play.prompts
-    read(play, session, 1, [short, short[:3]])  # the first call of all makes the buffers of all rows
+    read(play, session, 1, [short, short[:3]])  # the very first call allocates the buffers of all rows
     read(play, session, 0, [long])
     read(play, session, 3, [long[:5]])
     read(play, session, 2, [short[3:], [8, 9]])
@@ -64,7 +64,7 @@ def test_windows_read_and_keep_only_their_rows(name: str, joint: bool, make: Any
 @pytest.mark.parametrize("joint", [False, True], ids=["apart", "joint"])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_beginnings_of_rows_can_be_copied(name: str, joint: bool, make: Any) -> None:
-    """Any number of tokens can be copied, rows can be swapped in one call, and more can be read after them."""
+    """Any number of tokens can be copied to another row and continued there, and rows can be permuted in one call."""
     play, kinds = make(name), [0, 1, 0, 1]
     play.target.joint = joint
     session = opened(play, kinds)
@@ -83,7 +83,7 @@ def test_the_beginnings_of_rows_can_be_copied(name: str, joint: bool, make: Any)
 @pytest.mark.parametrize("joint", [False, True], ids=["apart", "joint"])
 @pytest.mark.parametrize("name", NAMES)
 def test_make_room_keeps_the_contents(name: str, joint: bool, make: Any) -> None:
-    """Room is made for rows, for tokens and for both, also before anything was read."""
+    """Contents stay when room is made for more rows, more tokens or both, also before anything was read."""
     play, kinds = make(name), [0, 1]
     play.target.joint = joint
     long, short = play.prompts
@@ -109,7 +109,7 @@ def test_make_room_keeps_the_contents(name: str, joint: bool, make: Any) -> None
 
 @pytest.mark.parametrize("name", ENCODERS)
 def test_one_row_can_get_another_source(name: str, make: Any) -> None:
-    """The new source may be longer or shorter than all others, and existing windows use it."""
+    """A row can get a new source, longer or shorter than all others, and existing windows use it."""
     play = make(name)
     session, (long, short) = opened(play, [1, 1]), play.prompts
     read(play, session, 0, [long, short])
@@ -124,6 +124,7 @@ def test_one_row_can_get_another_source(name: str, make: Any) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_features_go_with_their_rows(name: str, make: Any) -> None:
+    """Features are moved with their rows when room is made and when rows are copied."""
     play = make(name)
     session, (long, short) = opened(play, [0, 1], features=(0,) if name == "llama" else ()), play.prompts
     read(play, session, 0, [long, short])

@@ -1,5 +1,5 @@
-"""speculators reads the heads that spectr writes: a round trip by golden files, and through the package if it is
-installed."""
+"""speculators reads the heads that spectr writes; this is checked with golden files, and with the package itself if it
+is installed."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from spectr.models.published.making import Written, eagle3_of, save_eagle3
 from spectr.models.target import Target
 
 ROOT = Path(__file__).resolve().parents[2]
-ORACLE = os.environ.get("SPECTR_ORACLE")  # a python with speculators 0.9.0: see tools/golden_heads.py
+ORACLE = os.environ.get("SPECTR_ORACLE")  # a Python with speculators 0.9.0, see tools/golden_heads.py
 
 
 def difference(case: Case, folder: Path) -> float:
@@ -31,12 +31,14 @@ def difference(case: Case, folder: Path) -> float:
 
 
 def test_speculators_computes_the_same_from_what_we_write(tmp_path: Path) -> None:
+    """A golden file of speculators' output for a written head equals spectr's own logits."""
     assert difference(WrittenCase(GOLDEN / "written.safetensors"), write_eagle3(tmp_path)) < 1e-5
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(ORACLE is None, reason="set SPECTR_ORACLE to a python that has speculators 0.9.0")
 def test_a_round_trip_through_speculators(tmp_path: Path) -> None:
+    """speculators loads a head that spectr has just written and computes the same logits."""
     folder, tool = write_eagle3(tmp_path / "head"), ROOT / "tools" / "golden_heads.py"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [str(ORACLE), str(tool), str(tmp_path), "--written", str(folder)]
@@ -46,7 +48,7 @@ def test_a_round_trip_through_speculators(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["absolute", "flag", "states"])
 def test_planted_faults_of_the_writer_are_seen(tmp_path: Path, fault: str) -> None:
-    """The faults are tokens instead of offsets, an inverted flag, and hidden states that are numbered differently."""
+    """Planted faults: tokens instead of offsets, an inverted flag, and hidden states that are numbered differently."""
     from safetensors.torch import save_file
 
     folder = write_eagle3(tmp_path)
@@ -67,7 +69,7 @@ def test_planted_faults_of_the_writer_are_seen(tmp_path: Path, fault: str) -> No
 
 
 def test_all_settings_are_those_that_speculators_writes(tmp_path: Path) -> None:
-    """No setting is missing and none is added."""
+    """The config has exactly the settings that speculators writes."""
     config = json.loads((write_eagle3(tmp_path) / "config.json").read_text())
     theirs = Case(*next(case for case in CASES if case[1] == "residual-plain-raw-some-llama-shared")).files()[0]
     assert set(config) == set(theirs)
@@ -77,6 +79,7 @@ def test_all_settings_are_those_that_speculators_writes(tmp_path: Path) -> None:
 
 
 def test_without_a_draft_vocabulary_all_tokens_are_written(tmp_path: Path) -> None:
+    """A head without a draft vocabulary is written with all tokens and can be loaded again."""
     head = eagle3_of(golden_target())
     save_eagle3(tmp_path, head, Written("x", ("LlamaForCausalLM",), 4))
     tensors = load_file(tmp_path / "model.safetensors")
@@ -93,7 +96,7 @@ def test_a_target_with_too_few_layers_is_refused() -> None:
 
 
 def test_what_is_trained_is_what_is_drafted(tmp_path: Path) -> None:
-    """The logits of four depths in training equal those of a drafted chain."""
+    """The logits of four depths in training equal those of a drafted chain of four tokens."""
     net, head = golden_target(), eagle3_of(golden_target())
     with torch.no_grad():
         for weights in head.parameters():

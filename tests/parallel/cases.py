@@ -1,4 +1,4 @@
-"""What is asked of a model over several processes, and of the same model in one: every rule and every drafter."""
+"""The texts that are compared between a model over several processes and the same model in one process."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,7 +34,7 @@ _HEADS = ("feature", "blockwise")
 
 
 def save_tiny(folder: Path, seed: int, layers: int = 2, *, kv_heads: int = 2) -> Path:
-    """A Llama of 4 heads in float64, with a tokenizer."""
+    """Save a Llama with 4 heads in float64, with a tokenizer."""
     llama(seed, _SIZE, layers, num_key_value_heads=kv_heads, max_position_embeddings=1024).save_pretrained(folder)
     core: Any = Tokenizer(WordLevel({f"w{number}": number for number in range(_SIZE)}, "w0"))
     core.pre_tokenizer = Whitespace()
@@ -43,7 +43,7 @@ def save_tiny(folder: Path, seed: int, layers: int = 2, *, kv_heads: int = 2) ->
 
 
 def _head(kind: str, target: Target) -> Drafter:
-    """A head with random weights over a target's features: its drafts are bad, and the text is the target's."""
+    """Return a head with random weights on a target's features; it drafts badly, which must not change the text."""
     torch.manual_seed(5)
     plan = Plan(drafts=2, length=2, nodes=5)
     base: Any = target.model_for_drafters
@@ -55,7 +55,7 @@ def _head(kind: str, target: Target) -> Drafter:
 
 
 def _engines(opened: Any, other: Path | None) -> Iterator[tuple[str, Engine]]:
-    """Every drafter under the race, and every rule with a drafter that has laws."""
+    """Yield engines with every drafter under the race, and with every rule and a drafter that gives distributions."""
     race = rule("race")
     for name in (*_NAMED, *(() if other is None else (str(other),))):
         few = DraftOptions(drafts=2, length=2) if name == "early_exit" else DraftOptions()
@@ -74,7 +74,7 @@ def _requests(prompts: Sequence[Sequence[int]], length: int, policy: Policy) -> 
 
 
 def tiny_texts(opened: Any, other: Path) -> dict[str, list[list[int]]]:
-    """Texts of a small model for each case: all requests at once, two of which begin alike."""
+    """Return the texts of a small model for each case, in a batch in which two prompts share a prefix."""
     policy = Policy(0.9, top_p=0.95, repetition_penalty=1.1)
     found = {}
     for name, engine in _engines(opened, other):
@@ -83,8 +83,8 @@ def tiny_texts(opened: Any, other: Path) -> dict[str, list[list[int]]]:
 
 
 def _more_texts(opened: Any) -> dict[str, list[list[int]]]:
-    """A text that needs more room than the one before, one whose prompt is scored, and one that goes on from another's
-    row."""
+    """Return a text that needs more memory than the one before, one with prompt log-probabilities, and one that reuses
+    the prefix of another."""
     race = rule("race")
     engine = Engine(opened.target, pair("lookup", opened, race.card, DraftOptions()), race)
     short = engine.generate([Request([1, 2, 3], 3, 8)])[0].tokens
@@ -97,15 +97,17 @@ def _more_texts(opened: Any) -> dict[str, list[list[int]]]:
 
 
 def verdicts(opened: Any, rows: int, length: int) -> list[list[int]]:
-    """Texts of many rows, without drafts: one verdict for each row and step."""
+    """Return the texts of many rows without drafts, which take one verdict per row and step."""
     engine = Engine(opened.target, named_drafter("none"), rule("race"))
     asked = [Request([1 + row % 5, row % 7], 100 + row, length) for row in range(rows)]
     return [result.tokens for result in engine.generate(asked)]
 
 
 def default_texts(lm: Any) -> dict[str, tuple[list[Request], list[list[int]]]]:
-    """Texts of the default model: drafters under the race at temperature 1, all rules at temperature 0. They are short:
-    processes that share two cores wait for each other in every layer."""
+    """Return texts of the default model: drafters under the race at temperature 1, and all rules at temperature 0.
+
+    The texts are short, because processes that share few cores wait for each other in every layer.
+    """
     starts = [lm.encode(text, raw=True)[:1] for text in _STARTS.split()]
     warm, greedy = _requests(starts, 2, Policy()), _requests(starts[:4], 2, Policy(0))
     found = {"race with its trained head": (warm, [result.tokens for result in lm.engine.generate(warm)])}

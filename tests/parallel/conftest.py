@@ -1,4 +1,4 @@
-"""Jobs of torchrun, and small models for them."""
+"""Jobs started with torchrun, and small models for them."""
 
 import json
 import os
@@ -17,19 +17,19 @@ Job = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of 4 heads and 2 key-value heads."""
+    """A Llama with 4 heads and 2 key-value heads."""
     return save_tiny(tmp_path_factory.mktemp("target"), 3)
 
 
 @pytest.fixture(scope="session")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A smaller model, to draft with."""
+    """A smaller model that serves as a drafter."""
     return save_tiny(tmp_path_factory.mktemp("drafter"), 4, 1)
 
 
 @pytest.fixture(scope="session")
 def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """Run the worker in so many processes; what rank 0 found."""
+    """A function that runs the worker in `size` processes, and returns the results of rank 0."""
 
     def run(size: int, *arguments: object) -> dict[str, Any]:
         out = tmp_path_factory.mktemp("job") / "found.json"

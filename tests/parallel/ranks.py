@@ -1,4 +1,4 @@
-"""Ranks without torchrun, for tests of what happens when one of them fails: only the ranks end the others."""
+"""Ranks without torchrun, to test failures of a rank: only the ranks themselves end each other."""
 
 import os
 import socket
@@ -21,7 +21,7 @@ Plant = Callable[[], None]
 
 
 def generate(lm: Any, where: Path) -> None:
-    """Generate a long text; say when it has begun, and what became of it."""
+    """Generate a long text; mark in files that it has begun, and its result."""
     handle = lm.submit([3, 4, 5], 400, seed=1)
     for _ in handle:
         (where / "begun").touch()
@@ -31,13 +31,13 @@ def generate(lm: Any, where: Path) -> None:
 
 
 def wait(_: Any, where: Path) -> None:
-    """Do nothing until told otherwise."""
+    """Do nothing, so that the test can kill a waiting rank."""
     (where / "begun").touch()
     time.sleep(120)
 
 
 def _at(call: int, change: Callable[..., tuple[Any, ...]], method: str) -> None:
-    """Change what one call of a method of this rank's target is given."""
+    """Change the arguments of one call of a method of this rank's target."""
     original, calls = getattr(ShardedTarget, method), iter(range(1 << 30))
 
     def changed(self: Any, *given: Any, **more: Any) -> Any:
@@ -47,7 +47,7 @@ def _at(call: int, change: Callable[..., tuple[Any, ...]], method: str) -> None:
 
 
 def altered_tokens() -> None:
-    """One token of one tree of this rank is another."""
+    """Change one token of one tree on this rank."""
 
     def change(session: Any, tokens: torch.Tensor, *rest: Any) -> tuple[Any, ...]:
         other = tokens.clone()
@@ -58,12 +58,12 @@ def altered_tokens() -> None:
 
 
 def altered_verdict() -> None:
-    """One accepted node of this rank is not kept."""
+    """Keep none of the accepted nodes of one step on this rank."""
     _at(20, lambda session, nodes: (session, torch.full_like(nodes, -1)), "keep")
 
 
 def perturbed_logits() -> None:
-    """The last bit of a logit of this rank differs in one call, as it may on a machine of another kind."""
+    """Flip the last bit of one logit in one call on this rank, as could happen on a different machine."""
     compare, calls = spectr.models.parallel.group.RankGroup.compare, iter(range(1 << 30))
 
     def changed(self: Any, *call: Any, logits: torch.Tensor) -> None:
@@ -75,7 +75,7 @@ def perturbed_logits() -> None:
 
 
 def _rank(rank: int, size: int, port: int, folder: str, where: Path, job: Job, plant: Plant | None) -> None:
-    """The life of one rank; what it says goes into a file."""
+    """Run one rank; its output goes to a file."""
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
@@ -86,7 +86,7 @@ def _rank(rank: int, size: int, port: int, folder: str, where: Path, job: Job, p
         plant()
     lm = spectr.load(folder, "lookup", dtype="float64", tensor_parallel=size)
     job(lm, where)
-    lm.opened.target.group.stop()  # a forked process does not call what is registered for its exit
+    lm.opened.target.group.stop()  # a forked process does not run atexit handlers
 
 
 def _free_port() -> int:
@@ -96,7 +96,7 @@ def _free_port() -> int:
 
 
 class Ranks:
-    """Processes that share a small model; rank 0 has a job."""
+    """Processes that share a small model; rank 0 runs the job."""
 
     def __init__(
         self, size: int, folder: Path, where: Path, job: Job = generate, plants: dict[int, Plant] | None = None
@@ -122,20 +122,20 @@ class Ranks:
                 process.join()
 
     def has_begun(self, seconds: float = 60) -> bool:
-        """Wait until rank 0 is at its job."""
+        """Wait until rank 0 has begun its job, and return whether it has."""
         end = time.monotonic() + seconds
         while not (self.where / "begun").exists() and time.monotonic() < end:
             time.sleep(0.05)
         return (self.where / "begun").exists()
 
     def codes(self, seconds: float) -> list[int | None]:
-        """Exit codes of all, None of those that still run after so many seconds."""
+        """Return the exit codes of all ranks, None for those that are still running after `seconds` seconds."""
         end = time.monotonic() + seconds
         for process in self.processes:
             process.join(max(0.0, end - time.monotonic()))
         return [process.exitcode for process in self.processes]
 
     def said(self, rank: int) -> str:
-        """What a rank said."""
+        """Return the output of a rank."""
         path = self.where / f"said-{rank}"
         return path.read_text() if path.exists() else ""

@@ -1,6 +1,6 @@
-"""What happens when ranks differ, or one of them dies: no wrong text, a clear error, and the others end within seconds.
+"""When ranks differ or one of them dies, there is a clear error and no wrong text, and all ranks end within seconds.
 
-Nothing but the ranks themselves ends them here; torchrun would end them as well.
+Here only the ranks themselves end each other; torchrun would end them as well.
 """
 
 import os
@@ -16,6 +16,7 @@ WITHIN = 60  # seconds; on an idle machine it takes about four
 
 
 def test_ranks_that_agree_end_with_zero(folder: Path, tmp_path: Path) -> None:
+    """Ranks without a fault generate a text and exit with 0."""
     with Ranks(2, folder, tmp_path) as ranks:
         assert ranks.codes(90) == [0, 0], ranks.said(0) + ranks.said(1)
     assert (tmp_path / "ended").exists()
@@ -29,6 +30,7 @@ def test_ranks_that_agree_end_with_zero(folder: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_planted_fault_of_one_rank_is_seen(folder: Path, tmp_path: Path, plant: object, sentence: str) -> None:
+    """Planted fault: one rank scores or keeps other tokens. All ranks end with an error that names the rank."""
     with Ranks(2, folder, tmp_path, plants={1: plant}) as ranks:  # type: ignore[dict-item]
         assert ranks.codes(90) == [1, 1]
         assert sentence in ranks.said(0)
@@ -37,7 +39,7 @@ def test_a_planted_fault_of_one_rank_is_seen(folder: Path, tmp_path: Path, plant
 
 
 def test_logits_that_differ_in_the_last_bit_are_counted(folder: Path, tmp_path: Path) -> None:
-    """Rank 0 decides, so that the text is that of its logits."""
+    """Logits that differ by rounding are no error but counted, since only the logits of rank 0 decide."""
     with Ranks(2, folder, tmp_path, plants={1: perturbed_logits}) as ranks:
         assert ranks.codes(90) == [0, 0], ranks.said(0)
     assert (tmp_path / "ended").read_text().split()[-1] == "1"
@@ -45,7 +47,7 @@ def test_logits_that_differ_in_the_last_bit_are_counted(folder: Path, tmp_path: 
 
 @pytest.mark.parametrize(("victim", "job"), [(1, generate), (1, wait), (0, generate)])
 def test_a_killed_rank_ends_the_others(folder: Path, tmp_path: Path, victim: int, job: object) -> None:
-    """While it generates and while it waits."""
+    """When a rank is killed, while it generates or waits, the other ends soon with an error that names it."""
     with Ranks(2, folder, tmp_path, job) as ranks:  # type: ignore[arg-type]
         assert ranks.has_begun(), ranks.said(0)
         killed = ranks.processes[victim]

@@ -1,4 +1,4 @@
-"""`torchrun -m spectr serve --tensor-parallel 2`: rank 0 has the server, and all ranks end together."""
+"""With `torchrun -m spectr serve --tensor-parallel 2` rank 0 runs the server, and all ranks end together."""
 
 import json
 import os
@@ -23,18 +23,18 @@ LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 
 class Server:
-    """A server of two ranks; what it says goes into a file, which outlives any of its processes."""
+    """A server with two ranks; its output goes to a file, which remains when its processes have ended."""
 
     def __init__(self, process: subprocess.Popen[bytes], said: Path) -> None:
         self.process, self.said = process, said
 
     @property
     def lines(self) -> list[str]:
-        """What it said so far."""
+        """The lines of output so far."""
         return self.said.read_text().splitlines()
 
     def url(self, seconds: float = 90) -> str:
-        """Where it listens, once it does."""
+        """Wait until the server listens, and return its address."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and self.process.poll() is None:
             for line in self.lines:
@@ -44,7 +44,7 @@ class Server:
         raise AssertionError(self.said.read_text())
 
     def ranks(self) -> dict[int, int]:
-        """Process ids by rank."""
+        """Return the process ids by rank."""
         found = {}
         with suppress(OSError):
             for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
@@ -56,7 +56,7 @@ class Server:
 
 @contextmanager
 def serving(folder: Path, said: Path) -> Iterator[Server]:
-    """A server of a small model; none of its processes is left behind."""
+    """Run a server with a small model within the block, and kill all of its processes at the end."""
     asked = ["serve", "--model", str(folder), "--drafter", "lookup", "--dtype", "float64", "--port", "0", "--name", "m"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     with said.open("w") as file, subprocess.Popen(
@@ -87,6 +87,7 @@ def _gone(processes: dict[int, int], seconds: float) -> bool:
 
 
 def test_two_ranks_serve_the_text_of_one_and_end_together(folder: Path, tmp_path: Path) -> None:
+    """Two ranks serve the text of one process, and SIGTERM ends both without an error."""
     with serving(folder, tmp_path / "said") as server:
         url, ranks = server.url(), server.ranks()
         assert set(ranks) == {0, 1}

@@ -1,7 +1,7 @@
-"""A model over several processes gives the texts that it gives in one: every rule, every drafter.
+"""A model over several processes gives the same texts as in one process, with every rule and every drafter.
 
-In float64 texts are equal token for token. The default model is float32: its products are summed in another order over
-three processes, so that texts may part at a near-tie, which is looked at.
+In float64 texts are equal token for token. The default model is float32. Over three processes its products are summed
+in another order, so texts may diverge at a near-tie; the test checks that they diverge only there.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.scale
 
 
 def test_two_processes_give_the_texts_of_one(torchrun: Job, folder: Path, other: Path) -> None:
-    """A Llama of 4 heads, and 10,000 verdicts of which both ranks have the same hash."""
+    """A Llama with 4 heads gives the same texts in two processes, and the hashes of 10,000 verdicts agree."""
     found = torchrun(2, "tiny", folder, other)
     alone = spectr.load(folder, "none", dtype="float64")
     meant = tiny_texts(alone.opened, other)
@@ -31,7 +31,7 @@ def test_two_processes_give_the_texts_of_one(torchrun: Job, folder: Path, other:
 
 
 def test_three_processes_give_the_texts_of_the_default_model(torchrun: Job) -> None:
-    """9 heads and 3 key-value heads; 200 verdicts."""
+    """The default model (9 heads, 3 key-value heads) gives the same texts in three processes, except at near-ties."""
     pull(DEFAULT)
     found = torchrun(3, "default")
     alone = spectr.load(DEFAULT, weights="float32")

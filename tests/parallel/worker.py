@@ -1,6 +1,6 @@
 """The program that torchrun starts in tests: `worker.py tiny FOLDER OTHER OUT` or `worker.py default OUT`.
 
-All ranks call `spectr.load`; it returns on rank 0 alone, which writes what it found to OUT.
+All ranks call `spectr.load`, which returns only on rank 0. That rank writes its results to OUT.
 """
 
 import json
@@ -13,7 +13,7 @@ from tests.parallel.cases import DEFAULT, default_texts, tiny_texts, verdicts
 
 import spectr
 
-SIZE = int(os.environ.get("WORLD_SIZE", "1"))  # set by torchrun; collecting tests imports this file, too
+SIZE = int(os.environ.get("WORLD_SIZE", "1"))  # set by torchrun; pytest also imports this file when it collects tests
 
 
 def _counts(lm: Any) -> dict[str, int]:
@@ -22,7 +22,7 @@ def _counts(lm: Any) -> dict[str, int]:
 
 
 def tiny(folder: str, other: str) -> dict[str, Any]:
-    """Every rule and drafter, then many verdicts, on a small model in float64."""
+    """Run every rule and drafter, then many verdicts, on a small model in float64."""
     lm = spectr.load(folder, "none", dtype="float64", tensor_parallel=SIZE)
     texts = tiny_texts(lm.opened, Path(other))
     many = verdicts(lm.opened, 64, 160)
@@ -30,7 +30,7 @@ def tiny(folder: str, other: str) -> dict[str, Any]:
 
 
 def default() -> dict[str, Any]:
-    """Every rule and drafter on the default model."""
+    """Run every rule and drafter on the default model."""
     lm = spectr.load(DEFAULT, weights="float32", tensor_parallel=SIZE)
     return {"texts": {name: texts for name, (_, texts) in default_texts(lm).items()}, "name": repr(lm), **_counts(lm)}
 

@@ -1,4 +1,4 @@
-"""A server on a small model, in a thread of this process, and a client."""
+"""A server with a small model in a thread of this process, and a client."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def lm(folder: Path) -> LM:
-    """In float64, so that texts do not depend on who runs beside them."""
+    """A small model in float64, so that texts do not depend on the other requests of a batch."""
     return spectr.load(str(folder), "lookup", dtype="float64")
 
 
@@ -45,7 +45,7 @@ def client(running: tuple[str, Service], _stack: ExitStack) -> httpx2.Client:
 
 @pytest.fixture
 def other(lm: LM) -> Iterator[Callable[..., tuple[httpx2.Client, Service]]]:
-    """Start another server with other settings, and give a client of it."""
+    """A function that starts another server with other settings, and returns a client of it and its service."""
     with ExitStack() as stack:
 
         def start(limits: Limits | None = None, model: LM = lm, **settings: Any) -> tuple[httpx2.Client, Service]:

@@ -1,4 +1,4 @@
-"""Bodies and connections that are made to cost the server much: each is refused soon, and others do not notice."""
+"""Bodies and connections that are meant to be expensive are refused quickly, and other clients are not affected."""
 
 import asyncio
 import json
@@ -26,14 +26,14 @@ MANY = 200_000
 
 
 def problem(kind: type[CompletionRequest] | type[ChatRequest], body: bytes) -> tuple[ApiError, int]:
-    """What is said of a body, and how many errors were collected."""
+    """Return the error for a body, and the number of errors that were collected."""
     try:
         kind.model_validate(from_json(body))
     except ValidationError as error:
         return as_field_error(error, kind), error.error_count()
     except ApiError as error:
         return error, 1
-    raise AssertionError("the body was taken")
+    raise AssertionError("the body was accepted")
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,7 @@ def problem(kind: type[CompletionRequest] | type[ChatRequest], body: bytes) -> t
     ],
 )
 def test_a_completion_of_many_errors(body: bytes, words: str) -> None:
+    """A body with very many errors gets a short message, and few errors are collected."""
     found, count = problem(CompletionRequest, body)
     assert words in found.message
     assert len(found.message) < 700
@@ -67,12 +68,13 @@ def test_a_completion_of_many_errors(body: bytes, words: str) -> None:
     ],
 )  # fmt: skip
 def test_a_conversation_of_many_errors(body: bytes, words: str) -> None:
+    """A chat request with very many errors gets a short message, and few errors are collected."""
     found, count = problem(ChatRequest, body)
     assert words in found.message
     assert count <= 64
 
 
-def test_others_are_answered_while_a_large_body_is_refused(client: httpx2.Client) -> None:
+def test_a_large_body_is_refused_soon_and_briefly(client: httpx2.Client) -> None:
     start = time.monotonic()
     found = client.post("/v1/completions", content=b'{"prompt":[' + b"[]," * 1_000_000 + b"0]}",
                         headers={"content-type": "application/json"})  # fmt: skip
@@ -82,6 +84,7 @@ def test_others_are_answered_while_a_large_body_is_refused(client: httpx2.Client
 
 
 def test_what_was_sent_is_repeated_in_part_only(client: httpx2.Client) -> None:
+    """An error message quotes at most a part of a long name or value."""
     for body in ({"prompt": "a", "y" * 100_000: 1}, {"prompt": "a", "n": "z" * 100_000}, {"model": "m" * 100_000}):
         found = client.post("/v1/completions", json={"prompt": "a"} | body)
         assert found.status_code in (400, 404)
@@ -89,6 +92,7 @@ def test_what_was_sent_is_repeated_in_part_only(client: httpx2.Client) -> None:
 
 
 def test_bodies_of_other_kinds(client: httpx2.Client) -> None:
+    """A compressed body is refused with status 415, and keys of logit_bias that are not token ids with 400."""
     body = json.dumps({"prompt": "one", "max_tokens": 1}).encode()
     headers = {"content-type": "application/json"}
     found = client.post("/v1/completions", content=body, headers={**headers, "content-encoding": "gzip"})
@@ -101,8 +105,10 @@ def test_bodies_of_other_kinds(client: httpx2.Client) -> None:
 
 
 def test_what_is_refused_before_it_is_tokenized(client: httpx2.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that exceed a limit are refused before a worker tokenizes them."""
+
     async def never(*_: Any) -> None:
-        raise AssertionError("a worker was asked")
+        raise AssertionError("a worker was used")
 
     monkeypatch.setattr(Service, "in_worker", never)
     last = 10_000_000
@@ -121,6 +127,7 @@ def test_what_is_refused_before_it_is_tokenized(client: httpx2.Client, monkeypat
 
 
 def test_log_probabilities_are_bounded(other: Callable[..., Any]) -> None:
+    """A request may ask for at most `Limits.logprobs` log-probabilities over all of its texts and tokens."""
     client, _ = other(Limits(logprobs=200))
     asked = {"prompt": "one", "max_tokens": 8, "logprobs": 4}
     assert client.post("/v1/completions", json={**asked, "n": 5}).status_code == 200
@@ -130,6 +137,7 @@ def test_log_probabilities_are_bounded(other: Callable[..., Any]) -> None:
 
 
 def test_a_prompt_is_scored_once_for_several_texts(client: httpx2.Client) -> None:
+    """With `echo`, all texts of a prompt have the log-probabilities of that prompt, whole and streamed."""
     asked = {"prompt": ["one two three", "four five"], "echo": True, "logprobs": 2, "max_tokens": 3, "seed": 4}
     alone = client.post("/v1/completions", json=asked).json()["choices"]
     several = client.post("/v1/completions", json={**asked, "n": 3}).json()["choices"]
@@ -149,6 +157,7 @@ def test_a_prompt_is_scored_once_for_several_texts(client: httpx2.Client) -> Non
 
 
 def test_large_responses_are_written_in_a_worker(client: httpx2.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large response is built in a worker thread, not on the event loop, and has the same choices."""
     asked = {"prompt": "one", "max_tokens": 8, "logprobs": 3, "seed": 3, "logit_bias": {"1": -100}}
     small = client.post("/v1/completions", json=asked).json()["choices"]
     threads = set[str]()
@@ -169,7 +178,7 @@ def test_large_responses_are_written_in_a_worker(client: httpx2.Client, monkeypa
 def test_a_repeated_prompt_is_written_in_a_worker(
     client: httpx2.Client, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    """JSON of long prompts is not written on the event loop."""
+    """The JSON of a long echoed prompt is written in a worker thread, not on the event loop."""
     asked = {"prompt": "one two " * 60, "echo": True, "logprobs": 3, "max_tokens": 1, "seed": 3, "stream": stream}
     threads: dict[bool, set[str]] = {False: set(), True: set()}
 
@@ -192,6 +201,7 @@ def test_a_repeated_prompt_is_written_in_a_worker(
 
 
 def test_rates_count_every_post(other: Callable[..., Any]) -> None:
+    """The rate limit counts every POST, including those that are refused, but not a GET."""
     client, _ = other(Limits(rate=18))
     paths = [("/tokenize", {"prompt": "one"}), ("/detokenize", {"tokens": [5]}), ("/v1/completions", {"nonsense": 1})]
     assert [client.post(path, json=body).status_code for path, body in paths] == [200, 200, 400]
@@ -200,6 +210,8 @@ def test_rates_count_every_post(other: Callable[..., Any]) -> None:
 
 
 def test_keys_take_turns_at_the_workers() -> None:
+    """A key with many jobs does not delay the first job of another key, and has a limited number of waiting jobs."""
+
     async def run() -> list[str]:
         workers, order, gate = Workers(1, 5), list[str](), threading.Event()
         blocked = asyncio.ensure_future(workers.run("greedy", gate.wait))
@@ -222,6 +234,8 @@ def test_keys_take_turns_at_the_workers() -> None:
 
 
 def test_one_key_cannot_take_all_places() -> None:
+    """One key cannot fill all running places or the whole queue; another key displaces its last waiting request."""
+
     async def run() -> None:
         admission = Admission(Limits(running=8, queue=4), keys=2)
         assert admission.most_texts == admission.share == 7
@@ -236,7 +250,7 @@ def test_one_key_cannot_take_all_places() -> None:
         tasks.append(asyncio.ensure_future(hold("modest", 1)))
         await asyncio.sleep(0.01)
         assert (admission.running, admission.waiting) == (8, 4)
-        tasks.append(asyncio.ensure_future(hold("modest", 1)))  # the queue is full: the latest of the greedy key goes
+        tasks.append(asyncio.ensure_future(hold("modest", 1)))  # the queue is full: a greedy request is dropped
         await asyncio.sleep(0.01)
         assert [task.done() for task in tasks] == [False] * 10 + [True] + [False] * 2
         assert admission.waiting == 4

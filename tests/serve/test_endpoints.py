@@ -1,4 +1,4 @@
-"""Every endpoint, as a client sees it; texts are those that `LM.generate` gives for the same seed."""
+"""Every endpoint as a client sees it: texts equal those of `LM.generate` with the same seed."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def post(client: httpx2.Client, path: str, status: int = 200, **body: Any) -> An
 
 
 def streamed(client: httpx2.Client, path: str, **body: Any) -> list[dict[str, Any]]:
-    """The events of a stream, which ends as it should."""
+    """Return the events of a stream, which must end with [DONE]."""
     with client.stream("POST", path, json={**body, "stream": True}) as found:
         assert found.status_code == 200
         assert found.headers["content-type"].startswith("text/event-stream")
@@ -35,6 +35,7 @@ def streamed(client: httpx2.Client, path: str, **body: Any) -> list[dict[str, An
 
 
 def test_a_completion(client: httpx2.Client, lm: LM) -> None:
+    """A completion has the text, finish reason and usage of `LM.generate`."""
     found = post(client, "/v1/completions", prompt=PROMPT, max_tokens=20, seed=5, temperature=0.8)
     meant = lm.generate(PROMPT, 20, 5, raw=True, temperature=0.8)
     assert found["object"] == "text_completion"
@@ -49,6 +50,7 @@ def test_a_completion(client: httpx2.Client, lm: LM) -> None:
 
 
 def test_a_conversation(client: httpx2.Client, lm: LM) -> None:
+    """A chat completion has the text of `LM.generate`; content may be a string or a list of text parts."""
     found = post(client, "/v1/chat/completions", messages=TURNS, max_completion_tokens=15, seed=3)
     meant = lm.generate(TURNS, 15, 3)
     (choice,) = found["choices"]
@@ -59,6 +61,7 @@ def test_a_conversation(client: httpx2.Client, lm: LM) -> None:
 
 
 def test_several_prompts_and_texts(client: httpx2.Client, lm: LM) -> None:
+    """Several prompts, as texts or token ids, with several texts each give the choices of `LM.generate` in order."""
     prompts = [PROMPT, "one two"]
     found = post(client, "/v1/completions", prompt=prompts, n=2, max_tokens=9, seed=11)
     meant = lm.generate(prompts, 9, 11, n=2, raw=True)
@@ -73,6 +76,7 @@ def test_several_prompts_and_texts(client: httpx2.Client, lm: LM) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_a_stream_is_the_text(client: httpx2.Client, path: str) -> None:
+    """The chunks of a stream add up to the texts, finish reasons, usage and metrics of the whole response."""
     asked: dict[str, Any] = {"prompt": PROMPT} if path == "/v1/completions" else {"messages": TURNS}
     asked |= {"max_tokens": 30, "seed": 2, "n": 3}
     whole = post(client, path, **asked)
@@ -96,6 +100,7 @@ def test_a_stream_is_the_text(client: httpx2.Client, path: str) -> None:
 
 
 def test_every_setting(client: httpx2.Client, lm: LM) -> None:
+    """Every sampling field of a request has the effect of the same setting of `LM.generate`."""
     fields: dict[str, Any] = {
         "temperature": 0.9, "top_p": 0.9, "top_k": 40, "min_p": 0.01, "typical_p": 0.95, "presence_penalty": 0.3,
         "frequency_penalty": 0.2, "repetition_penalty": 1.1, "logit_bias": {"40": 5, "41": -100}, "min_tokens": 6,
@@ -125,6 +130,7 @@ def test_without_a_limit_the_context_is_the_limit(client: httpx2.Client, lm: LM)
 
 
 def test_a_seed_is_random_and_told(client: httpx2.Client) -> None:
+    """Without a seed the server draws one and reports it; the reported seed reproduces the text."""
     first, second = (post(client, "/v1/completions", prompt=PROMPT, max_tokens=20) for _ in range(2))
     assert first["spectr"]["seed"] != second["spectr"]["seed"]
     again = post(client, "/v1/completions", prompt=PROMPT, max_tokens=20, seed=first["spectr"]["seed"])
@@ -132,6 +138,7 @@ def test_a_seed_is_random_and_told(client: httpx2.Client) -> None:
 
 
 def test_log_probabilities(client: httpx2.Client, lm: LM) -> None:
+    """Log-probabilities equal those of `LM.generate`, in completions and chats, whole and streamed."""
     meant = lm.generate(PROMPT, 6, 5, raw=True, logprobs=2)
     assert meant.logprobs is not None
     found = post(client, "/v1/completions", prompt=PROMPT, max_tokens=6, seed=5, logprobs=2)["choices"][0]["logprobs"]
@@ -140,7 +147,7 @@ def test_log_probabilities(client: httpx2.Client, lm: LM) -> None:
     for text, entry, own, top in zip(
         found["tokens"], found["top_logprobs"], meant.logprobs, meant.top_logprobs, strict=True
     ):
-        assert entry[text] >= own - 1e-9  # two tokens may read alike: the likelier counts
+        assert entry[text] >= own - 1e-9  # of two tokens with the same text, the more likely one is listed
         assert max(entry.values()) == pytest.approx(top[0][1])
     assert found["text_offset"][0] == 0
     turn = {"messages": TURNS, "max_tokens": 6, "seed": 5, "logprobs": True}
@@ -158,6 +165,7 @@ def test_log_probabilities(client: httpx2.Client, lm: LM) -> None:
 
 @pytest.mark.parametrize("limit", [0, 1, 5])
 def test_echo(client: httpx2.Client, lm: LM, limit: int) -> None:
+    """With `echo` the choice begins with the prompt and its log-probabilities, whole and streamed."""
     prompt = lm.encode(PROMPT, raw=True)
     asked = {"prompt": prompt, "max_tokens": limit, "seed": 5, "echo": True, "logprobs": 1, "temperature": 0}
     found = post(client, "/v1/completions", **asked)
@@ -177,6 +185,7 @@ def test_echo(client: httpx2.Client, lm: LM, limit: int) -> None:
 
 
 def test_speculation_of_one_request(client: httpx2.Client) -> None:
+    """A request may choose rule, drafter and nodes; its statistics and trace add up, and greedy text is the same."""
     asked: dict[str, Any] = {"prompt": "one two three one two three", "max_tokens": 40, "seed": 6, "temperature": 0}
     first = post(client, "/v1/completions", **asked, spectr={"statistics": True, "trace": True})
     figures = first["metrics"]["speculative_decoding"]
@@ -193,11 +202,12 @@ def test_speculation_of_one_request(client: httpx2.Client) -> None:
     assert plain["metrics"]["speculative_decoding"]["num_spec_steps"] == 40
     for rule, drafter in (("optimal", "ngram"), ("match", "lookup")):
         other = post(client, "/v1/completions", **asked, spectr={"rule": rule, "drafter": drafter, "nodes": 5})
-        assert other["choices"][0]["text"] == first["choices"][0]["text"]  # greedy: any rule gives this text
+        assert other["choices"][0]["text"] == first["choices"][0]["text"]  # every rule gives the same greedy text
         assert other["spectr"]["receipt"]["speculation"]["rule"] == rule
 
 
 def test_a_receipt_gives_the_text_again(client: httpx2.Client, lm: LM, tmp_path: Path) -> None:
+    """Replaying a receipt reproduces the texts; another seed or other weights are reported."""
     found = post(client, "/v1/completions", prompt=[PROMPT, "naïve"], n=2, max_tokens=12, top_k=9, logit_bias={"40": 5})
     path, said = tmp_path / "response.json", list[str]()
     path.write_text(json.dumps(found))
@@ -218,6 +228,7 @@ def test_a_receipt_gives_the_text_again(client: httpx2.Client, lm: LM, tmp_path:
 
 
 def test_models_and_tokens(client: httpx2.Client, lm: LM) -> None:
+    """The endpoints for models list the model, and tokenize and detokenize are inverse to each other."""
     (card,) = client.get("/v1/models").json()["data"]
     assert card["id"] == "tiny"
     assert client.get("/v1/models/tiny").json() == card
@@ -234,6 +245,7 @@ def test_models_and_tokens(client: httpx2.Client, lm: LM) -> None:
 
 
 def test_operations(client: httpx2.Client) -> None:
+    """Health, readiness, version, metrics and OpenAPI description are served, and the metrics count requests."""
     assert client.get("/health").json() == {"status": "alive"}
     assert client.get("/ready").json()["status"] == "ready"
     assert "spectr" in client.get("/version").json()
@@ -254,6 +266,7 @@ def test_operations(client: httpx2.Client) -> None:
 
 
 def test_a_prediction_changes_nothing(client: httpx2.Client) -> None:
+    """A right or wrong prediction leaves the text unchanged and is counted in the usage."""
     asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 40, "seed": 4, "temperature": 0.9}
     plain = post(client, "/v1/completions", **asked)
     text = plain["choices"][0]["text"]
@@ -269,6 +282,7 @@ def test_a_prediction_changes_nothing(client: httpx2.Client) -> None:
 
 
 def test_a_server_that_checks_itself(other: Callable[..., Any]) -> None:
+    """With a witness the server reports checked steps, and is no longer ready after a violation."""
     client, service = other(audit_share=1.0)
     asked = {"prompt": PROMPT, "max_tokens": 30, "n": 4, "top_p": 0.9, "frequency_penalty": 0.3}
     post(client, "/v1/completions", **asked)
@@ -293,6 +307,7 @@ SCHEMA = {
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_structured_output(client: httpx2.Client, lm: LM, stream: bool) -> None:
+    """Structured output equals that of `LM.generate` with the grammar, and is valid if it ends by itself."""
     forms: list[tuple[dict[str, Any], Grammar, Callable[[str], Any]]] = [
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
          Grammar.json_schema(SCHEMA), lambda text: json.loads(text)["sea"] in (True, False)),
@@ -315,6 +330,7 @@ def test_structured_output(client: httpx2.Client, lm: LM, stream: bool) -> None:
 
 
 def test_structured_output_that_is_refused(client: httpx2.Client) -> None:
+    """Invalid or contradictory descriptions of structured output are refused with status 400 and a message."""
     for form in (
         {"structured_outputs": {"regex": "("}}, {"structured_outputs": {"json": "{"}}, {"structured_outputs": {}},
         {"structured_outputs": {"regex": "a", "choice": ["a"]}}, {"structured_outputs": {"grammar": "root ::= ("}},
@@ -326,6 +342,7 @@ def test_structured_output_that_is_refused(client: httpx2.Client) -> None:
 
 
 def test_a_receipt_of_structured_output(client: httpx2.Client, lm: LM, tmp_path: Path) -> None:
+    """A receipt contains the grammar, so that replaying it reproduces structured output."""
     asked = {"prompt": PROMPT, "max_tokens": 40, "structured_outputs": {"choice": ["one", "two", "three"]}}
     (tmp_path / "found.json").write_text(json.dumps(post(client, "/v1/completions", **asked)))
     assert replay(lm, read_receipt(tmp_path / "found.json"), lambda _: None)[0].is_same

@@ -1,4 +1,4 @@
-"""Clients that leave, that never read, that break in the middle; and failures of the engine: nobody else notices."""
+"""Clients that disconnect, never read or send half a request, and failures of the engine, do not affect others."""
 
 import gc
 import json
@@ -27,18 +27,18 @@ LONG = {"prompt": "one two", "max_tokens": 400, "logit_bias": {"1": -100}, "seed
 
 
 def settled(service: Service, handler: Any, most: float = 60) -> None:
-    """Wait until nothing runs, then see that nothing is left."""
+    """Wait until no request is running or waiting; fail if some are left after `most` seconds."""
     deadline = time.monotonic() + most
     while time.monotonic() < deadline:
         load = service.lm.engine.load
         if not (load.running or load.reading or load.waiting or handler.admission.running or handler.admission.waiting):
             return
         time.sleep(0.02)
-    raise AssertionError(f"{service.lm.engine.load} is left, and {handler.admission.running} places")
+    raise AssertionError(f"{service.lm.engine.load} and {handler.admission.running} places were not released")
 
 
 def abandon(url: str, rng: random.Random, body: dict[str, Any]) -> None:
-    """Ask for a text, and go away at some moment."""
+    """Request a text, and disconnect at a random moment."""
     host, port = url.removeprefix("http://").split(":")
     data = json.dumps(body).encode()
     lines = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
@@ -52,12 +52,13 @@ def abandon(url: str, rng: random.Random, body: dict[str, Any]) -> None:
                     made.recv(4096)
             except TimeoutError:
                 pass
-        if rng.random() < 0.3:  # a reset in place of an orderly end
+        if rng.random() < 0.3:  # reset the connection instead of closing it
             made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
 
 
 @pytest.mark.parametrize("count", [150, pytest.param(1000, marks=pytest.mark.slow)])
 def test_disconnects_leak_nothing(other: Callable[..., Any], count: int) -> None:
+    """After many clients have disconnected at random moments, nothing is left running, and texts are the same."""
     client, service = other(Limits(body_time=5, header_time=5, queue=10_000, running=8))
     url = str(client.base_url).rstrip("/")
     handler = service.handler
@@ -89,6 +90,7 @@ def test_a_client_that_leaves_frees_its_row(other: Callable[..., Any]) -> None:
 
 
 def test_a_client_that_never_reads(other: Callable[..., Any]) -> None:
+    """A client that never reads its stream is disconnected after `write_time`, and others are served meanwhile."""
     client, service = other(Limits(write_time=0.3))
     host, port = str(client.base_url).removeprefix("http://").rstrip("/").split(":")
     body = {**LONG, "stream": True, "n": 8, "logprobs": 20}
@@ -104,6 +106,7 @@ def test_a_client_that_never_reads(other: Callable[..., Any]) -> None:
 
 
 def test_a_text_that_takes_too_long(other: Callable[..., Any]) -> None:
+    """A request that exceeds `request_time` gets status 504, and a stream ends with a timeout error."""
     client, service = other(Limits(request_time=0.1))
     found = client.post("/v1/completions", json={**LONG, "n": 16})
     assert found.status_code == 504
@@ -115,7 +118,7 @@ def test_a_text_that_takes_too_long(other: Callable[..., Any]) -> None:
 
 
 def test_memory_that_is_short(other: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One prompt finds no room: its client is told, and the others go on with the same texts."""
+    """A request for which there is no memory is refused with status 503; a running text is not affected."""
     client, service = other()
     asked = {**LONG, "max_tokens": 200}
     meant = client.post("/v1/completions", json=asked).json()["choices"]
@@ -143,6 +146,7 @@ def test_memory_that_is_short(other: Callable[..., Any], monkeypatch: pytest.Mon
 
 
 def test_a_model_that_breaks(other: Callable[..., Any], lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error in the model gives status 500 without its details, and later requests work."""
     client, service = other()
     target = lm.engine.target
     score = type(target).score
@@ -163,7 +167,7 @@ def test_a_model_that_breaks(other: Callable[..., Any], lm: LM, monkeypatch: pyt
 
 
 def start(folder: Path, *flags: str) -> tuple[subprocess.Popen[str], str]:
-    """A server as a process of its own."""
+    """Start a server in its own process, and return the process and the address."""
     command = [
         sys.executable,
         "-m",
@@ -192,6 +196,7 @@ def ended(process: subprocess.Popen[str], code: int) -> None:
 
 
 def test_a_signal_lets_running_requests_finish(folder: Path) -> None:
+    """After SIGTERM a running stream is completed, new requests get status 503, and the process exits with 0."""
     process, url = start(folder, "--dtype", "float64")
     with httpx2.Client(base_url=url, timeout=60) as client:
         with client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as found:
@@ -211,7 +216,7 @@ def test_a_signal_lets_running_requests_finish(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_and_started_again(folder: Path) -> None:
+def test_a_restarted_server_gives_the_same_text(folder: Path) -> None:
     texts = []
     for _ in range(2):
         process, url = start(folder, "--dtype", "float64")
@@ -233,6 +238,7 @@ def test_killed_and_started_again(folder: Path) -> None:
     ],
 )
 def test_a_server_that_cannot_start(flags: list[str], words: str) -> None:
+    """The command exits with status 2 and a message that says why, without a traceback."""
     command = [sys.executable, "-m", "spectr", "serve", "--port", "0", *flags]
     found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert found.returncode == 2
@@ -241,6 +247,7 @@ def test_a_server_that_cannot_start(flags: list[str], words: str) -> None:
 
 
 def test_a_port_that_is_taken() -> None:
+    """The command exits with status 2 and advises another port."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -1,4 +1,4 @@
-"""Who is let in, and how much of a server one client can take."""
+"""Authentication, and limits on the share of a server that one client can use."""
 
 import asyncio
 import socket
@@ -26,7 +26,8 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def test_keys(other: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_with_keys_refuses_other_requests(other: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+    """Without a valid key all endpoints but health and readiness answer 401; keys and prompts are not logged."""
     caplog.set_level("INFO")
     client, _ = other(keys=KEYS)
     for path in ("/v1/models", "/metrics"):
@@ -45,6 +46,7 @@ def test_keys(other: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_beginnings_are_not_shared_between_keys(other: Callable[..., Any]) -> None:
+    """The prefix cache is separate for each key, so that no key can find out what others sent."""
     client, _ = other(keys=KEYS)
     asked = {"prompt": "seven eight nine ten " * 6, "max_tokens": 2, "seed": 1}
 
@@ -56,6 +58,7 @@ def test_beginnings_are_not_shared_between_keys(other: Callable[..., Any]) -> No
 
 
 def test_a_name_that_is_not_our_own(client: httpx2.Client, other: Callable[..., Any]) -> None:
+    """A server without keys refuses a foreign Host header, against DNS rebinding; a server with keys does not."""
     evil = {"host": "evil.example:8000"}
     assert client.get("/v1/models", headers=evil).status_code == 403
     assert client.get("/v1/models", headers={"host": "localhost:1"}).status_code == 200
@@ -64,6 +67,7 @@ def test_a_name_that_is_not_our_own(client: httpx2.Client, other: Callable[..., 
 
 
 def test_pages_of_others_may_not_call(client: httpx2.Client, other: Callable[..., Any]) -> None:
+    """CORS preflights are granted only to the configured origins."""
     preflight = {"origin": "https://a.example", "access-control-request-method": "POST"}
     assert "access-control-allow-origin" not in client.options("/v1/completions", headers=preflight).headers
     open_one, _ = other(origins=("https://a.example",))
@@ -72,6 +76,7 @@ def test_pages_of_others_may_not_call(client: httpx2.Client, other: Callable[...
 
 
 def test_request_ids(client: httpx2.Client) -> None:
+    """A valid request id is returned as it was sent, and an invalid one is replaced."""
     assert client.get("/health", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
     ids = {client.get("/health", headers={"x-request-id": bad}).headers["x-request-id"] for bad in ("a b", "x" * 65)}
     assert len(ids) == 2
@@ -79,6 +84,7 @@ def test_request_ids(client: httpx2.Client) -> None:
 
 
 def test_large_bodies(other: Callable[..., Any]) -> None:
+    """Bodies above `body_bytes` are refused with status 413, with a length and in chunks."""
     client, _ = other(Limits(body_bytes=2000))
     assert client.post("/v1/completions", json={**ASKED, "user": "x" * 400}).status_code == 200
     assert client.post("/v1/completions", json={"prompt": "a" * 3000}).status_code == 413
@@ -92,7 +98,7 @@ def test_large_bodies(other: Callable[..., Any]) -> None:
 
 
 def raw(url: str, data: bytes, most: float) -> tuple[bytes, float]:
-    """What a server answers to raw bytes before it closes the connection, and how long it took."""
+    """Return the server's answer to raw bytes until it closes the connection, and the seconds that it took."""
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), most) as made:
         made.sendall(data)
@@ -103,6 +109,7 @@ def raw(url: str, data: bytes, most: float) -> tuple[bytes, float]:
 
 
 def test_slow_clients(other: Callable[..., Any]) -> None:
+    """A client that sends its headers or body too slowly gets status 408 and is disconnected."""
     client, _ = other(Limits(header_time=0.5, body_time=0.5, idle_time=1))
     url = str(client.base_url).rstrip("/")
     assert raw(url, b"POST /v1/comple", 60)[0].startswith(b"HTTP/1.1 408")
@@ -117,6 +124,7 @@ def test_slow_clients(other: Callable[..., Any]) -> None:
 
 
 def test_rates(other: Callable[..., Any]) -> None:
+    """A key that exceeds its rate gets status 429 with Retry-After; other keys are not affected."""
     client, _ = other(Limits(rate=12), keys=KEYS)
     found = [client.post("/v1/completions", json=ASKED, headers=bearer(KEYS[0])) for _ in range(3)]
     assert [one.status_code for one in found] == [200, 200, 429]
@@ -125,6 +133,7 @@ def test_rates(other: Callable[..., Any]) -> None:
 
 
 def test_a_full_queue(other: Callable[..., Any]) -> None:
+    """A request that does not fit into the queue gets status 429; after the others have ended it is served."""
     client, service = other(Limits(running=2, queue=1))
     long = {"prompt": "one", "max_tokens": 400, "logit_bias": {"1": -100}, "stream": True, "n": 2}
     with client.stream("POST", "/v1/completions", json=long) as running:
@@ -140,7 +149,7 @@ def test_a_full_queue(other: Callable[..., Any]) -> None:
 
 
 def test_fair_shares() -> None:
-    """A key with few texts running comes before one with many, however many of those wait."""
+    """A key with few running texts is served before one with many, however many requests of that key wait."""
 
     async def run() -> list[str]:
         admission, order = Admission(Limits(running=2, queue=100)), list[str]()
@@ -162,6 +171,8 @@ def test_fair_shares() -> None:
 
 
 def test_places_are_given_back_by_those_who_leave() -> None:
+    """A request that is cancelled at any point of its admission releases its place."""
+
     async def run() -> None:
         admission = Admission(Limits(running=1, queue=10))
 
@@ -169,7 +180,7 @@ def test_places_are_given_back_by_those_who_leave() -> None:
             async with admission.place("a", 1):
                 await asyncio.sleep(10)
 
-        for delay in (0, 1, 2, 3):  # before it waits, while it waits, as it is let in, and after
+        for delay in (0, 1, 2, 3):  # before it waits, while it waits, when it is admitted, and after
             holder, waiter = asyncio.ensure_future(request()), asyncio.ensure_future(request())
             for _ in range(delay):
                 await asyncio.sleep(0)
@@ -184,6 +195,7 @@ def test_places_are_given_back_by_those_who_leave() -> None:
 
 
 def test_a_key_is_compared_whole() -> None:
+    """Only the complete key identifies a tenant; without keys all clients are one tenant."""
     keys = Keys(KEYS)
     assert keys.tenant(KEYS[1]) == "key-1"
     assert [keys.tenant(wrong) for wrong in (None, "", KEYS[0][:-1], KEYS[0] + "x", "\udcff")] == [None] * 5
@@ -191,6 +203,7 @@ def test_a_key_is_compared_whole() -> None:
 
 
 def test_key_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys come from a file with one per line and from the environment; errors do not contain a key."""
     path = tmp_path / "keys"
     path.write_text("# ours\nabcdefgh1\n\nabcdefgh2\n")
     assert read_keys(path) == ("abcdefgh1", "abcdefgh2")
@@ -205,6 +218,7 @@ def test_key_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_addresses() -> None:
+    """Without keys only loopback addresses are allowed, unless `insecure` is set; a port in use is an error."""
     for host in ("0.0.0.0", "::", "192.168.0.1", "example.org"):
         with pytest.raises(ArgumentError, match="no API key"):
             check_address(ServerSettings(host=host))
@@ -219,6 +233,8 @@ def test_addresses() -> None:
 
 
 def test_too_many_requests_are_counted_by_text() -> None:
+    """A full queue refuses another request of the same key, but a key without waiting requests displaces one."""
+
     async def run() -> None:
         admission = Admission(Limits(running=1, queue=2))
         async with admission.place("a", 1):
@@ -227,7 +243,7 @@ def test_too_many_requests_are_counted_by_text() -> None:
             with pytest.raises(ApiError, match="as many as this server takes"):
                 async with admission.place("a", 1):
                     pass
-            late = asyncio.ensure_future(admission._enter("b", 1))  # of a key that has none of the queue
+            late = asyncio.ensure_future(admission._enter("b", 1))  # of a key with no waiting requests
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             assert [task.done() for task in (*waiting, late)] == [False, True, False]

@@ -1,5 +1,5 @@
-"""Schemas, regexes and grammars that take long to compile: their client is told why they are refused, and others are
-served meanwhile."""
+"""Schemas, regexes and grammars that are expensive to compile are refused with a reason, and other requests are served
+meanwhile."""
 
 import threading
 import time
@@ -28,7 +28,8 @@ def structured(client: Any, **wanted: Any) -> Any:
 
 
 def test_a_grammar_that_takes_too_long(other: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit is the server's; requests without a grammar, and with a known one, go on while it is compiled."""
+    """A grammar that exceeds `compile_time` is refused; requests without a grammar and with a cached one are served
+    meanwhile."""
     client, service = other(Limits(compile_time=1.0))
     assert structured(client, choice=["one", "two"]).status_code == 200
     found: list[Any] = []
@@ -63,6 +64,7 @@ def test_a_grammar_that_takes_too_long(other: Callable[..., Any], monkeypatch: p
     ],
 )
 def test_schemas_that_explode(client: Any, schema: dict[str, Any], words: str) -> None:
+    """Schemas that expand to too much are refused with a reason, and the server goes on."""
     found = structured(client, json=schema)
     assert (found.status_code, found.json()["error"]["code"]) == (400, "invalid_grammar")
     assert words in found.json()["error"]["message"]
@@ -73,7 +75,7 @@ def test_large_enums_are_intersected_soon(client: Any) -> None:
     start = time.process_time()
     found = structured(client, json={"allOf": [{"enum": list(range(5000))}, {"enum": list(range(4999, 9900))}]})
     assert found.json()["choices"][0]["text"].strip("4") in ("", "9", "99", "999")
-    assert time.process_time() - start < 30  # each with each would be 24 million comparisons
+    assert time.process_time() - start < 30  # comparing all pairs would take 24 million comparisons
 
 
 def test_a_known_grammar_is_not_converted_again(other: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +99,7 @@ def test_a_known_grammar_is_not_converted_again(other: Callable[..., Any], monke
     ],
 )
 def test_grammars_that_force_an_endless_text(client: Any, wanted: dict[str, Any]) -> None:
-    """What is forced is drafted as far as a draft goes, and no further."""
+    """A grammar that forces an endless text is served up to `max_tokens`, and the server goes on."""
     found = client.post("/v1/completions", json={**ASKED, "max_tokens": 40, "structured_outputs": wanted}, timeout=60)
     assert found.status_code == 200
     (choice,) = found.json()["choices"]

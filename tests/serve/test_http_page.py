@@ -1,4 +1,4 @@
-"""docs/http.md is what tools/http_page.py makes of the description that the server gives of itself."""
+"""docs/http.md is the output of tools/http_page.py for the server's own OpenAPI description."""
 
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The examples of docs/serving.md run as they stand, but for the address of the server."""
+"""The examples of docs/serving.md run unchanged, except for the address of the server."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def url(lm: LM) -> Any:
 
 
 @pytest.mark.parametrize("block", CURL)
-def test_curl(url: str, block: str) -> None:
+def test_curl_examples_run(url: str, block: str) -> None:
     command = block.replace("http://127.0.0.1:8000", url)
     ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
     assert '"finish_reason"' in ran.stdout
@@ -36,7 +36,7 @@ def test_curl(url: str, block: str) -> None:
 
 
 @pytest.mark.parametrize("block", PYTHON)
-def test_python(url: str, block: str) -> None:
+def test_python_examples_run(url: str, block: str) -> None:
     pytest.importorskip("openai", reason="pip install openai")
     code = block.replace("http://127.0.0.1:8000", url)
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
@@ -45,6 +45,7 @@ def test_python(url: str, block: str) -> None:
 
 
 def test_every_field_and_page_is_there(client: httpx2.Client) -> None:
+    """The page mentions every endpoint, and every field of a chat request."""
     described = client.get("/openapi.json").json()
     pages = {path for path in described["paths"] if path.removesuffix("/{name}") not in PAGE}
     assert not pages
@@ -55,6 +56,7 @@ def test_every_field_and_page_is_there(client: httpx2.Client) -> None:
 
 
 def test_the_command_replays(folder: Path, client: httpx2.Client, tmp_path: Path) -> None:
+    """`spectr replay` reproduces the text of a saved response."""
     found = client.post("/v1/completions", json={"prompt": "one two", "max_tokens": 12}).text
     (tmp_path / "response.json").write_text(found, encoding="utf-8")
     flags = ["--model", str(folder), "--dtype", "float64", "--drafter", "none"]

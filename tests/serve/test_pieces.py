@@ -1,5 +1,5 @@
-"""Any way to cut a text into steps gives the same text: the sum of the pieces that a client gets does not depend on how
-many tokens came at once. JSON that is written in pieces is that which is written at once."""
+"""The pieces of a streamed text add up to the same text however its tokens are divided into steps, and JSON that is
+written in pieces equals JSON that is written at once."""
 
 import json
 import random
@@ -28,7 +28,7 @@ STOPS = st.lists(
 
 
 def read(tokens: list[int], cuts: list[int], stops: list[str]) -> tuple[str, int]:
-    """The sum of the pieces, and how many tokens belong to the text."""
+    """Return the sum of the pieces, and the number of tokens that belong to the text."""
     reader = TextReader(TextStream(WORDS, stops))
     shown, count, start = "", 0, 0
     for stop in [*cuts, len(tokens)]:
@@ -43,6 +43,7 @@ def read(tokens: list[int], cuts: list[int], stops: list[str]) -> tuple[str, int
 @settings(max_examples=300, deadline=None)
 @given(TOKENS, STOPS, st.integers(0, 1 << 30))
 def test_pieces_add_up(tokens: list[int], stops: list[str], seed: int) -> None:
+    """Text and token count are the same for one step, for single tokens, and for random steps, with stop strings."""
     rng = random.Random(seed)
     whole = read(tokens, [], stops)
     single = read(tokens, list(range(len(tokens))), stops)
@@ -52,6 +53,7 @@ def test_pieces_add_up(tokens: list[int], stops: list[str], seed: int) -> None:
 
 
 def test_a_stop_string_across_steps() -> None:
+    """A stop string is found and cut wherever it is divided between steps."""
     tokens: Any = list(WORDS("one two three four")["input_ids"])
     for cut in range(len(tokens)):
         assert read(tokens, [cut], ["o thr"])[0] == "one tw"
@@ -74,7 +76,7 @@ def test_json_in_pieces_is_json(data: Any, repeats: int) -> None:
 
 
 def test_json_in_pieces_lets_other_threads_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No call of `json.dumps`, which holds the interpreter's lock to its end, writes more than 100 kB of 5 MB."""
+    """No call of `json.dumps`, which holds the interpreter lock until it returns, writes more than 100 kB of 5 MB."""
     sizes, write = list[int](), json_text._text
 
     def noted(value: Any) -> str:

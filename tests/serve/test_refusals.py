@@ -1,4 +1,4 @@
-"""What is refused: with which status, naming which field, and without harm to the server."""
+"""Invalid requests are refused with the right status, the name of the field, and a message that says what is wrong."""
 
 from typing import Any
 
@@ -44,7 +44,8 @@ DEEP = b'{"prompt": "a", "spectr": ' + b"[" * 5000 + b"]" * 5000 + b"}"
         ({"prompt": "a", "user": 5}, "user", "valid string"),
     ],
 )
-def test_a_field(client: httpx2.Client, body: Any, param: str | None, words: str) -> None:
+def test_a_bad_field_is_named(client: httpx2.Client, body: Any, param: str | None, words: str) -> None:
+    """A completion with a bad field gets status 400; the error names the field and says what is wrong."""
     found = client.post("/v1/completions", json=body)
     assert found.status_code == 400, found.text
     error = found.json()["error"]
@@ -67,7 +68,8 @@ def test_a_field(client: httpx2.Client, body: Any, param: str | None, words: str
         ({"response_format": {"type": "xml"}}, "response_format.type"),
     ],
 )
-def test_a_field_of_a_conversation(client: httpx2.Client, more: Any, param: str | None) -> None:
+def test_a_bad_field_of_a_conversation_is_named(client: httpx2.Client, more: Any, param: str | None) -> None:
+    """A chat request with a bad field gets status 400, and the error names the field."""
     found = client.post("/v1/chat/completions", json={**CHAT, **more})
     assert found.status_code == 400, found.text
     if param is not None:
@@ -75,6 +77,7 @@ def test_a_field_of_a_conversation(client: httpx2.Client, more: Any, param: str 
 
 
 def test_fields_that_ask_for_nothing_are_taken(client: httpx2.Client) -> None:
+    """Unsupported fields are accepted if their value asks for nothing."""
     neutral = {"tools": [], "tool_choice": None, "store": False, "service_tier": "auto", "parallel_tool_calls": True}
     found = client.post("/v1/chat/completions", json={**CHAT, **neutral, "max_tokens": 2, "user": "somebody"})
     assert found.status_code == 200, found.text
@@ -89,12 +92,14 @@ def test_fields_that_ask_for_nothing_are_taken(client: httpx2.Client) -> None:
     ],
 )  # fmt: skip
 def test_a_body_that_is_no_json_object(client: httpx2.Client, body: bytes) -> None:
+    """Bodies that are not valid JSON objects get status 400 and a message."""
     found = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
     assert found.status_code == 400, found.text
     assert found.json()["error"]["message"]
 
 
 def test_other_bodies(client: httpx2.Client) -> None:
+    """A wrong content type gets 415, an unknown model or path 404, and a wrong method 405."""
     found = client.post("/v1/completions", content=b'{"prompt": "a"}', headers={"content-type": "text/plain"})
     assert found.status_code == 415
     assert client.post("/v1/completions", json={"prompt": "a", "model": "gpt-9"}).status_code == 404

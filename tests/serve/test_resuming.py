@@ -1,4 +1,4 @@
-"""Streams that break off after any event and go on: with the tokens sent before, or by the id of the last event."""
+"""A stream that breaks off after any event can be continued, with the tokens sent before or with the last event id."""
 
 import json
 from collections.abc import Callable
@@ -27,14 +27,14 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Told:
-    """An event: its id and what it says."""
+    """An event: its id and its data."""
 
     id: str
     data: dict[str, Any]
 
 
 def stream(client: httpx2.Client, path: str, body: dict[str, Any], **headers: str) -> list[Told]:
-    """The events of a stream that ends as it should."""
+    """Return the events of a stream, which must end with [DONE]."""
     with client.stream("POST", path, json=body, headers=headers) as found:
         text = found.read().decode()
         assert found.status_code == 200, text
@@ -54,7 +54,7 @@ def asked(body: dict[str, Any], **spectr: Any) -> dict[str, Any]:
 
 
 def as_texts(events: list[Told]) -> dict[int, dict[str, Any]]:
-    """What a client has of each text after some events."""
+    """Return what a client has of each text after these events."""
     found: dict[int, dict[str, Any]] = {}
     for event in events:
         for choice in event.data["choices"]:
@@ -71,7 +71,7 @@ def as_texts(events: list[Told]) -> dict[int, dict[str, Any]]:
 
 
 def resume_of(events: list[Told], texts: int) -> dict[str, Any]:
-    """What a router that got these events sends to the next server."""
+    """Return the `resume` field that a router sends to the next server after these events."""
     head, have = events[0].data, as_texts(events)
     empty: dict[str, Any] = {"tokens": [], "end": None}
     entries = [
@@ -82,7 +82,7 @@ def resume_of(events: list[Told], texts: int) -> dict[str, Any]:
 
 
 def rounded(texts: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Log-probabilities of calls of different widths agree within rounding, and not to the last bit."""
+    """Round log-probabilities: calls of different widths agree only up to rounding errors."""
     return {at: {**own, "logprobs": json.loads(json.dumps(own["logprobs"]), parse_float=lambda x: round(float(x), 6))}
             for at, own in texts.items()}  # fmt: skip
 
@@ -92,6 +92,7 @@ SOME = [pytest.param(name, marks=() if at == 0 else pytest.mark.slow) for at, na
 
 @pytest.mark.parametrize("name", SOME)
 def test_a_stream_goes_on_with_the_tokens_sent_before(client: httpx2.Client, name: str) -> None:
+    """Cut after any event and continued with `resume`, a stream has the same texts, ids, usage and receipt."""
     path, given = BODIES[name]
     if "structured_outputs" in given:
         pytest.importorskip("xgrammar", reason="needs xgrammar: pip install 'spectr-lm[grammar]'")
@@ -112,6 +113,7 @@ def test_a_stream_goes_on_with_the_tokens_sent_before(client: httpx2.Client, nam
 
 @pytest.mark.parametrize("name", SOME)
 def test_a_client_reconnects(client: httpx2.Client, name: str) -> None:
+    """A client that reconnects with Last-Event-ID after any event gets exactly the rest of the stream."""
     path, given = BODIES[name]
     if "structured_outputs" in given:
         pytest.importorskip("xgrammar", reason="needs xgrammar: pip install 'spectr-lm[grammar]'")
@@ -122,7 +124,7 @@ def test_a_client_reconnects(client: httpx2.Client, name: str) -> None:
         before = whole[:cut]
         after = stream(client, path, body, **{"Last-Event-ID": before[-1].id})
         joined, have = as_texts(before + after), as_texts(before)
-        for at, own in joined.items():  # tokens are told from the beginning of each connection
+        for at, own in joined.items():  # each connection reports tokens from the beginning
             known = have.get(at, {"tokens": [], "end": None})
             own["tokens"] = own["tokens"][0 if known["end"] else len(known["tokens"]) :]
         assert rounded(joined) == rounded(texts), f"cut after {cut} events"
@@ -130,6 +132,7 @@ def test_a_client_reconnects(client: httpx2.Client, name: str) -> None:
 
 
 def test_what_cannot_go_on_says_why(client: httpx2.Client) -> None:
+    """A stream that cannot be continued (other model, other text, unsuitable rule, bad id) is refused with a code."""
     path, given = BODIES["completion"]
     whole = stream(client, path, asked(given))
     resume = resume_of(whole[:3], 1)
@@ -150,7 +153,7 @@ def test_what_cannot_go_on_says_why(client: httpx2.Client) -> None:
 
 
 def test_streams_have_ids_where_they_are_wanted(client: httpx2.Client, other: Callable[..., Any]) -> None:
-    """Some clients take every line for data, so that ids come only where they are asked for."""
+    """Events have ids only if the server or the request asks for them, since some clients treat every line as data."""
     body = {**TEXT, "max_tokens": 4, "stream": True}
     with_ids, _ = other(event_ids=True)
     for caller, options, expected in (
@@ -162,6 +165,7 @@ def test_streams_have_ids_where_they_are_wanted(client: httpx2.Client, other: Ca
 
 
 def test_ids_count_tokens() -> None:
+    """An event id has the number and a digest of the tokens of each text, and can be read back."""
     progress = Progress([None, None])
     assert progress.id == "-,-"
     assert progress.move(1, [5, 6]).split(",")[0] == "-"

@@ -1,5 +1,6 @@
-"""The server's text is `LM.generate`'s for the same seed: alone, and under the load of others. In float64, where every
-difference is a bug."""
+"""The server's text equals that of `LM.generate` with the same seed, alone and under load.
+
+Models are float64, where every difference is a bug."""
 
 import random
 import threading
@@ -19,7 +20,7 @@ MANY = pytest.param(200, marks=pytest.mark.slow)
 
 
 def asked(seed: int) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """A random request: its path and body, and the same for `LM.generate`."""
+    """Return the path and body of a random request, and the same settings for `LM.generate`."""
     rng = random.Random(seed)
     words = " ".join(rng.choice(TEXTS).split()[: rng.randint(1, 9)])
     limit = rng.randint(1, 40)
@@ -53,7 +54,7 @@ def answer(client: httpx2.Client, seed: int) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def meant(lm: LM) -> Callable[[int], list[tuple[str, str]]]:
-    """The texts of a random request as `LM.generate` gives them."""
+    """A function that returns the texts of `LM.generate` for a random request."""
 
     @cache
     def texts(seed: int) -> list[tuple[str, str]]:
@@ -63,13 +64,15 @@ def meant(lm: LM) -> Callable[[int], list[tuple[str, str]]]:
 
 
 @pytest.mark.parametrize("count", [COUNT, MANY])
-def test_alone(client: httpx2.Client, meant: Callable[[int], Any], count: int) -> None:
+def test_texts_of_single_requests(client: httpx2.Client, meant: Callable[[int], Any], count: int) -> None:
+    """A request that is alone on the server has the text of `LM.generate`, for random settings."""
     for seed in range(0, count, 4 if count == COUNT else 1):
         assert answer(client, seed) == meant(seed), asked(seed)
 
 
 @pytest.mark.parametrize("count", [COUNT, MANY])
-def test_under_load(running: tuple[str, Service], meant: Callable[[int], Any], count: int) -> None:
+def test_texts_under_load(running: tuple[str, Service], meant: Callable[[int], Any], count: int) -> None:
+    """Requests of sixteen concurrent clients have the texts of `LM.generate`, for random settings."""
     found: dict[int, Any] = {}
 
     def work(first: int) -> None:

@@ -1,4 +1,4 @@
-"""Connections that are misused, and how a server ends."""
+"""Misused connections, and the shutdown of a server."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ def address(client: Any) -> str:
 
 
 def refused(got: bytes) -> tuple[int, str]:
-    """The status of a response, and the code of its error, which must have the form of all errors."""
+    """Return the status of a response and the code of its error, which must have the common form of errors."""
     head, _, body = got.partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(b": ") for line in lines[1:])}
@@ -52,6 +52,7 @@ def refused(got: bytes) -> tuple[int, str]:
 
 
 def test_endless_headers(other: Callable[..., Any]) -> None:
+    """Headers above the limit get status 431; headers below it are accepted."""
     client, _ = other()
     with connect(address(client)) as made:
         made.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X-Long: " + b"x" * (MOST_HEADER_BYTES - 100))
@@ -83,6 +84,7 @@ def test_endless_headers(other: Callable[..., Any]) -> None:
     ],
 )
 def test_bytes_that_are_no_request(client: Any, data: bytes) -> None:
+    """Malformed or ambiguous HTTP gets exactly one answer with status 400."""
     got, _ = raw(address(client), data, 60)
     assert refused(got)[0] == 400
     assert got.count(b"HTTP/1.1 ") == 1
@@ -90,7 +92,7 @@ def test_bytes_that_are_no_request(client: Any, data: bytes) -> None:
 
 @pytest.mark.parametrize("name", [b"a\rSet-Cookie: x=1", b"a\0b", b"a%0d%0aSet-Cookie: x=1", b'a"b', b"\xff"])
 def test_request_ids_cannot_add_headers(client: Any, name: bytes) -> None:
-    """An id that cannot be a header is replaced, or its request refused."""
+    """A request id that cannot be a header value is replaced, or its request is refused."""
     data = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Request-Id: " + name + b"\r\n\r\n"
     head = raw(address(client), data, 60)[0].partition(b"\r\n\r\n")[0]
     assert b"x-request-id: req-" in head
@@ -103,6 +105,7 @@ def test_request_ids_cannot_add_headers(client: Any, name: bytes) -> None:
      "/play/x%0d%0aSet-Cookie:%20a=b", "/v1/completions/", "//evil.example/v1/models"],
 )  # fmt: skip
 def test_paths_that_lead_elsewhere(client: Any, path: str) -> None:
+    """Paths that leave the served folder, or try to add headers, get status 404 without a redirect."""
     data = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
     got = raw(address(client), data, 60)[0]
     assert refused(got)[0] == 404
@@ -111,6 +114,7 @@ def test_paths_that_lead_elsewhere(client: Any, path: str) -> None:
 
 
 def test_headers_that_come_slowly(other: Callable[..., Any]) -> None:
+    """Headers that are not complete within `header_time` get status 408."""
     client, _ = other(Limits(header_time=0.3))
     got, took = raw(address(client), b"POST /v1/comple", 60)
     assert refused(got) == (408, "timeout")
@@ -118,7 +122,7 @@ def test_headers_that_come_slowly(other: Callable[..., Any]) -> None:
 
 
 def test_bytes_that_are_no_request_amid_an_answer(other: Callable[..., Any]) -> None:
-    """They end the stream; nothing that could be taken for a part of it is sent."""
+    """Invalid bytes during a response end its stream, and nothing is sent that could be taken for part of it."""
     client, service = other()
     with connect(address(client)) as made:
         made.sendall(post({**LONG, "stream": True, "n": 4}))
@@ -134,6 +138,7 @@ def test_bytes_that_are_no_request_amid_an_answer(other: Callable[..., Any]) -> 
 
 
 def test_a_request_before_the_answer_to_the_last(other: Callable[..., Any]) -> None:
+    """A pipelined request leaves nothing running after the client has left."""
     client, service = other()
     with connect(address(client)) as made:
         made.sendall(post({**LONG, "n": 4}))
@@ -143,7 +148,7 @@ def test_a_request_before_the_answer_to_the_last(other: Callable[..., Any]) -> N
 
 
 def test_clients_that_do_not_read() -> None:
-    """A response that nobody reads is cut off, and not only closed after its last byte."""
+    """The connection of a client that does not read its response is aborted after `write_time`."""
 
     async def large(_scope: Any, _receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -169,6 +174,7 @@ def test_clients_that_do_not_read() -> None:
 
 
 def test_connections_are_bounded(other: Callable[..., Any]) -> None:
+    """A connection beyond the limit gets status 503; closed connections make room."""
     client, _ = other(Limits(connections=3))
     held = [connect(address(client)) for _ in range(3)]
     assert refused(raw(address(client), b"", 60)[0]) == (503, "too_many_connections")
@@ -180,6 +186,7 @@ def test_connections_are_bounded(other: Callable[..., Any]) -> None:
 
 
 def test_headers_that_are_given_twice_or_late(other: Callable[..., Any]) -> None:
+    """Two Authorization headers are refused, and one in the trailers does not count."""
     client, _ = other(keys=KEYS)
     url, body = address(client), {"prompt": "one", "max_tokens": 1}
     twice = [f"Authorization: Bearer {key}" for key in KEYS]
@@ -191,6 +198,7 @@ def test_headers_that_are_given_twice_or_late(other: Callable[..., Any]) -> None
 
 
 def test_an_upgrade_is_not_taken(other: Callable[..., Any]) -> None:
+    """An offer to upgrade is ignored for a GET and refused for a POST."""
     client, _ = other()
     offer = ("Connection: Upgrade, close", "Upgrade: h2c")
     get = "\r\n".join(["GET /health HTTP/1.1", "Host: localhost", *offer, "", ""]).encode()
@@ -199,6 +207,7 @@ def test_an_upgrade_is_not_taken(other: Callable[..., Any]) -> None:
 
 
 def test_a_page_can_read_why_it_was_refused(other: Callable[..., Any]) -> None:
+    """Errors have CORS headers for allowed origins."""
     client, _ = other(keys=KEYS, origins=("https://a.example",))
     found = client.get("/v1/models", headers={"origin": "https://a.example"})
     assert found.status_code == 401
@@ -207,6 +216,7 @@ def test_a_page_can_read_why_it_was_refused(other: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_end_of_a_drain_is_told(other: Callable[..., Any], stream: bool) -> None:
+    """A request that the shutdown cuts off gets an error that says so, with status 503 or in its stream."""
     client, service = other()
     with client.stream("POST", "/v1/completions", json={**LONG, "n": 8, "stream": stream}) as found:
         pass
@@ -233,6 +243,7 @@ def test_the_end_of_a_drain_is_told(other: Callable[..., Any], stream: bool) -> 
 
 
 def test_engine_failures_turn_the_server_red(other: Callable[..., Any], lm: Any, monkeypatch: Any) -> None:
+    """After three engine failures in a row the server is not ready; a success makes it ready again."""
     client, service = other()
     score = type(lm.engine.target).score
 
@@ -252,6 +263,8 @@ def test_engine_failures_turn_the_server_red(other: Callable[..., Any], lm: Any,
 
 
 def test_failures_amid_a_stream_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """An unexpected error in a stream is logged, and the client sees only that there was an internal error."""
+
     async def events() -> Any:
         yield Event({"a": 1})
         raise RuntimeError("a detail for the operator")
@@ -274,6 +287,8 @@ def test_failures_amid_a_stream_are_logged(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_a_mailbox_recovers_from_a_call_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If waking the event loop fails once, the next post delivers both messages."""
+
     async def run() -> None:
         loop = asyncio.get_running_loop()
         mailbox, first, second = Mailbox(loop), loop.create_future(), loop.create_future()
@@ -292,6 +307,7 @@ def test_a_mailbox_recovers_from_a_call_that_failed(monkeypatch: pytest.MonkeyPa
 
 
 def test_keys_that_no_header_can_carry(tmp_path: Path) -> None:
+    """Keys with characters other than visible ASCII are refused; a byte order mark is ignored."""
     path = tmp_path / "keys"
     path.write_bytes(b"\xef\xbb\xbfabcdefgh1\n")
     assert read_keys(path) == ("abcdefgh1",)
@@ -303,6 +319,7 @@ def test_keys_that_no_header_can_carry(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_signal_after_nobody_reads_the_log(folder: Path) -> None:
+    """A server whose stderr is closed still answers and exits with 0 after SIGTERM."""
     process, url = start(folder)
     assert process.stderr is not None
     process.stderr.close()

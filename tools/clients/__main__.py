@@ -1,8 +1,9 @@
-"""Clients that nobody here wrote, against a server on a tiny model: `make test-clients`, or this folder with names.
+"""Runs third-party clients against a server with a tiny model: `make test-clients`, or `python tools/clients NAME...`.
 
-Each client has a virtual environment of its own under `.venv-clients`, made the first time. Names: openai2, openai3
-(every endpoint, streamed and not), schemathesis (random requests by our own description), lm_eval (two tasks, with the
-scores that the model has in this process), aiperf (a load generator, which reads our figures of speculation).
+Each client has its own virtual environment under `.venv-clients`, which is made on first use. The names are openai2 and
+openai3 (every endpoint, streamed and not), schemathesis (random requests generated from our OpenAPI description),
+lm_eval (two tasks, whose scores must equal those computed in this process) and aiperf (a load generator that reads our
+speculation metrics).
 """
 
 import json
@@ -29,7 +30,7 @@ PACKAGES = {
     "openai2": ["openai<3"], "openai3": ["openai>=3"], "schemathesis": ["schemathesis>=4.32"],
     "lm_eval": ["lm-eval[api]>=0.4.13", "transformers"], "aiperf": ["aiperf>=0.13"],
 }  # fmt: skip
-CASES = 10_000  # of schemathesis, at least
+CASES = 10_000  # minimum number of schemathesis cases
 WORDS = [
     "the", "tides", "rise", "and", "fall", "with", "moon", "twice", "a", "day", "one", "two", "three", "four", "five",
     "six", "seven", "eight", "nine", "ten",
@@ -41,7 +42,7 @@ TEMPLATE = (
 
 
 def make_model(folder: Path) -> Path:
-    """A small Llama with random weights and a tokenizer of its own."""
+    """Save a small Llama with random weights and a small tokenizer."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -65,7 +66,7 @@ def make_model(folder: Path) -> Path:
 
 
 def environment(name: str) -> Path:
-    """The folder with the programs of a client, made if it is missing."""
+    """Return the folder with the programs of a client; install them if they are missing."""
     folder = ROOT / ".venv-clients" / name
     if not (folder / "done").exists():
         print(f"{name}: installing {', '.join(PACKAGES[name])}", flush=True)
@@ -76,7 +77,7 @@ def environment(name: str) -> Path:
 
 
 def called(command: list[str], folder: Path, **more: Any) -> str:
-    """Run a client; what it printed. If it fails, that is shown."""
+    """Run a client, and return what it printed; if it fails, exit with its output."""
     ran = subprocess.run(command, cwd=folder, text=True, capture_output=True, timeout=1500, check=False, **more)
     if ran.returncode:
         raise SystemExit(f"{' '.join(command[:4])} failed:\n{ran.stdout[-6000:]}\n{ran.stderr[-3000:]}")
@@ -84,12 +85,12 @@ def called(command: list[str], folder: Path, **more: Any) -> str:
 
 
 def run_openai(name: str, url: str, folder: Path, _: LM) -> str:
-    """Every endpoint through one version of OpenAI's client."""
+    """Call every endpoint with one version of OpenAI's client."""
     return called([str(environment(name) / "python"), str(HERE / "openai_calls.py"), url], folder).strip()
 
 
 def run_schemathesis(name: str, url: str, folder: Path, _: LM) -> str:
-    """Random requests, valid and not: no 5xx, no status or body that our description does not have."""
+    """Send random valid and invalid requests; no answer may be a 5xx or deviate from our OpenAPI description."""
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
     found, cases, seed = list[str](), 0, 1
     while cases < CASES:
@@ -110,7 +111,7 @@ def run_schemathesis(name: str, url: str, folder: Path, _: LM) -> str:
 
 
 def run_lm_eval(name: str, url: str, folder: Path, lm: LM) -> str:
-    """Two tasks on texts of our own, scored over HTTP and in this process."""
+    """Score two tasks over HTTP and in this process; the scores must be equal."""
     sys.path.insert(0, str(HERE))
     from eval_tasks import in_process, write_tasks
 
@@ -127,12 +128,12 @@ def run_lm_eval(name: str, url: str, folder: Path, lm: LM) -> str:
     scores = {task: next(v for k, v in found[task].items() if k.startswith(("acc,", "exact_match,"))) for task in found}
     meant = in_process(lm, folder)
     if any(abs(scores[task] - meant[task]) > 1e-9 for task in meant):
-        raise SystemExit(f"lm-eval found {scores}, and in process the scores are {meant}")
+        raise SystemExit(f"the scores must equal those in this process, {meant}, but lm-eval found {scores}")
     return f"scores {scores}, the same as in process"
 
 
 def run_aiperf(name: str, url: str, folder: Path, _: LM) -> str:
-    """A sweep over concurrencies, streamed; what the load generator read of our responses."""
+    """Send streamed requests at several concurrencies; the load generator must find our speculation metrics."""
     found = []
     for count in (1, 4):
         out = folder / f"aiperf{count}"
@@ -146,9 +147,9 @@ def run_aiperf(name: str, url: str, folder: Path, _: LM) -> str:
         data = json.loads(path.read_text())
         speculation = [key for key in data if "accept" in key or "spec" in key]
         rate = data.get("request_throughput", {}).get("avg")
-        found.append(f"{count} in flight: {rate:.1f} requests/s, {len(speculation)} figures of speculation")
+        found.append(f"{count} in flight: {rate:.1f} requests/s, {len(speculation)} speculation metrics")
         if not speculation:
-            raise SystemExit(f"aiperf read no figure of speculation: {sorted(data)}")
+            raise SystemExit(f"aiperf must find speculation metrics, but it found only {sorted(data)}")
     return "; ".join(found)
 
 
@@ -159,7 +160,7 @@ CLIENTS: dict[str, Callable[[str, str, Path, LM], str]] = {
 
 
 def main(names: list[str]) -> None:
-    """Run the clients that are named, or all."""
+    """Run the named clients, or all."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         lm = spectr.load(str(make_model(folder / "model")), "lookup", dtype="float64")

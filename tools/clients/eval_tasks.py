@@ -1,4 +1,4 @@
-"""Two tasks for lm-eval on texts of our own, and their scores in process."""
+"""Two small tasks for lm-eval, and their scores computed in this process."""
 
 import json
 import random
@@ -43,7 +43,10 @@ metric_list:
 
 
 def write_tasks(folder: Path, words: list[str], lm: LM) -> None:
-    """Data and descriptions of both. Every other text is what the model will say, so that scores are not 0."""
+    """Write the data and descriptions of both tasks.
+
+    Every second target is the text that the model will generate, so that scores are not 0.
+    """
     rng = random.Random(0)
     rows = [
         {"text": " ".join(rng.choices(words, k=5)), "choices": rng.sample(sorted(set(words)), 3),
@@ -70,14 +73,14 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def in_process(lm: LM, folder: Path) -> dict[str, float]:
-    """The scores as this process computes them, with the same tokens."""
+    """Compute the scores in this process, with the same tokens."""
     right = [_choice(lm, row) == row["answer"] for row in _rows(folder / "choice.jsonl")]
     same = [_said(lm, row["text"]) == row["target"] for row in _rows(folder / "repeat.jsonl")]
     return {"tiny_choice": sum(right) / len(right), "tiny_repeat": sum(same) / len(same)}
 
 
 def _choice(lm: LM, row: dict[str, Any]) -> int:
-    """The likeliest continuation."""
+    """Return the index of the most likely continuation."""
     scores = []
     for choice in row["choices"]:
         start, whole = (lm.encode(text, raw=True) for text in (row["text"], f"{row['text']} {choice}"))

@@ -1,4 +1,4 @@
-"""Every endpoint through OpenAI's client, streamed and not. Run by the client's own environment; knows no spectr."""
+"""Calls every endpoint with OpenAI's client, streamed and not. It runs in the client's environment, without spectr."""
 
 import asyncio
 import sys
@@ -11,18 +11,18 @@ TURNS = [{"role": "user", "content": "the tides rise"}]
 
 
 def check_models(client: OpenAI) -> None:
-    """List and retrieve."""
+    """List and retrieve models."""
     (model,) = client.models.list().data
     assert client.models.retrieve(model.id).id == model.id
     try:
         client.models.retrieve("other")
-        raise AssertionError("a model that is not there was found")
+        raise AssertionError("a model that does not exist was found")
     except openai.NotFoundError as error:
         assert error.code == "model_not_found"
 
 
 def check_completions(client: OpenAI) -> None:
-    """Whole, streamed, with log-probabilities, several at once."""
+    """Request completions: whole, streamed, with log-probabilities, and for several prompts."""
     asked = {"model": "tiny", "prompt": "one two", "max_tokens": 12, "seed": 3}
     whole = client.completions.create(**asked, logprobs=2, n=2)
     assert len(whole.choices) == 2
@@ -39,7 +39,7 @@ def check_completions(client: OpenAI) -> None:
 
 
 def check_chat(client: OpenAI) -> None:
-    """Whole, streamed, with settings, and what is refused."""
+    """Request chat completions: whole, streamed, with settings, and with fields that must be refused."""
     asked = {"model": "tiny", "messages": TURNS, "max_completion_tokens": 12, "seed": 3}
     more = {"temperature": 0.8, "top_p": 0.9, "presence_penalty": 0.1, "frequency_penalty": 0.1, "stop": ["zzz"]}
     whole = client.chat.completions.create(**asked, **more, logprobs=True, top_logprobs=2)
@@ -53,7 +53,7 @@ def check_chat(client: OpenAI) -> None:
     for wrong in ({"temperature": -1}, {"tools": [{"type": "function", "function": {"name": "f"}}]}):
         try:
             client.chat.completions.create(**asked, **wrong)
-            raise AssertionError(f"{wrong} was taken")
+            raise AssertionError(f"{wrong} was not refused")
         except openai.BadRequestError as error:
             assert error.param == next(iter(wrong))
     if hasattr(client.chat.completions, "stream"):
@@ -63,7 +63,7 @@ def check_chat(client: OpenAI) -> None:
 
 
 async def check_async() -> None:
-    """Many at once, some of them left amid the stream."""
+    """Run many requests at once, and abandon some in the middle of their stream."""
     async with AsyncOpenAI(base_url=f"{URL}/v1", api_key="none") as client:
         asked = {"model": "tiny", "messages": TURNS, "max_tokens": 40}
 

@@ -1,8 +1,8 @@
-"""An extension of griffe that makes docstrings and comments of the package readable on the reference page.
+"""An extension of griffe that renders docstrings and comments of the package on the reference page.
 
-Docstrings are plain prose with doctests in between; Markdown would take their `>>>` for nested quotations. Fields of
+Docstrings are plain prose with doctests in between; Markdown would render their `>>>` as nested quotations. Fields of
 dataclasses are described by a comment at the end of their line, which griffe does not read. And `spectr.rule` is a
-function that griffe takes for the module of the same name, in which rules are defined.
+function that griffe confuses with the module of the same name, in which rules are defined.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ __all__ = ["ReadableDocstrings", "fenced", "trailing_comment"]
 
 
 def fenced(text: str) -> str:
-    """Put every run of doctest lines, which a blank line ends, into a code block.
+    """Put every doctest, which ends at a blank line, into a code block.
 
     >>> print(fenced("A sum.\\n\\n>>> 1 + 1\\n2"))
     A sum.
@@ -37,7 +37,7 @@ def fenced(text: str) -> str:
 
 
 def trailing_comment(lines: list[str]) -> str | None:
-    """The comment behind a statement, as a sentence.
+    """Return the comment after a statement as a sentence.
 
     >>> trailing_comment(["steps: int = 0  # target calls"]), trailing_comment(["steps: int = 0"])
     ('Target calls.', None)
@@ -47,7 +47,7 @@ def trailing_comment(lines: list[str]) -> str | None:
 
 
 class ReadableDocstrings(griffe.Extension):
-    """Fences the examples in docstrings, takes comments for the docstrings of fields, and finds shadowed functions."""
+    """Fences the examples in docstrings, uses comments as docstrings of fields, and finds shadowed functions."""
 
     def __init__(self) -> None:
         self._functions: dict[str, griffe.Function] = {}
@@ -56,7 +56,7 @@ class ReadableDocstrings(griffe.Extension):
         self._functions[func.path] = func
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Where a public name leads to a module, let it lead to the function that has the module's name."""
+        """Where a public name refers to a module, make it refer to the function with the module's name."""
         for name, member in list(pkg.members.items()):
             if not member.is_alias or name not in (pkg.exports or ()) or not member.is_module:
                 continue

@@ -1,8 +1,8 @@
-"""Hooks of mkdocs: files outside docs/ that the pages of the site link to become part of the site.
+"""Hooks of mkdocs that add files outside docs/ to the site if its pages link to them.
 
-Pages link to files as they lie in the repository (`../src/spectr/types.py`), so that the links also work where the
-repository is browsed. On the site every file has its path in the repository, less `docs/`: Markdown files are pages,
-and all others are copied. A link to a file that does not exist is left as it is, and mkdocs reports it.
+Links are relative to the repository (`../src/spectr/types.py`), so that they also work when the repository is browsed.
+On the site every file has its path in the repository without `docs/`. Markdown files become pages, and all others are
+copied. A link to a file that does not exist is left unchanged, and mkdocs reports it.
 """
 
 import posixpath
@@ -24,18 +24,18 @@ _CODE = re.compile(r"(^ *```.*?^ *```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 
 
 def site_path(path: str) -> str:
-    """The path on the site of a file of the repository."""
+    """Return the path on the site of a file in the repository."""
     return path.removeprefix("docs/")
 
 
 def outside_links(text: str, folder: str) -> list[str]:
-    """Files of the repository outside docs/ that a page in `folder` links to."""
+    """Return the files outside docs/ that a page in `folder` links to."""
     linked = [posixpath.normpath(posixpath.join(folder, found[1])) for found in _LINK.findall(_CODE.sub("", text))]
     return [path for path in linked if not path.startswith("docs/") and (ROOT / path).is_file()]
 
 
 def _source(page_path: str) -> str:
-    """The path in the repository of a page of the site."""
+    """Return the path in the repository of a page of the site."""
     return page_path if page_path in (*ROOT_PAGES, *OTHER_PAGES) else f"docs/{page_path}"
 
 
