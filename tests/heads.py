@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import spectr
-from spectr.models.head import FeatureHead, head_of
 from spectr.models.published.making import Written, eagle3_of, save_eagle3
 from spectr.policy import History
 from spectr.types import Opening, Scene
@@ -29,7 +28,6 @@ __all__ = [
     "nested",
     "own_dspark",
     "random_head",
-    "windowed_head",
     "with_settings",
     "write_eagle3",
     "write_head",
@@ -277,11 +275,6 @@ def random_head(net: PreTrainedModel, kind: str, folder: Path) -> Path:
         for name, shape in shapes.items()
     }
     return write_head(folder, (config, {**tensors, "d2t": (torch.arange(size - 1) > 3).long()}))
-
-
-def windowed_head(net: PreTrainedModel, window: int) -> FeatureHead:
-    """Return an untrained head of one layer that attends to the last `window` positions."""
-    return head_of(net, 1, (), window).to(net.dtype).eval()
 
 
 def with_settings(config: dict[str, Any], **settings: Any) -> dict[str, Any]:

@@ -145,7 +145,8 @@ def asked(found: dict[str, Any]) -> set[str]:
 
 
 def objects(schemas: dict[str, Any], *, are_asked: bool) -> Iterator[str]:
-    """Yield a section for each object, with a table of its fields. A request may leave fields out; a response seldom does."""
+    """Yield a section for each object, with a table of its fields. A request may leave fields out; a response seldom
+    does."""
     for name, schema in sorted(schemas.items()):
         needed = schema.get("required", ())
         about = " ".join(schema.get("description", "").split())

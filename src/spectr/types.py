@@ -121,11 +121,6 @@ class TreeModel(Protocol):
     device: torch.device
     keeps_prefixes: bool  # whether rows can be rewound, and prefixes copied between rows
 
-    @property
-    def attention_span(self) -> int:
-        """How many positions a token attends to, its own included: the context, or a sliding window."""
-        ...
-
     def open(self, rows: int, slots: int, *, features: Layers | None = None, lasting: bool = True) -> Any:
         """Open a session of `rows` rows of `slots` tokens, including scratch. With `features` it keeps the features of
         every token: the input of the output layer, followed by the outputs of these layers. Unless `lasting`, it keeps

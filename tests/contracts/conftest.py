@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.asking import Stepped
 from tests.contracts.ways import Way, asked
-from tests.heads import random_head, windowed_head
+from tests.heads import random_head
 from tests.late import run_as_on_a_gpu
 from tests.tiny import llama, noisy_copy
 from transformers import PreTrainedModel
@@ -87,8 +87,9 @@ def makers(
     }
     head, taps = Target(_wide(head_of(net, 1, (0,)))), (0,)
     made["feature"] = lambda plan: drafter("feature", head=head, target=Target(net), plan=plan, wants_features=taps)
-    near_only = Target(_wide(windowed_head(net, 6)))
-    made["windowed"] = lambda plan: drafter("feature", head=near_only, target=Target(net), plan=plan)
+    made["reads_few"] = lambda plan: drafter(
+        "feature", head=head, target=Target(net), plan=plan, wants_features=taps, reads=6
+    )
     heads = blockwise_of(net, 6)
     made["blockwise"] = lambda plan: drafter("blockwise", heads=heads, target=Target(net), plan=plan)
     folder = tmp_path_factory.mktemp("heads")

@@ -1,6 +1,8 @@
 """Compiling grammars: limits, the cache, errors, threads, and grammars that would take forever."""
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -124,6 +126,14 @@ def test_grammars_that_need_too_much_memory_are_refused() -> None:
     with pytest.raises(ArgumentError, match=r"4 MiB, and this one does not \(it (crashed|ran out of memory)\)"):
         compiler.compile(large)
     assert compiler.compile(Grammar.ebnf('root ::= "a"' + ' "b"?' * 14)).size > 0
+
+
+def test_a_process_that_ends_as_it_is_asked_is_replaced(tried: GrammarCompiler) -> None:
+    """A process ends when it has been idle for long, which may be just when the next grammar comes."""
+    ending = [sys.executable, "-c", "input()"]
+    tried.trial.close()
+    tried.trial._process = subprocess.Popen(ending, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    tried.trial.attempt('root ::= "a"', "root")
 
 
 def test_a_process_that_was_killed_is_replaced(tried: GrammarCompiler) -> None:

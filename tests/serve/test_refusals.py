@@ -36,6 +36,12 @@ DEEP = b'{"prompt": "a", "spectr": ' + b"[" * 5000 + b"]" * 5000 + b"}"
         ({"prompt": "a", "stop": ["x"] * 17}, "stop", "16 entries"),
         ({"prompt": "a", "stop": [""]}, "stop", "1 to 1024 characters"),
         ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
+        ({"prompt": "a", "stream": 5}, "stream", "stream: Input should be a valid boolean"),
+        (
+            {"prompt": "a", "stream": True, "stream_options": {"include_usage": 3}},
+            "stream_options.include_usage",
+            "should be a valid boolean",
+        ),
         ({"prompt": "a", "spectr": {"rule": "rase"}}, "spectr.rule", "did you mean race"),
         ({"prompt": "a", "spectr": {"rule": "lenience"}}, "spectr.rule", "lossy"),
         ({"prompt": "a", "spectr": {"drafter": "/etc/passwd"}}, "spectr.drafter", "one of auto"),

@@ -48,7 +48,7 @@ class Replay:
 
     def __init__(self, rows: RowsAfter, vocabulary: int, prompts: Sequence[Sequence[int]], memory: int = 2) -> None:
         self.vocabulary, self.device, self.memory = vocabulary, torch.device("cpu"), memory
-        self.context = self.attention_span = 1 << 20
+        self.context = 1 << 20
         self._rows, self._prompts = rows, [tuple(prompt) for prompt in prompts]
         self._texts: list[Words] = [()]
         self._numbers: dict[Words, int] = {(): 0}

@@ -28,6 +28,7 @@ class FeatureDrafter(Planned):
     target: TreeModel
     plan: Plan
     wants_features: Layers = ()  # layers of the target, besides the input of its output layer
+    reads: int | None = None  # the most tokens of a prompt that the head reads, which are the last; None: all
     name: ClassVar[str] = "feature"
     capturable: ClassVar[bool] = True
 
@@ -35,7 +36,7 @@ class FeatureDrafter(Planned):
         """Open a session of the head."""
         slots = session_slots(opening.slots, self.plan)
         session = self.head.open(opening.rows, slots, features=(), lasting=False)
-        return FeatureDrafting(self, session, opening)
+        return FeatureDrafting(self, session, opening, self.reads)
 
 
 class HeadDrafter(Protocol):
@@ -60,14 +61,15 @@ class HeadDrafter(Protocol):
 class FeatureDrafting(ModelDrafting):
     """Reads text with the target's features, and scores nodes with predicted ones."""
 
-    def __init__(self, drafter: HeadDrafter, session: Any, opening: Opening) -> None:
+    def __init__(self, drafter: HeadDrafter, session: Any, opening: Opening, reads: int | None = None) -> None:
         super().__init__(drafter.head, drafter.plan, session, opening)
         self.target, self.source = drafter.target, opening.session
+        self._most = drafter.head.context if reads is None else min(reads, drafter.head.context)
         self._predicted: Tensor | None = None  # (B, S, H): features of the nodes scored, the root first
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
-        """Begin a row. Of a longer text only as many of the last tokens are read as the head attends to."""
-        self._read_last(row, text, self.model.attention_span)
+        """Begin a row. Of a text that is longer than the head is to read, only the end is read."""
+        self._read_last(row, text, self._most)
         return True
 
     def _read(self, window: Any, first: int, texts: list[list[int]], slots: list[int]) -> None:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,12 @@ class Trial:
     def attempt(self, text: str, root: str) -> None:
         """Compile a grammar in the process; raises ArgumentError if that fails."""
         with self._lock:
-            process = self._running()
             request = {"text": text, "root": root, "seconds": self.seconds, "memory": self.memory}
-            answer = self._send(process, request, _SLACK * self.seconds)
+            answer = self._send(self._running(), request, _SLACK * self.seconds)
+            if answer is None:  # it was idle for so long that it ended as it was asked
+                answer = self._send(self._running(), request, _SLACK * self.seconds)
+        if answer is None:
+            raise ArgumentError("this grammar cannot be compiled: the process that compiles it ended without an answer")
         if answer.get("error"):
             raise ArgumentError(f"this grammar cannot be compiled: {answer['error']}")
 
@@ -66,8 +70,11 @@ class Trial:
             self._send(self._process, {"info": self.vocabulary.info.serialize_json()}, _START)
         return self._process
 
-    def _send(self, process: "subprocess.Popen[str]", request: dict[str, Any], patience: float) -> dict[str, Any]:
-        """Send a request and return the answer. A process that does not answer within `patience` seconds is killed."""
+    def _send(
+        self, process: "subprocess.Popen[str]", request: dict[str, Any], patience: float
+    ) -> dict[str, Any] | None:
+        """Send a request and return the answer, or None if the process has ended by itself. A process that does not
+        answer within `patience` seconds is killed."""
         assert process.stdin is not None
         assert process.stdout is not None
         timer = threading.Timer(patience, process.kill)
@@ -84,7 +91,10 @@ class Trial:
             answer: dict[str, Any] = json.loads(line)
             return answer
         status = process.wait()
+        _end(process)
         self._process = None
+        if status == 0:
+            return None
         raise ArgumentError(
             f"a grammar must compile within {self.seconds:g} seconds and {self.memory >> 20} MiB, and this one does "
             f"not ({_ending(status)}); make it smaller, with fewer options and shorter repetitions"
@@ -106,7 +116,8 @@ def _end(process: "subprocess.Popen[str]") -> None:
     process.wait()
     for stream in (process.stdin, process.stdout):
         if stream is not None:
-            stream.close()
+            with suppress(BrokenPipeError):  # what was not written
+                stream.close()
 
 
 def _ending(status: int) -> str:

@@ -23,11 +23,6 @@ class Recurrent(Protocol):
         """The dtype of the weights."""
         ...
 
-    @property
-    def window(self) -> int | None:
-        """How many positions a token attends to; None: all."""
-        ...
-
     def features(self, tokens: Tensor, features: Tensor, **attention: Any) -> Tensor:
         """Predict the features (B, T, H) at `tokens` (B, T) from the features of the tokens before them."""
         ...
@@ -70,13 +65,12 @@ class _DepthCache(Cache):
         return len(self.layers)
 
 
-def depth_mask(length: int, depth: int, like: Tensor, window: int | None = None) -> Tensor:
-    """Return the additive mask (1, 1, T, depth · T): at depth d, position t attends to true entries up to t − d + 1, of
-    which `window` limits how many, and to the entry of each depth j at t − d + j."""
+def depth_mask(length: int, depth: int, like: Tensor) -> Tensor:
+    """Return the additive mask (1, 1, T, depth · T): at depth d, position t attends to true entries up to t − d + 1 and
+    to the entry of each depth j at t − d + j."""
     at = torch.arange(length, device=like.device)
     gap = at[:, None] - at  # t − s
-    near = gap < (length if window is None else window)
-    blocks = [near & (gap >= depth - 1)] + [gap == depth - j for j in range(2, depth + 1)]
+    blocks = [gap >= depth - 1] + [gap == depth - j for j in range(2, depth + 1)]
     seen = torch.cat(blocks, -1)
     zeros = torch.zeros(seen.shape, dtype=like.dtype, device=like.device)
     return zeros.masked_fill_(~seen, torch.finfo(like.dtype).min)[None, None]
@@ -96,7 +90,7 @@ def expected_features(head: Recurrent, tokens: Tensor, features: Tensor, depths:
         torch.get_autocast_dtype(tokens.device.type) if torch.is_autocast_enabled(tokens.device.type) else head.dtype
     )
     for depth in range(1, depths + 1):
-        mask = depth_mask(tokens.shape[1], depth, torch.empty(0, dtype=dtype, device=tokens.device), head.window)
+        mask = depth_mask(tokens.shape[1], depth, torch.empty(0, dtype=dtype, device=tokens.device))
         inputs = head.features(
             tokens,
             _shifted(inputs),

@@ -24,10 +24,6 @@ from spectr.types import Layers
 
 __all__ = ["Borrowing", "FeatureHead", "HeadShape", "TakesFeatures", "finished", "head_of"]
 
-WINDOW = 256
-"""How many positions a new head attends to. Most texts that heads are trained on are no longer, and after longer texts
-a head that attends to all of them drafts worse."""
-
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
@@ -41,12 +37,9 @@ class HeadShape:
     theta: float = 10_000.0
     context: int = 8192
     taps: Layers = ()  # layers of the target whose outputs it reads as well
-    window: int | None = None  # how many positions it attends to; None: all
 
     @classmethod
-    def for_target(
-        cls, model: PreTrainedModel, layers: int = 2, taps: Layers | None = None, window: int | None = WINDOW
-    ) -> "HeadShape":
+    def for_target(cls, model: PreTrainedModel, layers: int = 2, taps: Layers | None = None) -> "HeadShape":
         """Return a shape with the heads and the inner width of the target's layers, if its config states them. By
         default the head reads the outputs of two layers, at one and two thirds of the target's depth."""
         config: Any = model.config.get_text_config(decoder=True)
@@ -61,11 +54,10 @@ class HeadShape:
         context = int(getattr(config, "max_position_embeddings", None) or 8192)
         count = int(config.num_hidden_layers)
         chosen = tuple(sorted({count // 3, 2 * count // 3} - {count - 1})) if taps is None else taps
-        return cls(width, layers, heads, kv, inner, float(theta), context, chosen, window)
+        return cls(width, layers, heads, kv, inner, float(theta), context, chosen)
 
     def config(self) -> LlamaConfig:
         """Return the sizes as a Llama config; its vocabulary is 1, since the head uses the target's embedding."""
-        windowed: dict[str, Any] = {} if self.window is None else {"sliding_window": self.window}
         return LlamaConfig(
             vocab_size=1,
             hidden_size=self.width,
@@ -78,7 +70,6 @@ class HeadShape:
             pad_token_id=None,
             bos_token_id=None,
             eos_token_id=None,
-            **windowed,
         )
 
 
@@ -159,7 +150,6 @@ class TakesFeatures:
     """Gives a head the call signature of transformers' causal models, with features beside the tokens."""
 
     dtype: torch.dtype
-    window: int | None = None  # how many positions a token attends to; None: all
     features: Callable[..., Tensor]
     logits: Callable[[Tensor], Tensor]
 
@@ -202,7 +192,7 @@ class FeatureHead(TakesFeatures, Borrowing, PreTrainedModel):  # type: ignore[no
         config = shape.config()
         PreTrainedModel.__init__(self, config)
         Borrowing.__init__(self)
-        self.shape, self.window = shape, shape.window
+        self.shape = shape
         self.join = nn.Linear((2 + len(shape.taps)) * shape.width, shape.width, bias=False)
         self._short: dict[str, nn.Module] = {}  # neither saved nor trained
         self.trunk = LlamaModel(config)
@@ -250,11 +240,9 @@ class FeatureHead(TakesFeatures, Borrowing, PreTrainedModel):  # type: ignore[no
         return asdict(self.shape)
 
 
-def head_of(
-    target: PreTrainedModel, layers: int = 2, taps: Layers | None = None, window: int | None = WINDOW
-) -> FeatureHead:
+def head_of(target: PreTrainedModel, layers: int = 2, taps: Layers | None = None) -> FeatureHead:
     """Return a new, untrained head for this target, on its device, in float32."""
-    made = FeatureHead(HeadShape.for_target(target, layers, taps, window))
+    made = FeatureHead(HeadShape.for_target(target, layers, taps))
     made.to(target.device)  # type: ignore[arg-type]
     made.borrow(target)
     return made

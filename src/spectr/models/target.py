@@ -66,12 +66,6 @@ class Target:
         self._compiled = self._compiled or CompiledLayers(self.layers, beside_layers(self.model))
 
     @property
-    def attention_span(self) -> int:
-        """How many positions a token attends to: the context, unless all layers have a sliding window."""
-        slides = self.needs.window is not None and self.needs.layer_kinds is None
-        return min(self.context, self.needs.window or 1) if slides else self.context
-
-    @property
     def model_for_drafters(self) -> Any:
         """The model whose embedding and output layer a drafter may use; both are whole, not sharded."""
         return self.model

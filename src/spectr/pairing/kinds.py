@@ -27,6 +27,9 @@ _TAKES = {
     "ngram": (*PLANNED, "order", "text"),
     "early_exit": (*PLANNED, "layers"),
 }
+_HEAD_READS = 256
+"""The most tokens of a prompt that a trained head reads. The texts of its training are seldom longer, and after longer
+prompts it drafts worse; besides, reading costs time."""
 
 
 def _none(_: Pairing) -> Drafter:
@@ -87,7 +90,9 @@ def _trained(pairing: Pairing, folder: Path) -> Drafter:
     if isinstance(head, BlockwiseHead):
         return named_drafter("blockwise", heads=head, target=target, plan=pairing.plan(length=head.shape.depths))
     plan, taps = pairing.plan(**default_tree(pairing)), head.shape.taps
-    return named_drafter("feature", head=target_of(head), target=target, plan=plan, wants_features=taps)
+    return named_drafter(
+        "feature", head=target_of(head), target=target, plan=plan, wants_features=taps, reads=_HEAD_READS
+    )
 
 
 def _published(pairing: Pairing, checkpoint: "Checkpoint") -> Drafter:

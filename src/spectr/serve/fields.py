@@ -65,18 +65,10 @@ class Body(Fields):
         }
 
 
-_UNION_TAGS = (
-    "str",
-    "list[",
-    "function-",
-    "constrained-",
-    "int",
-    "float",
-    "bool",
-    "dict[",
-    "lax-or-strict",
-    "TextPart",
-)
+def _is_union_tag(part: str) -> bool:
+    """Return whether a part of an error's place is the name of a type in a union, and not of a field."""
+    is_plain = part in ("str", "int", "float", "bool", "TextPart")
+    return is_plain or part.startswith(("list[", "dict[", "function-", "constrained-", "lax-or-strict"))
 
 
 def as_field_error(error: ValidationError, known: type[BaseModel]) -> ApiError:
@@ -85,7 +77,7 @@ def as_field_error(error: ValidationError, known: type[BaseModel]) -> ApiError:
     first = next(
         (one for one in errors if one["type"] == "too_long"), errors[0]
     )  # of a union: the branch that was meant
-    places = [str(part) for part in first["loc"] if not str(part).startswith(_UNION_TAGS)]
+    places = [str(part) for part in first["loc"] if not _is_union_tag(str(part))]
     param = ".".join(places)[:200] or None
     if first["type"] == "extra_forbidden":
         return _unknown(param or "", known)
