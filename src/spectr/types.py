@@ -251,9 +251,9 @@ class Drafting(Protocol):
         """Take the measurement of a step: its rows and choice, the mean number of tokens per row, and its time."""
         ...
 
-    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
+    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> None:
         """Begin a row with a text, which may grow to `limit` tokens and none of which was read; `source` is the input
-        of an encoder-decoder model. Return whether the row can copy a prefix from another row."""
+        of an encoder-decoder model. `copy_rows` may have copied a prefix of the text to the row before."""
         ...
 
     def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:

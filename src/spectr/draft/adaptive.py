@@ -155,9 +155,10 @@ class _SwitchingDrafting:
         """Keep the path in the current drafting."""
         self.draftings[self._current].keep(path)
 
-    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
-        """Begin a row in every drafting; a prefix can be shared if all can share it."""
-        return all([one.begin(row, text, limit, source) for one in self._distinct()])  # noqa: C419 - all must begin
+    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> None:
+        """Begin a row in every drafting."""
+        for drafting in self._distinct():
+            drafting.begin(row, text, limit, source)
 
     def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
         """Read tokens in the current drafting; the others forget earlier texts of these rows."""

@@ -36,9 +36,9 @@ class DelegatingDrafting:
         """Call `inner.observe`."""
         self.inner.observe(rows, choice, tokens, seconds)
 
-    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
+    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> None:
         """Call `inner.begin`."""
-        return self.inner.begin(row, text, limit, source)
+        self.inner.begin(row, text, limit, source)
 
     def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
         """Call `inner.read`."""

@@ -67,10 +67,9 @@ class FeatureDrafting(ModelDrafting):
         self._most = drafter.head.context if reads is None else min(reads, drafter.head.context)
         self._predicted: Tensor | None = None  # (B, S, H): features of the nodes scored, the root first
 
-    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
+    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> None:
         """Begin a row. Of a text that is longer than the head is to read, only the end is read."""
         self._read_last(row, text, self._most)
-        return True
 
     def _read(self, window: Any, first: int, texts: list[list[int]], slots: list[int]) -> None:
         device = self.target.device

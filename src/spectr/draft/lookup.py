@@ -131,17 +131,16 @@ class _LookupDrafting(SingleChoice):
     def keep(self, path: Tensor) -> None:
         """Do nothing: the texts have the accepted tokens."""
 
-    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
+    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> None:
         """Store the source of a row."""
         tokens = list(source or ())
         if self._sources is None and not tokens:
-            return True
+            return
         table = torch.full((self._rows, 0), -1) if self._sources is None else self._sources
         self._sources = torch.nn.functional.pad(table, (max(0, len(tokens) - table.shape[1]), 0), value=-1)
         self._sources[row] = -1
         if tokens:
             self._sources[row, -len(tokens) :] = torch.tensor(tokens)
-        return True
 
     def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
         """Do nothing: the texts have the prompts."""

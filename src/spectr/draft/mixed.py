@@ -78,9 +78,10 @@ class _MixedDrafting(SingleChoice):
         for part, origin in zip(self.parts, self._origins, strict=True):
             part.keep(torch.where(path >= 0, origin.gather(1, path.clamp_min(0)), -1))
 
-    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
-        """Begin a row in every part; a prefix can be shared if all parts can share it."""
-        return all([part.begin(row, text, limit, source) for part in self.parts])  # noqa: C419 - all must begin
+    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> None:
+        """Begin a row in every part."""
+        for part in self.parts:
+            part.begin(row, text, limit, source)
 
     def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
         """Read tokens in every part."""

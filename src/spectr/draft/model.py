@@ -88,7 +88,7 @@ class ModelDrafting(SingleChoice):
         self._drawn: Drawn | None = None
         self._active: Tensor | None = None
 
-    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
+    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> None:
         """Begin a row. Of a text that is too long for the model's context only the end is read: as much as leaves room
         for the tokens to come, but at least half of the context."""
         self._read_last(row, text, max(self.model.context - (limit - len(text)), self.model.context // 2, 1))
@@ -96,7 +96,6 @@ class ModelDrafting(SingleChoice):
             self.model.encode_row(
                 self.session, row, _in_vocabulary(source[: self.model.context], self.model.vocabulary)
             )
-        return True
 
     def _read_last(self, row: int, text: Sequence[int], most: int) -> None:
         """Skip all but the last `most` tokens of a text. The row may have a prefix of the text in its cache, copied

@@ -25,10 +25,9 @@ class PerRow(SingleChoice, Generic[T]):
     def keep(self, path: Tensor) -> None:
         """Do nothing: accepted tokens are in the texts of the next scene."""
 
-    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
+    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> None:
         """Make a new state for the row."""
         self.rows[row] = self._fresh(source or ())
-        return True
 
     def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
         """Do nothing: prompts are in the texts of the next scene."""

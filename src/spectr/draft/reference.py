@@ -148,10 +148,10 @@ class ReferenceDrafting(DelegatingDrafting):
         if not self._has_branch:
             self.inner.observe(rows, choice, tokens, seconds)
 
-    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
+    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> None:
         """Begin a row without a reference."""
         self.references.put(row, (), len(text))
-        return self.inner.begin(row, text, limit, source)
+        self.inner.begin(row, text, limit, source)
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
         """Copy the references of rows, and the rows of the other drafter."""

@@ -31,9 +31,8 @@ class Stateless(SingleChoice):
     def keep(self, path: Tensor) -> None:
         """Do nothing."""
 
-    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> bool:
-        """Do nothing; prefixes can be shared."""
-        return True
+    def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> None:
+        """Do nothing."""
 
     def read(self, first: int, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
         """Do nothing."""

@@ -14,7 +14,6 @@ from spectr.engine.memory import LaneMemory
 from spectr.engine.parts import EngineParts
 from spectr.engine.prefix import PrefixCache, common_prefix
 from spectr.engine.state import RequestState
-from spectr.types import Drafting
 
 __all__ = ["Placement"]
 
@@ -53,7 +52,10 @@ class Placement:
         rows.put(first, [state.resumed for state in cohort], self.parts.stops)
         for row, (state, (_, count)) in enumerate(zip(cohort, known, strict=True), start=first):
             request, state.host_text = state.request, rows.history.host[row]
-            self._begin_draft(drafting, row, state, count)
+            state.prefilled = count
+            drafting.begin(row, state.text, request.limit, request.source)
+            if isinstance(drafting, ReferenceDrafting):
+                drafting.predict(row, request.reference, len(request.prompt))
             if len(state.text) == len(request.tokens):
                 state.delivery.reused = state.prefilled
             if request.grammar is not None and state.walk is None:
@@ -71,11 +73,7 @@ class Placement:
 
     def _active_prefixes(self) -> dict[int, tuple[list[int], Any]]:
         """The tokens that the active rows are known to have cached, with their scopes."""
-        return {
-            row: (state.text[: self._cached_tokens(state)], state.scope)
-            for row, state in enumerate(self.active)
-            if state.shares_prefix
-        }
+        return {row: (state.text[: self._cached_tokens(state)], state.scope) for row, state in enumerate(self.active)}
 
     def _cached_tokens(self, state: RequestState) -> int:
         """A lower bound of the tokens that target and drafter both have: the drafter may lack those of the last
@@ -92,15 +90,6 @@ class Placement:
         if copied:
             sources, targets, counts = (list(column) for column in zip(*copied, strict=True))
             self.memory.copy_caches(sources, targets, max(counts))
-
-    def _begin_draft(self, drafting: Drafting, row: int, state: RequestState, known: int) -> None:
-        """Start the drafter on a row of which `known` tokens are cached. A drafter that cannot share prefixes makes
-        the row prefill all of its prompt."""
-        request = state.request
-        state.shares_prefix = drafting.begin(row, state.text, request.limit, request.source)
-        if isinstance(drafting, ReferenceDrafting):
-            drafting.predict(row, request.reference, len(request.prompt))
-        state.prefilled = known if state.shares_prefix else 0
 
     def prefill_window(self) -> Any:
         """The target's session of the rows that prefill."""
@@ -136,9 +125,9 @@ class Placement:
             self._keep_prefix(new, before[order[new]], cached[order[new]])
 
     def _keep_prefix(self, row: int, state: RequestState, cached: int) -> None:
-        """Keep the first `cached` tokens of a request that has ended, unless they cannot be trusted or shared."""
+        """Keep the first `cached` tokens of a request that has ended, unless they cannot be trusted."""
         is_sound = state.delivery.error is None and state.request.prompt_logprobs is None
-        if self.reuses_prefixes and state.shares_prefix and is_sound:
+        if self.reuses_prefixes and is_sound:
             self.prefixes.keep(row, state.text[:cached], state.scope)
         else:
             self.prefixes.drop(row)

@@ -18,7 +18,6 @@ class RequestState:
     delivery: Delivery
     text: list[int]  # prompt and generated tokens
     prefilled: int = 0  # tokens that both target and drafter have prefilled
-    shares_prefix: bool = True  # whether target and drafter can copy the beginning of this row to another row
     host_text: HostText = field(default_factory=HostText)  # the text that users' functions are called with
     walk: GrammarWalk | None = None  # the position of the text in its grammar; set when the request gets a row
 
