@@ -14,7 +14,7 @@ from spectr.engine.scheduler import Scheduler
 from spectr.engine.state import RequestState
 from spectr.policy import Policy
 
-__all__ = ["EndReader", "LetterReader", "Stepped", "TakesForEver", "trace", "under"]
+__all__ = ["EndReader", "LetterReader", "Stepped", "TakesForEver", "draft_readers", "trace", "under"]
 
 
 def under(policy: Policy, requests: Sequence[Request]) -> list[Request]:
@@ -68,13 +68,13 @@ class TakesForEver(Exception):  # noqa: N818
     """The requests did not end within a number of turns."""
 
 
-def _readers(drafting: Any) -> list[ModelDrafting]:
+def draft_readers(drafting: Any) -> list[ModelDrafting]:
     """Return the draft models in a drafting."""
     if isinstance(drafting, ModelDrafting):
         return [drafting]
     parts = [*getattr(drafting, "parts", ()), *getattr(drafting, "draftings", ())]
     parts += [drafting.inner] if hasattr(drafting, "inner") else []
-    return [found for part in parts for found in _readers(part)]
+    return [found for part in parts for found in draft_readers(part)]
 
 
 def check_rows(lane: Lane) -> None:
@@ -93,7 +93,7 @@ def check_rows(lane: Lane) -> None:
         assert lane.runner.lag or len(state.text) == int(lengths[row])
     for row, state in enumerate(lane.prefilling, start=count):
         assert int(session.filled[row]) == state.prefilled
-    for reader in _readers(drafting):
+    for reader in draft_readers(drafting):
         skipped = torch.tensor(reader._skipped[:count], dtype=torch.int64, device=reader.counts.device)
         assert torch.equal(reader.session.filled[:count], reader.counts[:count] - skipped)
         assert (reader.counts[:count][runs] < lengths[runs]).all()

@@ -88,7 +88,7 @@ def makers(
     head, taps = Target(_wide(head_of(net, 1, (0,)))), (0,)
     made["feature"] = lambda plan: drafter("feature", head=head, target=Target(net), plan=plan, wants_features=taps)
     made["reads_few"] = lambda plan: drafter(
-        "feature", head=head, target=Target(net), plan=plan, wants_features=taps, reads=6
+        "feature", head=head, target=Target(net), plan=plan, wants_features=taps, busy_reads=6, busy_rows=0
     )
     heads = blockwise_of(net, 6)
     made["blockwise"] = lambda plan: drafter("blockwise", heads=heads, target=Target(net), plan=plan)

@@ -28,7 +28,8 @@ class FeatureDrafter(Planned):
     target: TreeModel
     plan: Plan
     wants_features: Layers = ()  # layers of the target, besides the input of its output layer
-    reads: int | None = None  # the most tokens of a prompt that the head reads, which are the last; None: all
+    busy_reads: int | None = None  # with many rows, the head reads this many of the last tokens of a prompt; None: all
+    busy_rows: int = 8  # how many rows are many
     name: ClassVar[str] = "feature"
     capturable: ClassVar[bool] = True
 
@@ -36,7 +37,8 @@ class FeatureDrafter(Planned):
         """Open a session of the head."""
         slots = session_slots(opening.slots, self.plan)
         session = self.head.open(opening.rows, slots, features=(), lasting=False)
-        return FeatureDrafting(self, session, opening, self.reads)
+        busy = None if self.busy_reads is None else (self.busy_rows, self.busy_reads)
+        return FeatureDrafting(self, session, opening, busy)
 
 
 class HeadDrafter(Protocol):
@@ -61,15 +63,20 @@ class HeadDrafter(Protocol):
 class FeatureDrafting(ModelDrafting):
     """Reads text with the target's features, and scores nodes with predicted ones."""
 
-    def __init__(self, drafter: HeadDrafter, session: Any, opening: Opening, reads: int | None = None) -> None:
+    def __init__(
+        self, drafter: HeadDrafter, session: Any, opening: Opening, busy: tuple[int, int] | None = None
+    ) -> None:
         super().__init__(drafter.head, drafter.plan, session, opening)
         self.target, self.source = drafter.target, opening.session
-        self._most = drafter.head.context if reads is None else min(reads, drafter.head.context)
+        self._busy = busy  # from this row on, at most so many tokens of a prompt are read
         self._predicted: Tensor | None = None  # (B, S, H): features of the nodes scored, the root first
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> None:
-        """Begin a row. Of a text that is longer than the head is to read, only the end is read."""
-        self._read_last(row, text, self._most)
+        """Begin a row. The rows before it are in use; if they are many, only the end of the text is read."""
+        most = self.model.context
+        if self._busy is not None and row >= self._busy[0]:
+            most = min(most, self._busy[1])
+        self._read_last(row, text, most)
 
     def _read(self, window: Any, first: int, texts: list[list[int]], slots: list[int]) -> None:
         device = self.target.device

@@ -78,7 +78,6 @@ class ModelDrafting(SingleChoice):
         self.model, self.plan, self.session, self.vocabulary = model, plan, session, opening.vocabulary
         if opening.captures:
             model.capture_prefill(session)
-        self._most = model.context  # the most tokens of a prompt that it reads
         self._largest = plan  # the plan may be replaced by one that scores no more nodes
         self.counts = torch.zeros(opening.rows, dtype=torch.int64, device=model.device)  # tokens read of each row
         self._skipped = [0] * opening.rows  # tokens at the beginning of a text that it never reads
@@ -214,13 +213,9 @@ class ModelDrafting(SingleChoice):
         return PendingTokens(tokens, count, places < count[:, None])
 
     def _catch_up(self, scene: Scene) -> None:
-        """Read all but the last token of every row, after steps in which this drafter was not used. If they are more
-        than it reads of a prompt, only the last are read."""
+        """Read all but the last token of every row, after steps in which this drafter was not used."""
         rows, ends = len(scene.root), [length - 1 for length in scene.texts.length.tolist()]
         starts = [max(at, skip) for at, skip in zip(self.counts[:rows].tolist(), self._skipped, strict=False)]
-        for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            if end - start > self._most:
-                self._skipped[row] = starts[row] = end - self._most
         slots = [start - skip for start, skip in zip(starts, self._skipped, strict=False)]
         texts = [row[at:end] for row, at, end in zip(scene.texts.tokens.tolist(), starts, ends, strict=True)]
         self.model.rewind(self._window, slots)
