@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -163,15 +164,28 @@ class Terminal:
         self.seen += found.decode(errors="replace")
 
     def type_seen(self, keys: str) -> None:
-        """Type, and wait until the keys are shown and the reader waits for more: Python's line editor does not notice
-        an interrupt between a key and its next wait."""
+        """Type, and wait until the keys are shown."""
         self.type(keys)
         self.expect(keys)
-        time.sleep(0.5)
 
-    def end(self) -> int:
-        """Wait for the process and return its exit code."""
-        return self.process.wait(timeout=60)
+    def interrupt(self, shown: str) -> None:
+        """Press Ctrl-C until a text is shown: Python's line editor does not notice an interrupt between a key and its
+        next wait."""
+        assert self.process.stdout is not None
+        while shown not in self.seen:
+            self.type("\x03")
+            time.sleep(1)
+            while select.select([self.process.stdout], [], [], 10)[0] and shown not in self.seen:
+                self._read()
+        self.expect(shown)
+
+    def leave(self) -> int:
+        """Press Ctrl-C until the process ends, and return its exit code."""
+        while self.process.poll() is None:
+            self.type("\x03")
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=20)
+        return self.process.returncode
 
     def __enter__(self) -> "Terminal":
         return self
@@ -190,8 +204,7 @@ def test_a_conversation_in_a_terminal(endless: str) -> None:
         screen.expect("/help lists the commands, Ctrl-D leaves.")
         screen.expect("> ")
         screen.type_seen("half a message")
-        screen.type("\x03")
-        screen.expect("To leave, press Ctrl-C again or Ctrl-D, or type /quit.")
+        screen.interrupt("To leave, press Ctrl-C again or Ctrl-D, or type /quit.")
         screen.type_seen("Tell me more.")
         screen.type("\n")
         screen.expect_some(40)  # the answer is coming
@@ -204,11 +217,9 @@ def test_a_conversation_in_a_terminal(endless: str) -> None:
         screen.expect("in total 1 answers")  # what was typed ahead was not sent either
         screen.expect("> ")
         screen.type_seen("one")
-        screen.type("\x03")
-        screen.expect("To leave, press")
+        screen.interrupt("To leave, press")
         screen.type_seen("two")
-        screen.type("\x03")
-        assert screen.end() == 0
+        assert screen.leave() == 0
 
 
 WORDS = st.text(st.characters(codec="utf-8", categories=("L", "P", "N")), min_size=1, max_size=8)
