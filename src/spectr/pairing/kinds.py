@@ -27,9 +27,6 @@ _TAKES = {
     "ngram": (*PLANNED, "order", "text"),
     "early_exit": (*PLANNED, "layers"),
 }
-_BUSY_READS = 64
-"""How many of the last tokens of a prompt a trained head reads while many rows are in use. After long prompts it drafts
-up to a tenth fewer tokens than if it read all, and reading all takes two thirds as long as the target's prefill."""
 
 
 def _none(_: Pairing) -> Drafter:
@@ -90,10 +87,7 @@ def _trained(pairing: Pairing, folder: Path) -> Drafter:
     if isinstance(head, BlockwiseHead):
         return named_drafter("blockwise", heads=head, target=target, plan=pairing.plan(length=head.shape.depths))
     plan, taps = pairing.plan(**default_tree(pairing)), head.shape.taps
-    busy = _BUSY_READS if plan.siblings == "race" else None  # under other rules texts would depend on other rows
-    return named_drafter(
-        "feature", head=target_of(head), target=target, plan=plan, wants_features=taps, busy_reads=busy
-    )
+    return named_drafter("feature", head=target_of(head), target=target, plan=plan, wants_features=taps)
 
 
 def _published(pairing: Pairing, checkpoint: "Checkpoint") -> Drafter:
@@ -112,7 +106,7 @@ def _published(pairing: Pairing, checkpoint: "Checkpoint") -> Drafter:
         deepest, mask = head.shape.depths, head.shape.mask_token
         return named_drafter("masked", plan=plan_within(pairing, deepest), mask_token=mask, deepest=deepest, **common)
     if not isinstance(head, BlockHead):
-        return named_drafter("feature", plan=pairing.plan(**default_tree(pairing)), **common)
+        return named_drafter("feature", plan=pairing.plan(**default_tree(pairing)), busy_reads=None, **common)
     form = head.shape
     block = Block(form.size, form.mask_token, 0 if form.from_root else 1)
     return named_drafter("block", plan=plan_within(pairing, block.depths), laws=head, block=block, **common)
