@@ -44,6 +44,7 @@ def test_the_exact_audit_of_a_rule_with_a_fault_fails(name: str) -> None:
     assert bias > 1e-4
 
 
+@pytest.mark.slow
 def test_faults_in_the_loop_and_in_functions() -> None:
     cases = [case for case in planted_cases(0.06) if case.tests or "batch" in case.name or "loop" in case.name]
     sampled = [case for case in cases if "that repeat after" not in case.name]

@@ -96,6 +96,7 @@ class Page(HTMLParser):
             self.titles.append(data)
 
 
+@pytest.mark.slow
 def test_the_page_needs_nothing_else(measure: Measure, tmp_path: Path) -> None:
     measure(
         drafts=(1, 2), tokens=8, studies=("quality", "size", "vocabulary"), noises=(0.0, 0.5),

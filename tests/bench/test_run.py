@@ -129,6 +129,7 @@ def test_prompts_that_do_not_fit_are_counted(measure: Measure, tmp_path: Path) -
         measure(tasks=(f"continuation={long}",), methods=("plain",), out=tmp_path / "other.json")
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_model_translates(measure: Measure, translator: str) -> None:
     found = measure(
         target=translator, drafter=translator, tasks=("translation", "summarisation"), prefix="translate: ",

@@ -110,6 +110,7 @@ def test_every_part_runs_on_a_gpu(order: Order) -> None:
     assert found["many"]["after"]["allocated_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_the_command(command: Callable[..., Any], order: Order) -> None:
     flags = ("--model", order.model, "--drafter", order.drafter, "--device", "cpu", "--out", str(order.out))
     sizes = ("--tokens", "6", "--rounds", "1", "--requests", "10", "--in-flight", "2")

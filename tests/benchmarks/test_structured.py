@@ -32,6 +32,7 @@ def test_texts_and_walks(target: str, tmp_path: Path) -> None:
     assert said[-1] == "everything is measured already"
 
 
+@pytest.mark.slow
 def test_the_command(target: str, tmp_path: Path, command: Command) -> None:
     out = tmp_path / "found.json"
     ran = command(structured, "--model", target, "--drafter", "none", "--tokens", "8", "--seeds", "1",

@@ -126,7 +126,10 @@ def test_a_request_that_fails_ends_the_measurement(subject: Subject) -> None:
         watch.first_to_end()
 
 
-@pytest.mark.parametrize("size", [None, Size(width=64, layers=5, heads=8, kv_heads=4, inner=80)])
+INFLATED = Size(width=64, layers=5, heads=8, kv_heads=4, inner=80)
+
+
+@pytest.mark.parametrize("size", [pytest.param(None, marks=pytest.mark.slow), INFLATED])
 def test_both_ways_run_the_same_traffic(order: Order, size: Size | None) -> None:
     said = list[str]()
     found = run(replace(order, size=size, load=replace(SMALL, shared=0)), said.append)

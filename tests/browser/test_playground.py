@@ -187,6 +187,7 @@ def test_a_phone(browser: Any, visit: Visit) -> None:
     quiet(browser)
 
 
+@pytest.mark.slow
 def test_without_a_mouse(browser: Any, visit: Visit) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -235,6 +236,7 @@ import("/play/steps.js").then(async ({ Steps }) => {
 """
 
 
+@pytest.mark.slow
 def test_the_page_stays_responsive(browser: Any, visit: Visit) -> None:
     """While a recorded trace of a thousand steps streams, no task of the page takes longer than 50 ms, in the best of a
     few runs: on a busy machine any task may have to wait."""

@@ -62,6 +62,7 @@ def hub_with(folder: str, cache: Path, name: str) -> dict[str, str]:
     return {**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
 
 
+@pytest.mark.slow
 def test_doctor_takes_hub_ids(tiny: str, tmp_path: Path) -> None:
     """A model in the hub's cache is examined without a network."""
     arguments = [*COMMAND, "doctor", "--json", "--model", "somebody/tiny"]

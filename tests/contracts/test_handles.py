@@ -183,10 +183,8 @@ began = time.monotonic()
 """
 
 
-@pytest.mark.parametrize(
-    "script",
-    [pytest.param(EXITS, id="ended", marks=pytest.mark.slow), pytest.param(EXITS + RUNNING, id="running")],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [pytest.param(EXITS, id="ended"), pytest.param(EXITS + RUNNING, id="running")])
 def test_a_process_may_end_at_any_time(script: str) -> None:
     """A process exits cleanly and without delay, right after a text has ended and while one is running."""
     path = os.pathsep.join([str(Path(spectr.__file__).parents[1]), str(Path(__file__).parents[2])])

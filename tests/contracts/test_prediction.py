@@ -151,7 +151,7 @@ def test_a_drafter_that_selects(net: PreTrainedModel, makers: dict[str, Make], t
         assert [result.tokens for result in found] == [result.tokens for result in texts]
 
 
-@some(WAYS, "rule name", 4)
+@some(WAYS, "rule name", 5)
 def test_a_batch_gives_the_same_steps_and_counts(rule: str, name: str, build: Build, asked: list[Request]) -> None:
     """Steps and counts in a batch equal those alone; requests without a prediction are not affected."""
     want, without = alone(build, rule, name, fresh(asked)), alone(build, rule, name, plain())
@@ -165,7 +165,7 @@ def test_a_batch_gives_the_same_steps_and_counts(rule: str, name: str, build: Bu
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
-@some([("race", n) for n in ("none", "lookup", "model", "feature")] + WAYS[-2:-1], "rule name", 2)
+@some([("race", n) for n in ("none", "lookup", "model", "feature")] + WAYS[-2:-1], "rule name", 3)
 def test_joined_late_and_in_the_rows_of_others(
     rule: str, name: str, late: bool, build: Build, asked: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:

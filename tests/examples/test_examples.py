@@ -44,6 +44,7 @@ def test_own_model(model: str) -> None:
     assert "tokens per call of the model, seed 7" in _run("own_model.py", model)
 
 
+@pytest.mark.slow
 def test_many_requests(model: str) -> None:
     assert _run("many_requests.py", model).count("\n  '") == 3
 

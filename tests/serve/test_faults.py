@@ -230,7 +230,7 @@ def test_a_restarted_server_gives_the_same_text(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--host", "0.0.0.0"], "no API key was given"),
+        pytest.param(["--host", "0.0.0.0"], "no API key was given", marks=pytest.mark.slow),
         pytest.param(["--model", "no-such-model"], "no-such-model", marks=pytest.mark.slow),
         pytest.param(
             ["--api-key-file", "/nonexistent"], "must be a file with one key per line", marks=pytest.mark.slow

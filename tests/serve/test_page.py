@@ -55,6 +55,7 @@ def test_every_field_and_page_is_there(client: httpx2.Client) -> None:
     ] == []
 
 
+@pytest.mark.slow
 def test_the_command_replays(folder: Path, client: httpx2.Client, tmp_path: Path) -> None:
     """`spectr replay` reproduces the text of a saved response."""
     found = client.post("/v1/completions", json={"prompt": "one two", "max_tokens": 12}).text
