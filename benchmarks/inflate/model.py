@@ -169,12 +169,23 @@ def _renew(large: Any, small: Any) -> None:
     large.rotary_emb = kind(config=large.config).to(device)
 
 
+def _join(large: Any, small: Any, stretch: _Stretch) -> None:
+    """Fill a layer that joins the feature, the outputs of layers and the embedding."""
+    wide, narrow = stretch.large.width, stretch.small.width
+    large.weight.zero_()
+    parts = full_weight(small).split(narrow, 1)
+    for at, part in enumerate(parts):
+        scale = stretch.shrink if 0 < at < len(parts) - 1 else 1.0  # those go through a norm without weights
+        columns = torch.arange(at * wide, at * wide + narrow)
+        _put(large.weight, part.float() * scale, columns=columns)
+
+
 @torch.no_grad()
 def inflated_head(head: FeatureHead, target: PreTrainedModel) -> FeatureHead:
     """Return a head of the inflated target's width that drafts what `head` drafts for the small target."""
     old: Any = head
     large = _size(target.config)
-    grown = replace(large, layers=old.shape.layers)
+    grown = replace(large, layers=old.config.num_hidden_layers)
     stretch = _checked(old.config, grown)
     shape = HeadShape(**{**asdict(old.shape), "width": large.width, "heads": large.heads, "kv_heads": large.kv_heads,
                          "inner": large.inner})  # fmt: skip
@@ -183,12 +194,11 @@ def inflated_head(head: FeatureHead, target: PreTrainedModel) -> FeatureHead:
     _empty(made, target.device, target.dtype)
     _renew(made.trunk, old.trunk)
     _trunk(made.trunk, old.trunk, stretch)
-    made.join.weight.zero_()
-    parts = full_weight(old.join).split(old.shape.width, 1)  # the feature, the outputs of layers, the embedding
-    for at, part in enumerate(parts):
-        scale = stretch.shrink if 0 < at < len(parts) - 1 else 1.0  # outputs of layers pass a norm without weights
-        columns = torch.arange(at * large.width, at * large.width + old.shape.width)
-        _put(made.join.weight, part.float() * scale, columns=columns)
+    _join(made.join, old.join, stretch)
+    if made.below is not None:
+        _join(made.below.join, old.below.join, stretch)
+        _norm(made.below.text_norm, old.below.text_norm, stretch)
+        _norm(made.below.norm, old.below.norm, stretch)
     made.borrow(target)
     found: FeatureHead = made.eval().requires_grad_(False)
     return found

@@ -30,10 +30,11 @@ def test_the_function_is_kept() -> None:
     assert float((busy == 0).float().mean()) < 0.01  # type: ignore[operator]
 
 
-def test_the_head_drafts_the_same() -> None:
+@pytest.mark.parametrize("light", [False, True])
+def test_the_head_drafts_the_same(light: bool) -> None:
     small = llama(3, layers=3)
     torch.manual_seed(0)
-    head = head_of(small, 2, (1,)).eval()
+    head = head_of(small, 2, (1,), light).eval()
     with torch.no_grad():
         for weights in head.parameters():
             if weights.dim() > 1:

@@ -87,6 +87,8 @@ def makers(
     }
     head, taps = Target(_wide(head_of(net, 1, (0,)))), (0,)
     made["feature"] = lambda plan: drafter("feature", head=head, target=Target(net), plan=plan, wants_features=taps)
+    light = Target(_wide(head_of(net, 2, taps, light=True)))
+    made["light"] = lambda plan: drafter("feature", head=light, target=Target(net), plan=plan, wants_features=taps)
     made["reads_few"] = lambda plan: drafter(
         "feature", head=head, target=Target(net), plan=plan, wants_features=taps, busy_reads=6, busy_rows=0
     )

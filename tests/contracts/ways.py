@@ -43,7 +43,8 @@ WAYS = [
     Way("kseq", "model", CHAINS, late=True), Way("optimal", "feature", CHAINS, late=True),
     *(Way("race", name, PRUNED, late=late) for name in ("eagle3", "dspark", "peagle") for late in (False, True)),
     Way("optimal", "dspark", CHAINS), Way("kseq", "eagle3", CHAINS, late=True),
-    *(Way("race", "reads_few", PRUNED, late=late) for late in (False, True)),
+    *(Way("race", name, PRUNED, late=late) for name in ("reads_few", "light") for late in (False, True)),
+    Way("optimal", "light", CHAINS),
 ]  # fmt: skip
 
 

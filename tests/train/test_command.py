@@ -119,6 +119,18 @@ def test_parallel_heads(folder: Path, tmp_path: Path) -> None:
         spectr.load(str(folder), tmp_path, length=3)
 
 
+def test_light_heads(folder: Path, tmp_path: Path) -> None:
+    """They are trained, saved, loaded and trained further, and draft without changing the text."""
+    about = distil(settings(folder, tmp_path / "a", 1.0, kind="light"), lambda _: None)
+    assert about.shape["light"]
+    lm = spectr.load(str(folder), tmp_path / "a")
+    assert lm.engine.drafter.name == "feature"
+    assert lm.generate(ASK, 20, seed=1).tokens == spectr.load(str(folder), "none").generate(ASK, 20, seed=1).tokens
+    assert "with one more below the root" in (tmp_path / "a" / "drafter_card.md").read_text()
+    further = distil(settings(folder, tmp_path / "b", 0.1, begin_with=tmp_path / "a"), lambda _: None)
+    assert further.shape == about.shape
+
+
 def test_another_target_is_refused(made: Path, folder: Path, tmp_path: Path) -> None:
     other = save_model(small_llama(7, 320), tmp_path, tokenizer())
     with pytest.raises(MismatchError, match="was trained for"):

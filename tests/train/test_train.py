@@ -90,9 +90,10 @@ def test_features_of_a_corpus_are_those_of_drafting(net: PreTrainedModel) -> Non
         assert torch.allclose(found, meant, atol=1e-4)
 
 
-def test_what_is_trained_is_what_is_drafted(net: PreTrainedModel) -> None:
+@pytest.mark.parametrize("light", [False, True])
+def test_what_is_trained_is_what_is_drafted(net: PreTrainedModel, light: bool) -> None:
     """The features of three depths in training equal those of drafting a chain, after steps of all lengths."""
-    target, head = Target(net), head_of(net, 2)
+    target, head = Target(net), head_of(net, 2, light=light)
     with torch.no_grad():
         for weights in head.parameters():
             if weights.dim() > 1:

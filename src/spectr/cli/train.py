@@ -77,7 +77,10 @@ def train(
     kind: Annotated[
         str,
         typer.Option(
-            "--kind", metavar="KIND", help="feature, or blockwise for parallel heads.", rich_help_panel=_DRAFTER
+            "--kind",
+            metavar="KIND",
+            help="feature; light, with one layer below the root; blockwise for parallel heads.",
+            rich_help_panel=_DRAFTER,
         ),
     ] = "feature",
     layers: Annotated[
@@ -138,7 +141,7 @@ def train(
     After Ctrl-C, run the same command again to continue.
     """
     check_new_folder("--out", out)
-    _one_of("--kind", kind, ["feature", "blockwise"])
+    _one_of("--kind", kind, ["feature", "light", "blockwise"])
     _one_of("--format", file_format, ["spectr", "eagle3"])
     if file_format == "eagle3":
         if kind != "feature" or begin_with is not None:

@@ -4,6 +4,9 @@ At position t it reads the features of token t − 1 (what entered the target's 
 its layers) and the embedding of token t. It predicts what enters the output layer at t, and hence the distribution of
 token t + 1. Below the root of a tree its own prediction replaces the target's feature, and zeros replace what left the
 layers. The head's layers are those of transformers' Llama.
+
+A light head has one more layer, which alone runs below the root. It attends to the head's predictions for the text and
+to the nodes of its path, and costs a fraction of all layers.
 """
 
 from collections.abc import Callable
@@ -14,8 +17,10 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, rotate_half
 
 from spectr.draft.model import LACKING
+from spectr.errors import ArgumentError
 from spectr.kernels.cpu.matrix import Matrix
 from spectr.models.int8 import rounded
 from spectr.models.internals import supports_sdpa
@@ -37,9 +42,12 @@ class HeadShape:
     theta: float = 10_000.0
     context: int = 8192
     taps: Layers = ()  # layers of the target whose outputs it reads as well
+    light: bool = False  # whether one more layer drafts below the root, instead of all layers
 
     @classmethod
-    def for_target(cls, model: PreTrainedModel, layers: int = 2, taps: Layers | None = None) -> "HeadShape":
+    def for_target(
+        cls, model: PreTrainedModel, layers: int = 2, taps: Layers | None = None, light: bool = False
+    ) -> "HeadShape":
         """Return a shape with the heads and the inner width of the target's layers, if its config states them. By
         default the head reads the outputs of two layers, at one and two thirds of the target's depth."""
         config: Any = model.config.get_text_config(decoder=True)
@@ -54,14 +62,14 @@ class HeadShape:
         context = int(getattr(config, "max_position_embeddings", None) or 8192)
         count = int(config.num_hidden_layers)
         chosen = tuple(sorted({count // 3, 2 * count // 3} - {count - 1})) if taps is None else taps
-        return cls(width, layers, heads, kv, inner, float(theta), context, chosen)
+        return cls(width, layers, heads, kv, inner, float(theta), context, chosen, light)
 
     def config(self) -> LlamaConfig:
         """Return the sizes as a Llama config; its vocabulary is 1, since the head uses the target's embedding."""
         return LlamaConfig(
             vocab_size=1,
             hidden_size=self.width,
-            num_hidden_layers=self.layers,
+            num_hidden_layers=self.layers + self.light,
             num_attention_heads=self.heads,
             num_key_value_heads=self.kv_heads,
             intermediate_size=self.inner,
@@ -182,6 +190,25 @@ class TakesFeatures:
         return CausalLMOutputWithPast(logits=self.logits(found))  # type: ignore[arg-type]
 
 
+class BelowRoot(nn.Module):
+    """What a light head has besides its last layer: a layer that joins a prediction and an embedding, and two norms."""
+
+    def __init__(self, width: int, epsilon: float) -> None:
+        super().__init__()
+        self.join = nn.Linear(2 * width, width, bias=False)
+        self.text_norm = LlamaRMSNorm(width, eps=epsilon)  # of predictions for the text, to which the layer attends
+        self.norm = LlamaRMSNorm(width, eps=epsilon)
+
+
+def write_keys(attention: Any, states: Tensor, rotary: tuple[Tensor, Tensor], cache: Any) -> None:
+    """Write the keys and values of states (B, T, H) into the cache of an attention layer, without attending."""
+    shape = (*states.shape[:-1], -1, attention.head_dim)
+    keys, values = (made(states).view(shape).transpose(1, 2) for made in (attention.k_proj, attention.v_proj))
+    cosine, sine = (part.unsqueeze(1) for part in rotary)
+    turned = keys * cosine + rotate_half(keys) * sine  # type: ignore[no-untyped-call]
+    cache.update(turned, values, attention.layer_idx)
+
+
 @supports_sdpa
 class FeatureHead(TakesFeatures, Borrowing, PreTrainedModel):  # type: ignore[no-untyped-call]
     """The trained part: a linear layer that joins features and embeddings, and a few decoder layers."""
@@ -196,12 +223,34 @@ class FeatureHead(TakesFeatures, Borrowing, PreTrainedModel):  # type: ignore[no
         self.join = nn.Linear((2 + len(shape.taps)) * shape.width, shape.width, bias=False)
         self._short: dict[str, nn.Module] = {}  # neither saved nor trained
         self.trunk = LlamaModel(config)
+        self.below = BelowRoot(shape.width, config.rms_norm_eps) if shape.light else None
+        if shape.light and not shape.taps:
+            raise ArgumentError("a light head must read outputs of the target's layers, by which it knows the root")
 
     def features(self, tokens: Tensor, features: Tensor, **attention: Any) -> Tensor:
         """Predict the features (B, T, H) at `tokens` (B, T) from the features (B, T, F) of the tokens before them."""
+        if self.below is not None:
+            return self._light_features(tokens, features, self.below, **attention)
         rows, join = self.joining(tokens, features)
         found: Tensor = self.trunk(inputs_embeds=join(rows), **attention).last_hidden_state
         return found
+
+    def _light_features(self, tokens: Tensor, features: Tensor, below: BelowRoot, **attention: Any) -> Tensor:
+        """Predict features with all layers but the last where the target's features are known, else with the last."""
+        *layers, light = self.trunk.layers
+        is_below = features.shape[-1] == self.shape.width
+        if is_below:
+            states = below.join(torch.cat([features.to(self.dtype), self.embed(tokens).to(self.dtype)], -1))
+        else:
+            rows, join = self.joining(tokens, features)
+            states = join(rows)
+        rotary = self.trunk.rotary_emb(states, attention["position_ids"])
+        for layer in [light] if is_below else layers:
+            states = layer(states, position_embeddings=rotary, **attention)
+        predicted: Tensor = below.norm(states) if is_below else self.trunk.norm(states)
+        if not is_below:
+            write_keys(light.self_attn, below.text_norm(predicted), rotary, attention["past_key_values"])
+        return predicted
 
     def joining(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Any]:
         """Return the input (B, T, C) of the joining layer, and the layer to apply to it."""
@@ -222,7 +271,7 @@ class FeatureHead(TakesFeatures, Borrowing, PreTrainedModel):  # type: ignore[no
     def shorten(self, matrix: Matrix | None = None) -> None:
         """Prepare for drafting: below the root, where outputs of the layers are not known, use a joining layer without
         their columns. `matrix` gives these weights packed. Training uses the whole layer."""
-        if not self.shape.taps:
+        if not self.shape.taps or self.shape.light:
             return
         if matrix is not None:
             self._short = {"join": PackedLinear(matrix)}
@@ -240,9 +289,9 @@ class FeatureHead(TakesFeatures, Borrowing, PreTrainedModel):  # type: ignore[no
         return asdict(self.shape)
 
 
-def head_of(target: PreTrainedModel, layers: int = 2, taps: Layers | None = None) -> FeatureHead:
+def head_of(target: PreTrainedModel, layers: int = 2, taps: Layers | None = None, light: bool = False) -> FeatureHead:
     """Return a new, untrained head for this target, on its device, in float32."""
-    made = FeatureHead(HeadShape.for_target(target, layers, taps))
+    made = FeatureHead(HeadShape.for_target(target, layers, taps, light))
     made.to(target.device)  # type: ignore[arg-type]
     made.borrow(target)
     return made

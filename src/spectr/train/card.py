@@ -28,6 +28,11 @@ def _vocabulary_note(about: Trained) -> str:
     return f" ({'' if about.kind == 'eagle3' else 'on a CPU '}the {about.rows:,} most frequent tokens of it)"
 
 
+def _light_note(about: Trained) -> str:
+    """Return a note on the layer below the root, if there is one."""
+    return ", with one more below the root" if about.shape.get("light") else ""
+
+
 def write_card(path: Path, about: Trained) -> None:
     """Write a description of the drafter, its training data and its acceptance."""
     course, curve = about.training["course"], about.training["curve"]
@@ -36,7 +41,7 @@ def write_card(path: Path, about: Trained) -> None:
         if about.kind == "blockwise"
         else "An EAGLE-3 head in speculators' format, which vLLM and SGLang load as well"
         if about.kind == "eagle3"
-        else f"A head of {about.shape['layers']} decoder layers"
+        else f"A head of {about.shape['layers']} decoder layers{_light_note(about)}"
     )
     refused = "" if about.kind == "eagle3" else " and is refused for any other"
     path.write_text(

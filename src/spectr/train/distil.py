@@ -57,7 +57,7 @@ class Distilling:
     longest: int = 256  # maximum number of tokens of an answer
     temperatures: tuple[float, ...] = (1.0, 1.0, 0.7)  # temperatures of the samples
     rows: int = 64  # texts sampled at once
-    kind: str = "feature"  # or "blockwise", or "eagle3", which other engines load too
+    kind: str = "feature"  # or "light", "blockwise", or "eagle3", which other engines load too
     layers: int = 2  # layers of a feature head
     vocabulary: int | None = None  # number of most frequent tokens that it drafts on a CPU; None: all
     begin_with: Path | None = None  # a drafter for the same target to train further; its kind and layers are kept
@@ -193,7 +193,7 @@ def _early_head(how: Distilling, model: Any) -> Head | None:
 def _new_head(how: Distilling, model: Any) -> Head:
     if how.kind == "blockwise":
         return blockwise_of(model, how.course.depths)
-    return head_of(model, how.layers)
+    return head_of(model, how.layers, light=how.kind == "light")
 
 
 def _written(how: Distilling, trainer: Trainer, texts: list[Text]) -> Trained:
