@@ -111,8 +111,8 @@ def on_gpu(name: str, plan: Plan) -> tuple[Target, Any]:
     net = llama(3, layers=3, dtype=torch.float32).to("cuda")  # type: ignore[arg-type]  kernels do not support float64
     target = Target(net)
     match name:
-        case "feature":
-            head = Target(head_of(net, 1, (0,)).eval())
+        case "feature" | "light":
+            head = Target(head_of(net, 1, (0,), light=name == "light").eval())
             return target, drafter("feature", head=head, target=target, plan=plan, wants_features=(0,))
         case "model":
             small = llama(4, dtype=torch.float32).to("cuda")  # type: ignore[arg-type]

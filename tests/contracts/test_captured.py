@@ -32,6 +32,7 @@ CASES = [
     ("early_exit", "path_block", Plan("iid", drafts=2, length=3)),
     ("feature", "race", Plan(drafts=3, length=4, nodes=9)),
     ("feature", "optimal", Plan("iid", tree=(2, 1, 1))),
+    ("light", "race", Plan(drafts=3, length=4, nodes=9)),
     ("blockwise", "match", Plan("fixed", drafts=2, length=3, nodes=6)),
     ("random", "race", Plan(drafts=2, length=3, nodes=6)),
     ("eagle3", "race", Plan(drafts=3, length=4, nodes=9)),
