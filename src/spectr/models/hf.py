@@ -151,6 +151,9 @@ def _gguf_tokenizer(file: GgufFile) -> Any:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise FetchError(f"{str(path)!r} has no tokenizer that can be read ({said}); give one: tokenizer=…") from error
     made.chat_template = file.setting("tokenizer.chat_template")
+    for name in ("bos", "eos"):  # as the file says; older versions of transformers guess them
+        if (token := file.setting(f"tokenizer.ggml.{name}_token_id")) is not None:
+            setattr(made, f"{name}_token", made.convert_ids_to_tokens(int(token)))
     made.name_or_path = str(path)
     return made
 
