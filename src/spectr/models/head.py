@@ -17,13 +17,12 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, rotate_half
 
 from spectr.draft.model import LACKING
 from spectr.errors import ArgumentError
 from spectr.kernels.cpu.matrix import Matrix
 from spectr.models.int8 import rounded
-from spectr.models.internals import supports_sdpa
+from spectr.models.internals import LlamaRMSNorm, rotate_half, supports_sdpa
 from spectr.models.packed import PackedLinear
 from spectr.types import Layers
 
