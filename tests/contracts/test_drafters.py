@@ -115,6 +115,7 @@ CASES = [
     ("optimal", "iid", "chains", "early_exit"),
     ("path_block", "iid", "chains", "model"),
     ("optimal", "iid", "chains", "feature"),
+    ("optimal", "iid", "chains", "light"),
     ("optimal", "iid", "chains", "blockwise"),
     ("traversal", "without_replacement", "one", "model"),
     ("recursive_wor", "without_replacement", "one", "ngram"),
@@ -178,7 +179,7 @@ def surprise(net: PreTrainedModel, made: Drafter, rule: str, policy: Policy, ref
 def test_law_of_two_tokens(
     net: PreTrainedModel, makers: dict[str, Make], rule: str, siblings: str, plan: str, name: str, policy: str
 ) -> None:
-    """Two generated tokens have the exact distribution. The false-alarm rate is 1e-8 per case; there are 69 cases."""
+    """Two generated tokens have the exact distribution. The false-alarm rate is 1e-8 per case; there are 72 cases."""
     made = makers[name](PLANS[plan])
     assert made.siblings == siblings
     assert surprise(net, made, rule, LAWS[policy]) < 1

@@ -9,7 +9,7 @@ A light head has one more layer, which alone runs below the root. It attends to 
 to the nodes of its path, and costs a fraction of all layers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from spectr.models.internals import LlamaRMSNorm, rotate_half, supports_sdpa
 from spectr.models.packed import PackedLinear
 from spectr.types import Layers
 
-__all__ = ["Borrowing", "FeatureHead", "HeadShape", "TakesFeatures", "finished", "head_of"]
+__all__ = ["Borrowing", "FeatureHead", "HeadShape", "TakesFeatures", "finished", "head_of", "rotated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,13 +199,18 @@ class BelowRoot(nn.Module):
         self.norm = LlamaRMSNorm(width, eps=epsilon)
 
 
-def write_keys(attention: Any, states: Tensor, rotary: tuple[Tensor, Tensor], cache: Any) -> None:
+def rotated(states: Tensor, rotary: Iterable[Tensor]) -> Tensor:
+    """Apply rotary positions to states (B, H, T, d)."""
+    cosine, sine = (part.unsqueeze(1) for part in rotary)
+    found: Tensor = states * cosine + rotate_half(states) * sine  # type: ignore[no-untyped-call]
+    return found
+
+
+def _write_keys(attention: Any, states: Tensor, rotary: tuple[Tensor, Tensor], cache: Any) -> None:
     """Write the keys and values of states (B, T, H) into the cache of an attention layer, without attending."""
     shape = (*states.shape[:-1], -1, attention.head_dim)
     keys, values = (made(states).view(shape).transpose(1, 2) for made in (attention.k_proj, attention.v_proj))
-    cosine, sine = (part.unsqueeze(1) for part in rotary)
-    turned = keys * cosine + rotate_half(keys) * sine  # type: ignore[no-untyped-call]
-    cache.update(turned, values, attention.layer_idx)
+    cache.update(rotated(keys, rotary), values, attention.layer_idx)
 
 
 @supports_sdpa
@@ -248,7 +253,7 @@ class FeatureHead(TakesFeatures, Borrowing, PreTrainedModel):  # type: ignore[no
             states = layer(states, position_embeddings=rotary, **attention)
         predicted: Tensor = below.norm(states) if is_below else self.trunk.norm(states)
         if not is_below:
-            write_keys(light.self_attn, below.text_norm(predicted), rotary, attention["past_key_values"])
+            _write_keys(light.self_attn, below.text_norm(predicted), rotary, attention["past_key_values"])
         return predicted
 
     def joining(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Any]:

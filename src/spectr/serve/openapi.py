@@ -15,20 +15,23 @@ __all__ = ["describe", "documented"]
 
 _ALWAYS = (400, 401, 403, 405, 408, 431, 500, 503)  # statuses that any page may answer with
 _OF_BODIES = (404, 413, 415)
-_REQUEST_ID = {
-    "name": "X-Request-Id",
-    "in": "header",
-    "description": "An id for the request, which the log and the response repeat: 1 to 64 letters, digits, dots, "
-    "hyphens or underscores. Default: a random one.",
-    "schema": {"type": "string"},
-}
-_LAST_EVENT = {
-    "name": "Last-Event-ID",
-    "in": "header",
-    "description": "The id of the last event that a client got before it lost its connection; the response has the "
-    "events after it. The body must be the same and have a seed, and `stream` must be true.",
-    "schema": {"type": "string"},
-}
+
+
+def _header(name: str, description: str) -> dict[str, Any]:
+    """Describe a header of requests."""
+    return {"name": name, "in": "header", "description": description, "schema": {"type": "string"}}
+
+
+_REQUEST_ID = _header(
+    "X-Request-Id",
+    "An id for the request, which the log and the response repeat: 1 to 64 letters, digits, dots, hyphens or "
+    "underscores. Default: a random one.",
+)
+_LAST_EVENT = _header(
+    "Last-Event-ID",
+    "The id of the last event that a client got before it lost its connection; the response has the events after it. "
+    "The body must be the same and have a seed, and `stream` must be true.",
+)
 _HEADERS: dict[str, Any] = {
     "X-Request-Id": {"description": "The id of the request, as the log has it.", "schema": {"type": "string"}},
     "Retry-After": {"description": "When to retry, in seconds.", "schema": {"type": "integer"}},

@@ -8,20 +8,19 @@ Slot t holds keys and values of the hidden states at token t − 1, as in other 
 after the root's. Positions are rotary, so that only distances matter.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from spectr.models.head import rotated
 from spectr.models.internals import (
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
     Qwen3Attention,
     Qwen3MLP,
     attention_function,
-    rotate_half,
 )
 from spectr.models.published.formats import BlockForm
 from spectr.models.published.sharing import PublishedHead
@@ -30,13 +29,6 @@ from spectr.rows import cached_arange
 __all__ = ["BlockHead"]
 
 _SLIDING = "sliding_attention"
-
-
-def _turned(states: Tensor, rotary: Iterable[Tensor]) -> Tensor:
-    """Apply rotary positions to states (B, H, T, d)."""
-    cosine, sine = (part.unsqueeze(1) for part in rotary)
-    turned: Tensor = states * cosine + rotate_half(states) * sine  # type: ignore[no-untyped-call]
-    return turned
 
 
 class _Attention(Qwen3Attention):
@@ -54,7 +46,7 @@ class _Attention(Qwen3Attention):
         count, joined = block.shape[1], torch.cat([text, block], 1)
         queries, keys, values = (self._heads(layer(joined)) for layer in (self.q_proj, self.k_proj, self.v_proj))
         keys, values = self._written(keys, values, rotary, cache)
-        queries = _turned(self.q_norm(queries[:, -count:]).transpose(1, 2), (r[:, -count:] for r in rotary))
+        queries = rotated(self.q_norm(queries[:, -count:]).transpose(1, 2), (r[:, -count:] for r in rotary))
         seen, _ = attention_function(self.config)(self, queries, keys, values, mask, dropout=0.0, scaling=self.scaling)
         output: Tensor = self.o_proj(seen.reshape(*block.shape[:-1], -1))
         return output
@@ -66,7 +58,7 @@ class _Attention(Qwen3Attention):
         self, keys: Tensor, values: Tensor, rotary: tuple[Tensor, Tensor], cache: Any
     ) -> tuple[Tensor, Tensor]:
         """Write keys and values (B, T, H, d) to the cache; return all that are in use."""
-        keys = _turned(self.k_norm(keys).transpose(1, 2), rotary)
+        keys = rotated(self.k_norm(keys).transpose(1, 2), rotary)
         in_use: tuple[Tensor, Tensor] = cache.update(keys, values.transpose(1, 2), self.layer_idx)
         return in_use
 
