@@ -15,7 +15,7 @@ from spectr.cli import main
 from spectr.cli.output import talk
 from spectr.errors import ArgumentError, MismatchError
 from spectr.lm import LM
-from spectr.models.head import head_of
+from spectr.models.head import FeatureHead, head_of
 from spectr.models.trained import fingerprint, load_for_training
 from spectr.train.distil import Distilling, distil
 from spectr.train.loop import Course
@@ -135,6 +135,22 @@ def test_light_heads(folder: Path, tmp_path: Path) -> None:
     assert "with one more below the root" in (tmp_path / "a" / "drafter_card.md").read_text()
     further = distil(settings(folder, tmp_path / "b", 0.1, begin_with=tmp_path / "a"), lambda _: None)
     assert further.shape == about.shape
+
+
+def test_a_feature_head_becomes_a_light_one(folder: Path, made: Path, tmp_path: Path) -> None:
+    """Its layers are kept: before training, the light head predicts the same at the root."""
+    net = spectr.load(str(folder), "none").opened.target.model
+    old, new = (load_for_training(made, net, light=light).eval() for light in (False, True))
+    assert isinstance(old, FeatureHead)
+    assert isinstance(new, FeatureHead)
+    tokens = torch.randint(0, 300, (1, 9))
+    features = torch.randn(1, 9, (1 + len(old.shape.taps)) * old.shape.width)
+    roots = [head.expected(tokens, features, 2)[0] for head in (old, new)]
+    torch.testing.assert_close(roots[0], roots[1])
+    few = Course(60.0, steps=2, depths=2, budget=1024, warm_up=1)
+    about = distil(replace(settings(folder, tmp_path, begin_with=made, kind="light"), course=few), lambda _: None)
+    assert about.shape == {**old.as_data(), "light": True}
+    assert load_for_training(tmp_path, net, light=True).as_data() == about.shape
 
 
 def test_another_target_is_refused(made: Path, folder: Path, tmp_path: Path) -> None:

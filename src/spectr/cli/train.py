@@ -113,7 +113,9 @@ def train(
     begin_with: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Train this drafter further; its kind and layers are kept.", rich_help_panel=_DRAFTER
+            metavar="DIR",
+            help="Train this drafter further; its layers are kept, and --kind light adds one below the root.",
+            rich_help_panel=_DRAFTER,
         ),
     ] = None,
     minutes: Annotated[

@@ -25,6 +25,7 @@ class Prompt:
 
     text: str
     domain: str = "all"
+    raw: bool = False  # to be continued, without a chat template
 
 
 @cache
@@ -48,21 +49,21 @@ def shipped_tasks(kind: str) -> list[dict[str, Any]]:
     return list(_shipped()["tasks"][kind])
 
 
-def training(count: int, seed: int = 0) -> list[str]:
+def training(count: int, seed: int = 0) -> list[Prompt]:
     """Return `count` prompts for training a drafter; every pair of template and topic occurs once before any
     repeats."""
     parts = _shipped()["training"]
     pairs = [template.format(topic) for template in parts["templates"] for topic in parts["topics"]]
     pairs += [f"Write a {name} program that {task}." for name in parts["languages"] for task in parts["programs"]]
     random.Random(seed).shuffle(pairs)
-    return [pairs[at % len(pairs)] for at in range(count)]
+    return [Prompt(pairs[at % len(pairs)]) for at in range(count)]
 
 
-def split(prompts: list[str], share: float = 0.02) -> tuple[list[str], list[str]]:
+def split(prompts: list[Prompt], share: float = 0.02) -> tuple[list[Prompt], list[Prompt]]:
     """Split prompts into those to train on and those held out. The side of a prompt depends on its text only."""
 
-    def held_out(prompt: str) -> bool:
-        return int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:4], "big") < share * 2**32
+    def held_out(prompt: Prompt) -> bool:
+        return int.from_bytes(hashlib.sha256(prompt.text.encode()).digest()[:4], "big") < share * 2**32
 
     train, held = [p for p in prompts if not held_out(p)], [p for p in prompts if held_out(p)]
     return (train, held) if train and held else (prompts[1:] or prompts, prompts[:1])
@@ -92,12 +93,13 @@ def rows_in(path: Path, flag: str) -> list[Any]:
 def _prompt(row: Any, where: str) -> Prompt:
     fields = row if isinstance(row, Mapping) else {"text": row}
     text = next((fields[name] for name in _TEXT if name in fields), None)
-    domain = fields.get("domain", fields.get("kind", "all"))
-    if not isinstance(text, str) or not text.strip() or not isinstance(domain, str):
+    domain, raw = fields.get("domain", fields.get("kind", "all")), fields.get("raw", False)
+    if not isinstance(text, str) or not text.strip() or not isinstance(domain, str) or not isinstance(raw, bool):
         raise ArgumentError(
-            f"{where} must be a text, or an object with {', '.join(_TEXT[:-1])} or {_TEXT[-1]}, and optionally domain"
+            f"{where} must be a text, or an object with {', '.join(_TEXT[:-1])} or {_TEXT[-1]}, and optionally domain "
+            "and raw (true: no chat template)"
         )
-    return Prompt(text, domain)
+    return Prompt(text, domain, raw)
 
 
 def read_prompts(path: Path, flag: str = "--prompts") -> list[Prompt]:

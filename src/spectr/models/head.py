@@ -10,7 +10,7 @@ to the nodes of its path, and costs a fraction of all layers.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -284,6 +284,17 @@ class FeatureHead(TakesFeatures, Borrowing, PreTrainedModel):  # type: ignore[no
         made = nn.Linear(2 * self.shape.width, self.shape.width, bias=False, device="meta")
         made.weight = nn.Parameter(torch.cat([parts[0], parts[-1]], 1), requires_grad=False)
         self._short = {"join": rounded(made)}
+
+    def with_light_layer(self) -> "FeatureHead":
+        """Return a light head with the weights of this one and a new layer below the root, which begins with this
+        head's joining layer and norm."""
+        made = FeatureHead(replace(self.shape, light=True))
+        made.load_state_dict(self.state_dict(), strict=False)
+        assert made.below is not None
+        parts = self.join.weight.detach().split(self.shape.width, 1)
+        made.below.join.weight = nn.Parameter(torch.cat([parts[0], parts[-1]], 1))
+        made.below.norm.load_state_dict(self.trunk.norm.state_dict())
+        return made
 
     deepest: int | None = None
     """None: the head drafts to any depth."""

@@ -125,9 +125,14 @@ def _stored(folder: Path, target: PreTrainedModel) -> tuple[Any, Trained, Tensor
     return head, about, order
 
 
-def load_for_training(folder: Path, target: PreTrainedModel) -> FeatureHead | BlockwiseHead:
-    """Return the head in `folder` for further training: in float32, with the whole vocabulary."""
+def load_for_training(folder: Path, target: PreTrainedModel, light: bool = False) -> FeatureHead | BlockwiseHead:
+    """Return the head in `folder` for further training: in float32, with the whole vocabulary. With `light`, a feature
+    head gets a new layer that drafts below the root."""
     head: Any = _stored(folder, target)[0]
+    if light and not isinstance(head, FeatureHead):
+        raise ArgumentError(f"only a feature head can become a light one, and {folder} has a blockwise head")
+    if light and not head.shape.light:
+        head = head.with_light_layer()
     head.to(target.device).borrow(target)
     made: FeatureHead | BlockwiseHead = head
     return made

@@ -60,7 +60,7 @@ class Distilling:
     kind: str = "feature"  # or "light", "blockwise", or "eagle3", which other engines load too
     layers: int = 2  # layers of a feature head
     vocabulary: int | None = None  # number of most frequent tokens that it drafts on a CPU; None: all
-    begin_with: Path | None = None  # a drafter for the same target to train further; its kind and layers are kept
+    begin_with: Path | None = None  # a drafter for the same target to train further; its layers are kept
     course: Course = field(default_factory=Course)
     loading: dict[str, Any] = field(default_factory=dict)
 
@@ -71,9 +71,10 @@ def _prompts(how: Distilling, lm: LM) -> tuple[list[list[int]], list[list[int]]]
         prompts = training(how.prompts)
     else:
         own = read_prompts(how.data)
-        prompts = [own[at % len(own)].text for at in range(how.prompts)]
+        prompts = [own[at % len(own)] for at in range(how.prompts)]
     room = min(lm.opened.target.context - how.longest, 512)
-    parts = [[ids for ids in map(lm.encode, part) if len(ids) <= room] for part in split(prompts)]
+    encoded = [[lm.encode(prompt.text, raw=prompt.raw) for prompt in part] for part in split(prompts)]
+    parts = [[ids for ids in part if len(ids) <= room] for part in encoded]
     if not parts[0] or not parts[1]:
         raise ArgumentError(f"prompts must have at most {room} tokens, and all of them are longer; give shorter ones")
     return parts[0], parts[1][:500]
@@ -186,7 +187,7 @@ def _train(trainer: Trainer, corpora: Sequence[Corpus], checkpoint: Path, say: S
 def _early_head(how: Distilling, model: Any) -> Head | None:
     """Return a head that might not fit the target, so that errors are raised before sampling; None for other kinds."""
     if how.begin_with is not None:
-        return load_for_training(how.begin_with, model)
+        return load_for_training(how.begin_with, model, light=how.kind == "light")
     return eagle3_of(model) if how.kind == "eagle3" else None
 
 
