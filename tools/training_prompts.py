@@ -1,6 +1,7 @@
 """Writes prompts for `spectr train --prompts`: questions, tasks, passages, sums and code about many topics.
 
     python tools/training_prompts.py --nouns nouns.txt --verbs verbs.txt --texts texts/ --code src/ out.jsonl
+    python tools/training_prompts.py … --mix about=0.2,complete=0.3,write_code=0.3,sums=0.2 out.jsonl
 
 Word lists have one word a line. `--texts` is a folder of text files, whose paragraphs become passages to summarise,
 to explain, or to continue without a chat template; `--code` is a folder of Python files, whose functions become code to
@@ -61,7 +62,21 @@ _WRITE_CODE = (
     "Write a {language} program that counts how often each {a} occurs in a list.",
     "Write a regular expression that finds {a} in a text, and explain it.",
 )  # fmt: skip
+_COMPLETE = (
+    "Complete this Python function. Answer with one code block.\n\n```python\n{p}\n```",
+    "Write the body of this function:\n\n```python\n{p}\n```", "{p}\n\nFinish this function and explain it briefly.",
+    "Implement this function and add three assertions that test it:\n\n```python\n{p}\n```",
+)  # fmt: skip
 _SUMS = (
+    "{name} has {x} {a}s and buys {y} more every week for {d} weeks. Then {name} gives away half of them. How many are "
+    "left? Think step by step.",
+    "A shop sells {a}s for {x} euros each. On Monday it sells {y}, on Tuesday twice as many, and on Wednesday {d} "
+    "fewer than on Monday. How much money does it take in? Give the answer as a number at the end.",
+    "{name} reads {y} pages a day. A book has {z} pages. After how many days is the book finished, and how many pages "
+    "are read on the last day?",
+    "{name} earns {x} euros an hour, works {d} hours a day for {h} days, and spends {y} euros. How much is saved?",
+    "Solve this problem step by step: {x} boxes have {d} {a}s each. {y} of the {a}s are broken. What percentage is not "
+    "broken?",
     "{x} {a}s cost {y} euros each. I pay with {z} euros. How much is left?", "What is {x} × {y}? Show the calculation.",
     "A train leaves at {h}:{m:02d} and takes {y} minutes. When does it arrive?", "Is {z} divisible by {x}? Explain.",
     "{x} friends share {z} {a}s equally. How many does each get, and how many are left?",
@@ -69,6 +84,7 @@ _SUMS = (
     "A {a} is reduced by {x} % from {z} euros. What does it cost now?", "Solve for x: {x}x + {y} = {z}.",
     "The sides of a rectangle are {x} cm and {y} cm. Compute its area and perimeter.", "List the primes up to {x}.",
 )  # fmt: skip
+_NAMES = ("Anna", "Ben", "Chen", "Dora", "Emil", "Fatima", "Grace", "Hugo", "Ines", "Jamal", "Kofi", "Lena")
 _LANGUAGES = ("Python", "JavaScript", "C", "Java", "Go", "Rust", "Bash", "TypeScript")
 
 
@@ -88,7 +104,7 @@ def _functions(folder: Path) -> Iterator[tuple[str, str, str]]:
         try:
             source = path.read_text("utf-8")
             tree = ast.parse(source)
-        except (SyntaxError, UnicodeDecodeError):
+        except (OSError, SyntaxError, UnicodeDecodeError):
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and (doc := ast.get_docstring(node)):
@@ -109,14 +125,13 @@ class _Maker:
         self.nouns, self.verbs = options.nouns.read_text().split(), options.verbs.read_text().split()
         self.passages = _paragraphs(options.texts)
         self.functions = list(_functions(options.code))
-        self.kinds: list[tuple[float, Callable[[], dict[str, object]]]] = [
-            (0.40, self.about), (0.08, self.doing), (0.14, self.passage), (0.14, self.continued), (0.06, self.code),
-            (0.06, self.code_continued), (0.06, self.write_code), (0.06, self.sums),
-        ]  # fmt: skip
+        self.shares = options.mix
 
     def one(self) -> dict[str, object]:
         """Return a prompt of a random kind."""
-        return self.draw.choices([make for _, make in self.kinds], [share for share, _ in self.kinds])[0]()
+        kind = self.draw.choices(list(self.shares), list(self.shares.values()))[0]
+        make: Callable[[], dict[str, object]] = getattr(self, kind)
+        return make()
 
     def words(self) -> dict[str, str]:
         first, second = self.draw.sample(self.nouns, 2)
@@ -143,6 +158,13 @@ class _Maker:
         lines = "\n\n".join(text for *_, text in self.draw.sample(self.functions, 2)).splitlines()
         return {"text": "\n".join(lines[: self.draw.randint(2, 30)]), "domain": "code", "raw": self.draw.random() < 0.6}
 
+    def complete(self) -> dict[str, object]:
+        source = self.draw.choice(self.functions)[2]
+        node = ast.parse(source.strip()).body[0]
+        assert isinstance(node, ast.FunctionDef)
+        head = "\n".join(source.splitlines()[: node.body[0].end_lineno])  # the signature and the docstring
+        return {"text": self.draw.choice(_COMPLETE).format(p=head), "domain": "code"}
+
     def write_code(self) -> dict[str, object]:
         name, doc, _ = self.draw.choice(self.functions)
         language, words = self.draw.choice(_LANGUAGES), {**self.words(), "a": self.draw.choice(self.nouns)}
@@ -151,8 +173,23 @@ class _Maker:
 
     def sums(self) -> dict[str, object]:
         x, y, z = self.draw.randint(2, 30), self.draw.randint(2, 150), self.draw.randint(50, 900)
-        at = {"h": self.draw.randint(0, 23), "m": self.draw.randint(0, 59), "a": self.draw.choice(self.nouns)}
+        at: dict[str, object] = {"h": self.draw.randint(0, 23), "m": self.draw.randint(0, 59)}
+        at |= {"d": self.draw.randint(2, 9), "a": self.draw.choice(self.nouns), "name": self.draw.choice(_NAMES)}
         return {"text": self.draw.choice(_SUMS).format(x=x, y=y, z=z, **at), "domain": "sums"}
+
+
+_MIX = {
+    "about": 0.40, "doing": 0.08, "passage": 0.14, "continued": 0.14, "code": 0.06, "code_continued": 0.06,
+    "write_code": 0.06, "sums": 0.06, "complete": 0.0,
+}  # fmt: skip
+
+
+def _mix(text: str) -> dict[str, float]:
+    """Parse shares of the kinds, such as "about=0.5,sums=0.5"."""
+    shares = {kind: float(share) for kind, _, share in (part.partition("=") for part in text.split(","))}
+    if unknown := shares.keys() - _MIX.keys():
+        raise argparse.ArgumentTypeError(f"kinds must be among {', '.join(_MIX)}, got {', '.join(sorted(unknown))}")
+    return shares
 
 
 def main() -> None:
@@ -160,6 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("nouns", "verbs", "texts", "code"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--mix", type=_mix, default=_MIX, help="shares of the kinds of prompts")
     parser.add_argument("--count", type=int, default=40_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("out", type=Path)

@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(folder: Path, out: Path, seconds: float = 60.0, **more: object) -> Distilling:
     course = Course(seconds, 120, depths=2, budget=1024)  # as many steps on every machine
-    return Distilling(str(folder), out, prompts=60, longest=16, rows=60, layers=1, course=course, **more)  # type: ignore[arg-type]
+    return Distilling(str(folder), out, prompts=60, longest=(16,), rows=60, layers=1, course=course, **more)  # type: ignore[arg-type]
 
 
 def exact(folder: Path, drafter: str | Path, **options: object) -> LM:

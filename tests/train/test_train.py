@@ -138,7 +138,7 @@ class Forced:
 def test_samples_have_the_law_of_the_target(net: PreTrainedModel) -> None:
     """First tokens of 4,000 answers, within six standard deviations for every token: a false-alarm rate of 10^-7."""
     target, count = Target(net), 4000
-    found = list(sample(target, [[5, 6, 7]] * count, Sampling((0.8,), 2, 1000, frozenset({2}))))
+    found = list(sample(target, [[5, 6, 7]] * count, Sampling((0.8,), (2,), 1000, frozenset({2}))))
     with torch.no_grad():
         law = (net(torch.tensor([[5, 6, 7]])).logits[0, -1] / 0.8).softmax(-1)
     share = torch.bincount(torch.tensor([text.tokens[3] for text in found]), minlength=SIZE) / count
@@ -152,7 +152,7 @@ def test_a_head_learns(net: PreTrainedModel, objective: str, tmp_path: object) -
     from pathlib import Path
 
     target = Target(net)
-    drawn = list(sample(target, [[3 + at % 30] for at in range(80)], Sampling((1.0,), 24, 80, frozenset())))
+    drawn = list(sample(target, [[3 + at % 30] for at in range(80)], Sampling((1.0,), (24,), 80, frozenset())))
     corpus, held = (Corpus(part, torch.device("cpu"), (0,)) for part in (drawn[:64], drawn[64:]))
     corpus.describe(target, 4000)
     held.describe(target, 4000)

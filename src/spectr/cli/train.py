@@ -65,9 +65,21 @@ def train(
         typer.Option(min=2, metavar="N", help="Number of prompts the target answers.", rich_help_panel=_TEXTS),
     ] = 4000,
     tokens: Annotated[
-        int, typer.Option(min=8, metavar="N", help="Maximum number of tokens of an answer.", rich_help_panel=_TEXTS)
-    ] = 256,
+        str,
+        typer.Option(
+            metavar="N,N,...", help="Maximum numbers of tokens of an answer, used in turn.", rich_help_panel=_TEXTS
+        ),
+    ] = "256",
     rows: Annotated[int, typer.Option(min=1, metavar="N", help="Texts sampled at once.", rich_help_panel=_TEXTS)] = 64,
+    sampling_minutes: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            metavar="M",
+            help="Stop sampling after this time and train on the answers so far. [default: no limit]",
+            rich_help_panel=_TEXTS,
+        ),
+    ] = None,
     temperatures: Annotated[
         str,
         typer.Option(
@@ -86,6 +98,12 @@ def train(
     layers: Annotated[
         int, typer.Option(min=1, max=4, metavar="N", help="Layers of a feature head.", rich_help_panel=_DRAFTER)
     ] = 2,
+    inner: Annotated[
+        int | None,
+        typer.Option(
+            min=8, metavar="N", help="Inner width of its layers. [default: the target's]", rich_help_panel=_DRAFTER
+        ),
+    ] = None,
     depths: Annotated[
         int,
         typer.Option(
@@ -160,8 +178,9 @@ def train(
         temperatures=sampling_temperatures, rate=rate, budget=batch,
     )  # fmt: skip
     how = Distilling(
-        target, out, prompts, texts, tokens, sampling_temperatures, rows, kind, layers, vocabulary, begin_with, course,
-        {"device": device, "dtype": dtype},
+        target, out, prompts, texts, numbers("--tokens", tokens, int, 8), sampling_temperatures, rows,
+        float("inf") if sampling_minutes is None else 60 * sampling_minutes, kind, layers, inner, vocabulary,
+        begin_with, course, {"device": device, "dtype": dtype},
     )  # fmt: skip
     about = _distilled(how, context)
     reached = about.training["curve"][-1]["acceptance"] if about.training["curve"] else []

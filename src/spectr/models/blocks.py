@@ -1,14 +1,21 @@
-"""Stores matrices as int8 with a scale for every 64 values of a row: half the size of bfloat16, 0.6 % error in norm."""
+"""Stores matrices in blocks of 64 values of a row, with six bits for each value and one scale for each block.
+
+A file takes 0.78 bytes for each weight and the error is 2 % in norm. Files that were written before have eight bits;
+both are read as int8 values with their scales.
+"""
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-__all__ = ["SCALE", "packed", "unpacked"]
+__all__ = ["SCALE", "decoded", "packed", "unpacked"]
 
 _BLOCK = 64
+_LARGEST = 31  # of a value in six bits
+_SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8)  # candidates for a scale, relative to the one at which nothing is clipped
 SCALE = ".scale"
 """Suffix of the name under which the scales of a matrix are stored."""
+_SIX = ".six"  # suffix of a matrix in six bits
 
 
 def _blocks(weights: Tensor) -> Tensor:
@@ -17,26 +24,67 @@ def _blocks(weights: Tensor) -> Tensor:
     return blocks
 
 
+def _rounded(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return values from -31 to 31 (R, B, 64) and scales (R, B). Of some scales the one with the least error is taken:
+    clipping the largest value of a block lets the others be finer."""
+    full = (blocks.abs().amax(-1) / _LARGEST).clamp_min(1e-12)
+    best = torch.full_like(full, torch.inf)
+    codes, scales = torch.zeros_like(blocks), torch.zeros_like(full, dtype=torch.float16)
+    for shrink in _SHRINKS:
+        scale = (full * shrink).to(torch.float16).clamp_min(2**-24)
+        made = (blocks / scale.float()[..., None]).round().clamp(-_LARGEST, _LARGEST)
+        error = (made * scale.float()[..., None] - blocks).square().sum(-1)
+        better = error < best
+        best, scales = torch.where(better, error, best), torch.where(better, scale, scales)
+        codes = torch.where(better[..., None], made, codes)
+    return codes.to(torch.int8), scales
+
+
+def _to_six_bits(codes: Tensor) -> Tensor:
+    """Return values (R, 4 n) from -31 to 31 as bytes (R, 3 n)."""
+    a, b, c, d = (codes.to(torch.int16) + 32).unflatten(1, (-1, 4)).unbind(-1)
+    three = torch.stack([a | (b & 3) << 6, b >> 2 | (c & 15) << 4, c >> 4 | d << 2], -1)
+    return three.flatten(1).to(torch.uint8)
+
+
+def _from_six_bits(stored: Tensor) -> Tensor:
+    """Return the values of `_to_six_bits` as int8."""
+    x, y, z = stored.to(torch.int16).unflatten(1, (-1, 3)).unbind(-1)
+    four = torch.stack([x & 63, x >> 6 | (y & 15) << 2, y >> 4 | (z & 3) << 4, z >> 2], -1)
+    return (four.flatten(1) - 32).to(torch.int8)
+
+
 def packed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return matrices as int8 with their scales, and everything else as bfloat16."""
+    """Return matrices in six bits with their scales, and everything else as bfloat16. Matrices whose rows are no
+    multiple of four take a byte for each value."""
     made: dict[str, Tensor] = {}
     for name, weights in tensors.items():
         if weights.dim() != 2:
             made[name] = weights.to(torch.bfloat16)
             continue
-        blocks = _blocks(weights.float())
-        scale = (blocks.abs().amax(-1) / 127).clamp_min(1e-12).to(torch.float16).clamp_min(2**-24)
-        whole = (blocks / scale.float()[..., None]).round().clamp(-127, 127).to(torch.int8)
-        made[name] = whole.flatten(1)[:, : weights.shape[1]].contiguous()
-        made[name + SCALE] = scale
+        codes, made[name + SCALE] = _rounded(_blocks(weights.float()))
+        whole = codes.flatten(1)[:, : weights.shape[1]].contiguous()
+        if weights.shape[1] % 4:
+            made[name] = whole
+        else:
+            made[name + _SIX] = _to_six_bits(whole)
     return made
+
+
+def decoded(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a file with every matrix as int8 values beside its scales."""
+    return {
+        name.removesuffix(_SIX): _from_six_bits(stored) if name.endswith(_SIX) else stored
+        for name, stored in tensors.items()
+    }
 
 
 def unpacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors that were packed, in float32."""
     made: dict[str, Tensor] = {}
-    for name, weights in tensors.items():
-        if (scale := tensors.get(name + SCALE)) is not None:
+    read = decoded(tensors)
+    for name, weights in read.items():
+        if (scale := read.get(name + SCALE)) is not None:
             full = _blocks(weights.float()) * scale.float()[..., None]
             made[name] = full.flatten(1)[:, : weights.shape[1]].contiguous()
         elif not name.endswith(SCALE):

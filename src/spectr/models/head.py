@@ -45,15 +45,16 @@ class HeadShape:
 
     @classmethod
     def for_target(
-        cls, model: PreTrainedModel, layers: int = 2, taps: Layers | None = None, light: bool = False
+        cls, model: PreTrainedModel, layers: int = 2, taps: Layers | None = None, light: bool = False, inner: int = 0
     ) -> "HeadShape":
-        """Return a shape with the heads and the inner width of the target's layers, if its config states them. By
-        default the head reads the outputs of two layers, at one and two thirds of the target's depth."""
+        """Return a shape with the heads and the inner width of the target's layers, if its config states them; `inner`
+        is another inner width. By default the head reads the outputs of two layers, at one and two thirds of the
+        target's depth."""
         config: Any = model.config.get_text_config(decoder=True)
         width = int(config.hidden_size)
         heads = int(getattr(config, "num_attention_heads", 0) or max(1, width // 64))
         kv = int(getattr(config, "num_key_value_heads", None) or heads)
-        inner = int(getattr(config, "intermediate_size", None) or 4 * width)
+        inner = inner or int(getattr(config, "intermediate_size", None) or 4 * width)
         rope = getattr(config, "rope_parameters", None) or {}
         theta = rope.get("rope_theta", 10_000.0) if isinstance(rope, dict) else 10_000.0
         if width % heads or heads % kv or (width // heads) % 2:
@@ -304,9 +305,11 @@ class FeatureHead(TakesFeatures, Borrowing, PreTrainedModel):  # type: ignore[no
         return asdict(self.shape)
 
 
-def head_of(target: PreTrainedModel, layers: int = 2, taps: Layers | None = None, light: bool = False) -> FeatureHead:
-    """Return a new, untrained head for this target, on its device, in float32."""
-    made = FeatureHead(HeadShape.for_target(target, layers, taps, light))
+def head_of(
+    target: PreTrainedModel, layers: int = 2, taps: Layers | None = None, light: bool = False, inner: int = 0
+) -> FeatureHead:
+    """Return a new, untrained head for this target, on its device, in float32; see `HeadShape.for_target`."""
+    made = FeatureHead(HeadShape.for_target(target, layers, taps, light, inner))
     made.to(target.device)  # type: ignore[arg-type]
     made.borrow(target)
     return made

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from spectr.errors import ArgumentError, MismatchError
 from spectr.kernels.cpu.kinds import GROUP
-from spectr.models.blocks import SCALE, packed, unpacked
+from spectr.models.blocks import SCALE, decoded, packed, unpacked
 from spectr.models.blockwise import BlockwiseHead, BlockwiseShape
 from spectr.models.head import FeatureHead, HeadShape
 from spectr.models.int8 import Int8Linear
@@ -58,6 +58,7 @@ class Trained:
     shape: dict[str, Any]
     kind: str = "feature"  # or "blockwise"
     rows: int | None = None  # on a CPU it drafts this many of the most frequent tokens; None: all
+    device: str | None = None  # kind of device for which `auto` takes it: "cuda" or "cpu"; None: any
     training: dict[str, Any] = field(default_factory=dict)
 
 
@@ -67,8 +68,8 @@ def is_drafter(folder: Path) -> bool:
 
 
 def save_drafter(folder: Path, head: FeatureHead | BlockwiseHead, about: Trained, order: Tensor) -> None:
-    """Write the weights as blocks of int8, the tokens in `order` of decreasing frequency, and the description. Files
-    are written under temporary names and renamed."""
+    """Write the weights in blocks, the tokens in `order` of decreasing frequency, and the description. Files are
+    written under temporary names and renamed."""
     if any(isinstance(module, Int8Linear) for module in head.modules()):
         raise ArgumentError(
             "a head that was loaded for drafting has rounded weights and cannot be saved; copy its folder instead"
@@ -100,9 +101,11 @@ def _all_shipped() -> list[Path]:
 
 
 def shipped(model: PreTrainedModel) -> Path | None:
-    """Return the folder of the drafter that is shipped with spectr for this model, or None."""
-    mark = fingerprint(model)
-    return next((folder for folder in _all_shipped() if _about(folder).fingerprint == mark), None)
+    """Return the folder of the drafter that is shipped with spectr for this model, or None. One for the model's kind of
+    device is preferred to one for any device."""
+    mark, kind = fingerprint(model), model.device.type
+    found = {about.device: folder for folder in _all_shipped() if (about := _about(folder)).fingerprint == mark}
+    return found.get(kind) or found.get(None)
 
 
 def shipped_targets() -> set[str]:
@@ -139,7 +142,7 @@ def load_for_training(folder: Path, target: PreTrainedModel, light: bool = False
 
 
 def _pack(head: Any, tensors: dict[str, Tensor]) -> None:
-    """Replace the linear layers of a head, and its short joining layer, by packed ones with the stored int8 values."""
+    """Replace the linear layers of a head, and its short joining layer, by packed ones with the stored values."""
     width = head.shape.width
     for name, codes in tensors.items():
         if (scale := tensors.get(name + SCALE)) is None or codes.shape[1] % GROUP:
@@ -162,6 +165,6 @@ def load_drafter(folder: Path, target: PreTrainedModel, vocabulary: int | None =
     if isinstance(head, FeatureHead):
         tune_head(head)
     if isinstance(head.get_output_embeddings(), PackedLinear) and not getattr(head.shape, "light", False):
-        _pack(head, load_file(folder / _WEIGHTS))
+        _pack(head, decoded(load_file(folder / _WEIGHTS)))
     made: FeatureHead | BlockwiseHead = head.eval()
     return made

@@ -54,11 +54,13 @@ class Distilling:
     out: Path
     data: Path | None = None  # prompts; None: built-in ones
     prompts: int = 4000  # number of prompts, each answered once
-    longest: int = 256  # maximum number of tokens of an answer
+    longest: tuple[int, ...] = (256,)  # maximum numbers of tokens of an answer, used by the batches in turn
     temperatures: tuple[float, ...] = (1.0, 1.0, 0.7)  # temperatures of the samples
     rows: int = 64  # texts sampled at once
+    sampling_seconds: float = float("inf")  # prompts that are not answered by then are left out
     kind: str = "feature"  # or "light", "blockwise", or "eagle3", which other engines load too
     layers: int = 2  # layers of a feature head
+    inner: int | None = None  # inner width of its layers; None: the target's
     vocabulary: int | None = None  # number of most frequent tokens that it drafts on a CPU; None: all
     begin_with: Path | None = None  # a drafter for the same target to train further; its layers are kept
     course: Course = field(default_factory=Course)
@@ -72,7 +74,7 @@ def _prompts(how: Distilling, lm: LM) -> tuple[list[list[int]], list[list[int]]]
     else:
         own = read_prompts(how.data)
         prompts = [own[at % len(own)] for at in range(how.prompts)]
-    room = min(lm.opened.target.context - how.longest, 512)
+    room = min(lm.opened.target.context - max(how.longest), 512)
     encoded = [[lm.encode(prompt.text, raw=prompt.raw) for prompt in part] for part in split(prompts)]
     parts = [[ids for ids in part if len(ids) <= room] for part in encoded]
     if not parts[0] or not parts[1]:
@@ -103,7 +105,7 @@ def _texts(path: Path, make: Callable[[], list[Text]]) -> list[Text]:
 
 def _sampled(how: Distilling, lm: LM, say: Say, bar: Bar) -> tuple[list[Text], list[Text]]:
     """Return the target's answers for training and held out, sampled once and stored in files."""
-    sampling = Sampling(how.temperatures, how.longest, how.rows, lm.opened.stops)
+    sampling = Sampling(how.temperatures, how.longest, how.rows, lm.opened.stops, how.sampling_seconds)
 
     def answers(which: int, title: str) -> list[Text]:
         prompts = _prompts(how, lm)[which]
@@ -194,7 +196,7 @@ def _early_head(how: Distilling, model: Any) -> Head | None:
 def _new_head(how: Distilling, model: Any) -> Head:
     if how.kind == "blockwise":
         return blockwise_of(model, how.course.depths)
-    return head_of(model, how.layers, light=how.kind == "light")
+    return head_of(model, how.layers, light=how.kind == "light", inner=how.inner or 0)
 
 
 def _written(how: Distilling, trainer: Trainer, texts: list[Text]) -> Trained:

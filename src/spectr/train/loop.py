@@ -225,11 +225,20 @@ class Trainer:
             batch = held.batch(torch.tensor(group, device=held.device), held.width(group))
             for depth, features in enumerate(self._expected(batch, depths)):
                 where = batch.counted(depth + 1)
-                draft, target = self.head.logits(features[where]), self._target_logits(self._last(batch)[where])
-                p, q = ((x.float() / temperature).softmax(-1) for x in (target, draft))
-                sums[depth] += float(torch.minimum(p, q).sum())
-                counts[depth] += int(where.sum())
+                true = self._last(batch)[where]
+                sums[depth] += self._overlap(features[where], true, temperature)
+                counts[depth] += len(true)
         return [total / max(1, count) for total, count in zip(sums, counts, strict=True)]
+
+    def _overlap(self, features: Tensor, true: Tensor, temperature: float) -> float:
+        """Return Σ min(target, draft) of predicted and true features (M, H), summed over rows."""
+        total = 0.0
+        for start in range(0, len(true), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            p, q = self._target_logits(true[rows]), self.head.logits(features[rows])
+            p, q = ((x.float() / temperature).softmax(-1) for x in (p, q))
+            total += float(torch.minimum(p, q).sum())
+        return total
 
     def _report(self, held: Corpus, losses: list[float]) -> Report:
         known = [loss for loss in losses if not math.isnan(loss)]

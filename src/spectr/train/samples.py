@@ -1,5 +1,7 @@
 """Samples texts of a target, as training data for a drafter. On CUDA a captured graph adds one token to all rows."""
 
+import random
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -25,9 +27,10 @@ class Sampling:
     """Settings of sampling."""
 
     temperatures: tuple[float, ...] = (1.0,)  # assigned to the rows in turn
-    longest: int = 256  # maximum number of tokens of an answer
+    longest: tuple[int, ...] = (256,)  # maximum numbers of tokens of an answer, used by the batches in turn
     rows: int = 64  # texts at once
     stops: frozenset[int] = frozenset()
+    seconds: float = float("inf")  # no batch begins after this time
 
 
 def _draw(logits: Tensor, inverse_temperature: Tensor) -> Tensor:
@@ -85,10 +88,10 @@ class _Writer:
         store.filled, store.longest, store.bound_slack = lengths, store.cache.size - 1, 0
 
 
-def _sample_batch(target: Target, prompts: list[list[int]], how: Sampling) -> list[Text]:
-    """Sample answers to some prompts, all at once."""
+def _sample_batch(target: Target, prompts: list[list[int]], how: Sampling, longest: int) -> list[Text]:
+    """Sample answers of at most `longest` tokens to some prompts, all at once."""
     device = target.device
-    session = target.open(len(prompts), max(map(len, prompts)) + how.longest + 1)
+    session = target.open(len(prompts), max(map(len, prompts)) + longest + 1)
     target.read(session, [prompt[:-1] for prompt in prompts])
     inverse_temperature = torch.tensor(
         [1 / how.temperatures[at % len(how.temperatures)] for at in range(len(prompts))], device=device
@@ -99,7 +102,7 @@ def _sample_batch(target: Target, prompts: list[list[int]], how: Sampling) -> li
         writer.capture()
     steps, ended = [], torch.zeros(len(prompts), dtype=torch.bool, device=device)
     stops = torch.tensor(sorted(how.stops), device=device)
-    for count in range(how.longest):
+    for count in range(longest):
         writer()
         steps.append(tokens[:, 0].clone())
         ended |= torch.isin(steps[-1], stops)
@@ -118,9 +121,16 @@ def _text(prompt: list[int], answer: list[int], stops: frozenset[int]) -> Text:
 def sample(
     target: Target, prompts: list[list[int]], how: Sampling, progress: Callable[[int], None] = lambda _: None
 ) -> Iterator[Text]:
-    """Yield an answer to every prompt; `progress` is called with the number of new tokens."""
+    """Yield an answer to every prompt, or to as many as the time allows; `progress` is called with the number of new
+    tokens."""
     order = sorted(range(len(prompts)), key=lambda at: len(prompts[at]))  # rows of a batch have similar lengths
-    for start in range(0, len(order), how.rows):
-        texts = _sample_batch(target, [prompts[at] for at in order[start : start + how.rows]], how)
+    batches = [order[start : start + how.rows] for start in range(0, len(order), how.rows)]
+    random.Random(0).shuffle(batches)  # if time is up, prompts of all lengths have been answered
+    end = time.monotonic() + how.seconds
+    for number, batch in enumerate(batches):
+        if number and time.monotonic() > end:
+            return
+        longest = how.longest[number % len(how.longest)]
+        texts = _sample_batch(target, [prompts[at] for at in batch], how, longest)
         progress(sum(len(text.tokens) - text.start for text in texts))
         yield from texts
