@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -123,6 +124,9 @@ def on_gpu(name: str, plan: Plan) -> tuple[Target, Any]:
             return target, drafter("blockwise", heads=blockwise_of(net, 3), target=target, plan=plan)
         case "random":
             return target, drafter("random", plan=plan)
+    if name in KINDS:
+        with TemporaryDirectory(prefix="spectr-") as folder:
+            return target, _published(net, random_head(net, name, Path(folder) / name))(plan)
     return target, drafter(name)
 
 
