@@ -1,7 +1,8 @@
 """Prompt lookup: drafts what followed the last few tokens where they occurred earlier in the text. The continuations of
 several places form one tree.
 
-The search consists of tensor operations on the texts on the device, so that a step needs nothing from the host.
+The search consists of tensor operations on the texts on the device, so that a step needs nothing from the host. On a
+GPU one kernel does all of them: each takes little time there, but there are more than a hundred.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from torch import Tensor
 from spectr.checks import whole
 from spectr.draft.mixed import merge
 from spectr.draft.stateless import SingleChoice
+from spectr.kernels import usable
+from spectr.notices import notice
 from spectr.rows import cached_arange
 from spectr.types import Draft, Drafting, Opening, Scene, Siblings, TextState
 
@@ -111,6 +114,23 @@ def _chains(root: Tensor, following: Tensor, count: Tensor) -> Draft:
     return Draft(tokens, parents, alive, fixed, None, "fixed", length, drafts)
 
 
+def _drafted_by_kernel(lookup: Lookup, root: Tensor, tokens: Tensor, end: Tensor) -> Draft | None:
+    """Draft with one kernel; return None if it cannot. The draft is that of `_chains`, cut."""
+    if not usable(tokens):
+        return None
+    from spectr.kernels.lookup import Search, can_look_up, looked_up
+
+    search = Search(lookup.drafts, lookup.length, lookup.nodes, lookup.shortest, _PLACES * lookup.drafts)
+    if not can_look_up(search, tokens.shape[1]):
+        notice(
+            f"{lookup.drafts} drafts after matches of up to {lookup.longest} tokens are too many for the kernel of "
+            "lookup; texts are searched without it, which is slower"
+        )
+        return None
+    chains = looked_up(root, tokens, end, search)
+    return Draft(*chains, None, "fixed", lookup.length, min(lookup.drafts, tokens.shape[1]))
+
+
 class _LookupDrafting(SingleChoice):
     """The sources of the rows of an encoder-decoder model."""
 
@@ -120,8 +140,10 @@ class _LookupDrafting(SingleChoice):
 
     def propose(self, scene: Scene) -> Draft:
         """Draft the continuations of each row's text."""
-        following, count = self.lookup.continuations(*self._searched(scene.texts))
-        chains = _chains(scene.root, following, count)
+        tokens, end = self._searched(scene.texts)
+        if (draft := _drafted_by_kernel(self.lookup, scene.root, tokens, end)) is not None:
+            return draft
+        chains = _chains(scene.root, *self.lookup.continuations(tokens, end))
         if (
             scene.root.device.type == "cpu"
         ):  # fewer nodes take less time; on a GPU merging would take longer than it saves
