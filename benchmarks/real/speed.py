@@ -17,6 +17,7 @@ __all__ = ["prompts_of", "speed", "summary"]
 
 _WARM_TOKENS = 8  # of a warm-up text where nothing is captured or compiled
 _WARM_SEED = 1_000_003
+_LEAST_SECONDS = 30.0  # for a text of transformers, even if the time of its part is over
 _AGAINST = {"plain": PLAIN, "transformers": TRANSFORMERS, "compiled": COMPILED}
 
 
@@ -79,7 +80,7 @@ def _write(
     if name in (SPECTR, PLAIN):
         return way.write(*wanted)
     try:
-        with bounded(max(1.0, until - time.monotonic())):
+        with bounded(max(_LEAST_SECONDS, until - time.monotonic())):
             return way.write(*wanted)
     except Exception as error:  # an error of transformers, of any kind
         failed[name] = said(error)

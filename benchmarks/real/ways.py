@@ -78,14 +78,16 @@ class TransformersWay:
 
     def write(self, prompt: Sequence[int], seed: int, temperature: float, tokens: int) -> Written:
         """Generate a text."""
-        law = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
+        law = {"do_sample": True, "temperature": temperature, **SAMPLING}
+        if temperature == 0:
+            law = {"do_sample": False, "repetition_penalty": 1.0}
         ids = torch.tensor([list(prompt)], device=self.net.device)
         with stock_kernels(self.net):
             torch.manual_seed(seed)  # transformers has no other source of randomness
             start = time.perf_counter()
             out = self.net.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, pad_token_id=0,
-                eos_token_id=sorted(self.stops) or None, **law, **SAMPLING, **self.options,
+                eos_token_id=sorted(self.stops) or None, **law, **self.options,
             )[0, len(prompt) :].tolist()  # fmt: skip
             return Written(len(out), time.perf_counter() - start, len(out))
 

@@ -226,9 +226,11 @@ def test_all_ways_count_the_same_tokens(subject: Subject) -> None:
 
 def test_a_whole_run(order: Order) -> None:
     said = list[str]()
+    trial = replace(SMALL, tasks=("humaneval", "chat"), temperatures=(1.0,))
+    order = replace(order, trial=trial)
     found = run(order, said.append)
     assert json.loads(order.out.read_text()) == found
-    assert list(found["parts"]) == part_names(SMALL)
+    assert list(found["parts"]) == part_names(trial)
     assert all(
         part["left"] == 0 and "error" not in part and not part.get("failed") for part in found["parts"].values()
     ), said
@@ -241,7 +243,7 @@ def test_a_whole_run(order: Order) -> None:
     assert greedy["ways"]["spectr"]["count"] == 2
     assert greedy["difference"] == 0
     (_, (heads, speeds)), (_, (more, scores)) = tables(found)
-    assert (len(speeds), len(scores)) == (6 * 4, 2 * 2 * 2)
+    assert (len(speeds), len(scores)) == (2 * 4, 2 * 2)
     assert all(len(row) == len(heads) for row in speeds)
     assert all(len(row) == len(more) for row in scores)
     run(order, said.append)
@@ -261,11 +263,11 @@ def test_an_interrupted_part_goes_on(order: Order, data: Path, part: str) -> Non
     assert second["left"] == 0
     if part == "chat_0":
         assert second["runs"][0] == first["runs"][0]
+        anew = run(replace(hurried, again=True), said.append)["parts"][part]
+        assert anew["left"] > 0
     else:
         assert second["cells"]["0"] != first["cells"]["0"] or second["cells"]["0.7"] != first["cells"]["0.7"]
         assert second["cells"]["0"]["plain"]["seconds"] >= first["cells"]["0"]["plain"]["seconds"]
-    anew = run(replace(hurried, minutes=1.0, again=True), said.append)["parts"][part]
-    assert anew["left"] == 0
 
 
 def test_a_way_that_fails_is_left_out(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
