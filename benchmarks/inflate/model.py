@@ -150,7 +150,7 @@ def inflated(
     small: Any = model
     stretch = _checked(small.config, size)
     with torch.device("meta"):
-        large: Any = LlamaForCausalLM(_config(small.config, stretch))  # type: ignore[no-untyped-call]
+        large: Any = LlamaForCausalLM(_config(small.config, stretch))
     _empty(large, device or model.device, dtype or model.dtype)
     _renew(large.model, small.model)
     _trunk(large.model, small.model, stretch)

@@ -303,7 +303,8 @@ class TestOnGpu:
 
     @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
     def test_a_thousand_steps_take_no_more_memory(self, compiled: bool) -> None:
-        """Allocated memory does not grow over a thousand steps."""
+        """Allocated memory does not grow over a thousand steps. The allocator's smallest block has 512 bytes, so one
+        that every step left behind would be far above what is allowed for objects of other tests."""
         target, made = on_gpu("feature", Plan(drafts=3, length=4, nodes=9))
         engine = Engine(target, made, spectr.rule("race"))
         if compiled:
@@ -313,7 +314,7 @@ class TestOnGpu:
             steps += len(engine.generate([Request([3, 4], 1, 240)])[0].steps)
             torch.cuda.synchronize()
             held.append(torch.cuda.memory_allocated())
-        assert held[-1] <= held[1]
+        assert held[-1] <= held[1] + 64 * 512
 
     def test_rows_share_a_tree(self) -> None:
         """When rows share a budget of nodes, each has fewer than alone, and its text is the same."""

@@ -187,7 +187,7 @@ class TakesFeatures:
             past_key_values=past_key_values,
             use_cache=use_cache,
         )
-        return CausalLMOutputWithPast(logits=self.logits(found))  # type: ignore[arg-type]
+        return CausalLMOutputWithPast(logits=self.logits(found))
 
 
 class BelowRoot(nn.Module):

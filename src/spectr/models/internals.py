@@ -1,7 +1,7 @@
 """Private names of transformers and torch, all in this one module.
 
 A private name may change with any release, so the rest of spectr uses the functions and aliases below, and a test
-refuses private names elsewhere. Each name was seen in transformers 5.17 to 5.22 and in torch 2.11 to 2.13, in the same
+refuses private names elsewhere. Each name was seen in transformers 5.17 to 5.23 and in torch 2.11 to 2.13, in the same
 place and with the same meaning, unless the text beside it says otherwise. `tests/models/test_internals.py` has a test
 for every name; it fails with the name and the installed version when a release lacks it.
 
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
-from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+from transformers.distributed.tensor_parallel import apply_tensor_parallelism as _apply_tensor_parallelism
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -75,7 +75,6 @@ _Class = TypeVar("_Class", bound=type)
 # bloom_alibi, falcon_alibi           `build_alibi_tensor` of both families: the slopes of their position biases
 # Llama…, Qwen3…, rotate_half         the layers that published EAGLE-3, DFlash and DSpark heads are made of
 # DistributedConfig                   makes `from_pretrained` read only the shards of this rank
-# apply_tensor_parallelism            shards a model that is loaded already
 
 
 def attention_name(config: Any) -> str:
@@ -120,6 +119,18 @@ def is_recurrent(model: PreTrainedModel) -> bool:
     contains "Linear" (`LinearAttentionLayer`)."""
     layers = DynamicCache(config=model.config).layers
     return bool(getattr(model, "_is_stateful", False)) or any("Linear" in type(layer).__name__ for layer in layers)
+
+
+def apply_tensor_parallelism(model: Any, mesh: Any) -> None:
+    """Shard a model that is loaded already over the ranks of a mesh.
+
+    Until transformers 5.22 the function of the same name reads the model's plan; from 5.23 on it takes the plan, with a
+    name for each module, as `_resolve_parallel_plans` returns it."""
+    if hasattr(model, "_resolve_parallel_plans"):
+        plan, *_ = model._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size()))
+        _apply_tensor_parallelism(model, mesh, plan)
+    else:
+        _apply_tensor_parallelism(model, mesh)  # type: ignore[call-arg]
 
 
 def is_sharded(model: Any) -> bool:

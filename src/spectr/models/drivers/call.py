@@ -61,7 +61,7 @@ def through_memory(model: nn.Module, call: Call, mask: Tensor) -> Tensor:
     if call.memory is None:
         raise RuntimeError("sources must be encoded before the decoder is called")
     out = model(
-        encoder_outputs=BaseModelOutput(last_hidden_state=call.memory.states),  # type: ignore[arg-type]
+        encoder_outputs=BaseModelOutput(last_hidden_state=call.memory.states),
         attention_mask=call.memory.mask,
         decoder_input_ids=call.tokens,
         decoder_attention_mask=mask,

@@ -57,7 +57,7 @@ def shard(net: Any, group: RankGroup) -> None:
         return
     mesh = init_device_mesh(group.device.type, (group.size,), mesh_dim_names=("tp",))
     is_tied = net.get_output_embeddings().weight is net.get_input_embeddings().weight
-    apply_tensor_parallelism(net, mesh)  # type: ignore[no-untyped-call]
+    apply_tensor_parallelism(net, mesh)
     for module in net.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
             if isinstance(weight, DTensor):

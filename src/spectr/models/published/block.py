@@ -170,7 +170,7 @@ class BlockHead(PublishedHead):  # type: ignore[no-untyped-call]
         else:
             for layer in self.layers:
                 layer.remember(text, rotary, past_key_values)  # type: ignore[operator]
-        return CausalLMOutputWithPast(logits=self._finished(self.readout(block)))  # type: ignore[arg-type]
+        return CausalLMOutputWithPast(logits=self._finished(self.readout(block)))
 
     def _finished(self, logits: Tensor) -> Tensor:
         """Scale and cap logits as the config says."""
