@@ -57,6 +57,10 @@ def shard(net: Any, group: RankGroup) -> None:
         return
     mesh = init_device_mesh(group.device.type, (group.size,), mesh_dim_names=("tp",))
     is_tied = net.get_output_embeddings().weight is net.get_input_embeddings().weight
+    if is_tied:  # transformers shards parameters by name, and a tied one has the name of the embedding alone
+        net.get_output_embeddings().weight = nn.Parameter(
+            net.get_input_embeddings().weight.detach(), requires_grad=False
+        )
     apply_tensor_parallelism(net, mesh)
     for module in net.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
