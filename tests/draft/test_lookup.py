@@ -94,7 +94,7 @@ def test_drafts_equal_a_direct_search(lookup: Lookup, with_sources: bool) -> Non
     """Random batches of rows with different lengths, some with a source, have the drafts of a direct search; the
     vocabularies are small, so that there are many matches."""
     draws, hits = random.Random(3), 0
-    for _ in range(200):
+    for _ in range(100):
         size, rows = draws.choice((1, 2, 3, 5)), draws.randrange(1, 6)
         texts = [random_text(draws, size) for _ in range(rows)]
         sources = [random_text(draws, size) if with_sources and draws.random() < 0.7 else [] for _ in range(rows)]

@@ -246,12 +246,13 @@ def test_a_server_that_cannot_start(flags: list[str], words: str) -> None:
     assert "Traceback" not in found.stderr
 
 
-def test_a_port_that_is_taken() -> None:
+def test_a_port_that_is_taken(folder: Path) -> None:
     """The command exits with status 2 and advises another port."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        command = [sys.executable, "-m", "spectr", "serve", "--port", str(taken.getsockname()[1])]
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "spectr", "serve", "--model", str(folder), "--drafter", "none", "--port", port]
         found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert found.returncode == 2
     assert "choose another --port" in found.stderr
