@@ -18,9 +18,11 @@ Spectr = Callable[..., Any]
 ASK = ("generate", "one two one two one", "--raw", "--max-new-tokens", "12")
 
 
-def test_text_on_stdout_and_talk_on_stderr(spectr: Spectr) -> None:
-    """With the real default model and its drafter."""
-    ran = spectr("generate", "Say: one two three four.", "--max-tokens", "12", "--temperature", "0")
+@pytest.mark.parametrize("model", ["tiny", pytest.param(None, marks=pytest.mark.slow)])
+def test_text_on_stdout_and_talk_on_stderr(spectr: Spectr, model: str | None, tiny: str) -> None:
+    """With a small model, and with the real default model and its drafter."""
+    more = () if model is None else ("--model", tiny)
+    ran = spectr("generate", "Say: one two three four.", "--max-tokens", "12", "--temperature", "0", *more)
     assert ran.code == 0
     assert ran.out.strip()
     assert "tokens per call" in ran.err

@@ -205,7 +205,7 @@ def test_memory_grows_while_others_run(
     way: Way, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
     """Steps stay the same while the memory grows for longer texts and for more requests than before."""
-    requests = [Request([3, 4, 5], 1, 60), *(Request([row, 1], row, 12) for row in range(5)), Request(LONG, 2, 220)]
+    requests = [Request([3, 4, 5], 1, 40), *(Request([row, 1], row, 12) for row in range(5)), Request(LONG, 2, 160)]
     want = alone(way, requests, "room")
     stepped, handles = Stepped(build(way)), list[Handle]()
     for request in requests:

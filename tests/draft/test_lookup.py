@@ -107,7 +107,7 @@ def test_drafts_equal_a_direct_search(lookup: Lookup, with_sources: bool) -> Non
         assert not draft.fixed[:, 0].any()
         assert torch.equal(draft.fixed[:, 1:], draft.alive[:, 1:])
         hits += sum(map(len, meant))
-    assert hits > 100
+    assert hits > 50
 
 
 def test_longest_match_first_and_latest_first() -> None:

@@ -213,8 +213,14 @@ def small(rule: str, size: int = SIZE - 2, context: int = 256) -> Drafter:
     return drafter("model", model=Target(llama(9, size, max_position_embeddings=context)), plan=plan)
 
 
-@pytest.mark.parametrize("rule", ["race", "kseq", "optimal", "match", "traversal", "hybrid"])
-@pytest.mark.parametrize("temperature", [0, 0.5])
+@pytest.mark.parametrize(
+    ("rule", "temperature"),
+    [
+        pytest.param(rule, temperature, marks=() if (i + j) % 2 else pytest.mark.slow)
+        for i, rule in enumerate(["race", "kseq", "optimal", "match", "traversal", "hybrid"])
+        for j, temperature in enumerate([0, 0.5])
+    ],
+)
 def test_only_tokens_that_the_drafter_lacks(model: PreTrainedModel, rule: str, temperature: float) -> None:
     """Texts are right if the policy allows only the two tokens that the drafter's vocabulary lacks."""
     lacking = dict.fromkeys(range(SIZE - 2), -math.inf)

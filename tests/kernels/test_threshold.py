@@ -56,7 +56,10 @@ def some(kind: str, rows: int, nodes: int, size: int) -> Tensor:
     }[kind]
 
 
-KINDS = ["random", "tied", "signed zeros", "peaked", "flat", "excluded", "negative", "neighbours", "tiny", "huge"]
+KINDS = [
+    "random", "tied", "signed zeros", "flat", "excluded", "neighbours", "tiny",
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("peaked", "negative", "huge")),
+]  # fmt: skip
 NODES = {"random": 2, "excluded": 2}  # Triton's interpreter takes a tenth of a second for each
 
 
