@@ -16,8 +16,9 @@ SERVER := .venv/server.stamp
 FLEET := .venv/fleet.stamp
 OLDEST := .venv-oldest/dev.stamp
 
-# The tests of one file stay in one process, where they share their models.
-PYTEST := -m pytest --numprocesses $(JOBS) --dist loadscope
+# The tests of one file stay in one process, where they share their models. Files run in the order of `testpaths`, which
+# ends with the short examples in docstrings, so that no process waits long for the last one.
+PYTEST := -m pytest --numprocesses $(JOBS) --dist loadscope --no-loadscope-reorder
 QUICK := "not slow and not network and not scale"
 
 .DEFAULT_GOAL := help

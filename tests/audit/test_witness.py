@@ -27,7 +27,14 @@ from spectr.verify import rule
 from spectr.verify.race import Race
 
 
-@pytest.mark.parametrize("case", witnessed_cases([rule("race"), rule("optimal")]), ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.slow if case.name.endswith(("none", "ngram", "random")) else ())
+        for case in witnessed_cases([rule("race"), rule("optimal")])
+    ],
+    ids=lambda case: case.name,
+)
 def test_a_correct_engine_has_no_violations(case: Case) -> None:
     (found,) = case.run(Level())
     assert found.status == "holds", found.measured

@@ -99,6 +99,7 @@ def test_an_interrupted_text_as_json(spectr: Spectr, endless: str, monkeypatch: 
     assert "interrupted after" in ran.err
 
 
+@pytest.mark.slow
 def test_a_pipe_that_closes_ends_it_quietly(endless: str) -> None:
     arguments = [*COMMAND, "generate", "one two", "--model", endless, "--max-new-tokens", "30000"]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:

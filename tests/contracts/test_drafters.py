@@ -163,7 +163,7 @@ def law_of_two(net: PreTrainedModel, prompt: list[int], policy: Policy) -> torch
 
 
 def surprise(
-    net: PreTrainedModel, made: Drafter, rule: str, policy: Policy, reference: Sequence[int] = (), *, count: int = 3_000
+    net: PreTrainedModel, made: Drafter, rule: str, policy: Policy, reference: Sequence[int] = (), *, count: int = 2_000
 ) -> float:
     """Return the chi-square statistic of `count` texts against exact probabilities, relative to its 1 − 1e-8
     quantile."""

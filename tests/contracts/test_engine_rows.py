@@ -48,7 +48,7 @@ def test_a_batch_gives_the_same_steps(
     same(engine.generate(asked()[::-1]), want[::-1])
 
 
-@ways("race-lookup", "kseq-eagle3-late")
+@ways("race-eagle3", "optimal-feature-late")
 def test_requests_that_join_late(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
     """Requests that join one after the other, while others run and end, have the same steps."""
     want = meant(way)
@@ -60,7 +60,7 @@ def test_requests_that_join_late(way: Way, build: Callable[..., Engine], meant: 
         same(stepped.finish(handles), want)
 
 
-@ways("race-light", "optimal-feature-late")
+@ways("race-light", "kseq-model-late")
 def test_cancelled_requests_do_not_affect_others(
     way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]
 ) -> None:
@@ -143,7 +143,7 @@ def test_a_continued_text_has_the_same_rest(
 # Rows that other requests used before.
 
 
-@ways("race-light", "kseq-eagle3-late")
+@ways("race-eagle3-late", "optimal-feature")
 def test_rows_are_reused(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
     """Requests have the same steps in rows that hold the caches of other texts, in any order."""
     want, engine = meant(way), build(way, rows=5)
