@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,12 @@ def modules(package: Path) -> list[Path]:
     return sorted(package.rglob("*.py"))
 
 
+@cache
+def nodes_of(text: str) -> list[ast.AST]:
+    """Return all nodes of a module. They are remembered, since several checks read the same files."""
+    return list(ast.walk(ast.parse(text)))
+
+
 def unit_of(package: Path, path: Path) -> str:
     first = path.relative_to(package).parts[0].removesuffix(".py")
     return FACADE if first == "__init__" else first
@@ -103,7 +110,7 @@ def resolve(package: Path, module: str, name: str) -> tuple[str, str]:
 def imports(package: Path) -> Iterator[Import]:
     for path in modules(package):
         importer, home = unit_of(package, path), dotted(package, path)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path.read_text(encoding="utf-8")):
             for module, name in targets(node, home):
                 top, unit = resolve(package, module, name)
                 where = f"{path.relative_to(package)}:{getattr(node, 'lineno', 0)}"
@@ -165,7 +172,7 @@ def own_names(package: Path) -> set[str]:
     """Names that spectr itself gives to functions, classes, variables and attributes of `self`."""
     found = set()
     for path in modules(package):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path.read_text(encoding="utf-8")):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 found.add(node.name)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -195,9 +202,10 @@ def foreign_private(package: Path) -> list[str]:
     for path in modules(package):
         if path == package / INTERNALS:
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            where = f"{path.relative_to(package)}:{getattr(node, 'lineno', 0)}"
-            for module, name in targets(node, dotted(package, path)):
+        file, home = path.relative_to(package), dotted(package, path)
+        for node in nodes_of(path.read_text(encoding="utf-8")):
+            where = f"{file}:{getattr(node, 'lineno', 0)}"
+            for module, name in targets(node, home):
                 is_deep = module.startswith("transformers") and module not in PUBLIC_MODULES
                 is_hidden = module.startswith(("torch", "transformers")) and any(
                     is_private(part) for part in [*module.split("."), name]

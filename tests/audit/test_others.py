@@ -133,7 +133,7 @@ def test_a_function_against_a_model(lm: spectr.LM) -> None:
 def test_transformers_on_replayed_rows(lm: spectr.LM) -> None:
     """Plain and assisted generation pass; the lossy mode is detected and reported as lossy."""
     scope = Scope([[3, 4, 5, 3]], Policy(0.9, top_k=12), drafter="early_exit", vocabulary=16)
-    report = audit_transformers(lm, scope, Level(samples=200))
+    report = audit_transformers(lm, scope, Level(samples=100))
     plain, assisted, ensemble = report.findings
     assert plain.holds
     assert assisted.holds

@@ -92,6 +92,7 @@ def test_the_planted_shift_is_exact() -> None:
         shifted(row, 0.9)
 
 
+@pytest.mark.slow
 def test_a_bias_of_two_hundredths_is_found() -> None:
     """The number of samples that the audit computes suffices, and the correct function passes with the same number."""
     setup = toy_setup()

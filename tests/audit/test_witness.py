@@ -27,7 +27,14 @@ from spectr.verify import rule
 from spectr.verify.race import Race
 
 
-@pytest.mark.parametrize("case", witnessed_cases([rule("race"), rule("optimal")]), ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.slow if case.name.endswith(("none", "ngram", "random")) else ())
+        for case in witnessed_cases([rule("race"), rule("optimal")])
+    ],
+    ids=lambda case: case.name,
+)
 def test_a_correct_engine_has_no_violations(case: Case) -> None:
     (found,) = case.run(Level())
     assert found.status == "holds", found.measured
@@ -265,7 +272,7 @@ def test_what_is_kept_of_a_failure() -> None:
     prompt = tuple(toy_setup().prompt)
     for keeps in (False, True):
         witness = Witness(1.0, room=1 << 20, keeps_texts=keeps)
-        toy_setup().engine(NOISY, Other()).with_parts(witness=witness).generate(requests(1))
+        toy_setup().engine(NOISY, Other()).with_parts(witness=witness).generate(requests(1, EIGHT[:4]))
         assert witness.drain(60)
         witness.close()
         assert witness.violations > 8
@@ -288,7 +295,7 @@ class Other(Race):
 
 def test_failures_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     witness = Witness(1.0, room=1 << 20)
-    toy_setup().engine(NOISY, Other()).with_parts(witness=witness).generate(requests(1))
+    toy_setup().engine(NOISY, Other()).with_parts(witness=witness).generate(requests(1, EIGHT[:4]))
     assert witness.drain(60)
     witness.close()
     assert caplog.text.count("a step did not do what it should") == len(witness.failures)

@@ -99,7 +99,9 @@ def test_the_default_is_what_load_gives(measure: Measure) -> None:
     assert rows(found)["default"]["drafter"] == found["head"]["drafter"]["name"] == "none or lookup"  # no head
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "early_exit", "lookup+ngram", "random"])
+@pytest.mark.parametrize(
+    "drafter", ["lookup+ngram", *(pytest.param(n, marks=pytest.mark.slow) for n in ("ngram", "early_exit", "random"))]
+)
 def test_any_drafter_with_laws_serves_every_rule(measure: Measure, drafter: str) -> None:
     found = measure(drafter=drafter, methods=("plain", *RULED), strict=True, tasks=("continuation",))
     assert set(rows(found)) == {"plain", *RULED}

@@ -21,7 +21,7 @@ from spectr.policy import Policy
 
 @pytest.fixture
 def order(target: str, head: str, tmp_path: Path) -> Order:
-    trial = Trial(tokens=8, rounds=1, requests=30, in_flight=4)
+    trial = Trial(tokens=4, rounds=1, requests=30, in_flight=4)
     return Order(tmp_path / "found.json", target, head, device="cpu", command="it", trial=trial)
 
 

@@ -149,7 +149,7 @@ def test_both_ways_run_the_same_traffic(order: Order, size: Size | None) -> None
         assert cell["time_to_first_token"]["median"] <= cell["time_to_first_token"]["p95"]
         assert cell["static"]["steady_tokens_per_second"] > 0
     assert cells["plain"]["tokens_per_step_of_a_row"] == 1
-    assert cells["default"]["tokens_per_step_of_a_row"] > 1
+    assert cells["default"]["tokens_per_step_of_a_row"] >= 1  # it decodes without drafts where they do not pay off
     assert found["about"]["costs_of"] == (None if size is None else {"family": "llama", "width": 64, "layers": 5,
                                                                    "heads": 8, "kv_heads": 4, "inner": 80})  # fmt: skip
     ((title, (heads, rows)),) = tables(found)

@@ -73,7 +73,7 @@ def test_a_conversation(browser: Any, visit: Visit, lm: LM) -> None:
 
 def test_the_tree_and_its_slider(browser: Any, visit: Visit) -> None:
     visit()
-    ask(browser, "one two three", seed="1")
+    ask(browser, "one two three", seed="1", max_tokens="9")
     steps = int(one(browser, "#slider").get_attribute("max")) + 1
     assert steps >= 2
     seen = set()

@@ -18,9 +18,11 @@ Spectr = Callable[..., Any]
 ASK = ("generate", "one two one two one", "--raw", "--max-new-tokens", "12")
 
 
-def test_text_on_stdout_and_talk_on_stderr(spectr: Spectr) -> None:
-    """With the real default model and its drafter."""
-    ran = spectr("generate", "Say: one two three four.", "--max-tokens", "12", "--temperature", "0")
+@pytest.mark.parametrize("model", ["tiny", pytest.param(None, marks=pytest.mark.slow)])
+def test_text_on_stdout_and_talk_on_stderr(spectr: Spectr, model: str | None, tiny: str) -> None:
+    """With a small model, and with the real default model and its drafter."""
+    more = () if model is None else ("--model", tiny)
+    ran = spectr("generate", "Say: one two three four.", "--max-tokens", "12", "--temperature", "0", *more)
     assert ran.code == 0
     assert ran.out.strip()
     assert "tokens per call" in ran.err
@@ -97,6 +99,7 @@ def test_an_interrupted_text_as_json(spectr: Spectr, endless: str, monkeypatch: 
     assert "interrupted after" in ran.err
 
 
+@pytest.mark.slow
 def test_a_pipe_that_closes_ends_it_quietly(endless: str) -> None:
     arguments = [*COMMAND, "generate", "one two", "--model", endless, "--max-new-tokens", "30000"]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:

@@ -46,7 +46,7 @@ HOOKED = Policy(0.8, allowed=lambda text: [token for token in range(SIZE) if (to
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@ways(10, 9)
+@ways("race-padded", "optimal-ngram")
 def test_an_error_of_one_request_ends_that_request_only(
     way: Way, fault: str, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
@@ -79,7 +79,7 @@ class Overflowing(Target):
         return torch.where((tokens == SIZE - 1)[..., None], torch.nan, logits)
 
 
-@ways(11)
+@ways("race-lookup", "optimal-feature-late")
 def test_logits_that_are_not_finite(
     way: Way, net: PreTrainedModel, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
@@ -98,7 +98,7 @@ def test_logits_that_are_not_finite(
             handle.result(timeout=0)
 
 
-@ways(14)
+@ways("race-lookup", "kseq-model-late")
 def test_logits_that_are_not_finite_beyond_the_end(
     way: Way, net: PreTrainedModel, build: Callable[..., Engine]
 ) -> None:
@@ -110,7 +110,7 @@ def test_logits_that_are_not_finite_beyond_the_end(
     assert all(result.tokens.index(SIZE - 1) == len(result.tokens) - 1 for result in results)
 
 
-@ways(12)
+@ways("race-lookup", "kseq-model-late")
 def test_an_error_of_the_engine_ends_all_requests(
     way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ def _fresh(requests: list[Request]) -> list[Result]:
 # Requests in a batch.
 
 
-@ways(0, 4)
+@ways("optimal-feature", "race-light-late")
 def test_a_batch_gives_the_same_steps(
     way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]
 ) -> None:
@@ -48,7 +48,7 @@ def test_a_batch_gives_the_same_steps(
     same(engine.generate(asked()[::-1]), want[::-1])
 
 
-@ways(1)
+@ways("race-eagle3", "optimal-feature-late")
 def test_requests_that_join_late(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
     """Requests that join one after the other, while others run and end, have the same steps."""
     want = meant(way)
@@ -60,7 +60,7 @@ def test_requests_that_join_late(way: Way, build: Callable[..., Engine], meant: 
         same(stepped.finish(handles), want)
 
 
-@ways(2)
+@ways("race-light", "kseq-model-late")
 def test_cancelled_requests_do_not_affect_others(
     way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]
 ) -> None:
@@ -82,7 +82,7 @@ def test_cancelled_requests_do_not_affect_others(
     )
 
 
-@ways(3)
+@ways("race-lookup", "optimal-feature-late")
 def test_requests_wait_for_rows(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
     """With more requests than rows, requests wait for a row and then have the same steps."""
     want, engine = meant(way), build(way, rows=2)
@@ -91,7 +91,7 @@ def test_requests_wait_for_rows(way: Way, build: Callable[..., Engine], meant: C
     assert len(lane.memory) == 2
 
 
-@ways(4)
+@ways("optimal-feature", "race-light-late")
 def test_prompts_read_in_chunks(
     way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +106,7 @@ def test_prompts_read_in_chunks(
     same(build(way).with_parts(chunk=5).generate(asked()), want)
 
 
-@ways(5)
+@ways("kseq-model", "race-lookup-late")
 def test_a_repeated_prompt_is_prefilled_once(
     way: Way, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
@@ -143,7 +143,7 @@ def test_a_continued_text_has_the_same_rest(
 # Rows that other requests used before.
 
 
-@ways(6, 5)
+@ways("race-eagle3-late", "optimal-feature")
 def test_rows_are_reused(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
     """Requests have the same steps in rows that hold the caches of other texts, in any order."""
     want, engine = meant(way), build(way, rows=5)
@@ -155,7 +155,7 @@ def test_rows_are_reused(way: Way, build: Callable[..., Engine], meant: Callable
         same(engine.generate([requests[row] for row in order]), [want[row] for row in order])
 
 
-@ways(7, 5)
+@ways("race-early_exit", "optimal-light")
 def test_a_prefix_of_an_ended_text_is_reused(
     way: Way, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
@@ -178,7 +178,7 @@ def test_a_prefix_of_an_ended_text_is_reused(
         assert found[0].reused > 8
 
 
-@ways(8, 5)
+@ways("race-model-late", "optimal-ngram")
 def test_a_prefix_of_a_running_text_is_reused(
     way: Way, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
@@ -200,12 +200,12 @@ def test_a_prefix_of_a_running_text_is_reused(
     assert all(result.reused >= 29 for result in found[1:])
 
 
-@ways(9)
+@ways("race-ngram", "optimal-feature-late")
 def test_memory_grows_while_others_run(
     way: Way, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
     """Steps stay the same while the memory grows for longer texts and for more requests than before."""
-    requests = [Request([3, 4, 5], 1, 60), *(Request([row, 1], row, 12) for row in range(5)), Request(LONG, 2, 220)]
+    requests = [Request([3, 4, 5], 1, 40), *(Request([row, 1], row, 12) for row in range(5)), Request(LONG, 2, 160)]
     want = alone(way, requests, "room")
     stepped, handles = Stepped(build(way)), list[Handle]()
     for request in requests:

@@ -40,11 +40,13 @@ WAYS = [
 LONG = [3, 4, 5, 3, 4, 6, 1, 2, 3, 4, 5, 3, 4, 6, 8, 9] * 2 + [3, 4, 5, 3]
 
 
-def ways(offset: int, every: int = 6) -> pytest.MarkDecorator:
-    """Parametrize a test with all ways; the quick tier has different ways in different tests."""
+def ways(*quick: str) -> pytest.MarkDecorator:
+    """Parametrize a test with all ways, of which those with these names are in the quick tier."""
+    names = [str(way) for way in WAYS]
+    assert set(quick) <= set(names)
     marked = [
-        pytest.param(way, marks=() if (at + offset) % every == 0 else pytest.mark.slow, id=str(way))
-        for at, way in enumerate(WAYS)
+        pytest.param(way, marks=() if name in quick else pytest.mark.slow, id=name)
+        for way, name in zip(WAYS, names, strict=True)
     ]
     return pytest.mark.parametrize("way", marked)
 
@@ -119,7 +121,7 @@ def test_the_requests_say_what_they_should(meant: Callable[[Way], list[Result]])
     assert sum(result.finish_reason == "stop" for result in results) >= 4
 
 
-@ways(0, 2)
+@ways("race-lookup", "kseq-model")
 def test_a_grammar_gives_the_text_of_its_function(
     way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]
 ) -> None:
@@ -148,7 +150,7 @@ def test_forced_text_is_drafted(way: Way, build: Callable[..., Engine]) -> None:
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
-@ways(1, 9)
+@ways("race-model", "optimal-ngram")
 def test_texts_end_where_the_grammar_allows_it(way: Way, name: str, build: Callable[..., Engine]) -> None:
     """For many seeds and temperatures a text stops exactly where its grammar has ended."""
     requests = [
@@ -162,7 +164,7 @@ def test_texts_end_where_the_grammar_allows_it(way: Way, name: str, build: Calla
         assert walk.has_ended == (result.finish_reason == "stop")
 
 
-@ways(2)
+@ways("race-lookup", "kseq-model")
 def test_joined_late_and_cancelled(
     way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]
 ) -> None:
@@ -186,7 +188,7 @@ def test_joined_late_and_cancelled(
     check([found[row] for row in left], [want[row] for row in left])
 
 
-@ways(3)
+@ways("race-lookup", "kseq-model")
 def test_rows_that_others_had(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
     """Requests with a grammar have the same texts in rows that other requests used before."""
     want, engine = meant(way), build(way, rows=3)

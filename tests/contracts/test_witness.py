@@ -128,7 +128,7 @@ def test_steps_that_are_read_late(
     made = spectr.rule(rule)
     run_as_on_a_gpu(monkeypatch)
     engine = Engine(Target(net), makers["model"](plan_for(made.card, drafts=3)), made, rows=5)
-    witness = watched(engine, asked(2))
+    witness = watched(engine, asked(2, 24))
     assert witness.violations == 0, witness.failures
     assert witness.checked > 20
 

@@ -94,8 +94,14 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", ["random", "ngram", "model", "early_exit", "feature", "blockwise"])
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        pytest.param(name, policy, marks=() if (i + j) % 2 == 0 else pytest.mark.slow)
+        for i, name in enumerate(["random", "ngram", "model", "early_exit", "feature", "blockwise"])
+        for j, policy in enumerate(POLICIES)
+    ],
+)
 def test_the_text_is_that_of_plain_decoding(
     net: PreTrainedModel, bases: dict[str, Drafter], name: str, policy: str
 ) -> None:

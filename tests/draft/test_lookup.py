@@ -94,7 +94,7 @@ def test_drafts_equal_a_direct_search(lookup: Lookup, with_sources: bool) -> Non
     """Random batches of rows with different lengths, some with a source, have the drafts of a direct search; the
     vocabularies are small, so that there are many matches."""
     draws, hits = random.Random(3), 0
-    for _ in range(200):
+    for _ in range(100):
         size, rows = draws.choice((1, 2, 3, 5)), draws.randrange(1, 6)
         texts = [random_text(draws, size) for _ in range(rows)]
         sources = [random_text(draws, size) if with_sources and draws.random() < 0.7 else [] for _ in range(rows)]
@@ -107,7 +107,7 @@ def test_drafts_equal_a_direct_search(lookup: Lookup, with_sources: bool) -> Non
         assert not draft.fixed[:, 0].any()
         assert torch.equal(draft.fixed[:, 1:], draft.alive[:, 1:])
         hits += sum(map(len, meant))
-    assert hits > 100
+    assert hits > 50
 
 
 def test_longest_match_first_and_latest_first() -> None:

@@ -47,7 +47,7 @@ def requests(count: int = 18) -> list[Request]:
     return [Request([3], 7 + i, count - 4 * i, source=source) for i, source in enumerate(SOURCES)]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ["t5", "bart", pytest.param("marian", marks=pytest.mark.slow)])
 def test_the_text_does_not_depend_on_the_drafter(name: str) -> None:
     net = tiny(name)
     target, plan = Target(net), Plan(drafts=2, length=3)
@@ -95,8 +95,14 @@ def test_no_padding_is_generated_and_every_text_ends() -> None:
         assert any(text[-1] != 2 for text in free)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("forced", [None, 7])
+@pytest.mark.parametrize(
+    ("name", "forced"),
+    [
+        pytest.param(name, forced, marks=pytest.mark.slow if (name, forced) in (("bart", None), ("marian", 7)) else ())
+        for name in CONFIGS
+        for forced in (None, 7)
+    ],
+)
 def test_settings_of_the_model_are_those_of_transformers(name: str, forced: int | None) -> None:
     """A generation config with many settings gives the greedy texts of transformers, also with a forced first token,
     which transformers counts as a new token."""
@@ -114,6 +120,9 @@ def test_settings_of_the_model_are_those_of_transformers(name: str, forced: int 
             assert lm.generate(source, most + 1 - begins, temperature=0).tokens == meant
 
 
+QUICK = [("t5", "model"), ("t5", "none"), ("bart", "model"), ("marian", "lookup")]  # each model and each drafter
+
+
 def test_a_source_needs_an_encoder_and_an_encoder_a_source() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -127,8 +136,14 @@ def test_a_source_needs_an_encoder_and_an_encoder_a_source() -> None:
         Engine(Target(tiny("t5")), drafter("none"), spectr.rule("race")).generate([Request([3, 4])])
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("made", ["none", "lookup", "model"])
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        pytest.param(name, made, marks=() if (name, made) in QUICK else pytest.mark.slow)
+        for name in CONFIGS
+        for made in ("none", "lookup", "model")
+    ],
+)
 def test_rows_come_and_go(name: str, made: str) -> None:
     """Texts with sources of different lengths have the same steps as alone when they join late, are cancelled and reuse
     rows; a prefix is reused only from a text with the same source."""

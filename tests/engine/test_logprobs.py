@@ -58,8 +58,14 @@ def check_text(model: PreTrainedModel, request: Request, result: Result) -> None
         check(result.logprobs[place], after[place], token, request.logprobs or 0)
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("name", ["none", "lookup", "model", "feature"])
+@pytest.mark.parametrize(
+    ("name", "late"),
+    [
+        pytest.param(name, late, marks=() if (at + late) % 2 == 0 else pytest.mark.slow)
+        for at, name in enumerate(["none", "lookup", "model", "feature"])
+        for late in (False, True)
+    ],
+)
 def test_logprobs_of_generated_tokens(
     model: PreTrainedModel, name: str, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

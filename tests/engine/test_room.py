@@ -14,7 +14,7 @@ from spectr.models.target import Target
 from spectr.policy import Policy
 
 POLICIES = [Policy(), Policy(repetition_penalty=1.2), Policy(0.7, frequency_penalty=0.1), Policy(0)]
-REQUESTS = [Request([3 + row, 4, 5, 3, 4], row, 700 - 90 * row, policy) for row, policy in enumerate(POLICIES)]
+REQUESTS = [Request([3 + row, 4, 5, 3, 4], row, 350 - 45 * row, policy) for row, policy in enumerate(POLICIES)]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def target() -> Target:
 
 @pytest.fixture(autouse=True)
 def _little_headroom(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "_HEADROOM", 100)
+    monkeypatch.setattr(lane, "_HEADROOM", 50)
 
 
 def engine(target: Target) -> Engine:
@@ -39,16 +39,16 @@ def alone(target: Target) -> list[list[int]]:
 def test_room_grows_with_the_text(target: Target, alone: list[list[int]]) -> None:
     """Memory is allocated as the text grows, not for the limit of the request."""
     made = engine(target)
-    handle = made.submit(Request([3, 4, 5, 3, 4], 0, 700))
+    handle = made.submit(Request([3, 4, 5, 3, 4], 0, 350))
     next(handle)
-    assert made.load.slots < 700
+    assert made.load.slots < 350
     assert handle.result().tokens == alone[0]
-    assert made.load.slots > 700
+    assert made.load.slots > 350
 
 
 def test_texts_without_room_wait(target: Target, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts for which there is no memory are restarted later and are the same as alone."""
-    free = target.memory(4, 600)
+    free = target.memory(4, 300)
     monkeypatch.setattr(memory, "available", lambda _: free)
     made = engine(target)
     handles = [made.submit(request) for request in REQUESTS]
@@ -59,7 +59,7 @@ def test_texts_without_room_wait(target: Target, alone: list[list[int]], monkeyp
 
 def test_a_text_that_never_fits_is_refused(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text that can never fit raises an error, and the engine serves shorter ones."""
-    made, free = engine(target), target.memory(1, 300)
+    made, free = engine(target), target.memory(1, 200)
     monkeypatch.setattr(memory, "available", lambda _: free)
     with pytest.raises(NoRoomError, match="a cache of 1 rows"):
         made.generate([REQUESTS[0]])

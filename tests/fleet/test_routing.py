@@ -21,7 +21,8 @@ KEYS = [f"beginning {number}" for number in range(2000)]
 
 def test_every_replica_gets_a_share() -> None:
     """The ring spreads 2,000 keys over all replicas; with 64 points each, shares vary by about an eighth."""
-    counts = Counter(next(Ring(NAMES).order(key)) for key in KEYS)
+    ring = Ring(NAMES)
+    counts = Counter(next(ring.order(key)) for key in KEYS)
     assert set(counts) == set(NAMES)
     assert min(counts.values()) >= 50
     assert max(counts.values()) <= 170

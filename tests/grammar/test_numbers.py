@@ -15,9 +15,13 @@ ENDS = [
 ]
 
 
+PAIRS = [(low, high) for low in ENDS for high in ENDS if None in (low, high) or low <= high]  # type: ignore[operator]
+
+
 @pytest.mark.parametrize(
-    ("low", "high"), [(low, high) for low in ENDS for high in ENDS if None in (low, high) or low <= high]
-)  # type: ignore[operator]
+    ("low", "high"),
+    [pytest.param(*pair, marks=pytest.mark.slow if at % 2 else ()) for at, pair in enumerate(PAIRS)],
+)
 def test_integers_between_bounds(low: Decimal | None, high: Decimal | None) -> None:
     for above, below in product((False, True), repeat=2):
         body = integers(Bounds(low, high, above, below))

@@ -49,7 +49,7 @@ def test_texts_with_kernels_equal_the_plain_texts(rule: str, policy: str, monkey
     from spectr.kernels.best import can_pick
 
     plan, settings = PLANS[rule], POLICIES[policy]
-    requests = [Request([3, 4, 5], 1, 9, settings), Request([9, 8], 2, 6, settings)]
+    requests = [Request([3, 4, 5], 1, 6, settings), Request([9, 8], 2, 4, settings)]
     assert can_pick(SIZE, plan.capacity - 1)
     made = engine(rule, plan)
     plain = made.generate(requests)

@@ -41,7 +41,7 @@ GROWTHS: list[tuple[tuple[int, ...], Siblings]] = [
 
 
 @pytest.mark.parametrize(("widths", "siblings"), GROWTHS)
-@pytest.mark.parametrize("temperature", [1.0, 0.5, 0.0])
+@pytest.mark.parametrize("temperature", [1.0, pytest.param(0.5, marks=pytest.mark.slow), 0.0])
 def test_same_seed_same_text(
     generate: Generate, widths: tuple[int, ...], siblings: Siblings, temperature: float
 ) -> None:

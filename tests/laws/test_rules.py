@@ -30,10 +30,9 @@ TREES = [
     Enumeration((2, 2), 2),
     Enumeration((3,), 3),
     Enumeration((2, 1, 1), 3, ("plain", "ties", "top_k")),
-    Enumeration((2, 1, 1, 1), 2, ("plain", "zeros")),
-    Enumeration((6,), 2, ("plain", "ties")),
     Enumeration((2, 1), 3, ("plain",), lazily=False),
 ]
+LARGER = [Enumeration((2, 1, 1, 1), 2, ("plain", "zeros")), Enumeration((6,), 2, ("plain", "ties"))]
 CHAINS = [Enumeration((1, 1, 1), 3), Enumeration((1, 1, 1, 1), 2), Enumeration((1, 1), 3, ("plain",), lazily=False)]
 
 
@@ -54,6 +53,17 @@ def test_one_step(name: str, siblings: Siblings) -> None:
         trees = trees[:3]
     elif siblings == "without_replacement" and MADE[name].card.tree:  # with fewer tokens the last draw is determined
         trees = [*trees, Enumeration((4,), 5, ("plain",))]
+    check(name, siblings, trees)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "siblings"), [(n, s) for n, s in ON_TREES if s in ("iid", "without_replacement")])
+def test_one_step_of_larger_trees(name: str, siblings: Siblings) -> None:
+    check(name, siblings, LARGER)
+
+
+def check(name: str, siblings: Siblings, trees: list[Enumeration]) -> None:
+    """Check that a rule has no bias on any of these trees, in any corner case."""
     for tree in trees:
         for pair, (bias, first_token) in tree.biases(MADE[name], siblings).items():
             assert bias < ROUNDING, (tree.widths, pair)

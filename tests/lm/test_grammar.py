@@ -92,7 +92,7 @@ def check_texts(lm: LM, schemas: list[Any], seeds: int, temperature: float) -> i
 @pytest.mark.parametrize(
     "name", ["lm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("padded", "byte_fallback"))]
 )
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("temperature", [1.0, pytest.param(0.5, marks=pytest.mark.slow)])
 def test_json_that_ends_by_itself_is_valid(name: str, temperature: float, request: pytest.FixtureRequest) -> None:
     """All JSON texts of a random model that end by themselves are valid under their schema."""
     schemas = [schema for schema, _, _ in SCHEMAS.values()]
@@ -137,7 +137,9 @@ def test_a_text_that_is_cut(lm: LM) -> None:
     assert resumed.tokens == whole.tokens[7:]
 
 
-@pytest.mark.parametrize("drafter", ["none", "lookup", "early_exit", "random"])
+@pytest.mark.parametrize(
+    "drafter", ["none", "lookup", *(pytest.param(name, marks=pytest.mark.slow) for name in ("early_exit", "random"))]
+)
 def test_the_text_does_not_depend_on_the_drafter(folder: Path, lm: LM, drafter: str) -> None:
     grammar = Grammar.json_schema(PERSON)
     other = spectr.load(str(folder), drafter)

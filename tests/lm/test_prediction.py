@@ -12,8 +12,17 @@ from spectr.errors import ArgumentError, MismatchError
 ASK = "the quick brown fox jumps over the quick brown"
 
 
-@pytest.mark.parametrize("drafter", ["none", "lookup", "auto", "early_exit"])
-@pytest.mark.parametrize("temperature", [0, 0.7, 1.3])
+QUICK = [(0, "early_exit"), (0.7, "none"), (0.7, "lookup"), (1.3, "auto")]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "drafter"),
+    [
+        pytest.param(temperature, drafter, marks=() if (temperature, drafter) in QUICK else pytest.mark.slow)
+        for temperature in (0, 0.7, 1.3)
+        for drafter in ("none", "lookup", "auto", "early_exit")
+    ],
+)
 def test_the_text_is_the_same_and_takes_fewer_calls(folder: Path, drafter: str, temperature: float) -> None:
     """A right prediction saves calls, a wrong one does not change the text, and both are counted."""
     lm = spectr.load(str(folder), drafter)

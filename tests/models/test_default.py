@@ -20,6 +20,12 @@ def folder() -> Path:
     return pull("smollm2-135m")
 
 
+@pytest.fixture(scope="module")
+def lm(folder: Path) -> spectr.LM:
+    """The default model with the default drafter."""
+    return spectr.load(str(folder))
+
+
 @pytest.mark.slow
 def test_text_is_the_same_with_and_without_drafts(folder: Path) -> None:
     """Lookup and the default drafter give the text of plain decoding in fewer steps."""
@@ -46,23 +52,22 @@ def test_a_hundred_texts_are_plain_decoding_to_the_token(folder: Path) -> None:
             assert [out.tokens for out in lm.generate(prompts, 24, seed=seed)] == right
 
 
-def test_the_default_pair_is_a_trained_head(folder: Path) -> None:
+def test_the_default_pair_is_a_trained_head(folder: Path, lm: spectr.LM) -> None:
     """The default drafter is shipped with the package, takes at most 16 MiB, and is accepted well. On a CPU, where
     drafting does not always pay off, every step chooses between plain decoding and a few trees."""
-    default = spectr.load(folder).engine.drafter
+    default = lm.engine.drafter
     assert isinstance(default, SwitchingDrafter)
     assert [drafter.name for drafter in default.drafters] == ["none", "feature", "feature", "feature"]
-    lm = spectr.load(folder, nodes=2)
-    assert lm.engine.drafter.name == "feature"
-    found = shipped(lm.opened.target.model)
+    small = spectr.load(folder, nodes=2)
+    assert small.engine.drafter.name == "feature"
+    found = shipped(small.opened.target.model)
     assert found is not None
     assert sum(file.stat().st_size for file in found.iterdir()) <= 16 * 2**20
-    outputs = lm.generate(["Why is the sky blue?", "Write a short story about a dog."], 48, seed=3)
+    outputs = small.generate(["Why is the sky blue?", "Write a short story about a dog."], 32, seed=3)
     assert sum(len(out.tokens) for out in outputs) / sum(out.stats.steps for out in outputs) > 1.3
 
 
-def test_a_stream_is_the_text_in_pieces(folder: Path) -> None:
-    lm = spectr.load(str(folder))
+def test_a_stream_is_the_text_in_pieces(lm: spectr.LM) -> None:
     with pytest.raises(ArgumentError, match="did you mean temperature"):
         lm.generate("x", temprature=1)
     pieces = list(lm.stream("Count: one, two,", 8, seed=1, raw=True))

@@ -32,7 +32,11 @@ def difference(case: Case, folder: Path, **options: Any) -> float:
     return float((logits[:, case.rows()] - case.logits).abs().max())
 
 
-@pytest.mark.parametrize(("family", "name"), CASES, ids=lambda part: part)
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [pytest.param(*case, marks=pytest.mark.slow if at % 2 else ()) for at, case in enumerate(CASES)],
+    ids=lambda part: part,
+)
 def test_logits_are_those_of_the_reference(tmp_path: Path, family: str, name: str) -> None:
     case = Case(family, name)
     assert difference(case, write_head(tmp_path, case.files())) < CLOSE

@@ -20,6 +20,17 @@ def opened(play: Any, kinds: list[int], slots: int = 48, features: tuple[int, ..
     return session
 
 
+half = pytest.mark.parametrize(
+    ("name", "joint"),
+    [
+        pytest.param(name, joint, marks=() if (at + joint) % 2 == 0 else pytest.mark.slow)
+        for at, name in enumerate(NAMES)
+        for joint in (False, True)
+    ],
+)
+"""Every model, of which the quick tier has one half with separate caches and the other half with a joint one."""
+
+
 def read(play: Any, session: Any, first: int, texts: list[list[int]]) -> None:
     """Read texts into the rows from `first` on, through a window."""
     filled = session.filled[first : first + len(texts)].tolist()
@@ -61,8 +72,7 @@ def test_windows_read_and_keep_only_their_rows(name: str, joint: bool, make: Any
     all_right(play, session, texts, kinds)
 
 
-@pytest.mark.parametrize("joint", [False, True], ids=["apart", "joint"])
-@pytest.mark.parametrize("name", NAMES)
+@half
 def test_the_beginnings_of_rows_can_be_copied(name: str, joint: bool, make: Any) -> None:
     """Any number of tokens can be copied to another row and continued there, and rows can be permuted in one call."""
     play, kinds = make(name), [0, 1, 0, 1]
@@ -80,8 +90,7 @@ def test_the_beginnings_of_rows_can_be_copied(name: str, joint: bool, make: Any)
     all_right(play, session, [short, long[:2], long, [*long[:6], 5, 6, 7]], kinds)
 
 
-@pytest.mark.parametrize("joint", [False, True], ids=["apart", "joint"])
-@pytest.mark.parametrize("name", NAMES)
+@half
 def test_make_room_keeps_the_contents(name: str, joint: bool, make: Any) -> None:
     """Contents stay when room is made for more rows, more tokens or both, also before anything was read."""
     play, kinds = make(name), [0, 1]

@@ -18,6 +18,7 @@ import httpx2
 import pytest
 import torch
 
+from spectr.cli import main
 from spectr.lm import LM
 from spectr.models import memory
 from spectr.serve import Limits
@@ -246,12 +247,13 @@ def test_a_server_that_cannot_start(flags: list[str], words: str) -> None:
     assert "Traceback" not in found.stderr
 
 
-def test_a_port_that_is_taken() -> None:
+def test_a_port_that_is_taken(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command exits with status 2 and advises another port."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        command = [sys.executable, "-m", "spectr", "serve", "--port", str(taken.getsockname()[1])]
-        found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert found.returncode == 2
-    assert "choose another --port" in found.stderr
+        port = str(taken.getsockname()[1])
+        with pytest.raises(SystemExit) as ended:
+            main(("serve", "--model", str(folder), "--drafter", "none", "--port", port))
+    assert ended.value.code == 2
+    assert "choose another --port" in capsys.readouterr().err

@@ -18,9 +18,9 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "several": ("/v1/completions", {"prompt": ["one two", "the lazy dog"], "n": 2, "max_tokens": 16}),
     "echo": ("/v1/completions", {**TEXT, "echo": True, "logprobs": 2, "n": 2, "max_tokens": 16}),
     "logprobs": ("/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 2}),
-    "stop": ("/v1/completions", {**TEXT, "stop": ["e", "zz"], "min_tokens": 20}),
+    "stop": ("/v1/completions", {**TEXT, "stop": ["e", "zz"], "min_tokens": 20, "max_tokens": 48}),
     "penalties": ("/v1/completions", {**TEXT, "frequency_penalty": 1.5, "repetition_penalty": 1.3, "top_p": 0.9}),
-    "grammar": ("/v1/completions", {**TEXT, "structured_outputs": {"regex": "[a-f]{30}[0-9]{5}"}}),
+    "grammar": ("/v1/completions", {**TEXT, "structured_outputs": {"regex": "[a-f]{30}[0-9]{5}"}, "max_tokens": 48}),
     "one token": ("/v1/completions", {**TEXT, "max_tokens": 1}),
 }  # fmt: skip
 
@@ -49,7 +49,7 @@ def stream(client: httpx2.Client, path: str, body: dict[str, Any], **headers: st
 
 def asked(body: dict[str, Any], **spectr: Any) -> dict[str, Any]:
     options = {"include_usage": True, "event_ids": True}
-    usual = {"max_tokens": 48, "seed": 11, "temperature": 1.0, "stream": True, "stream_options": options}
+    usual = {"max_tokens": 24, "seed": 11, "temperature": 1.0, "stream": True, "stream_options": options}
     return {**usual, **body, "spectr": {"tokens": True, **spectr}}
 
 

@@ -15,7 +15,7 @@ from tests.saved import TEXTS
 from spectr.lm import LM
 from spectr.serve.service import Service
 
-COUNT = 64
+COUNT = 32
 MANY = pytest.param(200, marks=pytest.mark.slow)
 
 

@@ -178,6 +178,7 @@ def test_the_record_is_plain_and_names_no_place(found: dict[str, Any], study: St
     assert (found["length"], found["tokens"], found["dtype"]) == (LENGTH, 20, "float32")
 
 
+@pytest.mark.slow
 def test_predictions_have_no_bias(folders: Folders) -> None:
     """Four times sixty texts of the race, each against sixty others: the mean of four deviations has a standard
     error of one half, and 2 is four of them, a false alarm of 6e-5; seeds are fixed."""

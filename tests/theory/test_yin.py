@@ -130,7 +130,7 @@ def test_no_lossless_rule_rejects_less(pair: ChainPair) -> None:
 
 @pytest.mark.parametrize("pair", PAIRS, ids=NAMES)
 @pytest.mark.parametrize(("root", "name"), [("recursive", "recursive"), ("optimal", "optimal_sorted")])
-@pytest.mark.parametrize("drafts", [1, 2, 3])
+@pytest.mark.parametrize("drafts", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_batch(pair: ChainPair, root: str, name: str, drafts: int) -> None:
     length = 4 if drafts < 3 else 3  # enough rounds, and not too many texts
     texts = rounds(*models(pair), length=length, drafts=drafts, name=name)

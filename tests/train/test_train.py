@@ -146,7 +146,9 @@ def test_samples_have_the_law_of_the_target(net: PreTrainedModel) -> None:
     assert all(text.start == 3 and len(text.tokens) in (4, 5) for text in found)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize(
+    "objective", [pytest.param(name, marks=pytest.mark.slow if name == "overlap" else ()) for name in OBJECTIVES]
+)
 def test_a_head_learns(net: PreTrainedModel, objective: str, tmp_path: object) -> None:
     """Acceptance on held-out texts rises, and training continues from a checkpoint."""
     from pathlib import Path

@@ -30,7 +30,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(widen(LlamaForCausalLM(config), 0.3), tmp_path_factory.mktemp("target"), tokenizer())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "peagle", "dflash", "dspark"])
+@pytest.mark.parametrize(
+    "kind", ["eagle3", "dspark", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("peagle", "dflash"))]
+)
 def test_every_format_is_examined(target: Path, tmp_path: Path, kind: str) -> None:
     lm = spectr.load(str(target), "none")
     folder = random_head(lm.opened.target.model, kind, tmp_path)
