@@ -134,3 +134,4 @@ def doctor(
         _print_found(found)
     if found["advice"]:
         raise typer.Exit(1)
+    talk("no problems found: models can run on this machine")

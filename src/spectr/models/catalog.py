@@ -5,6 +5,7 @@ an interrupted download continues where it stopped. The file is assembled in a t
 its place at the end.
 """
 
+import difflib
 import hashlib
 import os
 import shutil
@@ -20,7 +21,7 @@ from spectr.errors import SpectrError, UnknownNameError
 from spectr.folders import home
 from spectr.registry import nearest
 
-__all__ = ["CATALOG", "CatalogModel", "FetchError", "home", "locate", "pull"]
+__all__ = ["CATALOG", "CatalogModel", "FetchError", "catalog_hint", "home", "locate", "pull"]
 
 Progress = Callable[[str], None]
 
@@ -65,6 +66,16 @@ CATALOG = {
         ),
     ]
 }
+
+
+def catalog_hint(name: str) -> str:
+    """Return a sentence for an error message: the catalog model that was meant, or all of them.
+
+    >>> catalog_hint("smolm2-135m")
+    'Did you mean the catalog model smollm2-135m?'
+    """
+    close = difflib.get_close_matches(name.lower(), CATALOG, n=1)
+    return f"Did you mean the catalog model {close[0]}?" if close else f"Catalog models: {', '.join(CATALOG)}"
 
 
 def _known(name: str) -> CatalogModel:

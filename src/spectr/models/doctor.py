@@ -12,7 +12,7 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig
 
-from spectr.models.catalog import CATALOG, FetchError, home, locate
+from spectr.models.catalog import CATALOG, FetchError, catalog_hint, home, locate
 from spectr.models.gguf.build import config_of
 from spectr.models.gguf.reader import open_gguf
 from spectr.models.hf import is_gguf
@@ -76,7 +76,9 @@ def _cache() -> dict[str, Any]:
         "folder": str(folder),
         "free": format_bytes(shutil.disk_usage(existing).free),
         "models": ", ".join(name for name in CATALOG if locate(name)) or "none yet",
-        "hub": "not used, because HF_HUB_OFFLINE is set" if offline else "used for models that are not on this machine",
+        "hub": "not used, because HF_HUB_OFFLINE is set"
+        if offline
+        else "models that are not here are downloaded from the Hugging Face hub",
     }
 
 
@@ -101,7 +103,7 @@ def _find(model: str) -> _Place | None:
             raise FetchError(f"{model!r} is not the folder of a model: it has no config.json")
         return _Place("folder", model, Path(model))
     if (why := why_not_on_hub(model)) is not None:
-        raise FetchError(f"{model!r} is not known: {why}. Catalog models: {', '.join(CATALOG)}")
+        raise FetchError(f"{model!r} is not known: {why}. {catalog_hint(model)}")
     cached = try_to_load_from_cache(model, "config.json")
     if isinstance(cached, str):
         return _Place("hub, in the cache", model, Path(cached).parent)

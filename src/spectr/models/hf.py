@@ -14,7 +14,7 @@ from transformers.utils import logging
 from transformers.utils.hub import has_file
 
 from spectr.errors import ArgumentError, MismatchError, MissingExtraError
-from spectr.models.catalog import CATALOG, FetchError, Progress, pull
+from spectr.models.catalog import CATALOG, FetchError, Progress, catalog_hint, pull
 from spectr.models.cpu import target_of
 from spectr.models.cpu_program import is_known_family
 from spectr.models.generation_config import default_settings
@@ -188,7 +188,7 @@ def model_size(folder: str) -> tuple[int, int, int]:
 
 def _config(model: str, folder: str, trust_remote_code: bool) -> Any:
     if not Path(folder).exists() and (why := why_not_on_hub(model)) is not None:
-        raise FetchError(f"{model!r} could not be loaded: {why}. Catalog models: {', '.join(CATALOG)}")
+        raise FetchError(f"{model!r} could not be loaded: {why}. {catalog_hint(model)}")
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
@@ -198,7 +198,7 @@ def _config(model: str, folder: str, trust_remote_code: bool) -> Any:
 def _unloadable(model: str, error: Exception) -> FetchError:
     """Return an error with the first line of transformers' message."""
     reason = (str(error).strip().splitlines() or ["transformers gives no reason"])[0].rstrip(".")
-    return FetchError(f"{model!r} could not be loaded: {reason}. Catalog models: {', '.join(CATALOG)}")
+    return FetchError(f"{model!r} could not be loaded: {reason}. {catalog_hint(model)}")
 
 
 def _tokenizer(model: str, folder: str, trust_remote_code: bool) -> Any:
