@@ -5,6 +5,7 @@
 transformers prepares the config, processors, stopping criteria and padding; spectr runs the decoding loop.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -103,10 +104,31 @@ def _policies(processors: Any, ids: Tensor, prompts: Sequence[Sequence[int]], *,
             f"at most one prefix_allowed_tokens_fn can be used, got {len(functions)}; combine them into one function"
         )
     others = [p for p in every if prefix_function(p) is None]
+    own = _own_processors(others, len(prompts))
     if not functions:
-        return [Policy(**settings, processors=others)] * len(prompts)
+        return [Policy(**settings, processors=processors) for processors in own]
     hooks = [_AllowedTokens(functions[0], row, ids[row], len(prompt)) for row, prompt in enumerate(prompts)]
-    return [Policy(**settings, processors=others, allowed=hook) for hook in hooks]
+    return [
+        Policy(**settings, processors=processors, allowed=hook) for processors, hook in zip(own, hooks, strict=True)
+    ]
+
+
+def _own_processors(processors: list[Any], rows: int) -> list[list[Any]]:
+    """Return the processors of each row. From transformers 5.23 on the repetition penalty has a tensor with the padding
+    of every row, which it ignores; the copy for one row has its own number. Rows with equal padding share a copy."""
+    made: dict[tuple[int, int], Any] = {}
+
+    def of_row(at: int, row: int) -> Any:
+        ignored = getattr(processors[at], "prompt_ignore_length", None)
+        if not isinstance(ignored, Tensor):
+            return processors[at]
+        key = at, int(ignored[row])
+        if key not in made:
+            made[key] = copy.copy(processors[at])
+            made[key].prompt_ignore_length = key[1]
+        return made[key]
+
+    return [[of_row(at, row) for at in range(len(processors))] for row in range(rows)]
 
 
 def _refuse(model: Any, ids: Tensor, embedded: Any, config: Any) -> None:
