@@ -157,6 +157,7 @@ def serve(
         service.close()
     finally:
         listener.close()
+        gc.unfreeze()  # otherwise libraries report what is not collected at exit as leaks
 
 
 @contextmanager
