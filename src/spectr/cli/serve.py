@@ -200,6 +200,7 @@ def serve(
 
     def started(url: str) -> None:
         talk(f"serving {settings.name} at {url}/v1 ({'with' if settings.keys else 'without'} API keys); Ctrl-C ends it")
+        talk(f"playground: {url}/")
         talk(f"try: {_example(url, settings)}")
 
     run_server(settings, load, talk, started)
