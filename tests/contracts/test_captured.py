@@ -5,6 +5,7 @@ with the shapes of captured steps: a rounded number of rows, a rounded length an
 they are CUDA graphs.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -315,6 +316,17 @@ class TestOnGpu:
             torch.cuda.synchronize()
             held.append(torch.cuda.memory_allocated())
         assert held[-1] <= held[1] + 64 * 512
+
+    def test_two_engines_capture_at_once(self) -> None:
+        """Engines in two threads capture their steps at the same time, and both give the texts of eager steps."""
+        target, made = on_gpu("feature", Plan(drafts=3, length=4, nodes=9))
+        meant = [one.tokens for one in Engine(target, made, spectr.rule("race"), captures=False).generate(requests())]
+        for _ in range(4):
+            engines = [Engine(target, one, spectr.rule("race")) for one in (made, drafter("none"))]
+            with ThreadPoolExecutor(2) as threads:
+                found = list(threads.map(lambda engine: engine.generate(requests()), engines))
+            assert all([one.tokens for one in texts] == meant for texts in found)
+            assert all(lane.memory.graphs.graphs for engine in engines for lane in engine.scheduler.lanes.values())
 
     def test_rows_share_a_tree(self) -> None:
         """When rows share a budget of nodes, each has fewer than alone, and its text is the same."""

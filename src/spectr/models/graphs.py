@@ -5,6 +5,7 @@ A step launches more than a thousand kernels, which takes the host longer than t
 is one launch.
 """
 
+import threading
 import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -16,6 +17,9 @@ from torch import Tensor
 __all__ = ["Captured"]
 
 _MOST = 64  # graphs kept
+_CAPTURING = threading.RLock()
+"""Held while a graph is captured. A capture begins by waiting for the whole device, which fails while another thread,
+such as that of a second engine, is capturing."""
 T = TypeVar("T")
 
 
@@ -90,6 +94,7 @@ class Captured:
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         static, graph = given.clone(), torch.cuda.CUDAGraph()
         # other threads may use the device meanwhile
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+        mode = "thread_local"
+        with _CAPTURING, torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode=mode):
             output = make(static)
         return _Graph(static, output, graph)
