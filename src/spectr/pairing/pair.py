@@ -147,9 +147,11 @@ def _by_plan(drafter: Any, pairing: Pairing) -> Drafter:
 
 
 def _auto(base: Any, pairing: Pairing) -> Drafter:
-    """Return a drafter that chooses between plain decoding and `base` with a few trees at every step."""
-    if base.name == "none":
-        return named_drafter("none")
+    """Return a drafter that chooses between plain decoding and `base` with a few trees at every step. A base that
+    already chooses, such as the default drafter, is returned unchanged: a choice inside a choice would never be
+    asked."""
+    if isinstance(base, SwitchingDrafter) or base.name == "none":
+        return base
     plans = candidate_plans("", base, pairing.card, on_cpu=True)[: _CANDIDATES - 1]
     sized = [replace(pairing, options=DraftOptions(**plan.options)).plan() for plan in plans]
     drafters = [replanned(base, plan) for plan in sized] if DrafterTraits(base).plan is not None else [base]
