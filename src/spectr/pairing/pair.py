@@ -66,7 +66,8 @@ def auto_drafter(target: "OpenedModel") -> tuple[str, str]:
 def chooses_while_running(target: "OpenedModel", card: Card, options: DraftOptions) -> bool:
     """Whether `auto` chooses at every step between plain decoding and trees of the trained drafter, by the tokens and
     times of earlier steps. It does so on a CPU, where drafting does not always pay, and only under the race, whose text
-    does not depend on drafts, unless the user has set the tree."""
+    does not depend on drafts, unless the user has set the tree. (Without a trained drafter it chooses between plain
+    decoding and lookup under the race, on any device.)"""
     return target.target.device.type == "cpu" and card.name == "race" and not options.some(*PLANNED)
 
 
@@ -182,8 +183,8 @@ def pair(
     parts = [_resolve_auto(target) if part == AUTO else part for part in _parts(drafter)]
     if parts == ["none"] and drafter == AUTO and (sizes := options.some(*PLANNED)):
         raise ArgumentError(
-            f"{', '.join(sizes)} would change nothing: there is no trained drafter for this model, so it decodes "
-            "plainly; set a drafter as well, such as lookup, early_exit or a smaller model of the family"
+            f"{', '.join(sizes)} would change nothing: there is no trained drafter for this model, so at most "
+            "repeated text is drafted; set a drafter as well, such as lookup, early_exit or a smaller model of the family"
         )
     options.check("+".join(str(part) for part in parts), [name for part in parts for name in options_taken(part)])
     load_options = _loading_like(target) if loading is None else loading
