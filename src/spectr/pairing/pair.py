@@ -147,7 +147,7 @@ def _by_plan(drafter: Any, pairing: Pairing) -> Drafter:
     return _by_profile(profile, replace(pairing, options=bare), is_auto=is_auto)
 
 
-def _auto(base: Any, pairing: Pairing) -> Drafter:
+def _auto(base: Drafter, pairing: Pairing) -> Drafter:
     """Return a drafter that chooses between plain decoding and `base` with a few trees at every step. A base that
     already chooses, such as the default drafter, is returned unchanged: a choice inside a choice would never be
     asked."""
@@ -184,7 +184,8 @@ def pair(
     if parts == ["none"] and drafter == AUTO and (sizes := options.some(*PLANNED)):
         raise ArgumentError(
             f"{', '.join(sizes)} would change nothing: there is no trained drafter for this model, so at most "
-            "repeated text is drafted; set a drafter as well, such as lookup, early_exit or a smaller model of the family"
+            "repeated text is drafted; set a drafter as well, such as lookup, early_exit or a smaller model of the "
+            "family"
         )
     options.check("+".join(str(part) for part in parts), [name for part in parts for name in options_taken(part)])
     load_options = _loading_like(target) if loading is None else loading
