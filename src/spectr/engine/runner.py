@@ -115,7 +115,7 @@ class StepRunner:
         walks = [state.walk for state in self.placement.active]
         if not any(walks):
             return None
-        masks_all = self.device.type == "cpu" or self.parts.rule.card.name != "race"
+        masks_all = self.device.type == "cpu" or self.parts.rule.card.text_depends_on_drafts
         return RowGrammars(walks, self.parts.target.vocabulary, self.device, masks_all)
 
     def _logprob_count(self) -> int | None:

@@ -138,7 +138,7 @@ class Scheduler:
             if key not in self.lanes:
                 parts = self.parts
                 if refers:
-                    drafter = ReferenceDrafter(parts.drafter, races=parts.rule.card.name == "race")
+                    drafter = ReferenceDrafter(parts.drafter, races=not parts.rule.card.text_depends_on_drafts)
                     parts = replace(parts, drafter=drafter)
                 self.lanes[key] = Lane(parts, on_host=key[0], optimality_gap=key[1], traces=request.trace)
             self.lanes[key].queue.append(state)

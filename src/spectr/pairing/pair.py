@@ -68,7 +68,7 @@ def chooses_while_running(target: "OpenedModel", card: Card, options: DraftOptio
     times of earlier steps. It does so on a CPU, where drafting does not always pay, and only under the race, whose text
     does not depend on drafts, unless the user has set the tree. (Without a trained drafter it chooses between plain
     decoding and lookup under the race, on any device.)"""
-    return target.target.device.type == "cpu" and card.name == "race" and not options.some(*PLANNED)
+    return target.target.device.type == "cpu" and not card.text_depends_on_drafts and not options.some(*PLANNED)
 
 
 def _resolve_auto(target: "OpenedModel") -> str:
@@ -132,7 +132,7 @@ def _by_plan(drafter: Any, pairing: Pairing) -> Drafter:
 
     profile, bare = pairing.options.measured, replace(pairing.options, plan=None, profile=None)
     net, is_auto = pairing.target.target.model, pairing.options.plan == AUTO
-    if is_auto and (net.device.type != "cpu" or pairing.card.name != "race"):
+    if is_auto and (net.device.type != "cpu" or pairing.card.text_depends_on_drafts):
         is_auto = False
         warnings.warn(
             f"plan='auto' chooses while running on a CPU with rule race; on {net.device.type} with rule "
@@ -189,7 +189,7 @@ def pair(
         )
     options.check("+".join(str(part) for part in parts), [name for part in parts for name in options_taken(part)])
     load_options = _loading_like(target) if loading is None else loading
-    if parts == ["none"] and drafter == AUTO and card.name == "race":
+    if parts == ["none"] and drafter == AUTO and not card.text_depends_on_drafts:
         return adaptive([named_drafter("none"), named_drafter("lookup")], lambda _: PLAIN)
     made = [
         make_drafter(part, Pairing(target, card, options.only(options_taken(part)), load_options)) for part in parts
