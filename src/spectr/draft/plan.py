@@ -107,6 +107,14 @@ class Plan:
         """The most tokens of a path below the root."""
         return self.length if self.prunes else self.shape.depth
 
+    def check_depth(self, most: int, why: str) -> None:
+        """Raise ArgumentError if a path may have more than `most` tokens; the error says `why`."""
+        if self.depth > most:
+            raise ArgumentError(
+                f"drafts must be at most {most} tokens long, {why}, got {self.depth}; lower length, or the depth of "
+                "tree"
+            )
+
     @property
     def capacity(self) -> int:
         """The most nodes of a tree, including the root."""

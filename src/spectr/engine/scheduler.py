@@ -48,7 +48,7 @@ class Load:
     """What an engine has to do, and how much of its room is used."""
 
     running: int  # requests that decode
-    reading: int  # requests whose prompts are being prefilled
+    prefilling: int  # requests whose prompts are being prefilled
     waiting: int  # requests without a row
     tokens: int  # tokens of the texts in rows
     slots: int  # tokens that the rows have room for
