@@ -22,7 +22,7 @@ from spectr.engine.rows import Rows
 from spectr.engine.step import Scored, StepParts, draft_trees, run_step, score_trees, settle
 from spectr.policy import Policy
 from spectr.rows import pick_rows
-from spectr.transport.laws import sound
+from spectr.transport.laws import zero_undefined
 from spectr.trees import topology
 from spectr.types import Opening, Verdict
 from spectr.verify import rule as named_rule
@@ -73,12 +73,12 @@ class _Bench:
         return score_trees(parts, *draft_trees(parts))
 
     def _verdict(self, scored: Scored) -> Verdict:
-        logits, _ = sound(scored.logits)
+        logits, _ = zero_undefined(scored.logits)
 
-        def law(nodes: Tensor | None) -> Tensor:
+        def policy_logits(nodes: Tensor | None) -> Tensor:
             return self.held.rows.policies(pick_rows(logits, nodes), features=self.held.features)
 
-        return self.held.rule(law, scored.draft, scored.coins, tree=scored.tree)
+        return self.held.rule(policy_logits, scored.draft, scored.coins, tree=scored.tree)
 
     def _keeping(self, scored: Scored, verdict: Verdict) -> float:
         """Time everything that `settle` does besides the verdict, which is given."""

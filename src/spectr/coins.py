@@ -200,13 +200,13 @@ class SeededCoins:
         from spectr.kernels.cpu.noise import candidates
 
         states = gumbel_states(self.seed, self.committed[:, None] + depth).expand(logits.shape[:2]).flatten()
-        laws, winners = logits.flatten(0, 1), list[int]()
-        for row, tokens in enumerate(candidates(states, laws)):
+        flat, winners = logits.flatten(0, 1), list[int]()
+        for row, tokens in enumerate(candidates(states, flat)):
             if tokens is not None and len(tokens) == 1:
                 winners += tokens
                 continue
-            among = torch.arange(laws.shape[1]) if tokens is None else torch.tensor(tokens)
-            exact = laws[row, among] + _gumbel_of(states[row], among)
+            among = torch.arange(flat.shape[1]) if tokens is None else torch.tensor(tokens)
+            exact = flat[row, among] + _gumbel_of(states[row], among)
             winners.append(int(among[exact.argmax()]))
         return torch.tensor(winners).view(logits.shape[:2])
 

@@ -250,6 +250,22 @@ def test_a_drafter_that_paused_remembers_no_other_text(net: PreTrainedModel, bas
         assert steps(used, request) == steps(fresh(), request)
 
 
+@pytest.mark.parametrize("mixes", [False, True])
+def test_a_draft_model_reads_what_it_missed(net: PreTrainedModel, mixes: bool) -> None:
+    """After steps without it a draft model, alone or in a mix, says that it is behind, so that the step waits for the
+    number of tokens it lacks. It is the target itself here, and every draft is accepted."""
+    same = drafter("model", model=Target(net), plan=Plan(drafts=1, length=3, nodes=4))
+    base = drafter("mixed", parts=[drafter("none"), same]) if mixes else same
+    steps = count()
+    made = SwitchingDrafter((drafter("none"), base), lambda _: int(next(steps) % 12 < 4))
+    stats = Engine(Target(net), made, spectr.rule("race")).generate([Request([3, 4, 5], 1, 60)])[0].stats
+    assert stats.drafted > 20
+    assert stats.corrections == 0
+    order = iter((0, 0, 1, 1))
+    drafting = SwitchingDrafter(made.drafters, lambda _: next(order)).open(Opening(1, 64, 16, None))
+    assert [(drafting.choose(1), drafting.is_behind) for _ in range(3)] == [(0, False), (1, True), (1, False)]
+
+
 def test_other_rules_refuse_it(net: PreTrainedModel, bases: dict[str, Drafter]) -> None:
     """Coupling rules refuse a drafter that alternates between drafters."""
     made = in_turn([drafter("none"), replanned(bases["model"], Plan("iid", 2, 2))])[0]

@@ -2,6 +2,7 @@
 looks for an optional attribute by its name."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,12 +13,20 @@ from spectr.draft import Plan, drafter
 from spectr.draft.adaptive import adaptive
 from spectr.draft.mixed import Mixed
 from spectr.draft.stateless import Stateless
-from spectr.draft.traits import DrafterTraits, follows_plan, is_drafter, table_version
+from spectr.draft.traits import (
+    DrafterTraits,
+    caches_text,
+    drop_text,
+    follows_plan,
+    is_drafter,
+    table_version,
+    takes_references,
+)
 from spectr.types import Drafter, Drafting, Opening, Siblings
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "spectr"
 NAMES = [name for name in vars(DrafterTraits) if not name.startswith("_")]
-DEFAULTS: dict[str, Any] = {"capturable": False, "parts": (), "drafters": ()}
+DEFAULTS: dict[str, Any] = {"capturable": False, "parts": (), "drafters": (), "origin": "drafter"}
 
 
 class Bare:
@@ -68,9 +77,29 @@ def test_draftings() -> None:
     bare: Any = Bare().open(Opening(1, 8, 16, None))
     assert not follows_plan(bare)
     assert table_version(bare) == 0
+    assert not caches_text(bare)
+    assert not takes_references(bare)
     bare.plan, bare.version = Plan(), 3
     assert follows_plan(bare)
     assert table_version(bare) == 3
+
+
+def test_what_a_drafting_that_takes_no_part_is_told() -> None:
+    """A drafting with a cache drops its text, and another one is told by a call of `read` without tokens."""
+    told: list[Any] = []
+    plain: Any = Bare().open(Opening(2, 8, 16, None))
+    plain.read = lambda *call: told.append(("read", *call))
+    drop_text(plain, 1, [4, 0])
+    caching: Any = Bare().open(Opening(2, 8, 16, None))
+    caching.drop = lambda *call: told.append(("drop", *call))
+    drop_text(caching, 1, [4, 0])
+    assert told == [("read", 1, [[], []], [4, 0]), ("drop", 1, [4, 0])]
+
+
+def test_the_engine_does_not_ask_for_the_class_of_a_drafting() -> None:
+    files = [*(PACKAGE / "engine").rglob("*.py"), PACKAGE / "draft" / "adaptive.py", PACKAGE / "draft" / "mixed.py"]
+    asked = [path.name for path in files if re.search(r"isinstance\([^)]*Drafting\)", path.read_text(encoding="utf-8"))]
+    assert asked == []
 
 
 @pytest.mark.parametrize(("thing", "is_one"), [(Bare(), True), ("ngram", False), (object(), False)])

@@ -13,6 +13,7 @@ from spectr.audit.toys import RandomModel, toy_pair
 from spectr.coins import gumbel
 from spectr.policy import Policy
 from spectr.types import Siblings
+from spectr.verify import RULES
 
 chi2 = pytest.importorskip("scipy.stats").chi2
 
@@ -52,6 +53,11 @@ def test_same_seed_same_text(
         assert generate(spectr.rule("race"), (target, draft), growth, 12, SEEDS) == meant
     if temperature:
         assert len(set(meant)) > 1
+
+
+def test_only_the_race_promises_texts_that_do_not_depend_on_drafts() -> None:
+    """The engine varies drafts freely under rules that promise it, so a rule that is added here needs these tests."""
+    assert [name for name in RULES if not spectr.rule(name).card.text_depends_on_drafts] == ["race"]
 
 
 def test_pruning_and_dropping_change_nothing(generate: Generate) -> None:

@@ -40,6 +40,17 @@ def test_text_is_the_same_with_and_without_drafts(folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_auto_plan_drafts_with_the_default_drafter(folder: Path) -> None:
+    """With plan="auto" the default drafter, which chooses at every step, is the one that chooses."""
+    asked = {"prompts": PROMPT, "max_new_tokens": 48, "seed": 7, "temperature": 0.0}
+    plain, auto = (
+        spectr.load(folder, **options).generate(**asked) for options in ({"drafter": "none"}, {"plan": "auto"})
+    )
+    assert auto.tokens == plain.tokens
+    assert auto.stats.drafted > 0
+
+
+@pytest.mark.slow
 def test_a_hundred_texts_are_plain_decoding_to_the_token(folder: Path) -> None:
     """Drafts of any size do not change a token of the packed model, since its logits have the same bits in any tree."""
     prompts = [

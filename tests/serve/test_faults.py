@@ -32,7 +32,9 @@ def settled(service: Service, handler: Any, most: float = 60) -> None:
     deadline = time.monotonic() + most
     while time.monotonic() < deadline:
         load = service.lm.engine.load
-        if not (load.running or load.reading or load.waiting or handler.admission.running or handler.admission.waiting):
+        if not (
+            load.running or load.prefilling or load.waiting or handler.admission.running or handler.admission.waiting
+        ):
             return
         time.sleep(0.02)
     raise AssertionError(f"{service.lm.engine.load} and {handler.admission.running} places were not released")

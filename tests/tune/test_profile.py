@@ -40,12 +40,21 @@ def open_lm(folder: Path, *arguments: Any, **options: Any) -> LM:
     return spectr.load(folder, *arguments, dtype="float64", **options)
 
 
-@pytest.mark.parametrize("drafter", ["early_exit", "lookup", "ngram", "lookup+ngram", "random", "none"])
+@pytest.mark.parametrize("drafter", ["auto", "early_exit", "lookup", "ngram", "lookup+ngram", "random", "none"])
 def test_auto_keeps_the_text(lm: LM, folders: tuple[Path, Path], drafter: str) -> None:
     auto = open_lm(folders[0], drafter, plan="auto")
     assert isinstance(auto.engine.drafter, SwitchingDrafter) == (drafter != "none")
     for temperature in (1.0, 0.0):
         assert texts(auto, temperature=temperature) == texts(lm, temperature=temperature)
+
+
+def test_auto_drafts_with_the_default_drafter(lm: LM, folders: tuple[Path, Path]) -> None:
+    """Without a trained drafter the default one looks up text that repeats itself, which this text does."""
+    auto = open_lm(folders[0], plan="auto")
+    repeating = {"logit_bias": {5: 100.0}}
+    found, meant = (model.generate(ASK[0], 40, 3, **repeating) for model in (auto, lm))
+    assert found.tokens == meant.tokens
+    assert found.stats.drafted > 0
 
 
 def test_auto_with_a_model_and_in_a_stream(lm: LM, folders: tuple[Path, Path]) -> None:

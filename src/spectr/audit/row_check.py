@@ -20,7 +20,7 @@ from torch import Tensor
 from spectr.audit.reference_coins import mixed, scrambled
 from spectr.audit.reference_policy import Numbers, ReferencePolicy, softmax
 from spectr.audit.reference_rules import Decision, Decisions, ReferenceRule, ReferenceVerdict, Tree, reference_rule
-from spectr.engine.readout import NO_NUMBERS, NO_TOKENS, NO_WAY_ON, SOUND
+from spectr.engine.readout import Fault
 from spectr.engine.record import Evidence, StepRecord, WatchedRow
 from spectr.policy import Policy
 
@@ -86,7 +86,7 @@ def uncovered(record: StepRecord, evidence: Evidence, row: WatchedRow) -> str | 
         return "allowed"
     if request.grammar is not None and evidence.allowed is None:
         return "grammar"
-    return "logits that are no numbers" if row.verdict.fault == NO_NUMBERS else None
+    return "logits that are no numbers" if row.verdict.fault == Fault.NONFINITE_LOGITS else None
 
 
 class _RowLaws:
@@ -321,11 +321,11 @@ def _wrong_end(record: StepRecord, row: WatchedRow, laws: _RowLaws) -> Failure |
     reason = "stop" if count == until_stop else "length" if count >= left else None
     nodes = [laws.tree.at(verdict.tokens[:depth]) for depth in range(count)]
     dead = next((depth for depth, node in enumerate(nodes) if laws.is_dead(node)), None)
-    if verdict.fault == NO_WAY_ON and request.grammar is not None:
+    if verdict.fault == Fault.GRAMMAR_DEAD_END and request.grammar is not None:
         return None  # the grammar allows no token here, which masks do not show
     if dead is not None:
         count, reason = dead, None
-    expected = (count, reason, SOUND if dead is None else NO_TOKENS)
+    expected = (count, reason, Fault.NONE if dead is None else Fault.NO_TOKEN_LEFT)
     if expected == (verdict.count, verdict.finish_reason, verdict.fault):
         return None
     what = f"{verdict.count} tokens kept, ended by {verdict.finish_reason}, in place of {count}, ended by {reason},"

@@ -12,10 +12,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from spectr.draft.mixed import Mixed
-from spectr.draft.model import ModelDrafting
 from spectr.draft.plan import Plan
 from spectr.draft.selector import PlanSelector
-from spectr.draft.traits import DrafterTraits, follows_plan
+from spectr.draft.traits import DrafterTraits, caches_text, drop_text, follows_plan
 from spectr.types import Draft, Drafter, Drafting, Layers, Opening, Scene, Siblings, TreeModel
 
 __all__ = ["SwitchingDrafter", "adaptive", "replanned"]
@@ -136,7 +135,7 @@ class _SwitchingDrafting:
         """Select the drafter of the next step."""
         before, self._current = self._current, self.drafter.select(rows)
         drafting = self.draftings[self._current]
-        self.is_behind = drafting is not self.draftings[before] and isinstance(drafting, ModelDrafting)
+        self.is_behind = drafting is not self.draftings[before] and caches_text(drafting)
         return self._current
 
     def observe(self, rows: int, choice: int, tokens: float, seconds: float) -> None:
@@ -166,10 +165,8 @@ class _SwitchingDrafting:
         for drafting in self._distinct():
             if drafting is current:
                 drafting.read(first, texts, starts)
-            elif isinstance(drafting, ModelDrafting):
-                drafting.drop(first, starts)
             else:
-                drafting.read(first, [[] for _ in texts], starts)
+                drop_text(drafting, first, starts)
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
         """Copy rows in every drafting."""

@@ -13,7 +13,6 @@ from torch import Tensor
 from spectr.draft.feature import FeatureDrafting
 from spectr.draft.model import PendingTokens, session_slots
 from spectr.draft.plan import Plan, Planned
-from spectr.errors import ArgumentError
 from spectr.rows import cached_arange, pick_rows
 from spectr.trees import Frontier
 from spectr.types import Drafting, Layers, Opening, TreeModel
@@ -63,11 +62,7 @@ class BlockDrafter(Planned):
     capturable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.plan.depth > self.block.depths:
-            raise ArgumentError(
-                f"drafts must be at most {self.block.depths} tokens long, as many as a block predicts, got "
-                f"{self.plan.depth}; lower length, or the depth of tree"
-            )
+        self.plan.check_depth(self.block.depths, "as many as a block predicts")
 
     @property
     def deepest(self) -> int:

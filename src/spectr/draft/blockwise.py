@@ -8,7 +8,6 @@ from torch import Tensor
 
 from spectr.draft.plan import Plan, Planned, draw
 from spectr.draft.stateless import Stateless
-from spectr.errors import ArgumentError
 from spectr.trees import Frontier
 from spectr.types import Draft, Drafting, Layers, Opening, Scene, TreeModel
 
@@ -41,12 +40,8 @@ class Blockwise(Planned):
     capturable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        depth = self.plan.length if self.plan.prunes else self.plan.shape.depth
-        if self.heads.deepest is not None and depth > self.heads.deepest:
-            raise ArgumentError(
-                f"drafts must be at most {self.heads.deepest} tokens long, as many as there are heads, got {depth}; "
-                "lower length, or the depth of tree"
-            )
+        if self.heads.deepest is not None:
+            self.plan.check_depth(self.heads.deepest, "as many as there are heads")
 
     @property
     def deepest(self) -> int | None:

@@ -1,6 +1,8 @@
 """The plans that are worth trying with a drafter: small trees on a CPU, where every node costs time, and larger trees
 on a GPU, where a call of the target is bound by memory bandwidth."""
 
+from dataclasses import replace
+
 from spectr.draft.profile import DecodingPlan
 from spectr.draft.traits import DrafterTraits
 from spectr.types import Drafter
@@ -24,7 +26,8 @@ def candidate_plans(name: str, drafter: Drafter, card: Card, *, on_cpu: bool) ->
     if drafter.name == "none":
         return []
     if plan is None:  # a drafter that takes no plan
-        return [DecodingPlan(name, card.name), *([_LOOKUP] if name == "lookup" and card.name == "race" else [])]
+        is_free = name == "lookup" and not card.text_depends_on_drafts
+        return [DecodingPlan(name, card.name), *([replace(_LOOKUP, rule=card.name)] if is_free else [])]
     if plan.prunes:
         trees = [t for t in (_TREES_CPU if on_cpu else _TREES) if t[1] <= deepest]
         return [DecodingPlan(name, card.name, *tree) for tree in trees]

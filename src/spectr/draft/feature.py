@@ -73,7 +73,7 @@ class FeatureDrafting(ModelDrafting):
         self, drafter: HeadDrafter, session: Any, opening: Opening, busy: tuple[int, int] | None = None
     ) -> None:
         super().__init__(drafter.head, drafter.plan, session, opening)
-        self.target, self.source = drafter.target, opening.session
+        self.target, self.target_session = drafter.target, opening.session
         self._busy = busy  # from this row on, at most so many tokens of a prompt are read
         self._predicted: Tensor | None = None  # (B, S, H): features of the nodes scored, the root first
 
@@ -90,7 +90,7 @@ class FeatureDrafting(ModelDrafting):
         ends = [start + len(text) for start, text in zip(starts, texts, strict=True)]
         places = cached_arange(max(map(len, texts)), device) + copy_to_device(starts, device)[:, None]
         known = torch.minimum(places, copy_to_device(ends, device)[:, None])  # beyond it is padding
-        features = self.target.window(self.source, first, first + len(texts), 0)
+        features = self.target.window(self.target_session, first, first + len(texts), 0)
         window.input_features = self.target.features_at(features, known - 1)
         self.model.read(window, texts, slots)
 
@@ -99,7 +99,7 @@ class FeatureDrafting(ModelDrafting):
         start = (scene.texts.length - pending.count)[:, None]
         places = start + cached_arange(pending.tokens.shape[1], start.device) - 1
         known = scene.texts.length[:, None] - 2  # the root's own feature is computed by the next target call
-        features = self.target.window(self.source, 0, len(scene.root), scene.longest)
+        features = self.target.window(self.target_session, 0, len(scene.root), scene.longest)
         self._window.input_features = self.target.features_at(features, torch.minimum(places, known))
         return pending
 

@@ -34,6 +34,7 @@ class Lookup:
     gives_laws: ClassVar[bool] = False
     siblings: ClassVar[Siblings] = "fixed"
     capturable: ClassVar[bool] = True
+    origin: ClassVar[str] = "lookup"
 
     def __init__(self, drafts: int = 2, length: int = 4, nodes: int = 8, shortest: int = 2) -> None:
         for name, value in (("drafts", drafts), ("length", length), ("nodes", nodes), ("shortest", shortest)):

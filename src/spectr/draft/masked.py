@@ -14,7 +14,6 @@ from torch import Tensor
 from spectr.draft.feature import FeatureDrafting
 from spectr.draft.model import PendingTokens, session_slots
 from spectr.draft.plan import Plan, Planned
-from spectr.errors import ArgumentError
 from spectr.rows import cached_arange
 from spectr.trees import Frontier
 from spectr.types import Drafting, Layers, Opening, TreeModel
@@ -37,11 +36,7 @@ class MaskedDrafter(Planned):
     capturable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.plan.depth > self.deepest:
-            raise ArgumentError(
-                f"drafts must be at most {self.deepest} tokens long, as many as the head was trained for, got "
-                f"{self.plan.depth}; lower length, or the depth of tree"
-            )
+        self.plan.check_depth(self.deepest, "as many as the head was trained for")
 
     def open(self, opening: Opening) -> Drafting:
         """Open a session of the head."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spectr.draft.stateless import SingleChoice
-from spectr.draft.traits import DrafterTraits
+from spectr.draft.traits import DrafterTraits, drop_text
 from spectr.errors import ArgumentError, MismatchError
 from spectr.trees import topology
 from spectr.types import ORIGINS, Draft, Drafter, Drafting, Layers, Opening, Scene, Siblings
@@ -39,7 +39,7 @@ class Mixed:
 
     def open(self, opening: Opening) -> Drafting:
         """Open every part."""
-        codes = [ORIGINS.index("lookup" if part.name == "lookup" else "drafter") for part in self.parts]
+        codes = [ORIGINS.index(DrafterTraits(part).origin) for part in self.parts]
         return _MixedDrafting(self.siblings, [part.open(opening) for part in self.parts], codes)
 
 
@@ -87,6 +87,11 @@ class _MixedDrafting(SingleChoice):
         """Read tokens in every part."""
         for part in self.parts:
             part.read(first, texts, starts)
+
+    def drop(self, first: int, starts: Sequence[int]) -> None:
+        """Drop texts in every part. So a mix counts as a drafting with a cache, which some of its parts may have."""
+        for part in self.parts:
+            drop_text(part, first, starts)
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
         """Copy rows in every part."""

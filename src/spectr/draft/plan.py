@@ -8,7 +8,7 @@ from torch import Tensor
 from spectr.checks import whole
 from spectr.errors import ArgumentError
 from spectr.rows import constant
-from spectr.transport.laws import law_of, sound
+from spectr.transport.laws import law_of, zero_undefined
 from spectr.trees import Budget, Frontier, Growth, LogitsOf, Shape, as_shape, grow, prune, static_frontier
 from spectr.types import Draft, Scene, Siblings
 
@@ -107,6 +107,14 @@ class Plan:
         """The most tokens of a path below the root."""
         return self.length if self.prunes else self.shape.depth
 
+    def check_depth(self, most: int, why: str) -> None:
+        """Raise ArgumentError if a path may have more than `most` tokens; the error says `why`."""
+        if self.depth > most:
+            raise ArgumentError(
+                f"drafts must be at most {most} tokens long, {why}, got {self.depth}; lower length, or the depth of "
+                "tree"
+            )
+
     @property
     def capacity(self) -> int:
         """The most nodes of a tree, including the root."""
@@ -161,7 +169,7 @@ def _grown(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
 
     def law_at(tokens: Tensor, nodes: list[int]) -> Tensor:
         frontier = static_frontier(shape, tokens, nodes)
-        return law_of(policy(sound(logits_of(frontier))[0], frontier.paths))
+        return law_of(policy(zero_undefined(logits_of(frontier))[0], frontier.paths))
 
     draft = grow(scene.root, law_at, Growth(shape, plan.siblings), scene.coins)
     order = {node: at for at, node in enumerate(n for level in shape.parents_by_depth for n in level)}
@@ -180,7 +188,7 @@ def _pruned(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
     def best_of(frontier: Frontier, count: int) -> tuple[Tensor, Tensor]:
         logits = scene.ranking_logits(logits_of(frontier), frontier.paths)
         if scene.wants_laws:
-            laws.append(law_of(sound(logits)[0]))
+            laws.append(law_of(zero_undefined(logits)[0]))
         depth = torch.full_like(scene.root, frontier.depth)[:, None]
         return scene.coins.likeliest(logits, depth if races else None, score_scale, count)
 

@@ -44,6 +44,11 @@ class ReferenceDrafter:
         return self.drafter.name
 
     @property
+    def origin(self) -> str:
+        """The origin of the other drafter's drafts; those of the branch have their own."""
+        return DrafterTraits(self.drafter).origin
+
+    @property
     def siblings(self) -> Siblings:
         """How children are drawn: a branch is a fixed set."""
         return "fixed" if self.drafter.siblings == "fixed" else "race"

@@ -1,7 +1,8 @@
 """What drafters and draftings may have beyond `Drafter` and `Drafting` in `spectr.types`.
 
 Everything here is optional: a plain class with the members of `Drafter` is a whole drafter, and what it lacks has the
-default that is given here. No other file looks for these attributes by their names.
+default that is given here. No other file looks for these attributes by their names, and neither the engine nor a
+drafter that uses other drafters asks for the class of a drafting.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,18 @@ from typing import Any, Protocol, TypeGuard
 from spectr.draft.plan import Plan
 from spectr.types import Drafter, Drafting, Layers, TreeModel
 
-__all__ = ["DrafterTraits", "PlannedDrafting", "follows_plan", "is_drafter", "table_version"]
+__all__ = [
+    "CachingDrafting",
+    "DrafterTraits",
+    "PlannedDrafting",
+    "ReferringDrafting",
+    "caches_text",
+    "drop_text",
+    "follows_plan",
+    "is_drafter",
+    "table_version",
+    "takes_references",
+]
 
 
 class DrafterTraits:
@@ -26,6 +38,11 @@ class DrafterTraits:
         """Whether drafting needs no text on the host. On a GPU the next step is then launched before the last one is
         read, and steps can be captured as graphs. Default: False."""
         return bool(getattr(self._drafter, "capturable", False))
+
+    @property
+    def origin(self) -> str:
+        """Where traces say that its drafts come from: one of `ORIGINS`. Default: "drafter"."""
+        return str(getattr(self._drafter, "origin", "drafter"))
 
     @property
     def wants_features(self) -> Layers | None:
@@ -87,6 +104,49 @@ class PlannedDrafting(Drafting, Protocol):
 def follows_plan(drafting: Drafting) -> TypeGuard[PlannedDrafting]:
     """Return whether a drafting is a `PlannedDrafting`. By default it is not."""
     return hasattr(drafting, "plan")
+
+
+class CachingDrafting(Drafting, Protocol):
+    """A drafting with a cache of its own, into which it has read the texts. After steps in which it took no part
+    (`SwitchingDrafter`) it lacks tokens, and reads them when it proposes again; `scene.unread` is then None."""
+
+    def drop(self, first: int, starts: Sequence[int]) -> None:
+        """Drop what the rows from `first` on have read from positions `starts` on, and read nothing."""
+        ...
+
+
+def caches_text(drafting: Drafting) -> TypeGuard[CachingDrafting]:
+    """Return whether a drafting is a `CachingDrafting`. By default it is not: it reads all that it needs in the
+    scene."""
+    return hasattr(drafting, "drop")
+
+
+def drop_text(drafting: Drafting, first: int, starts: Sequence[int]) -> None:
+    """Tell a drafting which takes no part at present that the state of rows from `first` on is invalid from positions
+    `starts` on."""
+    if caches_text(drafting):
+        drafting.drop(first, starts)
+    else:
+        drafting.read(first, [[] for _ in starts], starts)
+
+
+class ReferringDrafting(Drafting, Protocol):
+    """A drafting that drafts from references besides: texts that the rows will probably repeat, such as a request's
+    prediction, and text that a grammar forces."""
+
+    def predict(self, row: int, tokens: Sequence[int], after: int) -> None:
+        """Draft from a reference, which continues the first `after` tokens of the row's text, until the row ends."""
+        ...
+
+    def refer(self, row: int, tokens: Sequence[int]) -> None:
+        """Draft these tokens after the row's present text, in the next step only."""
+        ...
+
+
+def takes_references(drafting: Drafting) -> TypeGuard[ReferringDrafting]:
+    """Return whether a drafting is a `ReferringDrafting`. By default it is not; for requests that have references the
+    engine wraps the drafter in a `ReferenceDrafter`, whose drafting is one."""
+    return hasattr(drafting, "predict") and hasattr(drafting, "refer")
 
 
 def table_version(drafting: Drafting) -> int:

@@ -189,7 +189,7 @@ def _check_pair(drafter: Drafter, rule: Rule) -> None:
             "a model"
         )
     plan = DrafterTraits(drafter).plan
-    if rule.card.name != "race" and plan is not None and plan.shared is not None:
+    if rule.card.text_depends_on_drafts and plan is not None and plan.shared is not None:
         raise MismatchError(
             f"rows may share a tree under rule race only: under rule {rule.card.name!r} a text would depend on the "
             "other texts of its batch; leave shared out of the plan"

@@ -29,5 +29,5 @@ class EngineParts:
 
     @property
     def drafts_forced_text(self) -> bool:
-        """Whether forced text is drafted: under the race only, since under other rules drafts change the text."""
-        return self.forced_text and self.rule.card.name == "race"
+        """Whether forced text is drafted: only under a rule whose text does not depend on drafts, such as the race."""
+        return self.forced_text and not self.rule.card.text_depends_on_drafts

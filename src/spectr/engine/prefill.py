@@ -61,8 +61,8 @@ def _score_prompt(placement: Placement, state: RequestState) -> int:
 
 def _prompt_logprobs(logits: Tensor, following: list[int], top: int) -> list[TokenLogprobs]:
     """The log-probabilities of the tokens `following` (T,) under logits (T, V), and of the `top` likeliest tokens."""
-    law = logits.float().log_softmax(-1)
-    own = law.gather(-1, torch.tensor(following, device=law.device)[:, None])[:, 0].tolist()
-    best = law.topk(min(top, law.shape[-1]), -1)
+    logprobs = logits.float().log_softmax(-1)
+    own = logprobs.gather(-1, torch.tensor(following, device=logprobs.device)[:, None])[:, 0].tolist()
+    best = logprobs.topk(min(top, logprobs.shape[-1]), -1)
     likeliest = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [TokenLogprobs(v, tuple(zip(*b, strict=True))) for v, b in zip(own, likeliest, strict=True)]

@@ -1,6 +1,7 @@
 """What the host reads of a step: a few integers for each row, and log-probabilities if they were asked for."""
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import torch
@@ -14,11 +15,19 @@ from spectr.rows import cached_arange
 from spectr.trees import Topology
 from spectr.types import ORIGINS, Draft, Verdict
 
-__all__ = ["HostReadout", "PendingReadout", "RowReadout", "StepReadout", "copy_to_host", "pack"]
+__all__ = ["Fault", "HostReadout", "PendingReadout", "RowReadout", "StepReadout", "copy_to_host", "pack"]
 
 _REASONS = (None, "stop", "length")
 _FIELDS = 7  # integers of a row before its tokens
-SOUND, NO_NUMBERS, NO_TOKENS, NO_WAY_ON = 0, 1, 2, 3  # the faults of a row
+
+
+class Fault(IntEnum):
+    """Why a row has no distribution to sample a token from."""
+
+    NONE = 0  # it has one
+    NONFINITE_LOGITS = 1  # the target's logits are NaN or infinite
+    NO_TOKEN_LEFT = 2  # the settings of the policy exclude every token
+    GRAMMAR_DEAD_END = 3  # the grammar admits no token
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +195,12 @@ def _node(token: int, parent: int, probabilities: tuple[float, float], known: tu
 
 
 def _error(fault: int) -> Exception:
-    if fault == NO_NUMBERS:
+    if fault == Fault.NONFINITE_LOGITS:
         return LawError(
             "the target's logits must be numbers, and after this text they are NaN or infinite; load it in another "
             'dtype, such as dtype="bfloat16" or "float32", or look at its weights'
         )
-    if fault == NO_WAY_ON:
+    if fault == Fault.GRAMMAR_DEAD_END:
         return ArgumentError(
             "a grammar must admit some token after every text that it admits so far, and after this text it admits "
             "none: it cannot be continued, or not with the tokens of this model; look at the rule that comes next"

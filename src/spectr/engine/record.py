@@ -36,7 +36,7 @@ class RowVerdict:
     corrected: bool
     count: int  # how many of the tokens belong to the text
     finish_reason: str | None
-    fault: int  # one of the faults in `readout`
+    fault: int  # a `Fault` of `readout`
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,8 +57,8 @@ class Request:
         return len(self.prompt) + self.max_new_tokens
 
     @property
-    def has_hooks(self) -> bool:
-        """Whether users' functions or a grammar, which run on the host, take part in steps."""
+    def runs_on_host(self) -> bool:
+        """Whether a part of its steps runs on the host: users' functions, or a grammar."""
         return not self.policy.capturable or self.grammar is not None
 
     @property

@@ -5,8 +5,8 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spectr.draft.reference import LENGTH, ReferenceDrafting
-from spectr.draft.traits import DrafterTraits, table_version
+from spectr.draft.reference import LENGTH
+from spectr.draft.traits import DrafterTraits, table_version, takes_references
 from spectr.engine.grammars import RowGrammars
 from spectr.engine.parts import EngineParts
 from spectr.engine.placement import Placement
@@ -66,7 +66,7 @@ class StepRunner:
         if not self.launched:
             self._since = time.perf_counter()  # the time before belongs to no step
         choice = drafting.choose(len(self.placement.active))
-        if isinstance(drafting, ReferenceDrafting):
+        if takes_references(drafting):
             for row, state in enumerate(self.placement.active):
                 if state.walk is not None:
                     drafting.refer(row, state.walk.forced(LENGTH))
@@ -115,7 +115,7 @@ class StepRunner:
         walks = [state.walk for state in self.placement.active]
         if not any(walks):
             return None
-        masks_all = self.device.type == "cpu" or self.parts.rule.card.name != "race"
+        masks_all = self.device.type == "cpu" or self.parts.rule.card.text_depends_on_drafts
         return RowGrammars(walks, self.parts.target.vocabulary, self.device, masks_all)
 
     def _logprob_count(self) -> int | None:
@@ -161,7 +161,7 @@ class StepRunner:
         """The origin of drafts in a step whose draft does not say it."""
         drafters = DrafterTraits(self.parts.drafter).drafters
         chosen = drafters[choice] if drafters else self.parts.drafter
-        return "lookup" if chosen.name == "lookup" else "drafter"
+        return DrafterTraits(chosen).origin
 
     def record(self, step: LaunchedStep, readout: HostReadout) -> None:
         """Give the witness a step that it wants, with the texts from before the step: steps are read in order."""

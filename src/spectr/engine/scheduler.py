@@ -10,6 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -47,11 +48,20 @@ class Load:
     """What an engine has to do, and how much of its room is used."""
 
     running: int  # requests that decode
-    reading: int  # requests whose prompts are being prefilled
+    prefilling: int  # requests whose prompts are being prefilled
     waiting: int  # requests without a row
     tokens: int  # tokens of the texts in rows
     slots: int  # tokens that the rows have room for
     starts_over: int  # how often requests began again for want of memory
+
+
+class LaneKey(NamedTuple):
+    """What the steps of a lane need. Requests with the same key share a lane."""
+
+    runs_on_host: bool  # users' functions or a grammar
+    optimality_gap: bool
+    refers: bool  # a branch from a reference, or from text that a grammar forces
+    traces: bool
 
 
 class Scheduler:
@@ -59,7 +69,7 @@ class Scheduler:
 
     def __init__(self, parts: EngineParts) -> None:
         self.parts = parts
-        self.lanes: dict[tuple[bool, bool, bool, bool], Lane] = {}
+        self.lanes: dict[LaneKey, Lane] = {}
         self._news = threading.Condition()
         self._waiting: deque[RequestState] = deque()
         self.thread: threading.Thread | None = None
@@ -128,20 +138,25 @@ class Scheduler:
             self.lanes = {key: lane for key, lane in self.lanes.items() if not lane.is_idle}
 
     def _place(self) -> None:
-        """Put waiting requests into the queues of their lanes. Requests share a lane if their steps need the same."""
+        """Put waiting requests into the queues of their lanes."""
         with self._news:
             waiting, self._waiting = self._waiting, deque()
         for state in waiting:
-            request = state.request
-            refers = request.refers or (request.grammar is not None and self.parts.drafts_forced_text)
-            key = (request.has_hooks, request.optimality_gap, refers, request.trace)
+            key = self._lane_key(state.request)
             if key not in self.lanes:
-                parts = self.parts
-                if refers:
-                    drafter = ReferenceDrafter(parts.drafter, races=parts.rule.card.name == "race")
-                    parts = replace(parts, drafter=drafter)
-                self.lanes[key] = Lane(parts, on_host=key[0], optimality_gap=key[1], traces=request.trace)
+                self.lanes[key] = self._new_lane(key)
             self.lanes[key].queue.append(state)
+
+    def _lane_key(self, request: Request) -> LaneKey:
+        refers = request.refers or (request.grammar is not None and self.parts.drafts_forced_text)
+        return LaneKey(request.runs_on_host, request.optimality_gap, refers, request.trace)
+
+    def _new_lane(self, key: LaneKey) -> Lane:
+        parts = self.parts
+        if key.refers:
+            drafter = ReferenceDrafter(parts.drafter, races=not parts.rule.card.text_depends_on_drafts)
+            parts = replace(parts, drafter=drafter)
+        return Lane(parts, on_host=key.runs_on_host, optimality_gap=key.optimality_gap, traces=key.traces)
 
     def _wake(self) -> None:
         with self._news:

@@ -13,14 +13,14 @@ from torch import Tensor
 from spectr.coins import SeededCoins
 from spectr.engine.grammars import RowGrammars
 from spectr.engine.metrics import best_possible
-from spectr.engine.readout import NO_NUMBERS, NO_TOKENS, NO_WAY_ON, SOUND, StepReadout, TreeReadout, pack
+from spectr.engine.readout import Fault, StepReadout, TreeReadout, pack
 from spectr.engine.record import Evidence
 from spectr.engine.rows import Rows
 from spectr.grammar.masks import allowed, keep_allowed
 from spectr.policy import Past
 from spectr.rows import cached_arange, pick_rows
-from spectr.transport.laws import law_of, sound
-from spectr.trees import Topology, topology
+from spectr.transport.laws import law_of, zero_undefined
+from spectr.trees import Topology, path_tokens, topology
 from spectr.types import Draft, Drafting, LogitsAt, Scene, TreeModel, Verdict
 from spectr.verify import Rule
 
@@ -54,7 +54,7 @@ class Scored:
 
     draft: Draft
     tree: Topology
-    words: Tensor  # (B, N, D): the tokens from below the root to each node, padded with -1
+    path_tokens: Tensor  # (B, N, D): the tokens from below the root to each node, padded with -1
     coins: SeededCoins
     logits: Tensor  # (B, N, V), before the policy; finite
     finite: Tensor  # (B, N) bool: whether the target's logits were finite
@@ -113,19 +113,12 @@ def draft_trees(parts: StepParts) -> tuple[Draft, SeededCoins]:
 def score_trees(parts: StepParts, draft: Draft, coins: SeededCoins) -> Scored:
     """Score all nodes in one call of the target. Meanwhile the host computes the masks of rows with grammars."""
     tree = topology(draft)
-    words = _words(draft, tree)
-    pending = None if parts.grammars is None else parts.grammars.send(words)
+    paths = path_tokens(draft.tokens, tree.path[..., 1:])
+    pending = None if parts.grammars is None else parts.grammars.send(paths)
     raw = parts.target.score(parts.session, draft.tokens, tree.ancestors, tree.depth)
     masks = None if pending is None else pending.walk()
-    logits, finite = sound(raw)
-    return Scored(draft, tree, words, coins, logits, finite, masks)
-
-
-def _words(draft: Draft, tree: Topology) -> Tensor:
-    """(B, N, D): the tokens from below the root to each node, padded with -1."""
-    below = tree.path[..., 1:]
-    words = draft.tokens.gather(1, below.clamp_min(0).flatten(1)).view_as(below)
-    return torch.where(below >= 0, words, -1)
+    logits, finite = zero_undefined(raw)
+    return Scored(draft, tree, paths, coins, logits, finite, masks)
 
 
 def settle(parts: StepParts, scored: Scored) -> StepReadout:
@@ -133,30 +126,30 @@ def settle(parts: StepParts, scored: Scored) -> StepReadout:
     drafter; append the tokens to the texts, end those that end, and return what the host reads."""
     rows, draft, tree = parts.rows, scored.draft, scored.tree
 
-    def law(nodes: Tensor | None) -> Tensor:
-        past = Past(rows.history, pick_rows(scored.words, nodes))
+    def policy_logits(nodes: Tensor | None) -> Tensor:
+        past = Past(rows.history, pick_rows(scored.path_tokens, nodes))
         return rows.policies(scored.logits_at(nodes), past, features=parts.features)
 
-    verdict = _of_active_rows(parts.rule(law, draft, scored.coins, tree=tree), rows.active)
+    verdict = _of_active_rows(parts.rule(policy_logits, draft, scored.coins, tree=tree), rows.active)
     _keep(parts, verdict)
-    best = best_possible(law, draft, tree, verdict) if parts.optimality_gap else None
+    best = best_possible(policy_logits, draft, tree, verdict) if parts.optimality_gap else None
     emitted = _emitted_tokens(draft, verdict)
-    count, reason = _end(rows, emitted, verdict.length + 1)
-    fault, count = _fault(parts, scored, verdict, count)
-    reason = torch.where(fault == SOUND, reason, 0)
+    until_end, end_reason = _end(rows, emitted, verdict.length + 1)
+    fault, kept = _fault(parts, scored, verdict, until_end)
+    reason = torch.where(fault == Fault.NONE, end_reason, 0)
     readout = StepReadout(
-        pack(draft, tree, verdict, (emitted, count, reason), fault), *_logprobs(parts, scored, verdict, emitted), best,
-        _tree(scored, verdict, law) if parts.traces else None,
+        pack(draft, tree, verdict, (emitted, kept, reason), fault), *_logprobs(parts, scored, verdict, emitted), best,
+        _tree(scored, verdict, policy_logits) if parts.traces else None,
     )  # fmt: skip
-    rows.history.append(emitted, count)
-    rows.active &= (reason == 0) & (fault == SOUND)
+    rows.history.append(emitted, kept)
+    rows.active &= (reason == 0) & (fault == Fault.NONE)
     return readout
 
 
-def _tree(scored: Scored, verdict: Verdict, law: LogitsAt) -> TreeReadout:
+def _tree(scored: Scored, verdict: Verdict, policy_logits: LogitsAt) -> TreeReadout:
     """The trees of all rows, with the probabilities of their tokens."""
     draft = scored.draft
-    target = law_of(law(None))  # (B, N, V)
+    target = law_of(policy_logits(None))  # (B, N, V)
 
     def probability(laws: Tensor, nodes: Tensor, tokens: Tensor) -> Tensor:
         return pick_rows(laws, nodes).gather(-1, tokens.clamp(0, laws.shape[-1] - 1)[..., None])[..., 0].float()
@@ -208,17 +201,17 @@ def _fault(parts: StepParts, scored: Scored, verdict: Verdict, count: Tensor) ->
     sampled = (cached_arange(nodes.shape[1], nodes.device) < count[:, None]) & parts.rows.active[:, None]
     at, policies = nodes.clamp_min(0), parts.rows.policies
     nonfinite = ~scored.finite.gather(1, at)
-    faults = torch.where(nonfinite & sampled, NO_NUMBERS, SOUND)
+    faults = torch.where(nonfinite & sampled, Fault.NONFINITE_LOGITS, Fault.NONE)
     if policies.may_leave_none(parts.rows.history, parts.features):
-        past = Past(parts.rows.history, pick_rows(scored.words, at))
+        past = Past(parts.rows.history, pick_rows(scored.path_tokens, at))
         dead = policies.leave_none(scored.logits_at(at), past, parts.features)
-        faults = torch.where(dead & sampled & ~nonfinite, NO_TOKENS, faults)
+        faults = torch.where(dead & sampled & ~nonfinite, Fault.NO_TOKEN_LEFT, faults)
     if scored.masks is not None:
         closed = (pick_rows(scored.masks, at) == 0).all(-1)
-        faults = torch.where(closed & sampled & ~nonfinite, NO_WAY_ON, faults)
-    first = (faults != SOUND).long().argmax(-1)
+        faults = torch.where(closed & sampled & ~nonfinite, Fault.GRAMMAR_DEAD_END, faults)
+    first = (faults != Fault.NONE).long().argmax(-1)
     fault = faults.gather(1, first[:, None])[:, 0]
-    return fault, torch.where(fault == SOUND, count, first)
+    return fault, torch.where(fault == Fault.NONE, count, first)
 
 
 def _logprobs(
@@ -229,9 +222,9 @@ def _logprobs(
     if parts.logprobs is None:
         return None, None
     nodes = torch.nn.functional.pad(verdict.path, (1, 0)).clamp_min(0)
-    law = pick_rows(scored.logits, nodes).float().log_softmax(-1)
-    own = law.gather(-1, emitted.clamp(0, law.shape[-1] - 1)[..., None])
+    logprobs = pick_rows(scored.logits, nodes).float().log_softmax(-1)
+    own = logprobs.gather(-1, emitted.clamp(0, logprobs.shape[-1] - 1)[..., None])
     if not parts.logprobs:
         return own, None
-    best = law.topk(min(parts.logprobs, law.shape[-1]), -1)
+    best = logprobs.topk(min(parts.logprobs, logprobs.shape[-1]), -1)
     return torch.cat([own, best.values], -1), best.indices

@@ -66,8 +66,9 @@ def auto_drafter(target: "OpenedModel") -> tuple[str, str]:
 def chooses_while_running(target: "OpenedModel", card: Card, options: DraftOptions) -> bool:
     """Whether `auto` chooses at every step between plain decoding and trees of the trained drafter, by the tokens and
     times of earlier steps. It does so on a CPU, where drafting does not always pay, and only under the race, whose text
-    does not depend on drafts, unless the user has set the tree."""
-    return target.target.device.type == "cpu" and card.name == "race" and not options.some(*PLANNED)
+    does not depend on drafts, unless the user has set the tree. (Without a trained drafter it chooses between plain
+    decoding and lookup under the race, on any device.)"""
+    return target.target.device.type == "cpu" and not card.text_depends_on_drafts and not options.some(*PLANNED)
 
 
 def _resolve_auto(target: "OpenedModel") -> str:
@@ -131,7 +132,7 @@ def _by_plan(drafter: Any, pairing: Pairing) -> Drafter:
 
     profile, bare = pairing.options.measured, replace(pairing.options, plan=None, profile=None)
     net, is_auto = pairing.target.target.model, pairing.options.plan == AUTO
-    if is_auto and (net.device.type != "cpu" or pairing.card.name != "race"):
+    if is_auto and (net.device.type != "cpu" or pairing.card.text_depends_on_drafts):
         is_auto = False
         warnings.warn(
             f"plan='auto' chooses while running on a CPU with rule race; on {net.device.type} with rule "
@@ -146,10 +147,12 @@ def _by_plan(drafter: Any, pairing: Pairing) -> Drafter:
     return _by_profile(profile, replace(pairing, options=bare), is_auto=is_auto)
 
 
-def _auto(base: Any, pairing: Pairing) -> Drafter:
-    """Return a drafter that chooses between plain decoding and `base` with a few trees at every step."""
-    if base.name == "none":
-        return named_drafter("none")
+def _auto(base: Drafter, pairing: Pairing) -> Drafter:
+    """Return a drafter that chooses between plain decoding and `base` with a few trees at every step. A base that
+    already chooses, such as the default drafter, is returned unchanged: a choice inside a choice would never be
+    asked."""
+    if isinstance(base, SwitchingDrafter) or base.name == "none":
+        return base
     plans = candidate_plans("", base, pairing.card, on_cpu=True)[: _CANDIDATES - 1]
     sized = [replace(pairing, options=DraftOptions(**plan.options)).plan() for plan in plans]
     drafters = [replanned(base, plan) for plan in sized] if DrafterTraits(base).plan is not None else [base]
@@ -180,12 +183,13 @@ def pair(
     parts = [_resolve_auto(target) if part == AUTO else part for part in _parts(drafter)]
     if parts == ["none"] and drafter == AUTO and (sizes := options.some(*PLANNED)):
         raise ArgumentError(
-            f"{', '.join(sizes)} would change nothing: there is no trained drafter for this model, so it decodes "
-            "plainly; set a drafter as well, such as lookup, early_exit or a smaller model of the family"
+            f"{', '.join(sizes)} would change nothing: there is no trained drafter for this model, so at most "
+            "repeated text is drafted; set a drafter as well, such as lookup, early_exit or a smaller model of the "
+            "family"
         )
     options.check("+".join(str(part) for part in parts), [name for part in parts for name in options_taken(part)])
     load_options = _loading_like(target) if loading is None else loading
-    if parts == ["none"] and drafter == AUTO and card.name == "race":
+    if parts == ["none"] and drafter == AUTO and not card.text_depends_on_drafts:
         return adaptive([named_drafter("none"), named_drafter("lookup")], lambda _: PLAIN)
     made = [
         make_drafter(part, Pairing(target, card, options.only(options_taken(part)), load_options)) for part in parts

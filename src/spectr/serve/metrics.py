@@ -46,7 +46,7 @@ class _Now:
     def collect(self) -> Iterator[Any]:
         load = self.service.lm.engine.load
         gauges = {
-            "num_requests_running": ("Texts that take part in steps.", load.running + load.reading),
+            "num_requests_running": ("Texts that take part in steps.", load.running + load.prefilling),
             "num_requests_waiting": ("Texts that wait for a place.", self.admission.waiting + load.waiting),
             "kv_cache_usage_perc": ("Share of the cache that holds texts.", load.tokens / max(1, load.slots)),
             "ready": ("Whether the server takes requests and its law is intact.", float(self.service.is_ready)),

@@ -19,10 +19,10 @@ __all__ = [
     "overlap",
     "ratio",
     "residual",
-    "sound",
     "take",
     "total_variation",
     "without",
+    "zero_undefined",
 ]
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
@@ -36,16 +36,16 @@ def law_of(logits: Tensor) -> Tensor:
     return law.div_(law.sum(-1, keepdim=True, dtype=torch.float64)) if law.device.type == "cpu" else law
 
 
-def sound(logits: Tensor) -> tuple[Tensor, Tensor]:
+def zero_undefined(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits (…, V) with zeros in rows that define no distribution, and a mask (…) of the rows that do.
 
-    >>> [part.tolist() for part in sound(torch.tensor([[0.0, 1.0], [torch.nan, 1.0], [-torch.inf, -torch.inf]]))]
+    >>> [part.tolist() for part in zero_undefined(torch.tensor([[0.0, 1.0], [torch.nan, 1.0], [-torch.inf] * 2]))]
     [[[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]], [True, False, False]]
     """
-    found = logits.amax(-1).isfinite()
-    if logits.device.type == "cpu" and bool(found.all()):
-        return logits, found
-    return torch.where(found[..., None], logits, 0), found
+    defined = logits.amax(-1).isfinite()
+    if logits.device.type == "cpu" and bool(defined.all()):
+        return logits, defined
+    return torch.where(defined[..., None], logits, 0), defined
 
 
 def check_law(name: str, law: Tensor) -> None:

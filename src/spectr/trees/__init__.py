@@ -4,7 +4,7 @@ from spectr.trees.budget import Valued, best_shape
 from spectr.trees.frontier import Frontier, LogitsOf, static_frontier
 from spectr.trees.grow import Growth, grow
 from spectr.trees.prune import Budget, prune
-from spectr.trees.shape import Shape, Topology, as_shape, topology
+from spectr.trees.shape import Shape, Topology, as_shape, path_tokens, topology
 
 __all__ = [
     "Budget",
@@ -17,6 +17,7 @@ __all__ = [
     "as_shape",
     "best_shape",
     "grow",
+    "path_tokens",
     "prune",
     "static_frontier",
     "topology",

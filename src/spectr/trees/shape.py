@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from spectr.errors import ArgumentError
-from spectr.rows import cached_arange, pick_rows
+from spectr.rows import cached_arange
 from spectr.types import Draft
 
-__all__ = ["Shape", "Topology", "as_shape", "topology"]
+__all__ = ["Shape", "Topology", "as_shape", "path_tokens", "topology"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +139,14 @@ def _first_where(mask: Tensor) -> Tensor:
     return torch.where(mask, ids, mask.shape[-1]).amin(-1)
 
 
+def path_tokens(tokens: Tensor, path: Tensor) -> Tensor:
+    """Return the tokens (B, N, L) of the nodes on paths (B, N, L), which are padded with -1 like these."""
+    return torch.where(path >= 0, tokens.gather(1, path.clamp_min(0).flatten(1)).view_as(path), -1)
+
+
 def _canonical_nodes(tokens: Tensor, path: Tensor, alive: Tensor) -> Tensor:
-    words = torch.where(path >= 0, pick_rows(tokens, path.clamp_min(0).flatten(1)).view_as(path), -1)  # (B, N, D + 1)
-    same = (words[:, :, None] == words[:, None]).all(-1) & alive[:, None, :]
+    texts = path_tokens(tokens, path)  # (B, N, D + 1)
+    same = (texts[:, :, None] == texts[:, None]).all(-1) & alive[:, None, :]
     return torch.minimum(_first_where(same), cached_arange(tokens.shape[1], tokens.device))
 
 

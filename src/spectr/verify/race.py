@@ -26,6 +26,7 @@ class Race(Rule):
         ("spectr", "daliri2024", "kobus2025", "rowan2025"),
         needs_laws=False,
         draws="race",
+        text_depends_on_drafts=False,
     )
 
     def verdict(self, logits: LogitsAt, draft: Draft, coins: Coins, descent: Descent) -> Verdict:

@@ -32,6 +32,7 @@ class Card:
     capturable: bool = True  # the rule makes no host round trip
     needs_laws: bool = True  # the rule reads the draft laws
     draws: Siblings | None = None  # the kind of siblings a drafter should prefer; None: the first of `siblings`
+    text_depends_on_drafts: bool = True  # False: a seed gives the same text with any drafter, any tree, or none
 
 
 @dataclass(frozen=True, slots=True)
