@@ -55,6 +55,7 @@ def test_the_folder_is_a_drafter(folder: Path, made: Path) -> None:
     assert sum(out.stats.accepted for out in texts[1]) > 0
     card = (made / "drafter_card.md").read_text()
     assert "never the distribution of the text" in card
+    assert "seconds (120 steps) on" in card  # the time that it took, and not the 60 seconds that it might have taken
     assert json.loads((made / "drafter.json").read_text())["kind"] == "feature"
     chains = spectr.load(str(folder), made, "optimal", drafts=2, length=3)
     assert len(chains.generate(ASK, 10, min_new_tokens=10).tokens) == 10

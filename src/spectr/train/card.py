@@ -33,6 +33,13 @@ def _light_note(about: Trained) -> str:
     return ", with one more below the root" if about.shape.get("light") else ""
 
 
+def _amount(curve: list[dict[str, object]]) -> str:
+    """Return for how long it was trained, all runs together."""
+    if not curve:
+        return "Not trained"
+    return f"Trained for {curve[-1]['seconds']:.0f} seconds ({curve[-1]['step']:,} steps)"
+
+
 def write_card(path: Path, about: Trained) -> None:
     """Write a description of the drafter, its training data and its acceptance."""
     course, curve = about.training["course"], about.training["curve"]
@@ -55,7 +62,7 @@ It changes the speed of generation, never the distribution of the text.
 lm = spectr.load("{about.target}", drafter="this folder")
 ```
 
-Trained for {course["seconds"]:.0f} seconds on {about.training["tokens"]:,} tokens that the target wrote, in answer to
+{_amount(curve)} on {about.training["tokens"]:,} tokens that the target wrote, in answer to
 {about.training["texts"]:,} prompts ({about.training["data"]}), at temperatures {about.training["temperatures"]};
 {course["depths"]} depths deep, objective `{course["objective"]}`.
 
