@@ -2,6 +2,8 @@
 
 import json
 import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,6 +100,40 @@ def test_a_killed_run_goes_on(folder: Path, tmp_path: Path) -> None:
     said: list[str] = []
     distil(settings(folder, tmp_path, 0.4), said.append)
     assert (tmp_path / "drafter.json").exists()
+
+
+def test_sampling_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers of an interrupted run are kept, and with the others they are those of an uninterrupted run."""
+
+    class KilledError(Exception):
+        pass
+
+    sampled = list[float]()
+
+    @contextmanager
+    def bar(title: str, _total: float) -> Iterator[Callable[[float], None]]:
+        def advance(count: float) -> None:
+            if title == "sampling answers to train on":
+                sampled.append(count)
+                if len(sampled) == 4:
+                    raise KilledError
+
+        yield advance
+
+    def settled(out: Path) -> Distilling:
+        return replace(settings(folder, out), rows=16, course=Course(60.0, 2, depths=2, budget=1024))
+
+    monkeypatch.setattr("spectr.train.distil._WRITE_EVERY", 0.0)
+    once, twice = tmp_path / "once", tmp_path / "twice"
+    with pytest.raises(KilledError):
+        distil(settled(twice), lambda _: None, bar)
+    assert (twice / "begun_samples.safetensors").exists()
+    distil(settled(twice), lambda _: None, bar)
+    assert sampled[:5] == [0, 16, 16, 16, 32]  # two batches were written when the third came
+    assert not list(twice.glob("begun_*"))
+    distil(settled(once), lambda _: None)
+    for name in ("samples.safetensors", "held_out.safetensors", "drafter.safetensors"):
+        assert (once / name).read_bytes() == (twice / name).read_bytes()
 
 
 def test_fewer_rows(folder: Path, tmp_path: Path) -> None:
