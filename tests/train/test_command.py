@@ -236,7 +236,7 @@ def test_a_bar_moves_in_a_terminal(
 @pytest.mark.parametrize(
     ("stage", "kept"),
     [
-        ("sampling answers", "held-out answers; answers are kept once all of them are sampled"),
+        ("sampling answers", "held-out answers"),
         ("step", "held-out answers, answers to train on"),
     ],
 )
