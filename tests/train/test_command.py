@@ -138,6 +138,7 @@ def test_sampling_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_fewer_rows(folder: Path, tmp_path: Path) -> None:
     distil(settings(folder, tmp_path, 0.5, vocabulary=64), lambda _: None)
+    assert json.loads((tmp_path / "drafter.json").read_text())["rows"] == 64
     lm = exact(folder, tmp_path)
     head = lm.engine.drafter.head.model  # type: ignore[attr-defined]
     logits = head.logits(torch.randn(1, 1, 32))

@@ -23,9 +23,9 @@ def _rows(curve: list[dict[str, object]]) -> str:
 
 def _vocabulary_note(about: Trained) -> str:
     """Return a note on which tokens it drafts, if not all."""
-    if about.rows is None:
+    if about.drafted_tokens is None:
         return ""
-    return f" ({'' if about.kind == 'eagle3' else 'on a CPU '}the {about.rows:,} most frequent tokens of it)"
+    return f" ({'' if about.kind == 'eagle3' else 'on a CPU '}the {about.drafted_tokens:,} most frequent tokens of it)"
 
 
 def _light_note(about: Trained) -> str:
@@ -51,12 +51,13 @@ def write_card(path: Path, about: Trained) -> None:
         else f"A head of {about.shape['layers']} decoder layers{_light_note(about)}"
     )
     refused = "" if about.kind == "eagle3" else " and is refused for any other"
+    stored = "" if about.kind == "eagle3" else "\nIts matrices are stored with six bits for each weight."
     path.write_text(
         f"""# A drafter for {about.target}
 
 {what}, {about.shape["width"]} wide, over the target's features, with the target's own
 embedding and output layer{_vocabulary_note(about)}.
-It changes the speed of generation, never the distribution of the text.
+It changes the speed of generation, never the distribution of the text.{stored}
 
 ```py
 lm = spectr.load("{about.target}", drafter="this folder")

@@ -243,7 +243,7 @@ def _written(how: Distilling, trainer: Trainer, texts: list[Text]) -> Trained:
     head, order = trainer.head, _by_frequency(texts, trainer.target.vocabulary)
     kind = "blockwise" if isinstance(head, BlockwiseHead) else "eagle3" if isinstance(head, Eagle3Head) else "feature"
     mark = fingerprint(trainer.target.model)
-    about = Trained(how.target, mark, head.as_data(), kind, rows=how.vocabulary, training=training)
+    about = Trained(how.target, mark, head.as_data(), kind, drafted_tokens=how.vocabulary, training=training)
     if isinstance(head, Eagle3Head):
         names = trainer.target.model.config.architectures or [type(trainer.target.model).__name__]
         some = None if how.vocabulary is None else order[: how.vocabulary]
