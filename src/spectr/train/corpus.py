@@ -39,7 +39,7 @@ class Batch:
 def _features(target: Target, tokens: Tensor, length: Tensor, taps: Layers) -> Tensor:
     """Return the input of the output layer and the outputs of the tapped layers, (B, T, F), of right-padded texts."""
     seen = torch.arange(tokens.shape[1], device=tokens.device) < length[:, None]
-    with capture_hidden_states(target.head, last_state, [target.layers[at] for at in taps]) as entered:
+    with capture_hidden_states(target.output_layer, last_state, [target.layers[at] for at in taps]) as entered:
         target.model(input_ids=tokens, attention_mask=seen.long(), use_cache=False)
     return entered[0]
 

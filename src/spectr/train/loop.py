@@ -216,7 +216,7 @@ class Trainer:
         return batch.features[..., : self.target.width]
 
     def _target_logits(self, features: Tensor) -> Tensor:
-        output: Any = self.target.head
+        output: Any = self.target.output_layer
         config = self.target.model.config.get_text_config(decoder=True)
         return finished(output(features.to(output.weight.dtype)), config)
 
