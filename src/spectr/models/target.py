@@ -22,7 +22,7 @@ from spectr.models.drivers.call import Call
 from spectr.models.encoder import encode
 from spectr.models.fresh_tokens import FreshTokens, feature_index, prompt_tokens, visible_slots
 from spectr.models.hidden_states import capture_hidden_states, last_state
-from spectr.models.layers import beside_layers, layers_of
+from spectr.models.layers import layers_of, norms_and_rotary
 from spectr.models.memory import kv_bytes, require_memory
 from spectr.models.modes import evaluation_mode
 from spectr.models.prefill import GraphPrefill
@@ -65,7 +65,7 @@ class Target:
         first call of each shape takes seconds."""
         if self._compiled is None and any("forward" in vars(layer) for layer in self.layers):
             raise MismatchError("layers with a forward of their own, as device_map makes them, are not compiled")
-        self._compiled = self._compiled or CompiledLayers(self.layers, beside_layers(self.model))
+        self._compiled = self._compiled or CompiledLayers(self.layers, norms_and_rotary(self.model))
 
     @property
     def model_for_drafters(self) -> Any:
