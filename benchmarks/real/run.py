@@ -44,22 +44,22 @@ def measurements(trial: Trial) -> dict[str, Measurement]:
     return {one.name: one for one in (*timed, *scored)}
 
 
-def run(order: Order, told: Callable[[str], None]) -> Found:
+def run(order: Order, say: Callable[[str], None]) -> Found:
     """Measure the parts that are missing, and return all results. A part that was interrupted continues if its
     settings are the same."""
     every = measurements(order.trial)
     names = chosen(every, order.only)
     record = Record(order.out, order.about(), "benchmarks.real")
     missing = [name for name in names if order.again or not record.is_done(name)]
-    told(f"to measure: {', '.join(missing)}" if missing else "everything is measured already")
+    say(f"to measure: {', '.join(missing)}" if missing else "everything is measured already")
     if not missing:
         return record.data
-    data = {task: problems(task, order.data, told) for task in dict.fromkeys(every[name].task for name in missing)}
-    subject = subject_of(order, told)
+    data = {task: problems(task, order.data, say) for task in dict.fromkeys(every[name].task for name in missing)}
+    subject = subject_of(order, say)
     settings = {"trial": json.loads(json.dumps(asdict(order.trial)))}
     how = Circumstances(order.command, subject.plain.opened.target.device, settings, 60 * order.minutes)
     for name in missing:
         before = record.parts.get(name, {})
         kept = before if not order.again and before.get("trial") == settings["trial"] else {}
-        measure(name, partial(every[name].part, subject, data[every[name].task], kept), how, record, told)
+        measure(name, partial(every[name].part, subject, data[every[name].task], kept), how, record, say)
     return record.data
