@@ -105,7 +105,7 @@ class Circumstances:
         return {"command": self.command, "begun": begun, **where, **self.settings}
 
 
-def measure(name: str, part: Part, how: Circumstances, record: Record, told: Callable[[str], None]) -> None:
+def measure(name: str, part: Part, how: Circumstances, record: Record, say: Callable[[str], None]) -> None:
     """Measure one part until it is complete or its time is over."""
     made, start = how.now(), time.monotonic()
     try:
@@ -115,12 +115,12 @@ def measure(name: str, part: Part, how: Circumstances, record: Record, told: Cal
             if how.seconds is not None and spent > how.seconds:
                 break
     except Exception as error:  # any error ends this part only, not the run
-        told(traceback.format_exc())
+        say(traceback.format_exc())
         part_so_far = record.parts.get(name, {})
         kept = part_so_far if part_so_far.get("begun") == made["begun"] else made
         record.put(name, {**kept, "error": said(error)})
     let_go()
-    told(f"{name}: {_state(record.parts[name])} after {time.monotonic() - start:.0f} s")
+    say(f"{name}: {_state(record.parts[name])} after {time.monotonic() - start:.0f} s")
 
 
 def _state(part: Found) -> str:

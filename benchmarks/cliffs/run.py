@@ -22,15 +22,15 @@ PARTS: dict[str, Callable[[Subject], Iterator[Found]]] = {
 """The parts, in the order in which they run."""
 
 
-def run(order: Order, told: Callable[[str], None]) -> Found:
+def run(order: Order, say: Callable[[str], None]) -> Found:
     """Measure the parts that are missing, and return all results."""
     names, record = chosen(PARTS, order.only), Record(order.out, order.about(), "benchmarks.cliffs")
     missing = [name for name in names if order.again or not record.is_done(name)]
-    told(f"to measure: {', '.join(missing)}" if missing else "everything is measured already")
+    say(f"to measure: {', '.join(missing)}" if missing else "everything is measured already")
     if missing:
-        subject = Subject(load(order.model, order.drafter, progress=told, **order.loading), order)
+        subject = Subject(load(order.model, order.drafter, progress=say, **order.loading), order)
         device = subject.lm.opened.target.device
         how = Circumstances(order.command, device, {"trial": asdict(order.trial)}, 60 * order.minutes)
         for name in missing:
-            measure(name, partial(PARTS[name], subject), how, record, told)
+            measure(name, partial(PARTS[name], subject), how, record, say)
     return record.data

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.inflate.clock import Pace, bounded, joined
+from benchmarks.inflate.clock import Pace, joined
 from benchmarks.inflate.order import Order
 from benchmarks.inflate.pair import Pair
+from benchmarks.limit import bounded
 from benchmarks.record import Found, said
 from spectr.models.hf import open_model
 from spectr.models.tuned import stock_kernels

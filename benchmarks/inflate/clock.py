@@ -1,11 +1,8 @@
 """Timing: how long a function takes on a device, and at what pace texts are generated. Does not depend on models."""
 
-import signal
 import statistics
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +13,7 @@ from benchmarks.watch import Event, watched
 from spectr.engine import Engine, Request
 from spectr.models.graphs import Captured
 
-__all__ = ["WARM", "Pace", "bounded", "durations", "joined", "pace_of", "paced", "timed"]
+__all__ = ["WARM", "Pace", "durations", "joined", "pace_of", "paced", "timed"]
 
 WARM = 4  # warm-up runs: eager, captured, and replayed
 
@@ -123,22 +120,3 @@ def joined(paces: Sequence[Pace]) -> dict[str, Any]:
         "steady_tokens_per_second": tokens / len(gaps) / step,
         "steady_ms_per_step": 1e3 * step,
     }
-
-
-@contextmanager
-def bounded(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in a block that takes longer, where the platform has interval timers."""
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def late(*_: Any) -> None:
-        raise TimeoutError(f"timed out after {seconds:.0f} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

@@ -79,13 +79,13 @@ def _large(lm: LM, small: Side, order: Order) -> Side:
     return side
 
 
-def build(order: Order, told: Callable[[str], None]) -> Pair:
+def build(order: Order, say: Callable[[str], None]) -> Pair:
     """Load the small side, and inflate it to the large one."""
     prompts = read_prompts(order.prompts)
-    lm = load(order.model, order.drafter, progress=told, **order.loading)
+    lm = load(order.model, order.drafter, progress=say, **order.loading)
     found = _head(lm)
     small = Side(lm.opened.target, found.head, found.wants_features)
     large = _large(lm, small, order)
     weights = sum(weight.numel() for weight in large.target.model.parameters())
-    told(f"inflated to {weights / 1e9:.2f} G weights")
+    say(f"inflated to {weights / 1e9:.2f} G weights")
     return Pair(small, large, lm.opened.stops, [lm.encode(one.text) for one in prompts], found.plan, lm)

@@ -26,18 +26,18 @@ PARTS: dict[str, Callable[[Pair, Order], Iterator[Found]]] = {
 """The parts, in the order in which they run; each repeatedly yields its results so far."""
 
 
-def run(order: Order, told: Callable[[str], None]) -> Found:
+def run(order: Order, say: Callable[[str], None]) -> Found:
     """Measure the parts that are missing, and return all results."""
     names, record = chosen(PARTS, order.only), Record(order.out, order.about(), "benchmarks.inflate")
     missing = [name for name in names if order.again or not record.is_done(name)]
-    told(f"to measure: {', '.join(missing)}" if missing else "everything is measured already")
+    say(f"to measure: {', '.join(missing)}" if missing else "everything is measured already")
     if missing:
-        pair = build(order, told)
+        pair = build(order, say)
         settings = {
             "grid": asdict(order.grid),
             "prompts": {"file": order.prompts.name, "count": len(pair.prompts)},
         }
         how = Circumstances(order.command, pair.large.target.device, settings, 60 * order.minutes)
         for name in missing:
-            measure(name, partial(PARTS[name], pair, order), how, record, told)
+            measure(name, partial(PARTS[name], pair, order), how, record, say)
     return record.data

@@ -179,7 +179,7 @@ def memory(pair: Pair, order: Order) -> Iterator[Found]:
     engine.generate(pair.requests(1, order))
     cache = _caches(engine)
     beside = torch.cuda.max_memory_allocated(device) - before - cache if is_gpu else None
-    output = pair.large.head.head
-    own = output if output is not pair.large.target.head else None
+    output = pair.large.head.output_layer
+    own = output if output is not pair.large.target.output_layer else None
     weights = {"target": _weights(pair.large.target.model), "head": _weights(pair.large.head.model, own)}
     yield {"way": way.key, "weight_bytes": weights, "cache_bytes": cache, "beside_bytes": beside, "left": 0}

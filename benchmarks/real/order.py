@@ -9,10 +9,10 @@ import torch
 from benchmarks.record import Found
 from spectr.models.loading import Loading
 
-__all__ = ["COMPILED", "PLAIN", "SPECTR", "TRANSFORMERS", "WAYS", "Order", "Trial"]
+__all__ = ["PLAIN", "SPECTR", "STATIC", "TRANSFORMERS", "WAYS", "Order", "Trial"]
 
-SPECTR, PLAIN, TRANSFORMERS, COMPILED = "spectr", "plain", "transformers", "compiled"
-WAYS = (SPECTR, PLAIN, TRANSFORMERS, COMPILED)
+SPECTR, PLAIN, TRANSFORMERS, STATIC = "spectr", "plain", "transformers", "transformers_static"
+WAYS = (SPECTR, PLAIN, TRANSFORMERS, STATIC)
 """spectr with the drafter, spectr without one, `generate` of transformers, and that with a static cache, for which
 transformers compiles the model on a GPU."""
 
@@ -81,6 +81,6 @@ class Order:
             "nodes": self.nodes,
             "device": torch.cuda.get_device_name(place) if place.type == "cuda" else place.type,
             "dtype": str(self.loading["dtype"]),
-            "compiled": self.compile,
+            "spectr_compiled": self.compile,
             "threads": self.threads,
         }

@@ -58,9 +58,9 @@ _PROMPTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
-def problems(task: str, folder: Path | None, told: Callable[[str], None] = lambda _: None) -> list[Problem]:
+def problems(task: str, folder: Path | None, say: Callable[[str], None] = lambda _: None) -> list[Problem]:
     """Return the problems of a task in a fixed random order."""
-    found, rows = list[Problem](), read_rows(task, folder, told)
+    found, rows = list[Problem](), read_rows(task, folder, say)
     for number, row in enumerate(rows, start=1):
         try:
             found.append(Problem(task, _PROMPTS[task](row), row, raw=bool(row.get("raw", False))))

@@ -5,8 +5,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.inflate.clock import bounded
-from benchmarks.real.order import COMPILED, PLAIN, SPECTR, TRANSFORMERS
+from benchmarks.limit import bounded
+from benchmarks.real.order import PLAIN, SPECTR, STATIC, TRANSFORMERS
 from benchmarks.real.problems import Problem
 from benchmarks.real.ways import Subject, TransformersWay, Way, Written
 from benchmarks.record import Found, said
@@ -18,7 +18,7 @@ __all__ = ["prompts_of", "speed", "summary"]
 _WARM_TOKENS = 8  # of a warm-up text where nothing is captured or compiled
 _WARM_SEED = 1_000_003
 _LEAST_SECONDS = 30.0  # for a text of transformers, even if the time of its part is over
-_AGAINST = {"plain": PLAIN, "transformers": TRANSFORMERS, "compiled": COMPILED}
+_AGAINST = (PLAIN, TRANSFORMERS, STATIC)
 
 
 def prompts_of(lm: LM, problems: Sequence[Problem], tokens: int) -> list[tuple[Problem, list[int]]]:
@@ -55,7 +55,7 @@ def speed(
                 row[name] = written._asdict()
         runs.append(row)
         compiled = any(isinstance(way, TransformersWay) and way.is_compiled for way in ways.values())
-        found = {**about, "ways": summary(runs), "failed": failed, "is_compiled": compiled, "runs": runs}
+        found = {**about, "ways": summary(runs), "failed": failed, "transformers_compiled": compiled, "runs": runs}
         yield {**found, "left": len(prompts) - len(runs)}
 
 
@@ -98,7 +98,7 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Found]:
             "tokens": sum(one["tokens"] for one in own),
             "tokens_per_second": statistics.median(map(_rate, own)),
             "tokens_per_call": sum(one["tokens"] for one in own) / calls if calls else None,
-            "ratios": {called: _ratio(runs, name, other) for called, other in _AGAINST.items() if other != name},
+            "ratios": {other: _ratio(runs, name, other) for other in _AGAINST if other != name},
         }
     return found
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from benchmarks.real.order import PLAIN, SPECTR, STATIC, TRANSFORMERS
 from benchmarks.record import Found
 from spectr.bench.tables import Cells
 
@@ -14,23 +15,26 @@ def _number(value: Any, places: int = 2, scale: float = 1.0) -> str:
 
 
 def _called(way: str, part: Found) -> str:
-    names = {"spectr": f"spectr, {part['drafter']}", "plain": "spectr, plain", "transformers": "transformers"}
-    static = "transformers, static cache" + (", compiled" if part["is_compiled"] else "")
-    return {**names, "compiled": static}[way]
+    return {
+        SPECTR: f"spectr, {part['drafter']}",
+        PLAIN: "spectr, plain",
+        TRANSFORMERS: "transformers",
+        STATIC: "transformers, static cache" + (", compiled" if part["transformers_compiled"] else ""),
+    }[way]
 
 
-def _speed(parts: Iterable[tuple[str, Found]]) -> Cells:
+def _speed(parts: Iterable[Found]) -> Cells:
     heads = ["task", "T", "way", "texts", "tokens per call", "tok/s", "× plain", "× transformers", "× static cache"]
     rows = []
-    for name, part in parts:
+    for part in parts:
         for way, row in part["ways"].items():
-            front = [name.rpartition("_")[0], f"{part['temperature']:g}", _called(way, part), str(row["texts"])]
-            ratios = [_number(row["ratios"].get(other)) for other in ("plain", "transformers", "compiled")]
+            front = [part["task"], f"{part['temperature']:g}", _called(way, part), str(row["texts"])]
+            ratios = [_number(row["ratios"].get(other)) for other in (PLAIN, TRANSFORMERS, STATIC)]
             rows.append([*front, _number(row["tokens_per_call"]), _number(row["tokens_per_second"], 1), *ratios])
     return heads, rows
 
 
-def _scores(parts: Iterable[tuple[str, Found]]) -> Cells:
+def _scores(parts: Iterable[Found]) -> Cells:
     heads = [
         "task",
         "T",
@@ -46,10 +50,10 @@ def _scores(parts: Iterable[tuple[str, Found]]) -> Cells:
         "z",
     ]
     rows = []
-    for name, part in parts:
+    for part in parts:
         for row in part["rows"]:
             for at, (way, cell) in enumerate(row["ways"].items()):
-                front = [name.removeprefix("scores_"), f"{row['temperature']:g}", way, str(cell["count"])]
+                front = [part["task"], f"{row['temperature']:g}", way, str(cell["count"])]
                 shares = [_number(cell.get(key), 1, 100) for key in ("score", "standard_error", "cut")]
                 paces = [_number(cell.get("tokens_per_call")), _number(cell.get("tokens_per_second"), 1)]
                 last = [_number(row.get(key), 1, 100) for key in ("difference", "standard_error")]
@@ -67,7 +71,7 @@ def tables(found: Found) -> Iterable[tuple[str, Cells]]:
             yield f"{name}: {part['left']} left", ([], [])
         for way, error in part.get("failed", {}).items():
             yield f"{name}: {way} failed: {error}", ([], [])
-    if timed := [(name, part) for name, part in parts.items() if part.get("ways")]:
+    if timed := [part for part in parts.values() if part.get("ways")]:
         yield "speed of one text at a time", _speed(timed)
-    if graded := [(name, part) for name, part in parts.items() if part.get("rows")]:
+    if graded := [part for part in parts.values() if part.get("rows")]:
         yield "scores in batches", _scores(graded)

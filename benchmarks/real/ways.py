@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from benchmarks.real.order import COMPILED, PLAIN, SPECTR, TRANSFORMERS, Order
+from benchmarks.real.order import PLAIN, SPECTR, STATIC, TRANSFORMERS, Order
 from spectr.draft import drafter as named_drafter
 from spectr.lm import LM, load
 from spectr.models.packed import unpacked
@@ -93,7 +93,7 @@ class TransformersWay:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether transformers has compiled the model."""
+        """Whether transformers has compiled the model by now."""
         return bool(self.options) and hasattr(self.net, "_compiled_call")
 
 
@@ -112,7 +112,7 @@ class Subject:
             SPECTR: lambda: SpectrWay(self.drafting),
             PLAIN: lambda: SpectrWay(self.plain),
             TRANSFORMERS: lambda: TransformersWay(_with_torch_layers(opened.target.model), opened.stops),
-            COMPILED: lambda: TransformersWay(_with_torch_layers(opened.target.model), opened.stops, static),
+            STATIC: lambda: TransformersWay(_with_torch_layers(opened.target.model), opened.stops, static),
         }
         return {name: made[name]() for name in names}
 
@@ -123,11 +123,11 @@ def _with_torch_layers(net: Any) -> Any:
     return unpacked(net)
 
 
-def subject_of(order: Order, told: Callable[[str], None]) -> Subject:
+def subject_of(order: Order, say: Callable[[str], None]) -> Subject:
     """Load the model and its drafter."""
     if order.threads is not None:
         torch.set_num_threads(order.threads)
-    lm = load(order.model, order.drafter, progress=told, **order.loading)
+    lm = load(order.model, order.drafter, progress=say, **order.loading)
     plain = LM(lm.engine.with_parts(drafter=named_drafter("none")), lm.opened)
     for one in (lm, plain):
         one.engine.warm_up()

@@ -32,7 +32,7 @@ _ALONE, _HTTP = "engine", "server"
 _EVERY = 10.0  # seconds between two measurements of memory
 
 
-def run(order: Order, requests: int, soak: tuple[int, float], told: Callable[[str], None]) -> Found:
+def run(order: Order, requests: int, soak: tuple[int, float], say: Callable[[str], None]) -> Found:
     """Measure the parts that are missing, and return all results.
 
     `requests` is the number per client, and `soak` the clients and minutes of the soak test.
@@ -41,13 +41,13 @@ def run(order: Order, requests: int, soak: tuple[int, float], told: Callable[[st
     about = {**order.about(), "what": "the server under load, against the engine alone"}
     record = Record(order.out, about, "benchmarks.serving")
     missing = [n for n in chosen(names, order.only) if order.again or not record.is_done(n)]
-    told(f"to measure: {', '.join(missing)}" if missing else "everything is measured already")
+    say(f"to measure: {', '.join(missing)}" if missing else "everything is measured already")
     if missing:
-        subject = subject_of(order, told)
+        subject = subject_of(order, say)
         settings = {"load": asdict(order.load), "requests": requests}
         how = Circumstances(order.command, subject.target.device, settings)
         for name in missing:
-            measure(name, _part(name, subject, requests, soak), how, record, told)
+            measure(name, _part(name, subject, requests, soak), how, record, say)
     return record.data
 
 

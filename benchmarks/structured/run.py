@@ -47,18 +47,18 @@ class Order:
         return {"what": what, "model": Path(self.model).name, "drafter": Path(self.drafter).name}
 
 
-def run(order: Order, told: Callable[[str], None]) -> Found:
+def run(order: Order, say: Callable[[str], None]) -> Found:
     """Measure the parts that are missing, and return all results."""
     record = Record(order.out, order.about(), "benchmarks.structured")
     names = [name for name in chosen([*_PARTS, "walk"], order.only) if order.again or not record.is_done(name)]
-    told(f"to measure: {', '.join(names)}" if names else "everything is measured already")
+    say(f"to measure: {', '.join(names)}" if names else "everything is measured already")
     if names:
         models = _models(order)
         settings = {"tokens": order.tokens, "seeds": order.seeds, "threads": torch.get_num_threads()}
         how = Circumstances(order.command, models["plain"].engine.target.device, settings)
         for name in names:
             part = partial(_walks, models["plain"]) if name == "walk" else partial(_texts, order, models, *_PARTS[name])
-            measure(name, part, how, record, told)
+            measure(name, part, how, record, say)
     return record.data
 
 

@@ -25,15 +25,15 @@ def _part(name: str, subject: Subject) -> Part:
     return partial(traffic, subject, int(name.rpartition("_")[2]))
 
 
-def run(order: Order, told: Callable[[str], None]) -> Found:
+def run(order: Order, say: Callable[[str], None]) -> Found:
     """Measure the parts that are missing, and return all results."""
     names = chosen(_names(order.load), order.only)
     record = Record(order.out, order.about(), "benchmarks.traffic")
     missing = [name for name in names if order.again or not record.is_done(name)]
-    told(f"to measure: {', '.join(missing)}" if missing else "everything is measured already")
+    say(f"to measure: {', '.join(missing)}" if missing else "everything is measured already")
     if missing:
-        subject = subject_of(order, told)
+        subject = subject_of(order, say)
         how = Circumstances(order.command, subject.target.device, {"load": asdict(order.load)})
         for name in missing:
-            measure(name, _part(name, subject), how, record, told)
+            measure(name, _part(name, subject), how, record, say)
     return record.data

@@ -48,12 +48,12 @@ class Subject:
         return Stream(texts_of(self.lm, self.order.prompts, self.load.seed + seed), self.load)
 
 
-def subject_of(order: Order, told: Callable[[str], None]) -> Subject:
+def subject_of(order: Order, say: Callable[[str], None]) -> Subject:
     """Load the model and its drafter, and inflate them if the order has a size."""
     if order.size is not None:
-        pair = build(order.inflation, told)
+        pair = build(order.inflation, say)
         drafters = {PLAIN: pair.large.drafter(None), DEFAULT: pair.large.drafter(pair.plan)}
         return Subject(pair.lm, pair.large.target, drafters, order)
-    lm = load(order.model, order.drafter, progress=told, compile=order.compile, **order.loading)
+    lm = load(order.model, order.drafter, progress=say, compile=order.compile, **order.loading)
     drafters = {PLAIN: named_drafter("none"), DEFAULT: lm.engine.drafter}
     return Subject(lm, lm.opened.target, drafters, order)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.bench.conftest import llama, target
-from tests.cli.conftest import Ran
+from tests.cli.conftest import Ran, forget_the_terminal
 
 from benchmarks.command import run_command
 from spectr.models.head import head_of
@@ -19,8 +19,9 @@ Command = Callable[..., Ran]
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run a function of `benchmarks` as its module does, in this process."""
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run a function of `benchmarks` as its module does, in this process, as if its output went to a file."""
+    forget_the_terminal(monkeypatch)
 
     def run(function: Callable[..., Any], *arguments: str) -> Ran:
         capsys.readouterr()

@@ -13,11 +13,12 @@ import torch
 
 from benchmarks.inflate import PARTS, Grid, Order, run, tables
 from benchmarks.inflate.__main__ import inflate
-from benchmarks.inflate.clock import Pace, bounded, joined, pace_of
+from benchmarks.inflate.clock import Pace, joined, pace_of
 from benchmarks.inflate.costs import _tree
 from benchmarks.inflate.model import Size
 from benchmarks.inflate.pair import build
 from benchmarks.inflate.speed import _batched
+from benchmarks.limit import bounded
 from benchmarks.watch import Event
 from spectr.engine import Engine, Request
 from spectr.errors import ArgumentError, MismatchError, UnknownNameError

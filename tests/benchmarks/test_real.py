@@ -16,7 +16,7 @@ from benchmarks.real import Order, Trial, run, tables
 from benchmarks.real.__main__ import real
 from benchmarks.real.data import SETS, read_rows
 from benchmarks.real.problems import Problem, code_in, is_right, number_in, problems, program_of
-from benchmarks.real.run import part_names
+from benchmarks.real.run import measurements
 from benchmarks.real.sandbox import FAILED, PASSED, TIMED_OUT, run_program
 from benchmarks.real.scores import compared, score
 from benchmarks.real.speed import prompts_of, summary
@@ -196,14 +196,14 @@ def test_summary_takes_medians_text_by_text() -> None:
     found = summary(runs)
     assert found["spectr"]["tokens_per_second"] == 10
     assert found["spectr"]["tokens_per_call"] == 2
-    assert found["spectr"]["ratios"] == {"plain": 2.0, "transformers": pytest.approx(3.0), "compiled": None}
+    assert found["spectr"]["ratios"] == {"plain": 2.0, "transformers": pytest.approx(3.0), "transformers_static": None}
     assert found["transformers"]["texts"] == 1
 
 
 def test_parts_of_a_run() -> None:
-    assert part_names(SMALL)[-3:] == ["chat_1", "scores_humaneval", "scores_gsm8k"]
-    assert part_names(replace(SMALL, run_code=False))[-1] == "scores_gsm8k"
-    assert part_names(replace(SMALL, score_temperatures=()))[-1] == "chat_1"
+    assert list(measurements(SMALL))[-3:] == ["chat_1", "scores_humaneval", "scores_gsm8k"]
+    assert list(measurements(replace(SMALL, run_code=False)))[-1] == "scores_gsm8k"
+    assert list(measurements(replace(SMALL, score_temperatures=())))[-1] == "chat_1"
 
 
 def test_prompts_that_do_not_fit_are_left_out(subject: Subject) -> None:
@@ -230,7 +230,7 @@ def test_a_whole_run(order: Order) -> None:
     order = replace(order, trial=trial)
     found = run(order, said.append)
     assert json.loads(order.out.read_text()) == found
-    assert list(found["parts"]) == part_names(trial)
+    assert list(found["parts"]) == list(measurements(trial))
     assert all(
         part["left"] == 0 and "error" not in part and not part.get("failed") for part in found["parts"].values()
     ), said
@@ -278,7 +278,7 @@ def test_a_way_that_fails_is_left_out(order: Order, monkeypatch: pytest.MonkeyPa
     part = run(replace(order, only=("chat_0",)), lambda _: None)["parts"]["chat_0"]
     assert part["left"] == 0
     assert set(part["ways"]) == {"spectr", "plain"}
-    assert part["failed"] == dict.fromkeys(("transformers", "compiled"), "RuntimeError: not here")
+    assert part["failed"] == dict.fromkeys(("transformers", "transformers_static"), "RuntimeError: not here")
 
 
 def test_without_a_drafter(order: Order) -> None:

@@ -23,11 +23,16 @@ class Ran:
 Spectr = Callable[..., Ran]
 
 
+def forget_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unset the variables that change how tables are printed. The environment of pytest-xdist's workers has some."""
+    for name in ("COLUMNS", "LINES", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def spectr(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Spectr:
     """Run `spectr` in this process, as if its output went to a file."""
-    for name in ("COLUMNS", "LINES", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-        monkeypatch.delenv(name, raising=False)
+    forget_the_terminal(monkeypatch)
 
     def run(*arguments: str) -> Ran:
         capsys.readouterr()

@@ -66,7 +66,7 @@ def test_an_error_of_one_request_ends_that_request_only(
     for handle in bad:
         with pytest.raises(error):
             handle.result(timeout=0)
-        assert handle.so_far.finish_reason is None
+        assert handle.so_far.finish_reason == "error"
     same(stepped.finish(handles), want)
     same(stepped.finish([stepped.submit(request) for request in neighbours]), want)
 

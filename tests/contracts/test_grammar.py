@@ -232,7 +232,7 @@ def test_texts_that_find_no_room_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     alone = [made().generate([request])[0] for request in requests]
     assert min(len(result.tokens) for result in alone) > 200
-    free = target.memory(4, 500)
+    free = target.cache_bytes(4, 500)
     monkeypatch.setattr(memory, "available", lambda _: free)
     engine = made()
     same_texts(engine.generate(requests), alone)

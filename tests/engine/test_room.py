@@ -48,7 +48,7 @@ def test_room_grows_with_the_text(target: Target, alone: list[list[int]]) -> Non
 
 def test_texts_without_room_wait(target: Target, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts for which there is no memory are restarted later and are the same as alone."""
-    free = target.memory(4, 300)
+    free = target.cache_bytes(4, 300)
     monkeypatch.setattr(memory, "available", lambda _: free)
     made = engine(target)
     handles = [made.submit(request) for request in REQUESTS]
@@ -59,7 +59,7 @@ def test_texts_without_room_wait(target: Target, alone: list[list[int]], monkeyp
 
 def test_a_text_that_never_fits_is_refused(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text that can never fit raises an error, and the engine serves shorter ones."""
-    made, free = engine(target), target.memory(1, 200)
+    made, free = engine(target), target.cache_bytes(1, 200)
     monkeypatch.setattr(memory, "available", lambda _: free)
     with pytest.raises(NoRoomError, match="a cache of 1 rows"):
         made.generate([REQUESTS[0]])

@@ -3,6 +3,7 @@ prompt."""
 
 import asyncio
 import gc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import spectr
 from spectr.errors import ArgumentError
 from spectr.lm import LM, Output
+from spectr.lm.output import TextHandle
 
 ASK = "the quick brown fox jumps over the quick brown"
 TIDES = "tides rise and fall with the moon"
@@ -101,6 +103,36 @@ def test_an_error_is_raised_where_the_text_is_awaited(lm: LM) -> None:
         lm.submit([ASK, ASK])  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="submit gives one text and takes no n; use generate"):
         lm.submit(ASK, n=2)
+
+
+def test_a_text_that_failed_says_so(lm: LM) -> None:
+    """The reason is "error" however the text was waited for. A timeout is no error of the text."""
+
+    def refuses(text: list[int]) -> None:
+        raise KeyError(len(text))
+
+    async def awaited(handle: TextHandle) -> None:
+        await handle
+
+    async def iterated(handle: TextHandle) -> None:
+        async for _ in handle:
+            pass
+
+    ways: list[Callable[[TextHandle], object]] = [
+        TextHandle.result, list, lambda handle: asyncio.run(awaited(handle)),
+        lambda handle: asyncio.run(iterated(handle)),
+    ]  # fmt: skip
+    for wait in ways:
+        bad = lm.submit(ASK, 12, seed=1, allowed=refuses)
+        with pytest.raises(KeyError):
+            wait(bad)
+        bad.cancel()
+        assert bad.finish_reason == "error"
+    slow = lm.submit(ASK, 200, seed=1, min_new_tokens=200)
+    with pytest.raises(TimeoutError):
+        slow.result(timeout=0)
+    assert slow.finish_reason is None
+    slow.cancel()
 
 
 def test_settings_for_each_prompt(lm: LM) -> None:

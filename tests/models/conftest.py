@@ -32,8 +32,8 @@ class Play:
     def fresh(self, rows: int = 2, slots: int = 48) -> Session:
         """Open a session that has encoded its sources and read nothing."""
         session = self.target.open(rows, slots)
-        if self.sources is not None:
-            self.target.encode(session, self.sources[:rows])
+        for row, source in enumerate((self.sources or [])[:rows]):
+            self.target.encode_row(session, row, source)
         return session
 
     def plain(self, row: int, ids: list[int]) -> Tensor:

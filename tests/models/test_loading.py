@@ -96,10 +96,10 @@ def test_what_does_not_fit_is_refused(folder: Any, make: Any, monkeypatch: pytes
         ArgumentError, match=r"8 rows of 4096 tokens takes 12\.0 MiB and cpu has 3\.0 MiB free; use fewer"
     ):
         play.target.open(8, 4096)
-    with pytest.raises(ArgumentError, match="tokens more a row takes"):
-        play.target.grow(play.session, 9000)
-    with pytest.raises(ArgumentError, match="999 rows more takes"):
-        play.target.take_rows(play.session, torch.zeros(1001, dtype=torch.int64))
+    with pytest.raises(ArgumentError, match="2 rows of 9008 tokens takes"):
+        play.target.make_room(play.session, 2, 9000)
+    with pytest.raises(ArgumentError, match="1001 rows of 48 tokens takes"):
+        play.target.make_room(play.session, 1001, 48)
 
 
 def test_available_memory_is_read_from_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_the_size_of_a_cache_is_known_from_the_config(name: str, make: Any) -> N
     play = make(name)
     buffers = [b for layer in play.session.cache.layers for b in (layer.keys, layer.values)]
     taken = sum(b[:, :, :48].numel() * b.element_size() for b in buffers)
-    assert play.target.memory(2, 48) == taken
+    assert play.target.cache_bytes(2, 48) == taken
     assert kv_bytes(play.model.config, 2, 48, torch.bfloat16) * 2 == taken
 
 

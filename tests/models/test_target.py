@@ -71,19 +71,6 @@ def test_rows_can_be_read_rewound_and_read_again(name: str, make: Any) -> None:
     play.next_is_right(session, [[*texts[0][:12], 8, 9], texts[1][:3] + [8] * 6])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_rows_can_be_dropped_and_repeated(name: str, make: Any) -> None:
-    """Rows that are taken, also several times, keep their text and can be continued separately."""
-    play = make(name)
-    play.target.take_rows(play.session, torch.tensor([1, 0, 1]))
-    play.next_is_right(play.session, [play.prompts[row] for row in (1, 0, 1)], [1, 0, 1])
-    play.target.score(play.session, torch.tensor([[9], [8], [7]]), torch.ones(3, 1, 1) > 0, torch.zeros(3, 1).long())
-    play.target.keep(play.session, torch.tensor([[0], [-1], [0]]))
-    play.next_is_right(play.session, [[*play.prompts[1], 9], play.prompts[0], [*play.prompts[1], 7]], [1, 0, 1])
-    play.target.take_rows(play.session, torch.tensor([2]))
-    play.next_is_right(play.session, [[*play.prompts[1], 7]], [1])
-
-
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "t5"])
 def test_sessions_grow_and_keep_their_contents(name: str, make: Any) -> None:
     """A session that is full raises an error, and after growing it continues with the same text."""
@@ -91,17 +78,17 @@ def test_sessions_grow_and_keep_their_contents(name: str, make: Any) -> None:
     session = play.fresh(slots=11)
     full = [prompt + [4] * (16 - len(prompt)) for prompt in play.prompts]  # eleven slots are rounded up to sixteen
     play.target.read(session, full)
-    play.target.grow(session, 5)
+    play.target.make_room(session, 2, 5)
     with pytest.raises(ArgumentError, match="16 slots per row and 17 are needed"):
         play.next_is_right(session, full)
-    play.target.grow(session, 40)
+    play.target.make_room(session, 2, 40)
     play.target.read(session, [[4] * 20, [6]])
     play.next_is_right(session, [full[0] + [4] * 20, [*full[1], 6]])
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "deepseek_v3", "gemma3_text", "t5"])
 def test_joint_buffers_behave_like_separate_ones(name: str, make: Any) -> None:
-    """With joint buffers, as on a GPU, logits are right after keeping, growing and taking rows."""
+    """With joint buffers, as on a GPU, logits are right after keeping, growing and copying rows."""
     play = make(name)
     play.target.joint = True
     session = play.fresh()
@@ -111,10 +98,11 @@ def test_joint_buffers_behave_like_separate_ones(name: str, make: Any) -> None:
     play.target.keep(session, torch.tensor([[0, 1, 3, 6], [0, 2, -1, -1]]))
     kept = [play.prompts[0] + play.path(0, 6), play.prompts[1] + play.path(1, 2)]
     play.next_is_right(session, kept)
-    play.target.grow(session, 80)
+    play.target.make_room(session, 2, 80)
     play.next_is_right(session, kept)
-    play.target.take_rows(session, torch.tensor([1, 1, 0]))
-    play.next_is_right(session, [kept[1], kept[1], kept[0]], [1, 1, 0])
+    play.target.make_room(session, 3, 80)
+    play.target.copy_rows(session, [1], [2], 80)
+    play.next_is_right(play.target.window(session, 0, 3, session.longest), [*kept, kept[1]], [0, 1, 1])
     if session.cache.joint is not None:
         assert all(session.cache.joint.holds(layer) for layer in session.cache.layers)
         assert len(session.cache.buffers()) == 2
@@ -144,7 +132,6 @@ def test_a_view_writes_scratch_and_commits_nothing(make: Any) -> None:
     assert play.worst(logits) < 5e-5
     play.target.keep(view, torch.tensor([[0], [0]]))
     play.target.rewind(view, [0, 0])
-    play.target.take_rows(view, torch.tensor([0]))
     assert (view.pending, view.filled.tolist()) == (0, [11, 7])
     play.target.keep(play.session, torch.tensor([[0, 1], [0, -1]]))
     assert view.filled.tolist() == [13, 8]
@@ -178,8 +165,6 @@ def test_features_are_what_enters_the_output_layer(name: str, make: Any) -> None
     assert torch.equal(head(session.features[1, :7]).argmax(-1), plain)
     logits = play.target.score(session, play.tokens, play.seen, play.depth)
     assert torch.equal(head(session.features).argmax(-1), logits.argmax(-1))
-    play.target.take_rows(session, torch.tensor([1]))
-    assert session.features.shape == (1, 7, 32)
 
 
 def test_prompts_need_no_logits_of_all_their_tokens(make: Any) -> None:
@@ -222,21 +207,19 @@ def test_sources_are_checked(make: Any) -> None:
     """Sources are refused without an encoder, required with one, and must fit; the last source counts."""
     play = make("llama")
     with pytest.raises(MismatchError, match="has no encoder"):
-        play.target.encode(play.session, [[5], [6]])
+        play.target.encode_row(play.session, 0, [5])
     play = make("bart")
     session = play.target.open(2, 20)
-    with pytest.raises(MismatchError, match="call encode before"):
+    with pytest.raises(MismatchError, match="call encode_row before"):
         play.target.read(session, play.prompts)
-    with pytest.raises(MismatchError, match="call encode before"):
+    with pytest.raises(MismatchError, match="call encode_row before"):
         play.target.score(session, play.tokens, play.seen, play.depth)
     with pytest.raises(ArgumentError, match="128 positions, got one of 129"):
-        play.target.encode(session, [[5] * 129, [5]])
-    with pytest.raises(ArgumentError, match="one source for each of 2 rows, got 1"):
-        play.target.encode(session, [[5]])
+        play.target.encode_row(session, 0, [5] * 129)
     with pytest.raises(ArgumentError, match="at least one token"):
-        play.target.encode(session, [[5], []])
-    play.target.encode(session, play.sources)
-    play.target.encode(session, [play.sources[1], play.sources[0]])  # the last call counts
+        play.target.encode_row(session, 1, [])
+    for row, source in ((0, play.sources[0]), (1, play.sources[0]), (0, play.sources[1])):  # the last call counts
+        play.target.encode_row(session, row, source)
     play.target.read(session, play.prompts)
     play.next_is_right(session, play.prompts, [1, 0])
 
@@ -260,4 +243,4 @@ def test_errors_name_the_limits(make: Any) -> None:
     target.read(session, [[5, 6, 7] * 4])
     with pytest.raises(ArgumentError, match="16 slots per row and 19 are needed"):
         target.score(session, play.tokens[:1], play.seen[:1], play.depth[:1])
-    assert play.target.memory(2, 100) == 2 * 2 * 100 * 3 * 2 * 8 * 4
+    assert play.target.cache_bytes(2, 100) == 2 * 2 * 100 * 3 * 2 * 8 * 4

@@ -2,6 +2,8 @@
 
 import json
 import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +57,7 @@ def test_the_folder_is_a_drafter(folder: Path, made: Path) -> None:
     assert sum(out.stats.accepted for out in texts[1]) > 0
     card = (made / "drafter_card.md").read_text()
     assert "never the distribution of the text" in card
+    assert "seconds (120 steps) on" in card  # the time that it took, and not the 60 seconds that it might have taken
     assert json.loads((made / "drafter.json").read_text())["kind"] == "feature"
     chains = spectr.load(str(folder), made, "optimal", drafts=2, length=3)
     assert len(chains.generate(ASK, 10, min_new_tokens=10).tokens) == 10
@@ -99,8 +102,43 @@ def test_a_killed_run_goes_on(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "drafter.json").exists()
 
 
+def test_sampling_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers of an interrupted run are kept, and with the others they are those of an uninterrupted run."""
+
+    class KilledError(Exception):
+        pass
+
+    sampled = list[float]()
+
+    @contextmanager
+    def bar(title: str, _total: float) -> Iterator[Callable[[float], None]]:
+        def advance(count: float) -> None:
+            if title == "sampling answers to train on":
+                sampled.append(count)
+                if len(sampled) == 4:
+                    raise KilledError
+
+        yield advance
+
+    def settled(out: Path) -> Distilling:
+        return replace(settings(folder, out), rows=16, course=Course(60.0, 2, depths=2, budget=1024))
+
+    monkeypatch.setattr("spectr.train.distil._WRITE_EVERY", 0.0)
+    once, twice = tmp_path / "once", tmp_path / "twice"
+    with pytest.raises(KilledError):
+        distil(settled(twice), lambda _: None, bar)
+    assert (twice / "begun_samples.safetensors").exists()
+    distil(settled(twice), lambda _: None, bar)
+    assert sampled[:5] == [0, 16, 16, 16, 32]  # two batches were written when the third came
+    assert not list(twice.glob("begun_*"))
+    distil(settled(once), lambda _: None)
+    for name in ("samples.safetensors", "held_out.safetensors", "drafter.safetensors"):
+        assert (once / name).read_bytes() == (twice / name).read_bytes()
+
+
 def test_fewer_rows(folder: Path, tmp_path: Path) -> None:
     distil(settings(folder, tmp_path, 0.5, vocabulary=64), lambda _: None)
+    assert json.loads((tmp_path / "drafter.json").read_text())["rows"] == 64
     lm = exact(folder, tmp_path)
     head = lm.engine.drafter.head.model  # type: ignore[attr-defined]
     logits = head.logits(torch.randn(1, 1, 32))
@@ -199,7 +237,7 @@ def test_a_bar_moves_in_a_terminal(
 @pytest.mark.parametrize(
     ("stage", "kept"),
     [
-        ("sampling answers", "held-out answers; answers are kept once all of them are sampled"),
+        ("sampling answers", "held-out answers"),
         ("step", "held-out answers, answers to train on"),
     ],
 )

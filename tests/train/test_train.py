@@ -77,7 +77,7 @@ def test_the_kernel_equals_the_plain_objective() -> None:
 def test_features_of_a_corpus_are_those_of_drafting(net: PreTrainedModel) -> None:
     """Features of texts of different lengths are causal and equal to those of drafting."""
     target, corpus = Target(net), Corpus(texts(), torch.device("cpu"), (0,))
-    corpus.describe(target, 40)
+    corpus.compute_features(target, 40)
     assert corpus.features is not None
     assert corpus.features.shape[1] == 2 * target.width
     begin = 0
@@ -100,7 +100,7 @@ def test_what_is_trained_is_what_is_drafted(net: PreTrainedModel, light: bool) -
                 weights.normal_(0, 0.2)
     tokens = texts()[5].tokens
     corpus = Corpus([Text(tokens, 4)], torch.device("cpu"), head.shape.taps)
-    corpus.describe(target, 100)
+    corpus.compute_features(target, 100)
     batch = corpus.batch(torch.tensor([0]), len(tokens))
     with torch.no_grad():
         meant = expected_features(head, batch.tokens, batch.features, 3)
@@ -135,10 +135,14 @@ class Forced:
         return torch.tensor([[[self.tokens[self.at + int(depth[0, 0])]]]])
 
 
+def sampled(target: Target, prompts: list[list[int]], how: Sampling) -> list[Text]:
+    return [text for batch in sample(target, prompts, how) for text in batch]
+
+
 def test_samples_have_the_law_of_the_target(net: PreTrainedModel) -> None:
     """First tokens of 4,000 answers, within six standard deviations for every token: a false-alarm rate of 10^-7."""
     target, count = Target(net), 4000
-    found = list(sample(target, [[5, 6, 7]] * count, Sampling((0.8,), (2,), 1000, frozenset({2}))))
+    found = sampled(target, [[5, 6, 7]] * count, Sampling((0.8,), (2,), 1000, frozenset({2})))
     with torch.no_grad():
         law = (net(torch.tensor([[5, 6, 7]])).logits[0, -1] / 0.8).softmax(-1)
     share = torch.bincount(torch.tensor([text.tokens[3] for text in found]), minlength=SIZE) / count
@@ -154,10 +158,10 @@ def test_a_head_learns(net: PreTrainedModel, objective: str, tmp_path: object) -
     from pathlib import Path
 
     target = Target(net)
-    drawn = list(sample(target, [[3 + at % 30] for at in range(80)], Sampling((1.0,), (24,), 80, frozenset())))
+    drawn = sampled(target, [[3 + at % 30] for at in range(80)], Sampling((1.0,), (24,), 80, frozenset()))
     corpus, held = (Corpus(part, torch.device("cpu"), (0,)) for part in (drawn[:64], drawn[64:]))
-    corpus.describe(target, 4000)
-    held.describe(target, 4000)
+    corpus.compute_features(target, 4000)
+    held.compute_features(target, 4000)
     torch.manual_seed(0)
     trainer = Trainer(
         head_of(net, 1, (0,)), target, Course(999.0, 80, depths=2, objective=objective, warm_up=10, budget=800)

@@ -187,7 +187,7 @@ def _memory(plain: LM, default: LM) -> dict[str, Any]:
     return {
         "target": packed_bytes(plain.opened.target.model),
         "head": {} if head is None else packed_bytes(head),
-        "cache_of_1024_tokens": plain.opened.target.memory(1, 1024),
+        "cache_of_1024_tokens": plain.opened.target.cache_bytes(1, 1024),
     }
 
 

@@ -40,8 +40,7 @@ def _distilled(how: "Distilling", context: typer.Context) -> "Trained":
         return distil(how, talk, _bar)
     except KeyboardInterrupt:
         kept = [what for name, what in FILES.items() if (how.out / name).exists()]
-        lost = "" if FILES["samples.safetensors"] in kept else "; answers are kept once all of them are sampled"
-        talk(f"\ninterrupted; kept in {how.out}: {', '.join(kept) or 'nothing yet'}{lost}")
+        talk(f"\ninterrupted; kept in {how.out}: {', '.join(kept) or 'nothing yet'}")
         talk(f"to continue, run the same command again: {command_line(context)}")
         raise typer.Exit(INTERRUPTED) from None
 

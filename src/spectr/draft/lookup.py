@@ -119,7 +119,7 @@ def _drafted_by_kernel(lookup: Lookup, root: Tensor, tokens: Tensor, end: Tensor
     """Draft with one kernel; return None if it cannot. The draft is that of `_chains`, cut."""
     if not usable(tokens):
         return None
-    from spectr.kernels.lookup import Search, can_look_up, looked_up
+    from spectr.kernels.lookup import Search, can_look_up, draft_by_lookup
 
     search = Search(lookup.drafts, lookup.length, lookup.nodes, lookup.shortest, _PLACES * lookup.drafts)
     if not can_look_up(search, tokens.shape[1]):
@@ -128,7 +128,7 @@ def _drafted_by_kernel(lookup: Lookup, root: Tensor, tokens: Tensor, end: Tensor
             "lookup; texts are searched without it, which is slower"
         )
         return None
-    chains = looked_up(root, tokens, end, search)
+    chains = draft_by_lookup(root, tokens, end, search)
     return Draft(*chains, None, "fixed", lookup.length, min(lookup.drafts, tokens.shape[1]))
 
 

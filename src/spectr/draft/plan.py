@@ -12,11 +12,11 @@ from spectr.transport.laws import law_of, zero_undefined
 from spectr.trees import Budget, Frontier, Growth, LogitsOf, Shape, as_shape, grow, prune, static_frontier
 from spectr.types import Draft, Scene, Siblings
 
-__all__ = ["Drawn", "Plan", "Planned", "beam_for", "chains_for", "draw"]
+__all__ = ["DRAFT_MISMATCH", "Drawn", "Plan", "Planned", "beam_for", "chains_for", "draw"]
 
-_DRAFT_MISMATCH = 0.75
+DRAFT_MISMATCH = 0.75
 """An assumed distance between the raw logits of drafter and target. The probability that a node wins the race is
-estimated as the softmax of (logits + noise) / this."""
+estimated as the softmax of (logits + noise) / this. The training objective `race` fits drafters to this score."""
 
 _BEAMS = {2: (1, 1), 4: (2, 3), 8: (4, 4), 16: (6, 5), 32: (8, 6), 64: (16, 8), 128: (16, 8), 256: (24, 9)}
 
@@ -182,7 +182,7 @@ def _pruned(plan: Plan, scene: Scene, logits_of: LogitsOf) -> Drawn:
     by their probability."""
     laws: list[Tensor] = []
     races = plan.siblings == "race"
-    score_scale = torch.where(scene.temperature > 0, scene.temperature, 1.0).float() / _DRAFT_MISMATCH
+    score_scale = torch.where(scene.temperature > 0, scene.temperature, 1.0).float() / DRAFT_MISMATCH
     score_scale = score_scale if races else torch.ones_like(score_scale)
 
     def best_of(frontier: Frontier, count: int) -> tuple[Tensor, Tensor]:

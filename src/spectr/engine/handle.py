@@ -176,6 +176,8 @@ class Handle(Iterator[Step]):
 
     def _finish(self) -> None:
         if self._delivery.error is not None:
+            if isinstance(self._delivery.error, Exception):  # an interrupt is no failure: the text can be cancelled
+                self._result.finish_reason = "error"
             raise self._delivery.error
         if self._result.finish_reason is None and self._delivery.is_cancelled:
             self._result.finish_reason = "cancelled"

@@ -15,7 +15,7 @@ from spectr.engine.request import Request
 from spectr.types import Draft
 from spectr.verify import Rule
 
-__all__ = ["Evidence", "PendingEvidence", "RowVerdict", "StepRecord", "WatchedRow", "Witness", "copy_evidence"]
+__all__ = ["Evidence", "PendingEvidence", "RowVerdict", "StepChecker", "StepRecord", "WatchedRow", "copy_evidence"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class StepRecord:
     evidence: PendingEvidence
 
 
-class Witness(Protocol):
+class StepChecker(Protocol):
     """Checks steps while the engine runs."""
 
     def wants_step(self) -> bool:

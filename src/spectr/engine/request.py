@@ -123,7 +123,7 @@ class Result:
     """A text as far as it has been generated."""
 
     tokens: list[int] = field(default_factory=list)
-    finish_reason: str | None = None  # "stop", "length", "cancelled", or None while it goes on
+    finish_reason: str | None = None  # "stop", "length", "cancelled", "error", or None while it goes on
     stats: Stats = field(default_factory=Stats)
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # None for the first token, which follows nothing

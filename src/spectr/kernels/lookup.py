@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spectr.kernels import on_own_device
 
-__all__ = ["Chains", "Search", "can_look_up", "looked_up"]
+__all__ = ["Chains", "Search", "can_look_up", "draft_by_lookup"]
 
 _CHUNK = 2048  # places compared at a time
 _WARPS = 8
@@ -103,7 +103,7 @@ def _look_up(
     texts, ends, roots, tokens, parents, alive, fixed, stride, size, drafts, nodes,
     SHORTEST: tl.constexpr, LENGTH: tl.constexpr, PLACES: tl.constexpr, WIDE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Write the draft of one row. Every place writes the nodes of one chain, those that are not drafted dead nodes."""
+    """Write the draft of one row. Each place writes one chain; a place that is not drafted writes dead nodes."""
     row = tl.program_id(0).to(tl.int64)
     text = texts + row * stride
     end = tl.minimum(tl.load(ends + row), size).to(tl.int32)
@@ -119,11 +119,11 @@ def _look_up(
     for step in tl.static_range(LENGTH):
         node = 1 + chain * LENGTH + step
         lives = fresh & (step < count)
-        held = (chain < drafts) & (node < nodes)
-        tl.store(tokens + first + node, tl.load(text + place + step, mask=lives, other=0), mask=held)
-        tl.store(parents + first + node, tl.where(lives & (step > 0), node - 1, 0).to(tl.int64), mask=held)
-        tl.store(alive + first + node, lives, mask=held)
-        tl.store(fixed + first + node, lives, mask=held)
+        in_range = (chain < drafts) & (node < nodes)
+        tl.store(tokens + first + node, tl.load(text + place + step, mask=lives, other=0), mask=in_range)
+        tl.store(parents + first + node, tl.where(lives & (step > 0), node - 1, 0).to(tl.int64), mask=in_range)
+        tl.store(alive + first + node, lives, mask=in_range)
+        tl.store(fixed + first + node, lives, mask=in_range)
     tl.store(tokens + first, tl.load(roots + row))
     tl.store(parents + first, 0)
     tl.store(alive + first, True)
@@ -131,14 +131,14 @@ def _look_up(
 
 
 def can_look_up(search: Search, size: int) -> bool:
-    """Return whether `looked_up` supports these settings and texts of `size` slots."""
+    """Return whether `draft_by_lookup` supports these settings and texts of `size` slots."""
     longest = search.shortest + search.length - 1
     is_small = search.drafts <= _DRAFTS and search.drafts * search.length <= _DRAFTED and longest <= _LONGEST
     return is_small and size <= _SLOTS
 
 
 @on_own_device
-def looked_up(root: Tensor, texts: Tensor, end: Tensor, search: Search) -> Chains:
+def draft_by_lookup(root: Tensor, texts: Tensor, end: Tensor, search: Search) -> Chains:
     """Draft the tokens that followed earlier occurrences of the last tokens of texts (B, M), which end before `end`
     (B,), below roots (B,): up to `search.drafts` chains of `search.length` tokens, cut to `search.nodes` nodes."""
     batch, size = texts.shape

@@ -140,9 +140,6 @@ class TextHandle(Iterator[str]):
         except KeyboardInterrupt:
             self.cancel()
             raise
-        except BaseException:
-            self._handle.so_far.finish_reason = "error"
-            raise
         self._finish()
         raise StopIteration
 

@@ -158,11 +158,6 @@ class SlotCache(Cache):
         apart = [layer for layer in self.layers if self.joint is None or not self.joint.holds(layer)]
         return joint + [buffer for layer in apart for buffer in (layer.keys, layer.values) if buffer is not None]
 
-    def take_rows(self, rows: Tensor) -> None:
-        """Replace the rows by copies of `rows`; a row may be repeated."""
-        self.rows = len(rows)
-        self._change(lambda buffer: buffer.index_select(-4, rows.to(buffer.device)))
-
     def grow(self, size: int) -> None:
         """Make room for `size` slots and keep the contents."""
         old, self.size = self.size, size

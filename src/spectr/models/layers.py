@@ -5,9 +5,9 @@ from transformers import PreTrainedModel
 
 from spectr.errors import MismatchError
 
-__all__ = ["beside_layers", "layer_path", "layers_of"]
+__all__ = ["layer_path", "layers_of", "norms_and_rotary"]
 
-_BESIDE = ("norm", "final_layernorm", "ln_f", "rotary_emb")
+_NORMS_AND_ROTARY = ("norm", "final_layernorm", "ln_f", "rotary_emb")
 
 
 def layer_path(model: PreTrainedModel) -> list[str]:
@@ -25,11 +25,11 @@ def layer_path(model: PreTrainedModel) -> list[str]:
     )
 
 
-def beside_layers(model: PreTrainedModel) -> list[nn.Module]:
+def norms_and_rotary(model: PreTrainedModel) -> list[nn.Module]:
     """Return the modules that run once before or after the layers and are worth compiling: rotary positions and the
     last norm."""
     trunk = model.get_submodule(".".join(layer_path(model)[:-1]))
-    return [module for name, module in trunk.named_children() if name in _BESIDE]
+    return [module for name, module in trunk.named_children() if name in _NORMS_AND_ROTARY]
 
 
 def layers_of(model: PreTrainedModel) -> list[nn.Module]:

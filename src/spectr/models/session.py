@@ -19,7 +19,7 @@ from spectr.types import Layers
 if TYPE_CHECKING:
     from spectr.models.prefill import GraphPrefill
 
-__all__ = ["Memory", "Session", "Store", "round_up_16"]
+__all__ = ["EncodedSources", "Session", "Store", "round_up_16"]
 
 _LOOSEST = 64  # slots by which the bound may be too large before the host asks the device for the true lengths
 _WINDOWS = 16  # windows that a session remembers
@@ -46,34 +46,30 @@ def _widened(values: Tensor, length: int) -> Tensor:
 
 
 @dataclass(slots=True)
-class Memory:
+class EncodedSources:
     """The encoder's output for the sources. Its keys and values are computed by the first decoder call."""
 
     states: Tensor  # (B, S, H)
     mask: Tensor  # (B, S) int64: 1 for tokens of the source, 0 for padding
     cache: EncoderDecoderCache
 
-    def window(self, start: int, stop: int, cache: SlotCache) -> "Memory":
+    def window(self, start: int, stop: int, cache: SlotCache) -> "EncodedSources":
         """Return the rows from `start` to `stop`; the next call computes their keys and values again."""
-        return Memory(self.states[start:stop], self.mask[start:stop], EncoderDecoderCache(cache, DynamicCache()))
+        return EncodedSources(
+            self.states[start:stop], self.mask[start:stop], EncoderDecoderCache(cache, DynamicCache())
+        )
 
-    def for_rows(self, rows: int) -> "Memory":
+    def for_rows(self, rows: int) -> "EncodedSources":
         """Return zeros for `rows` rows without sources. One place is left unmasked: attention over nothing is NaN."""
         states, mask = (values.new_zeros(rows, *values.shape[1:]) for values in (self.states, self.mask))
         mask[:, 0] = 1
-        return Memory(states, mask, self.cache)
+        return EncodedSources(states, mask, self.cache)
 
-    def put_row(self, row: int, other: "Memory") -> None:
+    def put_row(self, row: int, other: "EncodedSources") -> None:
         """Give row `row` the encoded source of `other`, which has one row."""
         length = max(self.states.shape[1], other.states.shape[1])
         self.states, self.mask = _widened(self.states, length), _widened(self.mask, length)
         self.states[row], self.mask[row] = _widened(other.states, length)[0], _widened(other.mask, length)[0]
-
-    def take_rows(self, rows: Tensor) -> None:
-        """Replace the rows by copies of `rows`; a row may be repeated."""
-        self.states, self.mask = self.states[rows], self.mask[rows]
-        if len(self.cache.cross_attention_cache):
-            self.cache.cross_attention_cache.batch_select_indices(rows)
 
 
 @dataclass(slots=True)
@@ -85,15 +81,15 @@ class Store:
     filled: Tensor  # (B,) int64: committed tokens
     longest: int = 0  # upper bound of `filled`
     bound_slack: int = 0  # by how much `longest` may be too large
-    memory: Memory | None = None
+    sources: EncodedSources | None = None
     features: Tensor | None = None  # (B, M + 1, H): features of the token in each slot, if they are kept
 
     def window(self, start: int, stop: int) -> "Store":
         """Return a store of the rows from `start` to `stop`, in the same buffers."""
         features = None if self.features is None else self.features[start:stop]
         cache = self.cache.window(start, stop)
-        memory = None if self.memory is None else self.memory.window(start, stop, cache)
-        return Store(cache, self.position[start:stop], self.filled[start:stop], memory=memory, features=features)
+        encoded = None if self.sources is None else self.sources.window(start, stop, cache)
+        return Store(cache, self.position[start:stop], self.filled[start:stop], sources=encoded, features=features)
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
         """Copy the first `most` tokens of each source row, or all if it has fewer, to the matching target row."""
@@ -103,9 +99,9 @@ class Store:
             if values is not None:
                 _copy(values[:, :most], source, target)
         self.filled[target] = self.filled[source].clamp_max(most)
-        if self.memory is not None:
-            _copy(self.memory.states, source, target)
-            _copy(self.memory.mask, source, target)
+        if self.sources is not None:
+            _copy(self.sources.states, source, target)
+            _copy(self.sources.mask, source, target)
 
     def attended_slots(self, extra: int) -> int:
         """Return how many slots a call with `extra` scratch nodes attends to; ask the device if the bound is loose."""
@@ -114,7 +110,7 @@ class Store:
         if self.longest + extra > self.cache.size:
             raise ArgumentError(
                 f"the session has {self.cache.size} slots per row and {self.longest + extra} are needed; open a larger "
-                "one, or call grow"
+                "one, or call make_room"
             )
         return min(self.cache.size, round_up_16(self.longest + extra))
 
@@ -132,16 +128,6 @@ class Store:
         self.filled.clamp_(max=lengths)  # in place, as above
         self.longest = min(self.longest, most)
 
-    def take_rows(self, rows: Tensor) -> None:
-        """Replace the rows by copies of `rows`, in this order."""
-        self.cache.take_rows(rows)
-        self.position, self.filled = self.position[rows], self.filled[rows]
-        if self.memory is not None:
-            self.memory.take_rows(rows)
-        if self.features is not None:
-            self.features = self.features[rows]
-        self.bound_slack = max(self.bound_slack, 1)  # the longest row may have left
-
     def add_rows(self, count: int) -> None:
         """Make room for `count` rows in total and keep the contents."""
         extra = count - self.filled.shape[0]
@@ -150,10 +136,10 @@ class Store:
         self.filled = torch.cat([self.filled, self.filled.new_zeros(extra)])
         if self.features is not None:
             self.features = torch.cat([self.features, self.features.new_zeros(extra, *self.features.shape[1:])])
-        if self.memory is not None:
+        if self.sources is not None:
             for name in ("states", "mask"):
-                values = getattr(self.memory, name)
-                setattr(self.memory, name, torch.cat([values, values.new_zeros(extra, *values.shape[1:])]))
+                values = getattr(self.sources, name)
+                setattr(self.sources, name, torch.cat([values, values.new_zeros(extra, *values.shape[1:])]))
 
     def grow(self, slots: int) -> None:
         """Make room for `slots` tokens per row and keep the contents."""
@@ -199,7 +185,7 @@ class Session:
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
         """Copy the first `most` tokens of each source row, or all if it has fewer, to the matching target row."""
         self.store.copy_rows(sources, targets, most)
-        if self.store.memory is not None:
+        if self.store.sources is not None:
             self.windows.clear()  # they have keys and values of the old sources
 
     def make_room(self, rows: int, slots: int) -> None:
@@ -226,9 +212,9 @@ class Session:
         return self.store.cache
 
     @property
-    def memory(self) -> Memory | None:
+    def sources(self) -> EncodedSources | None:
         """The encoder's output for the sources, if the model has an encoder."""
-        return self.store.memory
+        return self.store.sources
 
     @property
     def rows(self) -> int:

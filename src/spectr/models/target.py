@@ -19,10 +19,10 @@ from spectr.models.cache import SlotCache
 from spectr.models.compiled import CompiledLayers
 from spectr.models.digest import weights_digest
 from spectr.models.drivers.call import Call
-from spectr.models.encoder import check_sources, encode
+from spectr.models.encoder import encode
 from spectr.models.fresh_tokens import FreshTokens, feature_index, prompt_tokens, visible_slots
 from spectr.models.hidden_states import capture_hidden_states, last_state
-from spectr.models.layers import beside_layers, layers_of
+from spectr.models.layers import layers_of, norms_and_rotary
 from spectr.models.memory import kv_bytes, require_memory
 from spectr.models.modes import evaluation_mode
 from spectr.models.prefill import GraphPrefill
@@ -50,10 +50,12 @@ class Target:
         self.chunk = chunk  # prompt tokens per call
         self.context = self.needs.context
         self.device = model.device
-        self.head: torch.nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        own = getattr(model, "vocabulary", None) or getattr(self.head, "out_features", None)
+        self.output_layer: torch.nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        own = getattr(model, "vocabulary", None) or getattr(self.output_layer, "out_features", None)
         self.vocabulary = int(own or model.config.vocab_size)
-        width = getattr(self.head, "in_features", None) or model.config.get_text_config(decoder=True).hidden_size
+        width = (
+            getattr(self.output_layer, "in_features", None) or model.config.get_text_config(decoder=True).hidden_size
+        )
         self.width = int(width)  # width of what enters the output layer
         self.joint = self.device.type == "cuda"  # one buffer for all layers, where launches cost more than copies
         self._compiled: CompiledLayers | None = None
@@ -63,7 +65,7 @@ class Target:
         first call of each shape takes seconds."""
         if self._compiled is None and any("forward" in vars(layer) for layer in self.layers):
             raise MismatchError("layers with a forward of their own, as device_map makes them, are not compiled")
-        self._compiled = self._compiled or CompiledLayers(self.layers, beside_layers(self.model))
+        self._compiled = self._compiled or CompiledLayers(self.layers, norms_and_rotary(self.model))
 
     @property
     def model_for_drafters(self) -> Any:
@@ -78,7 +80,7 @@ class Target:
         """Return a digest of all weights."""
         return weights_digest(self.model)
 
-    def memory(self, rows: int, slots: int) -> int:
+    def cache_bytes(self, rows: int, slots: int) -> int:
         """Return the bytes of a cache, computed from the widths in the config."""
         whole = self.model.config
         config = whole if whole.is_encoder_decoder else whole.get_text_config(decoder=True)
@@ -92,7 +94,7 @@ class Target:
         if rows < 1 or slots < 1:
             raise ArgumentError(f"a session needs at least one row and one slot, got {rows} and {slots}")
         slots = round_up_16(slots)
-        require_memory(self.memory(rows, slots), self.device, f"a cache of {rows} rows of {slots} tokens", _FEWER)
+        require_memory(self.cache_bytes(rows, slots), self.device, f"a cache of {rows} rows of {slots} tokens", _FEWER)
         position = torch.zeros(rows, slots + 1, dtype=torch.int64, device=self.device)
         filled = torch.zeros(rows, dtype=torch.int64, device=self.device)
         store = Store(SlotCache(slots, rows, self._uniform_layers if self.joint else 0), position, filled)
@@ -117,8 +119,8 @@ class Target:
     def share(self, session: Session) -> Session:
         """Return a view of a session that shares its cache and has scratch nodes of its own, in the same slots.
 
-        A drafter made of the target's first layers uses it. Only the owner commits tokens: `keep`, `rewind` and
-        `take_rows` on a view discard its scratch nodes and do nothing else."""
+        A drafter made of the target's first layers uses it. Only the owner commits tokens: `keep` and `rewind` on
+        a view discard its scratch nodes and do nothing else."""
         return Session(session.store, is_view=True)
 
     def check_source(self, source: Sequence[int] | None) -> None:
@@ -130,31 +132,26 @@ class Target:
             return
         if source is None:
             raise MismatchError(f"{name} has an encoder and needs a source; give every request one")
-        check_sources([list(source)], 1, self.needs.source)
+        if not source:
+            raise ArgumentError("a source must have at least one token, got an empty one; drop that row")
+        if len(source) > self.needs.source:
+            raise ArgumentError(
+                f"a source must fit into the encoder's {self.needs.source} positions, got one of {len(source)}; "
+                "shorten it"
+            )
         size = int(self.model.config.vocab_size)
         if max(source) >= size or min(source) < 0:
             raise ArgumentError(f"tokens of a source must lie in 0 … {size - 1}, got {list(source)}")
-
-    @torch.no_grad()
-    def encode(self, session: Session, sources: list[list[int]]) -> None:
-        """Encode the sources of all rows of an encoder-decoder model; must be called before anything is read."""
-        if self.needs.source is None:
-            raise MismatchError(f"{type(self.model).__name__} has no encoder; put the source into the prompt instead")
-        check_sources(sources, session.rows, self.needs.source)
-        size = self.memory(len(sources), max(map(len, sources)))
-        require_memory(size, self.device, f"{len(sources)} encoded sources", "use fewer rows or shorter sources")
-        with evaluation_mode(self._all_modules):
-            session.store.memory = encode(self.model, sources, session.cache)
 
     @torch.no_grad()
     def encode_row(self, session: Session, row: int, source: list[int]) -> None:
         """Encode the source of one row; the other rows keep theirs."""
         self.check_source(source)
         with evaluation_mode(self._all_modules):
-            made = encode(self.model, [source], session.cache)
-        if session.store.memory is None:
-            session.store.memory = made.for_rows(session.rows)
-        session.store.memory.put_row(row, made)
+            made = encode(self.model, source, session.cache)
+        if session.store.sources is None:
+            session.store.sources = made.for_rows(session.rows)
+        session.store.sources.put_row(row, made)
         session.windows.clear()
 
     @torch.no_grad()
@@ -260,34 +257,12 @@ class Target:
         if not session.is_view:
             session.store.cut(copy_to_device(lengths, self.device), max(lengths))
 
-    def take_rows(self, session: Session, rows: Tensor) -> None:
-        """Replace the rows by copies of `rows`, in this order. A row may be repeated, so that one prefill serves
-        several samples."""
-        if session.is_view:
-            session.pending = 0
-            return
-        if (extra := len(rows) - session.rows) > 0:
-            size = self.memory(extra, session.cache.size)
-            require_memory(size, self.device, f"a cache for {extra} rows more", _FEWER)
-        session.store.take_rows(rows)
-        session.features = None if session.features is None else session.features[rows]
-
     def features_at(self, session: Session, positions: Tensor) -> Tensor:
         """Return the features (B, L, F) kept at committed `positions` (B, L), zeros at negative positions."""
         features = session.store.features
         if features is None:
             raise ArgumentError("this session keeps no features; open it with features=()")
         return torch.where(positions[..., None] >= 0, pick_rows(features, positions.clamp_min(0)), 0.0)
-
-    def grow(self, session: Session, slots: int) -> None:
-        """Make room for `slots` tokens per row and keep the contents; a session never shrinks."""
-        slots = round_up_16(slots)
-        extra = slots - session.cache.size
-        if extra > 0:
-            require_memory(
-                self.memory(session.rows, extra), self.device, f"a cache of {extra} tokens more a row", _FEWER
-            )
-            session.store.grow(slots)
 
     def window(self, session: Session, start: int, stop: int, longest: int) -> Session:
         """Return a session on the rows from `start` to `stop`, none of which has more than `longest` tokens."""
@@ -300,15 +275,15 @@ class Target:
     def make_room(self, session: Session, rows: int, slots: int) -> None:
         """Make room for at least `rows` rows of `slots` tokens and keep the contents."""
         slots, rows = max(round_up_16(slots), session.cache.size), max(rows, session.rows)
-        size = self.memory(rows, slots)
-        if size > self.memory(session.rows, session.cache.size):
+        size = self.cache_bytes(rows, slots)
+        if size > self.cache_bytes(session.rows, session.cache.size):
             require_memory(size, self.device, f"a cache of {rows} rows of {slots} tokens", _FEWER)
             session.make_room(rows, slots)
 
     def _check_encoded(self, session: Session) -> None:
-        if self.needs.source is not None and session.memory is None:
+        if self.needs.source is not None and session.sources is None:
             raise MismatchError(
-                f"{type(self.model).__name__} has an encoder and needs a source; call encode before read and score"
+                f"{type(self.model).__name__} has an encoder and needs a source; call encode_row before read and score"
             )
 
     def _check_room(self, session: Session, texts: list[list[int]], filled: list[int] | None) -> list[int]:
@@ -337,10 +312,12 @@ class Target:
         key = store.position[:, : fresh.attended]
         features, session.input_features = session.input_features, None
         seen = visible_slots(store.filled, fresh)
-        call = Call(fresh.tokens, fresh.positions, key, seen, store.cache, store.memory, features)
+        call = Call(fresh.tokens, fresh.positions, key, seen, store.cache, store.sources, features)
         wanted = select is not None or session.wants_features
         extra_layers = [self.layers[at] for at in session.extra_layers]
-        hooks = capture_hidden_states(self.head, select, extra_layers) if wanted else nullcontext(list[Tensor]())
+        hooks = (
+            capture_hidden_states(self.output_layer, select, extra_layers) if wanted else nullcontext(list[Tensor]())
+        )
         with hooks as entered, evaluation_mode(self._all_modules):
             logits = self.driver(call)
         session.features = entered[0] if session.wants_features else None

@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 
 from spectr.errors import ArgumentError, MismatchError
 from spectr.kernels.cpu.kinds import GROUP
-from spectr.models.blocks import SCALE, decoded, packed, unpacked
 from spectr.models.blockwise import BlockwiseHead, BlockwiseShape
 from spectr.models.head import FeatureHead, HeadShape
 from spectr.models.int8 import Int8Linear
 from spectr.models.packed import PackedLinear, block_matrix, embedded_rows
+from spectr.models.six_bit import SCALE, decoded, decoded_int8, encoded
 from spectr.models.tuned import tune_head
 
 __all__ = [
@@ -32,6 +32,8 @@ __all__ = [
 ]
 
 _ABOUT, _WEIGHTS, _ORDER = "drafter.json", "drafter.safetensors", "tokens"
+_KEYS = {"drafted_tokens": "rows"}  # keys of the file that differ from the attributes
+_ATTRIBUTES = {key: name for name, key in _KEYS.items()}
 
 
 def fingerprint(model: PreTrainedModel) -> str:
@@ -56,8 +58,8 @@ class Trained:
     target: str  # the name under which it was loaded for training
     fingerprint: str
     shape: dict[str, Any]
-    kind: str = "feature"  # or "blockwise"
-    rows: int | None = None  # on a CPU it drafts this many of the most frequent tokens; None: all
+    kind: str = "feature"  # or "blockwise", or "eagle3", whose folder has a config.json in place of this description
+    drafted_tokens: int | None = None  # on a CPU it drafts this many of the most frequent tokens; None: all
     device: str | None = None  # kind of device for which `auto` takes it: "cuda" or "cpu"; None: any
     training: dict[str, Any] = field(default_factory=dict)
 
@@ -68,25 +70,26 @@ def is_drafter(folder: Path) -> bool:
 
 
 def save_drafter(folder: Path, head: FeatureHead | BlockwiseHead, about: Trained, order: Tensor) -> None:
-    """Write the weights in blocks, the tokens in `order` of decreasing frequency, and the description. Files are
+    """Write the weights in six bits, the tokens in `order` of decreasing frequency, and the description. Files are
     written under temporary names and renamed."""
     if any(isinstance(module, Int8Linear) for module in head.modules()):
         raise ArgumentError(
             "a head that was loaded for drafting has rounded weights and cannot be saved; copy its folder instead"
         )
-    tensors = packed({name: weights.detach().cpu() for name, weights in head.named_parameters()})
+    tensors = encoded({name: weights.detach().cpu() for name, weights in head.named_parameters()})
     tensors[_ORDER] = order.to("cpu", torch.int32)
     save_file(tensors, folder / f"{_WEIGHTS}.part")
     (folder / f"{_WEIGHTS}.part").replace(folder / _WEIGHTS)
-    data = {name: getattr(about, name) for name in about.__slots__}
+    data = {_KEYS.get(name, name): getattr(about, name) for name in about.__slots__}
     (folder / f"{_ABOUT}.part").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     (folder / f"{_ABOUT}.part").replace(folder / _ABOUT)
 
 
 def _about(folder: Path) -> Trained:
     try:
-        return Trained(**json.loads((folder / _ABOUT).read_text(encoding="utf-8")))
-    except (json.JSONDecodeError, TypeError) as error:
+        data = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
+        return Trained(**{_ATTRIBUTES.get(key, key): value for key, value in data.items()})
+    except (json.JSONDecodeError, AttributeError, TypeError) as error:
         raise ArgumentError(f"{folder / _ABOUT} is not the description of a drafter: {error}; train it again") from None
 
 
@@ -124,7 +127,7 @@ def _stored(folder: Path, target: PreTrainedModel) -> tuple[Any, Trained, Tensor
         )
     tensors = load_file(folder / _WEIGHTS)
     order, head = tensors.pop(_ORDER).long(), _empty(about)
-    head.load_state_dict(unpacked(tensors))
+    head.load_state_dict(decoded(tensors))
     return head, about, order
 
 
@@ -159,12 +162,12 @@ def load_drafter(folder: Path, target: PreTrainedModel, vocabulary: int | None =
     It drafts the `vocabulary` most frequent tokens. The default is all tokens, except on a CPU, where most of the time
     of drafting goes to the output layer: there it is the number in the head's description."""
     head, about, order = _stored(folder, target)
-    count = vocabulary or (about.rows if target.device.type == "cpu" else None) or len(order)
+    count = vocabulary or (about.drafted_tokens if target.device.type == "cpu" else None) or len(order)
     head.to(target.device, target.dtype).requires_grad_(False)
     head.borrow(target, None if count >= len(order) else order[:count].sort().values.to(target.device))
     if isinstance(head, FeatureHead):
         tune_head(head)
     if isinstance(head.get_output_embeddings(), PackedLinear) and not getattr(head.shape, "light", False):
-        _pack(head, decoded(load_file(folder / _WEIGHTS)))
+        _pack(head, decoded_int8(load_file(folder / _WEIGHTS)))
     made: FeatureHead | BlockwiseHead = head.eval()
     return made

@@ -77,10 +77,10 @@ class GrammarCache:
 
 def _wanted(body: CompletionRequest | ChatRequest) -> tuple[str, Any] | None:
     """The kind of grammar that a body asks for, and its text or schema."""
-    asked, form = body.structured_outputs, body.response_format
+    outputs, form = body.structured_outputs, body.response_format
     given: dict[str, Any] = {}
-    if asked is not None:
-        given = {name: value for name, value in asked if value not in (None, False)}
+    if outputs is not None:
+        given = {name: value for name, value in outputs if value not in (None, False)}
         if len(given) != 1:
             raise ApiError(400, f"structured_outputs takes one of json, regex, grammar and choice, got {len(given)}",
                            "structured_outputs")  # fmt: skip

@@ -187,10 +187,10 @@ class _Job:
 
     async def _begin(self, stack: AsyncExitStack) -> list[Handle | None]:
         """Wait for places, then submit all texts. The stack cancels them and frees the places at its end."""
-        asked = [request for request in self.requests if request is not None]
-        if asked:
-            await stack.enter_async_context(self.handler.admission.place(self.tenant, len(asked)))
-        made = self.parsed.lm.engine.scheduler.submit(asked)  # they were checked when they were made
+        requests = [request for request in self.requests if request is not None]
+        if requests:
+            await stack.enter_async_context(self.handler.admission.place(self.tenant, len(requests)))
+        made = self.parsed.lm.engine.scheduler.submit(requests)  # they were checked when they were made
         stack.callback(self._end, made)
         handles = iter(made)
         return [None if request is None else next(handles) for request in self.requests]
@@ -298,8 +298,8 @@ class _Job:
 
     def receipt(self, results: Sequence[Result]) -> dict[str, Any] | None:
         """The receipt of the texts, if the request or the settings ask for one."""
-        asked = self.parsed.body.spectr
-        wanted = self.handler.service.settings.receipts if asked is None or asked.receipt is None else asked.receipt
+        fields, settings = self.parsed.body.spectr, self.handler.service.settings
+        wanted = settings.receipts if fields is None or fields.receipt is None else fields.receipt
         return make_receipt(self.parsed, self.handler.service, results) if wanted else None
 
     def _end(self, handles: Sequence[Handle]) -> None:

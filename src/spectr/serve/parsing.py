@@ -63,10 +63,7 @@ class ParsedRequest:
     @property
     def logprobs(self) -> int | None:
         """How many log-probabilities are wanted in place of each token; 0 for that of the token alone."""
-        if isinstance(self.body, CompletionRequest):
-            return self.body.logprobs
-        assert isinstance(self.body, ChatRequest)
-        return (self.body.top_logprobs or 0) if self.body.logprobs else None
+        return self.settings.get("logprobs")
 
     @property
     def resume(self) -> ResumeFields | None:
@@ -119,8 +116,8 @@ async def parse_request(
     scope = tenant if service.settings.keys else ""
     grammar = await service.grammars.compiled(body, tenant)
 
-    def work(reader: LM) -> tuple[ParsedRequest, list[Request | None]]:
-        parsed = _parsed(body, service, reader, grammar)
+    def work(tokenizing_lm: LM) -> tuple[ParsedRequest, list[Request | None]]:
+        parsed = _parsed(body, service, tokenizing_lm, grammar)
         return parsed, parsed.requests(scope)
 
     return await service.in_worker(work, tenant)
@@ -151,10 +148,10 @@ def _check_sizes(body: CompletionRequest | ChatRequest, service: Service, most_t
 
 
 def _parsed(
-    body: CompletionRequest | ChatRequest, service: Service, reader: LM, grammar: CompiledGrammar | None
+    body: CompletionRequest | ChatRequest, service: Service, tokenizing_lm: LM, grammar: CompiledGrammar | None
 ) -> ParsedRequest:
     lm = service.variant(body.spectr)
-    prompts = _prompts(body, reader)
+    prompts = _prompts(body, tokenizing_lm)
     n = body.n or 1
     most = service.settings.limits.prompt_tokens
     longest = max(map(len, prompts))
@@ -163,25 +160,25 @@ def _parsed(
         param = "messages" if isinstance(body, ChatRequest) else "prompt"
         raise ApiError(400, f"a prompt must have at most {bound} tokens, got {longest}; shorten it", param,
                        "context_length_exceeded")  # fmt: skip
-    settings = _settings(body, reader, service.context)
+    settings = _settings(body, tokenizing_lm, service.context)
     if grammar is not None:
         settings["grammar"] = grammar
     limit, drops = _limit(body)
     limits = [service.context - len(prompt) if limit is None else limit for prompt in prompts]
     seed = secrets.randbits(_RANDOM_BITS) if body.seed is None else body.seed
-    asked = ParsedRequest(body, lm, prompts, n, seed, settings, limits, drops)
-    _check_logprobs(asked, service.settings.limits.logprobs)
-    if asked.resume is not None:
-        check_resume(asked.resume, asked.count, lm.engine.rule.card.name, service.shown_fingerprint)
-    return asked
+    parsed = ParsedRequest(body, lm, prompts, n, seed, settings, limits, drops)
+    _check_logprobs(parsed, service.settings.limits.logprobs)
+    if parsed.resume is not None:
+        check_resume(parsed.resume, parsed.count, lm.engine.rule.card.name, service.shown_fingerprint)
+    return parsed
 
 
-def _check_logprobs(asked: ParsedRequest, most: int) -> None:
+def _check_logprobs(parsed: ParsedRequest, most: int) -> None:
     """Refuse more log-probabilities than one response may have."""
-    if asked.logprobs is None:
+    if parsed.logprobs is None:
         return
-    echoed = sum(map(len, asked.prompts)) if asked.echoes else 0
-    if (count := asked.n * (sum(asked.limits) + echoed) * (1 + asked.logprobs)) > most:
+    echoed = sum(map(len, parsed.prompts)) if parsed.echoes else 0
+    if (count := parsed.n * (sum(parsed.limits) + echoed) * (1 + parsed.logprobs)) > most:
         raise ApiError(400, f"a request may ask for {most} log-probabilities (texts × tokens × those of each), "
                        f"got {count}; lower max_tokens, n or the number of logprobs", "logprobs")  # fmt: skip
 
@@ -218,13 +215,13 @@ def _limit(body: CompletionRequest | ChatRequest) -> tuple[int | None, bool]:
     return given, False
 
 
-def _prompts(body: CompletionRequest | ChatRequest, reader: LM) -> list[list[int]]:
+def _prompts(body: CompletionRequest | ChatRequest, tokenizing_lm: LM) -> list[list[int]]:
     if isinstance(body, ChatRequest):
-        return [reader.encode_turns(as_turns(body.messages))]
+        return [tokenizing_lm.encode_turns(as_turns(body.messages))]
     given = _listed(body)
     if not given or not all(given):
         raise ApiError(400, "a prompt must not be empty", "prompt")
-    return [reader.encode(prompt, raw=True) for prompt in given]
+    return [tokenizing_lm.encode(prompt, raw=True) for prompt in given]
 
 
 def as_turns(messages: list[Message]) -> list[dict[str, str]]:
@@ -243,7 +240,7 @@ def joined(content: str | list[TextPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-def _settings(body: CompletionRequest | ChatRequest, reader: LM, context: int) -> dict[str, Any]:
+def _settings(body: CompletionRequest | ChatRequest, tokenizing_lm: LM, context: int) -> dict[str, Any]:
     """What `LM.request` takes, with the model's own values for what the body leaves out."""
     found = {name: getattr(body, name) for name in _SAME if getattr(body, name) is not None}
     if body.top_k is not None:
@@ -259,16 +256,18 @@ def _settings(body: CompletionRequest | ChatRequest, reader: LM, context: int) -
     if body.spectr is not None and body.spectr.trace:
         found["trace"] = True
     if body.prediction is not None:
-        found["prediction"] = reader.encode_prediction(joined(body.prediction.content))[:context]
-    logprobs = body.logprobs
-    if isinstance(body, ChatRequest):
-        logprobs = (body.top_logprobs or True) if logprobs else None
-    elif logprobs == 0:
-        logprobs = True
-    found["logprobs"] = logprobs
-    if isinstance(body, CompletionRequest) and body.echo and logprobs is not None:
-        found["prompt_logprobs"] = logprobs
+        found["prediction"] = tokenizing_lm.encode_prediction(joined(body.prediction.content))[:context]
+    found["logprobs"] = _logprobs(body)
+    if isinstance(body, CompletionRequest) and body.echo:
+        found["prompt_logprobs"] = found["logprobs"]
     return {name: value for name, value in found.items() if value not in (None, [])}
+
+
+def _logprobs(body: CompletionRequest | ChatRequest) -> int | None:
+    """How many log-probabilities are wanted in place of each token; 0 for that of the token alone, None for none."""
+    if isinstance(body, CompletionRequest):
+        return body.logprobs
+    return (body.top_logprobs or 0) if body.logprobs else None
 
 
 def _bias(given: dict[str, float]) -> dict[int, float]:

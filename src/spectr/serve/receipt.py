@@ -26,9 +26,9 @@ def _digest(tokens: Sequence[int]) -> str:
     return sha256(json.dumps(list(tokens)).encode()).hexdigest()
 
 
-def make_receipt(asked: ParsedRequest, service: Service, results: Sequence[Result]) -> dict[str, Any]:
+def make_receipt(parsed: ParsedRequest, service: Service, results: Sequence[Result]) -> dict[str, Any]:
     """Everything that the texts of one request depend on, and digests of the texts."""
-    engine = asked.lm.engine
+    engine = parsed.lm.engine
     return {
         "format": _FORMAT,
         "model": {"name": service.name, "digest": service.fingerprint},
@@ -38,11 +38,11 @@ def make_receipt(asked: ParsedRequest, service: Service, results: Sequence[Resul
             "rule": engine.rule.card.name, "drafter": engine.drafter.name, "nodes": engine.drafter.nodes,
             "lossless": engine.rule.card.lossless,
         },
-        "seed": asked.seed,
-        "n": asked.n,
-        "prompts": asked.prompts,
-        "max_new_tokens": asked.limits,
-        "settings": _as_json(asked.settings),
+        "seed": parsed.seed,
+        "n": parsed.n,
+        "prompts": parsed.prompts,
+        "max_new_tokens": parsed.limits,
+        "settings": _as_json(parsed.settings),
         "texts": [{"tokens": len(result.tokens), "sha256": _digest(result.tokens)} for result in results],
     }  # fmt: skip
 

@@ -164,10 +164,10 @@ class Service:
                 self._local.lm.tokenizer = copy.deepcopy(self.lm.tokenizer)
         return work(self._local.lm)
 
-    def variant(self, asked: SpeculationFields | None) -> LM:
+    def variant(self, speculation: SpeculationFields | None) -> LM:
         """The model with the rule, drafter and tree that a request names. The first call makes an engine, so that it
         belongs in a thread."""
-        wanted = _checked(asked)
+        wanted = _checked(speculation)
         if wanted == Variant():
             return self.lm
         with self._making:
@@ -203,19 +203,19 @@ class Service:
         self._workers.close()
 
 
-def _checked(asked: SpeculationFields | None) -> Variant:
+def _checked(speculation: SpeculationFields | None) -> Variant:
     """The variant that a request names, if it is allowed."""
-    if asked is None:
+    if speculation is None:
         return Variant()
-    if asked.rule is not None:
-        if asked.rule not in RULES.names():
-            raise ApiError(400, f"there is no rule {asked.rule[:80]!r}; {nearest(asked.rule[:80], RULES.names())}",
+    rule, drafter = speculation.rule, speculation.drafter
+    if rule is not None:
+        if rule not in RULES.names():
+            raise ApiError(400, f"there is no rule {rule[:80]!r}; {nearest(rule[:80], RULES.names())}",
                            "spectr.rule", "invalid_value")  # fmt: skip
-        if not as_rule(asked.rule).card.lossless:
-            raise ApiError(400, f"rule {asked.rule!r} is lossy: it would change the distribution of the text; choose "
+        if not as_rule(rule).card.lossless:
+            raise ApiError(400, f"rule {rule!r} is lossy: it would change the distribution of the text; choose "
                            "race, optimal or kseq", "spectr.rule", "invalid_value")  # fmt: skip
-    if asked.drafter is not None and asked.drafter not in DRAFTERS:
-        raise ApiError(400, f"drafter must be one of {', '.join(DRAFTERS)}, got {asked.drafter[:80]!r}",
+    if drafter is not None and drafter not in DRAFTERS:
+        raise ApiError(400, f"drafter must be one of {', '.join(DRAFTERS)}, got {drafter[:80]!r}",
                        "spectr.drafter", "invalid_value")  # fmt: skip
-    drafter = None if asked.drafter == "auto" else asked.drafter
-    return Variant(asked.rule, drafter, asked.nodes)
+    return Variant(rule, None if drafter == "auto" else drafter, speculation.nodes)

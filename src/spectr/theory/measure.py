@@ -209,7 +209,7 @@ def _domain_of(study: Study) -> Array:
     return np.array([study.domains.index(prompt.domain) for prompt in study.prompts], dtype=np.float64)
 
 
-def _eased(bench: LoadedPair, progress: Callable[[str], None]) -> list[OverAccepting]:
+def _over_accepting(bench: LoadedPair, progress: Callable[[str], None]) -> list[OverAccepting]:
     found = []
     for epsilon in bench.study.epsilons:
         for after in AFTER:
@@ -224,7 +224,7 @@ def measure(study: Study, progress: Callable[[str], None]) -> dict[str, Any]:
     [daliri2024] and [kobus2025] are the functions in the rest of this folder."""
     study.check()
     bench = LoadedPair.ready(study, progress)
-    findings, eased = _findings(bench, progress), _eased(bench, progress)
+    findings, over_accepting = _findings(bench, progress), _over_accepting(bench, progress)
     net = bench.lm.opened.target.model
     return {
         "what": "laws of a target and a drafter along generated text, and what theory makes of them",
@@ -242,5 +242,5 @@ def measure(study: Study, progress: Callable[[str], None]) -> dict[str, Any]:
         "torch": torch.__version__,
         "vocabulary": bench.lm.opened.target.vocabulary,
         "domains": findings.to_json(bench.lm.opened.target.vocabulary),
-        "lossy": [one.to_json() for one in eased],
+        "lossy": [one.to_json() for one in over_accepting],
     }

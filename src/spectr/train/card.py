@@ -23,14 +23,21 @@ def _rows(curve: list[dict[str, object]]) -> str:
 
 def _vocabulary_note(about: Trained) -> str:
     """Return a note on which tokens it drafts, if not all."""
-    if about.rows is None:
+    if about.drafted_tokens is None:
         return ""
-    return f" ({'' if about.kind == 'eagle3' else 'on a CPU '}the {about.rows:,} most frequent tokens of it)"
+    return f" ({'' if about.kind == 'eagle3' else 'on a CPU '}the {about.drafted_tokens:,} most frequent tokens of it)"
 
 
 def _light_note(about: Trained) -> str:
     """Return a note on the layer below the root, if there is one."""
     return ", with one more below the root" if about.shape.get("light") else ""
+
+
+def _amount(curve: list[dict[str, object]]) -> str:
+    """Return for how long it was trained, all runs together."""
+    if not curve:
+        return "Not trained"
+    return f"Trained for {curve[-1]['seconds']:.0f} seconds ({curve[-1]['step']:,} steps)"
 
 
 def write_card(path: Path, about: Trained) -> None:
@@ -44,18 +51,19 @@ def write_card(path: Path, about: Trained) -> None:
         else f"A head of {about.shape['layers']} decoder layers{_light_note(about)}"
     )
     refused = "" if about.kind == "eagle3" else " and is refused for any other"
+    stored = "" if about.kind == "eagle3" else "\nIts matrices are stored with six bits for each weight."
     path.write_text(
         f"""# A drafter for {about.target}
 
 {what}, {about.shape["width"]} wide, over the target's features, with the target's own
 embedding and output layer{_vocabulary_note(about)}.
-It changes the speed of generation, never the distribution of the text.
+It changes the speed of generation, never the distribution of the text.{stored}
 
 ```py
 lm = spectr.load("{about.target}", drafter="this folder")
 ```
 
-Trained for {course["seconds"]:.0f} seconds on {about.training["tokens"]:,} tokens that the target wrote, in answer to
+{_amount(curve)} on {about.training["tokens"]:,} tokens that the target wrote, in answer to
 {about.training["texts"]:,} prompts ({about.training["data"]}), at temperatures {about.training["temperatures"]};
 {course["depths"]} depths deep, objective `{course["objective"]}`.
 

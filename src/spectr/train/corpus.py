@@ -39,7 +39,7 @@ class Batch:
 def _features(target: Target, tokens: Tensor, length: Tensor, taps: Layers) -> Tensor:
     """Return the input of the output layer and the outputs of the tapped layers, (B, T, F), of right-padded texts."""
     seen = torch.arange(tokens.shape[1], device=tokens.device) < length[:, None]
-    with capture_hidden_states(target.head, last_state, [target.layers[at] for at in taps]) as entered:
+    with capture_hidden_states(target.output_layer, last_state, [target.layers[at] for at in taps]) as entered:
         target.model(input_ids=tokens, attention_mask=seen.long(), use_cache=False)
     return entered[0]
 
@@ -61,7 +61,7 @@ class Corpus:
         """The number of tokens of all texts."""
         return sum(self.lengths)
 
-    def describe(self, target: Target, budget: int, progress: Callable[[int], None] = lambda _: None) -> None:
+    def compute_features(self, target: Target, budget: int, progress: Callable[[int], None] = lambda _: None) -> None:
         """Compute the features of all texts, `budget` tokens per call."""
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         width = (1 + len(self.taps)) * target.width
@@ -97,7 +97,7 @@ class Corpus:
     def batch(self, texts: Tensor, width: int) -> Batch:
         """Return a batch of the texts with indices (B,), padded to `width`; -1 stands for an empty text."""
         if self.features is None:
-            raise ArgumentError("a corpus must have features before it is used for training; call describe")
+            raise ArgumentError("a corpus must have features before it is used for training; call compute_features")
         at = texts.clamp_min(0)
         length = torch.where(texts >= 0, self._length[at], 0)
         features = self._gather(self.features, at, width)

@@ -1,9 +1,11 @@
 """Trains a drafter for a target: samples, features, training, a folder. An interrupted run continues where it
 stopped."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from spectr.models.trained import Trained, fingerprint, is_drafter, load_for_tra
 from spectr.train.card import write_card
 from spectr.train.corpus import Corpus
 from spectr.train.loop import Course, Head, Report, Trainer
-from spectr.train.samples import Sampling, Text, sample
+from spectr.train.samples import Sampling, Text, batches, sample
 
 __all__ = ["FILES", "Distilling", "distil"]
 
@@ -31,8 +33,13 @@ Say = Callable[[str], None]
 Bar = Callable[[str, float], AbstractContextManager[Callable[[float], None]]]
 """Maps a title and a total to a context that yields a function to call with the amount done."""
 
+_WRITE_EVERY = 30.0  # seconds between writes of the answers so far
+_HELD_OUT_SEED = 1 << 20  # added to the seed for held-out answers, so that they have noise of their own
+
 FILES = {
+    "begun_held_out.safetensors": "some held-out answers",
     "held_out.safetensors": "held-out answers",
+    "begun_samples.safetensors": "some answers to train on",
     "samples.safetensors": "answers to train on",
     "checkpoint.pt": "a checkpoint of the training",
     "drafter.json": "a drafter",
@@ -57,7 +64,7 @@ class Distilling:
     longest: tuple[int, ...] = (256,)  # maximum numbers of tokens of an answer, used by the batches in turn
     temperatures: tuple[float, ...] = (1.0, 1.0, 0.7)  # temperatures of the samples
     rows: int = 64  # texts sampled at once
-    sampling_seconds: float = float("inf")  # prompts that are not answered by then are left out
+    sampling_seconds: float = float("inf")  # in each run; prompts that are not answered by then are left out
     kind: str = "feature"  # or "light", "blockwise", or "eagle3", which other engines load too
     layers: int = 2  # layers of a feature head
     inner: int | None = None  # inner width of its layers; None: the target's
@@ -95,30 +102,51 @@ def _unpacked(data: dict[str, Tensor]) -> list[Text]:
     return [Text(part.tolist(), start) for part, start in zip(parts, data["starts"].tolist(), strict=True)]
 
 
-def _texts(path: Path, make: Callable[[], list[Text]]) -> list[Text]:
-    """Return the texts of a file; if it does not exist, make them and write it."""
+def _write(path: Path, texts: Sequence[Text]) -> None:
+    part = path.with_suffix(".part")
+    save_file(_packed(texts), part)
+    part.replace(path)
+
+
+def _begun(path: Path, order: list[list[list[int]]]) -> list[list[Text]]:
+    """Return the answered batches that an interrupted run left in a file; none if it was run with other settings, so
+    that its batches were others."""
     if not path.exists():
-        save_file(_packed(make()), path.with_suffix(".part"))
-        path.with_suffix(".part").replace(path)
-    return _unpacked(load_file(path))
+        return []
+    texts, found = iter(_unpacked(load_file(path))), list[list[Text]]()
+    for prompts in order:
+        batch = list(islice(texts, len(prompts)))
+        if [text.tokens[: text.start] for text in batch] != prompts:
+            return [] if batch else found
+        found.append(batch)
+    return found
 
 
-def _sampled(how: Distilling, lm: LM, say: Say, bar: Bar) -> tuple[list[Text], list[Text]]:
-    """Return the target's answers for training and held out, sampled once and stored in files."""
-    sampling = Sampling(how.temperatures, how.longest, how.rows, lm.opened.stops, how.sampling_seconds)
-
-    def answers(which: int, title: str) -> list[Text]:
-        prompts = _prompts(how, lm)[which]
-        with bar(f"sampling {title}", len(prompts)) as advance:
-            found = list[Text]()
-            for text in sample(lm.opened.target, prompts, sampling):
-                found.append(text)
-                advance(1)
-        say(f"sampled {sum(len(text.tokens) - text.start for text in found):,} tokens of {title}")
-        return found
-
-    held = _texts(how.out / "held_out.safetensors", lambda: answers(1, "held-out answers"))
-    return _texts(how.out / "samples.safetensors", lambda: answers(0, "answers to train on")), held
+def _answers(how: Distilling, lm: LM, held_out: bool, say: Say, bar: Bar) -> list[Text]:
+    """Return the target's answers to the held-out prompts or to the others. They are sampled once and kept in a file;
+    so are those of an interrupted run, which the next one completes."""
+    name = "held_out.safetensors" if held_out else "samples.safetensors"
+    path, begun, title = how.out / name, how.out / f"begun_{name}", FILES[name]
+    if path.exists():
+        return _unpacked(load_file(path))
+    prompts = _prompts(how, lm)[held_out]
+    seed = how.course.seed + (_HELD_OUT_SEED if held_out else 0)
+    sampling = Sampling(how.temperatures, how.longest, how.rows, lm.opened.stops, how.sampling_seconds, seed)
+    found = _begun(begun, batches(prompts, how.rows))
+    with bar(f"sampling {title}", len(prompts)) as advance:
+        advance(sum(map(len, found)))
+        written = time.monotonic()
+        for batch in sample(lm.opened.target, prompts, sampling, len(found)):
+            found.append(batch)
+            advance(len(batch))
+            if time.monotonic() - written >= _WRITE_EVERY:
+                _write(begun, list(chain(*found)))
+                written = time.monotonic()
+    texts = list(chain(*found))
+    say(f"sampled {sum(len(text.tokens) - text.start for text in texts):,} tokens of {title}")
+    _write(path, texts)
+    begun.unlink(missing_ok=True)
+    return texts
 
 
 def _by_frequency(texts: Sequence[Text], size: int) -> Tensor:
@@ -155,13 +183,14 @@ def _distil(how: Distilling, say: Say, bar: Bar) -> Trained:
     target = lm.opened.target
     target.model.requires_grad_(False)
     net: Any = unpacked(target.model)  # gradients flow through its output layer
-    begun = _early_head(how, net)  # raises before the expensive sampling if the head does not fit
-    texts, held = _sampled(how, lm, say, bar)
+    begun = _head_that_may_not_fit(how, net)  # raises before the expensive sampling
+    held = _answers(how, lm, True, say, bar)
+    texts = _answers(how, lm, False, say, bar)
     head = begun or _new_head(how, net)
     corpora = [Corpus(part, target.device, getattr(head.shape, "taps", ())) for part in (texts, held)]
     with bar("reading the target's features", sum(corpus.tokens for corpus in corpora)) as advance:
         for corpus in corpora:
-            corpus.describe(target, 4 * how.course.budget, advance)
+            corpus.compute_features(target, 4 * how.course.budget, advance)
     say(f"{corpora[0].tokens:,} tokens in {len(texts):,} texts")
     trainer = Trainer(head, target, how.course)
     checkpoint = how.out / "checkpoint.pt"
@@ -177,17 +206,18 @@ def _train(trainer: Trainer, corpora: Sequence[Corpus], checkpoint: Path, say: S
     behind = 0.0
     with bar("training", 1.0) as advance:
 
-        def done(share: float) -> None:
+        def on_step(share: float) -> None:
             nonlocal behind
             advance(share - behind)
             behind = share
 
-        for report in trainer.run(corpora[0], corpora[1], lambda: trainer.save(checkpoint), done=done):
+        for report in trainer.run(corpora[0], corpora[1], lambda: trainer.save(checkpoint), on_step=on_step):
             say(_sentence(report))
 
 
-def _early_head(how: Distilling, model: Any) -> Head | None:
-    """Return a head that might not fit the target, so that errors are raised before sampling; None for other kinds."""
+def _head_that_may_not_fit(how: Distilling, model: Any) -> Head | None:
+    """Return a given head, or one whose format the target may not support; None if a head of any target is asked for.
+    It is made before the sampling, so that an error costs no time."""
     if how.begin_with is not None:
         return load_for_training(how.begin_with, model, light=how.kind == "light")
     return eagle3_of(model) if how.kind == "eagle3" else None
@@ -213,7 +243,7 @@ def _written(how: Distilling, trainer: Trainer, texts: list[Text]) -> Trained:
     head, order = trainer.head, _by_frequency(texts, trainer.target.vocabulary)
     kind = "blockwise" if isinstance(head, BlockwiseHead) else "eagle3" if isinstance(head, Eagle3Head) else "feature"
     mark = fingerprint(trainer.target.model)
-    about = Trained(how.target, mark, head.as_data(), kind, rows=how.vocabulary, training=training)
+    about = Trained(how.target, mark, head.as_data(), kind, drafted_tokens=how.vocabulary, training=training)
     if isinstance(head, Eagle3Head):
         names = trainer.target.model.config.architectures or [type(trainer.target.model).__name__]
         some = None if how.vocabulary is None else order[: how.vocabulary]

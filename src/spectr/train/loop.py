@@ -28,6 +28,7 @@ Head = FeatureHead | BlockwiseHead | Eagle3Head
 """The kinds of heads that can be trained."""
 
 _CHUNK = 8192  # rows of logits at a time
+_READ_LOSS_EVERY = 20  # steps
 _ROOM = 0.8  # maximum share of a batch's positions that is compared, if a graph needs a fixed number
 
 
@@ -115,20 +116,21 @@ class Trainer:
         held: Corpus,
         save: Callable[[], None],
         every: float = 30.0,
-        done: Callable[[float], None] = lambda _: None,
+        on_step: Callable[[float], None] = lambda _: None,
     ) -> Iterator[Report]:
-        """Train until the time has passed; yield a report and save a checkpoint every `every` seconds and at the end.
+        """Train until the course is completed. Every `every` seconds and at the end, yield a report and save a
+        checkpoint.
 
-        `done` is called after every step with the completed share of the course, from 0 to 1."""
+        `on_step` is called after every step with the completed share of the course, from 0 to 1."""
         state, order = self.progress, random.Random(self.course.seed + self.progress.step)
-        began, spent, last, losses = time.perf_counter(), state.seconds, 0.0, list[float]()
-        while self._done < 1:
+        began, spent, last, losses = time.perf_counter(), state.seconds, state.seconds, list[float]()
+        while self._completed < 1:
             for group in corpus.groups(self.course.budget, order):
                 losses.append(self._step(corpus, group, order.choice(self.course.temperatures)))
                 state.step, state.tokens = state.step + 1, state.tokens + sum(corpus.lengths[at] for at in group)
                 state.seconds = spent + time.perf_counter() - began
-                over = self._done >= 1
-                done(self._done)
+                over = self._completed >= 1
+                on_step(self._completed)
                 if over or state.seconds - last >= every:
                     last = state.seconds
                     yield self._report(held, losses)
@@ -139,18 +141,19 @@ class Trainer:
                     break
 
     @property
-    def _done(self) -> float:
+    def _completed(self) -> float:
         """The completed share of the course, by time or by steps; 1 at the end."""
         by_steps = 0.0 if self.course.steps is None else self.progress.step / self.course.steps
         return min(1.0, max(self.progress.seconds / self.course.seconds, by_steps))
 
     def _rate(self) -> float:
         """Return the learning rate: linear warm-up by steps, then cosine decay to the end of the course."""
-        done = self._done
         warm = min(1.0, (self.progress.step + 1) / self.course.warm_up)
-        return self.course.rate * warm * max(0.02, 0.5 * (1 + math.cos(math.pi * done)))
+        return self.course.rate * warm * max(0.02, 0.5 * (1 + math.cos(math.pi * self._completed)))
 
     def _step(self, corpus: Corpus, group: list[int], temperature: float) -> float:
+        """Train on one group of texts; return the loss in one of `_READ_LOSS_EVERY` steps and NaN in the others: to
+        read it, the host must wait for the device."""
         for parameters in (parameters for optimizer in self.optimizers for parameters in optimizer.param_groups):
             parameters["lr"].fill_(self._rate())
         width = corpus.width(group)
@@ -166,7 +169,7 @@ class Trainer:
             return loss.detach()
 
         loss = self._captured((width, temperature), learn, texts)
-        return float(loss) if self.progress.step % 20 == 0 else math.nan
+        return float(loss) if self.progress.step % _READ_LOSS_EVERY == 0 else math.nan
 
     def _expected(self, batch: Batch, depths: int) -> list[Tensor]:
         """Return the head's features at each depth; casts of weights are not cached, because a graph cannot keep
@@ -213,7 +216,7 @@ class Trainer:
         return batch.features[..., : self.target.width]
 
     def _target_logits(self, features: Tensor) -> Tensor:
-        output: Any = self.target.head
+        output: Any = self.target.output_layer
         config = self.target.model.config.get_text_config(decoder=True)
         return finished(output(features.to(output.weight.dtype)), config)
 
@@ -249,7 +252,7 @@ class Trainer:
             state.tokens,
             sum(known) / max(1, len(known)),
             self.acceptance(held, self.head.deepest or max(self.course.depths, 6)),
-            state.seconds * (1 / self._done - 1),
+            state.seconds * (1 / self._completed - 1),
         )
         state.curve.append(report.as_data())
         return report

@@ -2,7 +2,8 @@
 
 `overlap`: 1 − Σ min(target, draft), the total variation, plus a little cross-entropy against vanishing gradients.
 `cross_entropy`: the usual distillation. `race`: the cross-entropy of the token that wins the race on the target's
-distribution under the draft's noisy logits with the same noise; pruned trees are selected by this score.
+distribution under the draft's noisy logits with the same noise, divided by `DRAFT_MISMATCH`; at temperature 1, pruned
+trees are selected by this score.
 """
 
 from typing import Any, Literal, get_args
@@ -10,6 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from spectr.draft.plan import DRAFT_MISMATCH
 from spectr.kernels import usable
 
 __all__ = ["OBJECTIVES", "Objective", "acceptance_loss", "overlap_gradient"]
@@ -61,7 +63,7 @@ def _race(draft: Tensor, target: Tensor, weight: Tensor, inverse_temperature: fl
     noise = -torch.empty_like(target, dtype=torch.float32).exponential_().log_()
     winner = (target.float() * inverse_temperature + noise).argmax(-1)
     keys = draft.float() * inverse_temperature + noise
-    loss = torch.nn.functional.cross_entropy(keys / 0.75, winner, reduction="none")
+    loss = torch.nn.functional.cross_entropy(keys / DRAFT_MISMATCH, winner, reduction="none")
     return (loss * weight).sum(), (keys.detach().argmax(-1) == winner).float()
 
 

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from spectr.models.session import Session
 from spectr.models.target import Target
 
-__all__ = ["Sampling", "Text", "sample"]
+__all__ = ["Sampling", "Text", "batches", "sample"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class Sampling:
     rows: int = 64  # texts at once
     stops: frozenset[int] = frozenset()
     seconds: float = float("inf")  # no batch begins after this time
+    seed: int = 0  # batch `i` is drawn with seed + i, so that its texts do not depend on the batches before it
 
 
 def _draw(logits: Tensor, inverse_temperature: Tensor) -> Tensor:
@@ -117,20 +118,26 @@ def _text(prompt: list[int], answer: list[int], stops: frozenset[int]) -> Text:
     return Text(prompt + answer[:end], len(prompt))
 
 
+def batches(prompts: list[list[int]], rows: int) -> list[list[list[int]]]:
+    """Return the prompts in batches of similar lengths. They are shuffled, the same way each time: if the time is up
+    early, prompts of all lengths have been answered."""
+    order = sorted(prompts, key=len)
+    found = [order[start : start + rows] for start in range(0, len(order), rows)]
+    random.Random(0).shuffle(found)
+    return found
+
+
 @torch.no_grad()
-def sample(
-    target: Target, prompts: list[list[int]], how: Sampling, progress: Callable[[int], None] = lambda _: None
-) -> Iterator[Text]:
-    """Yield an answer to every prompt, or to as many as the time allows; `progress` is called with the number of new
-    tokens."""
-    order = sorted(range(len(prompts)), key=lambda at: len(prompts[at]))  # rows of a batch have similar lengths
-    batches = [order[start : start + how.rows] for start in range(0, len(order), how.rows)]
-    random.Random(0).shuffle(batches)  # if time is up, prompts of all lengths have been answered
+def sample(target: Target, prompts: list[list[int]], how: Sampling, first: int = 0) -> Iterator[list[Text]]:
+    """Yield answers to all prompts, or to as many as the time allows, one batch at a time, beginning with the batch
+    `first`. The random generators of the caller are not changed."""
     end = time.monotonic() + how.seconds
-    for number, batch in enumerate(batches):
-        if number and time.monotonic() > end:
+    for number, batch in enumerate(batches(prompts, how.rows)):
+        if number < first:
+            continue
+        if number > first and time.monotonic() > end:
             return
-        longest = how.longest[number % len(how.longest)]
-        texts = _sample_batch(target, [prompts[at] for at in batch], how, longest)
-        progress(sum(len(text.tokens) - text.start for text in texts))
-        yield from texts
+        with torch.random.fork_rng():
+            torch.manual_seed(how.seed + number)
+            texts = _sample_batch(target, batch, how, how.longest[number % len(how.longest)])
+        yield texts

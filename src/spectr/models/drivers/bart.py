@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from spectr.models.drivers.call import Call, additive, during, through_memory
+from spectr.models.drivers.call import Call, additive, during, through_encoder
 
 __all__ = ["Bart"]
 
@@ -22,7 +22,7 @@ class Bart:
         """Return the logits (B, T, V)."""
         table: Any = self.model.get_decoder().embed_positions  # type: ignore[no-untyped-call]
         with during([partial(table.register_forward_hook, partial(_placed, query=call.query))]):
-            return through_memory(self.model, call, additive(call.seen, self.model.dtype))
+            return through_encoder(self.model, call, additive(call.seen, self.model.dtype))
 
 
 def _placed(table: nn.Module, args: tuple[Any, ...], _: Tensor, query: Tensor) -> Tensor:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from spectr.models.cache import SlotCache
-from spectr.models.session import Memory
+from spectr.models.session import EncodedSources
 from spectr.rows import constant
 
-__all__ = ["Call", "Driver", "additive", "during", "through_memory"]
+__all__ = ["Call", "Driver", "additive", "during", "through_encoder"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Call:
     key: Tensor  # (B, M) int64: positions of the slots in use
     seen: Tensor  # (B, T, M) bool
     cache: SlotCache  # its `slots` are set
-    memory: Memory | None  # output of the encoder, if there is one
+    sources: EncodedSources | None  # output of the encoder, if there is one
     features: Tensor | None = None  # (B, T, H) input of a head beside the tokens
 
 
@@ -56,16 +56,16 @@ def during(hooks: Sequence[Callable[[], Any]]) -> Iterator[None]:
             handle.remove()
 
 
-def through_memory(model: nn.Module, call: Call, mask: Tensor) -> Tensor:
+def through_encoder(model: nn.Module, call: Call, mask: Tensor) -> Tensor:
     """Call the decoder of an encoder-decoder model with a self-attention mask (B, 1 or H, T, M); return the logits."""
-    if call.memory is None:
+    if call.sources is None:
         raise RuntimeError("sources must be encoded before the decoder is called")
     out = model(
-        encoder_outputs=BaseModelOutput(last_hidden_state=call.memory.states),
-        attention_mask=call.memory.mask,
+        encoder_outputs=BaseModelOutput(last_hidden_state=call.sources.states),
+        attention_mask=call.sources.mask,
         decoder_input_ids=call.tokens,
         decoder_attention_mask=mask,
-        past_key_values=call.memory.cache,
+        past_key_values=call.sources.cache,
         use_cache=True,
     )
     found: Tensor = out.logits

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from spectr.models.drivers.call import Call, additive, during, through_memory
+from spectr.models.drivers.call import Call, additive, during, through_encoder
 
 __all__ = ["T5", "bucket"]
 
@@ -42,7 +42,7 @@ class T5:
             hooks.append(partial(block.layer[0].register_forward_pre_hook, biased, with_kwargs=True))
         hooks.extend(partial(table.register_forward_hook, _silence) for table in set(self._tables(blocks)))
         with during(hooks):
-            return through_memory(self.model, call, mask)
+            return through_encoder(self.model, call, mask)
 
     def _tables(self, blocks: Any) -> list[nn.Embedding]:
         """Return the bias table of each block: its own (UMT5), or that of the first block."""

@@ -98,13 +98,13 @@ class ShardedTarget(Target):
             "a model spread over several processes cannot be compiled; leave out compile or tensor_parallel"
         )
 
-    def memory(self, rows: int, slots: int) -> int:
+    def cache_bytes(self, rows: int, slots: int) -> int:
         """Return the bytes of this rank's part of a cache."""
-        return super().memory(rows, slots) // self.group.size
+        return super().cache_bytes(rows, slots) // self.group.size
 
     def gather_embeddings(self) -> ModelForDrafters:
         """Gather the embedding and the output layer from all ranks; every rank must call this."""
-        embedding, output = self.model.get_input_embeddings(), self.head
+        embedding, output = self.model.get_input_embeddings(), self.output_layer
         rows = _gathered(embedding.weight)
         weight = rows if output.weight is embedding.weight else _gathered(output.weight)
         bias = getattr(output, "bias", None)
@@ -175,14 +175,14 @@ class LeadingTarget(ShardedTarget):
     def make_room(self, session: Session, rows: int, slots: int) -> None:
         """Enlarge a session on every rank, if all of them have the memory."""
         rows, slots = max(rows, session.rows), max(round_up_16(slots), session.cache.size)
-        if self.memory(rows, slots) > self.memory(session.rows, session.cache.size):
+        if self.cache_bytes(rows, slots) > self.cache_bytes(session.rows, session.cache.size):
             self._require_memory(rows, slots)
             with self._announce("make_room", session, {"rows": rows, "slots": slots}):
                 super().make_room(session, rows, slots)
 
     def _require_memory(self, rows: int, slots: int) -> None:
         """Raise if some rank lacks the memory for a cache. Tell the other ranks first which sessions they can drop."""
-        size = self.memory(rows, slots)
+        size = self.cache_bytes(rows, slots)
         dropped, self._dropped[:] = list(self._dropped), []
         with self.group.announce(Message("free", {"dropped": dropped})):
             free = self.group.minimum(free_bytes(self.group))
@@ -230,14 +230,6 @@ class LeadingTarget(ShardedTarget):
         """Copy the beginnings of rows, on every rank."""
         with self._announce("copy_rows", session, {"sources": sources, "targets": targets, "most": most}):
             super().copy_rows(session, sources, targets, most)
-
-    def take_rows(self, session: Session, rows: Tensor) -> None:
-        """Refuse to take rows: this call has no message to announce it."""
-        raise MismatchError("a model spread over several processes does not support take_rows; use copy_rows")
-
-    def grow(self, session: Session, slots: int) -> None:
-        """Enlarge a session to more slots for its present rows, on every rank."""
-        self.make_room(session, session.rows, slots)
 
     def _announce(self, name: str, session: Session, arguments: dict[str, Any], *tensors: Tensor | None) -> Any:
         """Announce a call on a session."""

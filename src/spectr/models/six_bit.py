@@ -1,4 +1,4 @@
-"""Stores matrices in blocks of 64 values of a row, with six bits for each value and one scale for each block.
+"""Stores matrices with six bits for each value and one scale for every 64 values of a row.
 
 A file takes 0.78 bytes for each weight and the error is 2 % in norm. Files that were written before have eight bits;
 both are read as int8 values with their scales.
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-__all__ = ["SCALE", "decoded", "packed", "unpacked"]
+__all__ = ["SCALE", "decoded", "decoded_int8", "encoded"]
 
 _BLOCK = 64
 _LARGEST = 31  # of a value in six bits
@@ -54,7 +54,7 @@ def _from_six_bits(stored: Tensor) -> Tensor:
     return (four.flatten(1) - 32).to(torch.int8)
 
 
-def packed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def encoded(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return matrices in six bits with their scales, and everything else as bfloat16. Matrices whose rows are no
     multiple of four take a byte for each value."""
     made: dict[str, Tensor] = {}
@@ -71,7 +71,7 @@ def packed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return made
 
 
-def decoded(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def decoded_int8(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a file with every matrix as int8 values beside its scales."""
     return {
         name.removesuffix(_SIX): _from_six_bits(stored) if name.endswith(_SIX) else stored
@@ -79,10 +79,10 @@ def decoded(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def unpacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors that were packed, in float32."""
+def decoded(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors that were encoded, in float32."""
     made: dict[str, Tensor] = {}
-    read = decoded(tensors)
+    read = decoded_int8(tensors)
     for name, weights in read.items():
         if (scale := read.get(name + SCALE)) is not None:
             full = _blocks(weights.float()) * scale.float()[..., None]
