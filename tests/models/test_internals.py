@@ -55,6 +55,8 @@ ATTRIBUTES = {
     "_supports_sdpa": lambda: PreTrainedModel,
     "set_": lambda: torch.zeros(1),
 }
+SINCE = {"_resolve_parallel_plans": (5, 23)}
+"""Attributes of models that newer versions of transformers have, and from which version on they are used."""
 NAMES = [(module, name) for module, names in MODULES.items() for name in names]
 VERSIONS = f"transformers {transformers.__version__}, torch {torch.__version__}"
 
@@ -74,6 +76,14 @@ def test_objects_still_have_this_attribute(name: str) -> None:
     assert hasattr(owner, name), f"{VERSIONS}: {owner!r} has no {name}, which spectr.models.internals uses"
 
 
+@pytest.mark.parametrize("name", SINCE)
+def test_models_have_this_attribute_since_its_version(name: str) -> None:
+    here = tuple(map(int, transformers.__version__.split(".")[:2]))
+    assert hasattr(PreTrainedModel, name) == (here >= SINCE[name]), (
+        f"{VERSIONS}: {name}, used by spectr.models.internals"
+    )
+
+
 def test_every_name_that_is_used_is_tested() -> None:
     tree = ast.parse((Path(spectr.models.__file__).parent / "internals.py").read_text(encoding="utf-8"))
     imported = {
@@ -89,7 +99,7 @@ def test_every_name_that_is_used_is_tested() -> None:
     read |= {part.value for part in asked if isinstance(part, ast.Constant)}
     private = {name for name in read if name.startswith("_") and not name.startswith("__")} | ({"set_"} & read)
     assert imported == set(NAMES)
-    assert private == set(ATTRIBUTES)
+    assert private == {*ATTRIBUTES, *SINCE}
 
 
 def test_the_selected_attention_can_be_named_and_called() -> None:
