@@ -347,6 +347,6 @@ def test_an_eagle3_head_learns(tmp_path: Path) -> None:
     reached = []
     for name, steps in (("fresh", 1), ("trained", 150)):
         course = Course(600.0, steps=steps, depths=2, budget=1024, warm_up=10, rate=1e-2)
-        how = replace(settings(target, tmp_path / name, kind="eagle3"), longest=48, course=course)
+        how = replace(settings(target, tmp_path / name, kind="eagle3"), longest=(48,), course=course)
         reached.append(distil(how, lambda _: None).training["curve"][-1]["acceptance"])
     assert min(reached[1][:2]) > 0.05 + max(reached[0][:2]), reached
