@@ -1,6 +1,6 @@
 """Stores matrices with six bits for each value and one scale for every 64 values of a row.
 
-A file takes 0.78 bytes for each weight and the error is 2 % in norm. Files that were written before have eight bits;
+A file takes 0.78 bytes for each weight, and the error is 2 to 3 % in norm. Files of earlier versions have eight bits;
 both are read as int8 values with their scales.
 """
 

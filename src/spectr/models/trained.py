@@ -60,7 +60,6 @@ class Trained:
     shape: dict[str, Any]
     kind: str = "feature"  # or "blockwise", or "eagle3", whose folder has a config.json in place of this description
     drafted_tokens: int | None = None  # on a CPU it drafts this many of the most frequent tokens; None: all
-    device: str | None = None  # kind of device for which `auto` takes it: "cuda" or "cpu"; None: any
     training: dict[str, Any] = field(default_factory=dict)
 
 
@@ -104,11 +103,9 @@ def _all_shipped() -> list[Path]:
 
 
 def shipped(model: PreTrainedModel) -> Path | None:
-    """Return the folder of the drafter that is shipped with spectr for this model, or None. One for the model's kind of
-    device is preferred to one for any device."""
-    mark, kind = fingerprint(model), model.device.type
-    found = {about.device: folder for folder in _all_shipped() if (about := _about(folder)).fingerprint == mark}
-    return found.get(kind) or found.get(None)
+    """Return the folder of the drafter that is shipped with spectr for this model, or None."""
+    mark = fingerprint(model)
+    return next((folder for folder in _all_shipped() if _about(folder).fingerprint == mark), None)
 
 
 def shipped_targets() -> set[str]:
