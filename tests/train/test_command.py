@@ -136,9 +136,13 @@ def test_sampling_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
         assert (once / name).read_bytes() == (twice / name).read_bytes()
 
 
-def test_fewer_rows(folder: Path, tmp_path: Path) -> None:
+def test_some_tokens(folder: Path, tmp_path: Path) -> None:
+    """A head that learnt some tokens drafts these and no others, even if more are asked for."""
     distil(settings(folder, tmp_path, 0.5, vocabulary=64), lambda _: None)
-    assert json.loads((tmp_path / "drafter.json").read_text())["rows"] == 64
+    about = json.loads((tmp_path / "drafter.json").read_text())
+    assert (about["rows"], about["learnt_tokens"]) == (64, 64)
+    more = spectr.load(str(folder), tmp_path, vocabulary=200).engine.drafter.head.model  # type: ignore[attr-defined]
+    assert len(more.drafted) == 64
     lm = exact(folder, tmp_path)
     head = lm.engine.drafter.head.model  # type: ignore[attr-defined]
     logits = head.logits(torch.randn(1, 1, 32))

@@ -7,6 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from spectr.draft import Plan, drafter
+from spectr.errors import ArgumentError
 from spectr.models.depths import expected_features
 from spectr.models.head import head_of
 from spectr.models.target import Target
@@ -59,16 +60,38 @@ def test_gradient_of_the_overlap() -> None:
     assert torch.allclose(again.grad, logits.grad, atol=1e-6)
 
 
-def test_the_kernel_equals_the_plain_objective() -> None:
+def test_gradient_of_the_overlap_on_some_tokens() -> None:
+    """The target's probabilities of the drafted tokens are those among all tokens, and sum to less than 1."""
+    generator = torch.Generator().manual_seed(0)
+    draft, target = (2 * torch.randn(7, size, generator=generator, dtype=torch.float64) for size in (30, 50))
+    weight, some = torch.rand(7, generator=generator), torch.randperm(50, generator=generator)[:30]
+    logits, normalizers = draft.clone().requires_grad_(), (target / 0.7).logsumexp(-1)
+    q, p = (logits / 0.7).softmax(-1), (target / 0.7).softmax(-1)[:, some]
+    overlap = torch.minimum(p, q).sum(-1)
+    loss = ((1 - overlap - 0.1 * (p * q.log()).sum(-1)) * weight).sum()
+    loss.backward()
+    again = draft.clone().requires_grad_()
+    found, shared = acceptance_loss(again, target[:, some], weight, 0.7, "overlap", normalizers)
+    found.backward()
+    assert found.item() == pytest.approx(loss.item(), abs=1e-5)
+    assert torch.allclose(shared.double(), overlap, atol=1e-6)
+    assert torch.allclose(again.grad, logits.grad, atol=1e-6)
+    with pytest.raises(ArgumentError, match="race needs all tokens"):
+        acceptance_loss(again, target[:, some], weight, 0.7, "race", normalizers)
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_the_kernel_equals_the_plain_objective(partial: bool) -> None:
     pytest.importorskip("triton")
     from spectr.kernels.acceptance import fused_acceptance
 
     generator = torch.Generator().manual_seed(0)
     draft, target = (2 * torch.randn(3, 5000, generator=generator) for _ in range(2))
     weight = torch.rand(3, generator=generator)
-    overlap, cross, grad = overlap_gradient(draft, target, weight, 1.5)
+    normalizers = (1.5 * target).logsumexp(-1) + 0.2 if partial else None
+    overlap, cross, grad = overlap_gradient(draft, target, weight, 1.5, normalizers)
     written = draft.clone()
-    found = fused_acceptance(written, target, weight, 1.5, 0.1)
+    found = fused_acceptance(written, target, weight, 1.5, 0.1, normalizers)
     assert torch.allclose(found[0], overlap, atol=1e-5)
     assert torch.allclose(found[1], cross, atol=1e-4)
     assert torch.allclose(written, grad, atol=1e-6)
@@ -148,6 +171,23 @@ def test_samples_have_the_law_of_the_target(net: PreTrainedModel) -> None:
     share = torch.bincount(torch.tensor([text.tokens[3] for text in found]), minlength=SIZE) / count
     assert bool(((share - law).abs() < 6 * (law * (1 - law) / count).sqrt() + 1e-3).all())
     assert all(text.start == 3 and len(text.tokens) in (4, 5) for text in found)
+
+
+@torch.no_grad()
+def test_the_acceptance_of_some_tokens_is_among_all(net: PreTrainedModel) -> None:
+    """A head that drafts some tokens is measured against the target's probabilities among all tokens."""
+    target, held = Target(net), Corpus(texts(), torch.device("cpu"), (0,))
+    held.compute_features(target, 4000, temperatures=(0.7,))
+    torch.manual_seed(0)
+    head, some = head_of(net, 1, (0,)), torch.arange(5, SIZE, 2)
+    head.borrow(net, some)
+    trainer = Trainer(head, target, Course(depths=2, budget=800))
+    found = trainer.acceptance(held, 1, 0.7)
+    batch = held.batch(torch.arange(len(held.lengths)), max(held.lengths))
+    where, q = batch.counted(1), head.logits(head.expected(batch.tokens, batch.features, 1)[0])
+    p = (net(batch.tokens).logits / 0.7).softmax(-1)
+    q = (q / 0.7).softmax(-1)  # other tokens stand a hundred below
+    assert found[0] == pytest.approx(float(torch.minimum(p, q).sum(-1)[where].mean()), abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -136,13 +136,27 @@ class Borrowing:
         found: Tensor = self._borrowed["embedding"](tokens)
         return found
 
+    @property
+    def drafted(self) -> Tensor | None:
+        """The tokens (R,) that the head drafts, in increasing order; None: all."""
+        rows: Tensor | None = self._borrowed["rows"]
+        return rows
+
     def logits(self, features: Tensor) -> Tensor:
         """Return logits over the target's vocabulary for predicted features (…, H)."""
+        return self.complete(self._output(features))
+
+    def drafted_logits(self, features: Tensor) -> Tensor:
+        """Return logits of the drafted tokens alone, (…, R), for features (…, H)."""
+        return finished(self._output(features), self._borrowed["config"])
+
+    def _output(self, features: Tensor) -> Tensor:
         output = self._borrowed["output"]
-        if isinstance(output, PackedLinear):
-            return self.complete(output(features))
-        own = output.weight.dtype if output.weight.is_floating_point() else features.dtype
-        return self.complete(output(features.to(own)))
+        if isinstance(output, PackedLinear) or not output.weight.is_floating_point():
+            made: Tensor = output(features)
+        else:
+            made = output(features.to(output.weight.dtype))
+        return made
 
     def complete(self, logits: Tensor) -> Tensor:
         """Extend what left the output layer to the target's whole vocabulary. Tokens without a row get the lowest

@@ -60,6 +60,7 @@ class Trained:
     shape: dict[str, Any]
     kind: str = "feature"  # or "blockwise", or "eagle3", whose folder has a config.json in place of this description
     drafted_tokens: int | None = None  # on a CPU it drafts this many of the most frequent tokens; None: all
+    learnt_tokens: int | None = None  # it knows only this many of the most frequent tokens; None: all
     training: dict[str, Any] = field(default_factory=dict)
 
 
@@ -156,10 +157,11 @@ def _pack(head: Any, tensors: dict[str, Tensor]) -> None:
 def load_drafter(folder: Path, target: PreTrainedModel, vocabulary: int | None = None) -> FeatureHead | BlockwiseHead:
     """Load the head in `folder` for drafting; raise if it was trained for another target.
 
-    It drafts the `vocabulary` most frequent tokens. The default is all tokens, except on a CPU, where most of the time
-    of drafting goes to the output layer: there it is the number in the head's description."""
+    It drafts the `vocabulary` most frequent tokens. The default is all that it learnt, except on a CPU, where most of
+    the time of drafting goes to the output layer: there it is the number in the head's description."""
     head, about, order = _stored(folder, target)
     count = vocabulary or (about.drafted_tokens if target.device.type == "cpu" else None) or len(order)
+    count = min(count, about.learnt_tokens or count)
     head.to(target.device, target.dtype).requires_grad_(False)
     head.borrow(target, None if count >= len(order) else order[:count].sort().values.to(target.device))
     if isinstance(head, FeatureHead):

@@ -5,19 +5,23 @@ replayed on any of them.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from spectr.errors import ArgumentError
+from spectr.models.head import finished
 from spectr.models.hidden_states import capture_hidden_states, last_state
 from spectr.models.target import Target
 from spectr.train.samples import Text
 from spectr.types import Layers
 
-__all__ = ["Batch", "Corpus"]
+__all__ = ["Batch", "Corpus", "target_logits"]
+
+_ROWS = 4096  # rows of logits in float32 at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,7 @@ class Batch:
     features: Tensor  # (B, T, F)
     start: Tensor  # (B,) the index at which the answer begins
     length: Tensor  # (B,)
+    normalizers: dict[float, Tensor]  # (B, T) by temperature; see `Corpus`
 
     def counted(self, depth: int) -> Tensor:
         """Mark positions (B, T) whose next token belongs to the answer, for a draft of `depth` that began in it."""
@@ -44,8 +49,18 @@ def _features(target: Target, tokens: Tensor, length: Tensor, taps: Layers) -> T
     return entered[0]
 
 
+def target_logits(target: Target, states: Tensor) -> Tensor:
+    """Return the target's logits (N, V) for inputs (N, H) of its output layer."""
+    output: Any = target.output_layer
+    config = target.model.config.get_text_config(decoder=True)
+    return finished(output(states.to(output.weight.dtype)), config)
+
+
 class Corpus:
-    """All texts in one tensor, with the index at which each begins."""
+    """All texts in one tensor, with the index at which each begins.
+
+    For a head that drafts some tokens only, it also has the target's *normalizers*: the logarithm of the sum over the
+    whole vocabulary that turns logits at a temperature into log-probabilities."""
 
     def __init__(self, texts: list[Text], device: torch.device, taps: Layers = ()) -> None:
         self.lengths, self.device, self.taps = [len(text.tokens) for text in texts], device, taps
@@ -55,14 +70,22 @@ class Corpus:
         self._begin = self._length.cumsum(0) - self._length
         self._start = torch.tensor([text.start for text in texts], device=device)
         self.features: Tensor | None = None  # (all tokens, F)
+        self._normalizers = dict[float, Tensor]()  # (all tokens,) by temperature
 
     @property
     def tokens(self) -> int:
         """The number of tokens of all texts."""
         return sum(self.lengths)
 
-    def compute_features(self, target: Target, budget: int, progress: Callable[[int], None] = lambda _: None) -> None:
-        """Compute the features of all texts, `budget` tokens per call."""
+    def compute_features(
+        self,
+        target: Target,
+        budget: int,
+        progress: Callable[[int], None] = lambda _: None,
+        temperatures: Collection[float] = (),
+    ) -> None:
+        """Compute the features of all texts, `budget` tokens per call, and normalizers at these temperatures."""
+        self._normalizers = {one: torch.zeros(self.tokens, device=self.device) for one in set(temperatures)}
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         width = (1 + len(self.taps)) * target.width
         self.features = torch.zeros(self.tokens, width, dtype=dtype, device=self.device)
@@ -73,8 +96,19 @@ class Corpus:
             features = _features(target, tokens, length, self.taps)
             places = torch.arange(width, device=self.device)
             real = places < length[:, None]
-            self.features[(self._begin[texts][:, None] + places)[real]] = features[real].to(dtype)
+            where = (self._begin[texts][:, None] + places)[real]
+            self.features[where] = features[real].to(dtype)
+            if self._normalizers:
+                self._normalize(target, features[..., : target.width][real], where)
             progress(sum(self.lengths[at] for at in group))
+
+    @torch.no_grad()
+    def _normalize(self, target: Target, states: Tensor, where: Tensor) -> None:
+        """Compute the normalizers at some places (N,) from the inputs (N, H) of the target's output layer."""
+        for rows, at in zip(states.split(_ROWS), where.split(_ROWS), strict=True):
+            logits = target_logits(target, rows).float()
+            for temperature, kept in self._normalizers.items():
+                kept[at] = (logits / temperature).logsumexp(-1)
 
     def width(self, group: list[int]) -> int:
         """Return the length of the longest text of a group, rounded up."""
@@ -101,7 +135,8 @@ class Corpus:
         at = texts.clamp_min(0)
         length = torch.where(texts >= 0, self._length[at], 0)
         features = self._gather(self.features, at, width)
-        return Batch(self._gather(self._tokens, at, width), features, self._start[at], length)
+        normalizers = {one: self._gather(kept, at, width) for one, kept in self._normalizers.items()}
+        return Batch(self._gather(self._tokens, at, width), features, self._start[at], length, normalizers)
 
     def _gather(self, source: Tensor, texts: Tensor, width: int) -> Tensor:
         """Gather (B, T, …) from a tensor over all tokens; the last entry of a text is repeated beyond its end."""

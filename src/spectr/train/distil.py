@@ -17,7 +17,7 @@ from spectr.data.prompts import read_prompts, split, training
 from spectr.errors import ArgumentError
 from spectr.lm import LM, load
 from spectr.models.blockwise import BlockwiseHead, blockwise_of
-from spectr.models.head import head_of
+from spectr.models.head import Borrowing, head_of
 from spectr.models.packed import unpacked
 from spectr.models.published.eagle3 import Eagle3Head
 from spectr.models.published.making import Written, eagle3_of, save_eagle3
@@ -68,7 +68,7 @@ class Distilling:
     kind: str = "feature"  # or "light", "blockwise", or "eagle3", which other engines load too
     layers: int = 2  # layers of a feature head
     inner: int | None = None  # inner width of its layers; None: the target's
-    vocabulary: int | None = None  # number of most frequent tokens that it drafts on a CPU; None: all
+    vocabulary: int | None = None  # number of most frequent tokens that it learns and drafts; None: all
     begin_with: Path | None = None  # a drafter for the same target to train further; its layers are kept
     course: Course = field(default_factory=Course)
     loading: dict[str, Any] = field(default_factory=dict)
@@ -155,6 +155,14 @@ def _by_frequency(texts: Sequence[Text], size: int) -> Tensor:
     return torch.bincount(tokens, minlength=size).argsort(descending=True, stable=True)
 
 
+def _learnt_tokens(how: Distilling, head: Head, texts: Sequence[Text], size: int) -> Tensor | None:
+    """Return the tokens that the head learns, in increasing order; None: all. An eagle3 head learns all tokens, and
+    those that it does not draft are left out of its file."""
+    if how.vocabulary is None or how.vocabulary >= size or isinstance(head, Eagle3Head):
+        return None
+    return _by_frequency(texts, size)[: how.vocabulary].sort().values
+
+
 def _sentence(report: Report) -> str:
     by_depth = " ".join(f"{value:.3f}" for value in report.acceptance)
     return (
@@ -187,10 +195,14 @@ def _distil(how: Distilling, say: Say, bar: Bar) -> Trained:
     held = _answers(how, lm, True, say, bar)
     texts = _answers(how, lm, False, say, bar)
     head = begun or _new_head(how, net)
+    some = _learnt_tokens(how, head, texts, target.vocabulary)
+    if some is not None and isinstance(head, Borrowing):
+        head.borrow(net, some.to(target.device))
     corpora = [Corpus(part, target.device, getattr(head.shape, "taps", ())) for part in (texts, held)]
+    temperatures = () if some is None else {1.0, *how.course.temperatures}
     with bar("reading the target's features", sum(corpus.tokens for corpus in corpora)) as advance:
         for corpus in corpora:
-            corpus.compute_features(target, 4 * how.course.budget, advance)
+            corpus.compute_features(target, 4 * how.course.budget, advance, temperatures)
     say(f"{corpora[0].tokens:,} tokens in {len(texts):,} texts")
     trainer = Trainer(head, target, how.course)
     checkpoint = how.out / "checkpoint.pt"
@@ -243,7 +255,8 @@ def _written(how: Distilling, trainer: Trainer, texts: list[Text]) -> Trained:
     head, order = trainer.head, _by_frequency(texts, trainer.target.vocabulary)
     kind = "blockwise" if isinstance(head, BlockwiseHead) else "eagle3" if isinstance(head, Eagle3Head) else "feature"
     mark = fingerprint(trainer.target.model)
-    about = Trained(how.target, mark, head.as_data(), kind, drafted_tokens=how.vocabulary, training=training)
+    learnt = how.vocabulary if isinstance(head, Borrowing) and head.drafted is not None else None
+    about = Trained(how.target, mark, head.as_data(), kind, how.vocabulary, learnt, training)
     if isinstance(head, Eagle3Head):
         names = trainer.target.model.config.architectures or [type(trainer.target.model).__name__]
         some = None if how.vocabulary is None else order[: how.vocabulary]

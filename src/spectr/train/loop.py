@@ -15,12 +15,12 @@ from torch.utils.checkpoint import checkpoint
 
 from spectr.models.blockwise import BlockwiseHead
 from spectr.models.graphs import Captured
-from spectr.models.head import FeatureHead, finished
+from spectr.models.head import Borrowing, FeatureHead
 from spectr.models.published.eagle3 import Eagle3Head
 from spectr.models.target import Target
-from spectr.train.corpus import Batch, Corpus
+from spectr.train.corpus import Batch, Corpus, target_logits
 from spectr.train.muon import Muon
-from spectr.train.objective import Objective, acceptance_loss
+from spectr.train.objective import Objective, acceptance_loss, probabilities
 
 __all__ = ["Course", "Head", "Report", "Trainer"]
 
@@ -100,6 +100,16 @@ def _chosen(counted: Tensor) -> Tensor:
     return order.sort(descending=True).indices[: int(_ROOM * len(counted))]
 
 
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """What the head's features are compared with."""
+
+    true: Tensor  # (M, H) the inputs of the target's output layer
+    weights: Tensor  # (depths, M)
+    temperature: float
+    normalizers: Tensor | None  # (M,) of the target's whole vocabulary, if the head drafts some tokens only
+
+
 class Trainer:
     """Trains a head for its target, and keeps the state of training."""
 
@@ -109,6 +119,7 @@ class Trainer:
         self.progress, self._captured = _Progress(), Captured()
         fades = torch.tensor([course.fade**depth for depth in range(course.depths)], device=target.device)
         self._fades = fades / fades.sum()
+        self._is_partial = isinstance(head, Borrowing) and head.drafted is not None
 
     def run(
         self,
@@ -185,26 +196,32 @@ class Trainer:
         share = self._fades[:, None] / counted.sum(-1, keepdim=True).clamp_min(1)
         chosen = _chosen(counted[0])
         weights = (counted * share)[:, chosen]
-        return self._compare([one.flatten(0, 1)[chosen] for one in expected], true[chosen], weights, temperature)
+        compared = _Compared(true[chosen], weights, temperature, self._normalizers(batch, temperature, chosen))
+        return self._compare([one.flatten(0, 1)[chosen] for one in expected], compared)
 
-    def _compare(self, expected: list[Tensor], true: Tensor, weights: Tensor, temperature: float) -> Tensor:
+    def _normalizers(self, batch: Batch, temperature: float, chosen: Tensor) -> Tensor | None:
+        """Return the target's normalizers (M,) at the chosen positions, if the head drafts some tokens only."""
+        return batch.normalizers[temperature].flatten()[chosen] if self._is_partial else None
+
+    def _compare(self, expected: list[Tensor], to: _Compared) -> Tensor:
         """Return the loss of the features (M, H) of each depth against the true ones, a chunk of rows at a time."""
-        loss = torch.zeros((), device=true.device)
-        for start in range(0, len(true), _CHUNK):
+        loss = torch.zeros((), device=to.true.device)
+        for start in range(0, len(to.true), _CHUNK):
             rows = slice(start, start + _CHUNK)
             with torch.no_grad():
-                target = self._target_logits(true[rows])
-            for features, weight in zip(expected, weights, strict=True):
-                loss = loss + self._part(features[rows], target, weight[rows], temperature)
+                target = self._target_logits(to.true[rows])
+            for features, weight in zip(expected, to.weights, strict=True):
+                loss = loss + self._part(features[rows], target, weight[rows], to, rows)
         return loss
 
-    def _part(self, features: Tensor, target: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    def _part(self, features: Tensor, target: Tensor, weight: Tensor, to: _Compared, rows: slice) -> Tensor:
         """Return the loss of some rows. Objectives without a kernel recompute their distributions in the backward pass,
         to save memory."""
+        normalizers = None if to.normalizers is None else to.normalizers[rows]
 
         def loss(features: Tensor) -> Tensor:
-            draft = self.head.logits(features)
-            return acceptance_loss(draft, target, weight, temperature, self.course.objective)[0]
+            draft = self._draft_logits(features)
+            return acceptance_loss(draft, target, weight, to.temperature, self.course.objective, normalizers)[0]
 
         if self.course.objective == "overlap":
             return loss(features)
@@ -215,10 +232,15 @@ class Trainer:
         """Return the inputs of the output layer, (B, T, H)."""
         return batch.features[..., : self.target.width]
 
+    def _draft_logits(self, features: Tensor) -> Tensor:
+        """Return the logits of the tokens that are drafted."""
+        return self.head.drafted_logits(features) if isinstance(self.head, Borrowing) else self.head.logits(features)
+
     def _target_logits(self, features: Tensor) -> Tensor:
-        output: Any = self.target.output_layer
-        config = self.target.model.config.get_text_config(decoder=True)
-        return finished(output(features.to(output.weight.dtype)), config)
+        """Return the target's logits of the tokens that are drafted."""
+        if self._is_partial and isinstance(self.head, Borrowing):
+            return self.head.drafted_logits(features)
+        return target_logits(self.target, features)
 
     @torch.no_grad()
     def acceptance(self, held: Corpus, depths: int, temperature: float = 1.0) -> list[float]:
@@ -229,18 +251,20 @@ class Trainer:
             for depth, features in enumerate(self._expected(batch, depths)):
                 where = batch.counted(depth + 1)
                 true = self._last(batch)[where]
-                sums[depth] += self._overlap(features[where], true, temperature)
+                normalizers = batch.normalizers[temperature][where] if self._is_partial else None
+                sums[depth] += self._overlap(features[where], true, temperature, normalizers)
                 counts[depth] += len(true)
         return [total / max(1, count) for total, count in zip(sums, counts, strict=True)]
 
-    def _overlap(self, features: Tensor, true: Tensor, temperature: float) -> float:
+    def _overlap(self, features: Tensor, true: Tensor, temperature: float, normalizers: Tensor | None) -> float:
         """Return Σ min(target, draft) of predicted and true features (M, H), summed over rows."""
         total = 0.0
         for start in range(0, len(true), _CHUNK):
             rows = slice(start, start + _CHUNK)
-            p, q = self._target_logits(true[rows]), self.head.logits(features[rows])
-            p, q = ((x.float() / temperature).softmax(-1) for x in (p, q))
-            total += float(torch.minimum(p, q).sum())
+            p, q = self._target_logits(true[rows]), self._draft_logits(features[rows])
+            p, q = (x.float() / temperature for x in (p, q))
+            p = probabilities(p, None if normalizers is None else normalizers[rows])
+            total += float(torch.minimum(p, q.softmax(-1)).sum())
         return total
 
     def _report(self, held: Corpus, losses: list[float]) -> Report:
