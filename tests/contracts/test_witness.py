@@ -123,8 +123,8 @@ def test_no_step_is_found_wrong_in_less_than_float64(rule: str, name: str, dtype
 def test_steps_that_are_read_late(
     net: PreTrainedModel, makers: dict[str, Make], rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No step is wrong when steps run as on a GPU: rows are rounded up, all features are computed, and a step is
-    launched before the previous one is read. There are fewer rows than requests, so that rows move."""
+    """No step is wrong when steps run as on a GPU: rows are rounded up, all stages of policies are computed, and a step
+    is launched before the previous one is read. There are fewer rows than requests, so that rows move."""
     made = spectr.rule(rule)
     run_as_on_a_gpu(monkeypatch)
     engine = Engine(Target(net), makers["model"](plan_for(made.card, drafts=3)), made, rows=5)
