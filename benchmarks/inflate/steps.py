@@ -99,7 +99,7 @@ def _opened(side: Side, pair: Pair, plan: Plan, order: Order) -> _Bench:
     target, drafter, prompt = side.target, side.drafter(plan), list(pair.prompts[0])
     most = (WARM + order.grid.repeats + 2) * (plan.length + 1)
     slots = 1 << (len(prompt) + most + plan.capacity - 1).bit_length()
-    session = target.open(1, slots, features=side.taps)
+    session = target.open(1, slots, feature_layers=side.feature_layers)
     drafting = drafter.open(Opening(1, slots, target.vocabulary, session))
     rows = Rows(1, slots, target.vocabulary, target.device)
     rows.put(0, [Request(prompt, 0, slots - len(prompt), Policy(order.grid.temperature))], frozenset())

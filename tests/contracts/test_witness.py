@@ -90,7 +90,7 @@ def drafter_in(dtype: torch.dtype, net: PreTrainedModel, name: str, plan: Plan) 
             return drafter("early_exit", model=Target(truncated(net, 1)), plan=plan)
         case "feature":
             head = Target(head_of(net, 1, (0,)).eval())
-            return drafter("feature", head=head, target=Target(net), plan=plan, wants_features=(0,))
+            return drafter("feature", head=head, target=Target(net), plan=plan, feature_layers=(0,))
         case "itself":
             return drafter("model", model=Target(net), plan=plan)
     return drafter("model", model=Target(llama(8, dtype=dtype)), plan=plan)

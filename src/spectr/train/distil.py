@@ -187,7 +187,7 @@ def _distil(how: Distilling, say: Say, bar: Bar) -> Trained:
     held = _answers(how, lm, True, say, bar)
     texts = _answers(how, lm, False, say, bar)
     head = begun or _new_head(how, net)
-    corpora = [Corpus(part, target.device, getattr(head.shape, "taps", ())) for part in (texts, held)]
+    corpora = [Corpus(part, target.device, head.shape.feature_layers) for part in (texts, held)]
     with bar("reading the target's features", sum(corpus.tokens for corpus in corpora)) as advance:
         for corpus in corpora:
             corpus.compute_features(target, 4 * how.course.budget, advance)
