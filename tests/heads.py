@@ -207,7 +207,7 @@ def drafted(
     drafter: Any = lm.engine.drafter
     target, text, device = lm.engine.target, case.text, lm.engine.target.device
     one = torch.ones(1, dtype=torch.float64, device=device)
-    session = target.open(1, 60, features=drafter.wants_features)
+    session = target.open(1, 60, feature_layers=drafter.feature_layers)
     target.read(session, [text[:-1]])
     drafting = drafter.open(Opening(1, 50, 24, session, device))
     drafting.begin(0, text, 50, None)

@@ -1,5 +1,5 @@
 """Runs the engine on any device as on a GPU: steps are read one step late, and run as they would be captured, for a
-rounded number of rows, a rounded length and a rounded set of features."""
+rounded number of rows, a rounded length and a rounded set of policy stages."""
 
 from typing import Any
 

@@ -27,13 +27,14 @@ class Side:
 
     target: Target
     head: Target
-    taps: Layers
+    feature_layers: Layers
 
     def drafter(self, plan: Plan | None) -> Drafter:
         """Return the head as a drafter with the given plan, or no drafter."""
         if plan is None:
             return named_drafter("none")
-        return named_drafter("feature", head=self.head, target=self.target, plan=plan, wants_features=self.taps)
+        layers = self.feature_layers
+        return named_drafter("feature", head=self.head, target=self.target, plan=plan, feature_layers=layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def _large(lm: LM, small: Side, order: Order) -> Side:
     tune(net)
     head = inflated_head(small.head.model, net)  # type: ignore[arg-type]
     tune_head(head)
-    side = Side(Target(net), Target(head), small.taps)
+    side = Side(Target(net), Target(head), small.feature_layers)
     for made in (side.target, side.head, small.head) if order.compile else ():
         made.compile()
     return side
@@ -84,7 +85,7 @@ def build(order: Order, say: Callable[[str], None]) -> Pair:
     prompts = read_prompts(order.prompts)
     lm = load(order.model, order.drafter, progress=say, **order.loading)
     found = _head(lm)
-    small = Side(lm.opened.target, found.head, found.wants_features)
+    small = Side(lm.opened.target, found.head, found.feature_layers)
     large = _large(lm, small, order)
     weights = sum(weight.numel() for weight in large.target.model.parameters())
     say(f"inflated to {weights / 1e9:.2f} G weights")

@@ -76,7 +76,7 @@ class _Bench:
         logits, _ = zero_undefined(scored.logits)
 
         def policy_logits(nodes: Tensor | None) -> Tensor:
-            return self.held.rows.policies(pick_rows(logits, nodes), features=self.held.features)
+            return self.held.rows.policies(pick_rows(logits, nodes), stages=self.held.policy_stages)
 
         return self.held.rule(policy_logits, scored.draft, scored.coins, tree=scored.tree)
 
@@ -99,7 +99,7 @@ def _opened(side: Side, pair: Pair, plan: Plan, order: Order) -> _Bench:
     target, drafter, prompt = side.target, side.drafter(plan), list(pair.prompts[0])
     most = (WARM + order.grid.repeats + 2) * (plan.length + 1)
     slots = 1 << (len(prompt) + most + plan.capacity - 1).bit_length()
-    session = target.open(1, slots, features=side.taps)
+    session = target.open(1, slots, feature_layers=side.feature_layers)
     drafting = drafter.open(Opening(1, slots, target.vocabulary, session))
     rows = Rows(1, slots, target.vocabulary, target.device)
     rows.put(0, [Request(prompt, 0, slots - len(prompt), Policy(order.grid.temperature))], frozenset())
@@ -110,7 +110,7 @@ def _opened(side: Side, pair: Pair, plan: Plan, order: Order) -> _Bench:
     is_gpu, longest = target.device.type == "cuda", slots - plan.capacity
     parts = StepParts(
         target, target.window(session, 0, 1, longest), drafting, named_rule("race"), rows.window(1),
-        rows.features(1, exactly=not is_gpu), longest,
+        rows.policy_stages(1, exactly=not is_gpu), longest,
     )  # fmt: skip
     width = HostReadout(run_step(parts, [])).width
     return _Bench(replace(parts, unread=width if is_gpu else None), session, slots, order.grid.repeats)

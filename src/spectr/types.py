@@ -121,10 +121,10 @@ class TreeModel(Protocol):
     device: torch.device
     keeps_prefixes: bool  # whether rows can be rewound, and prefixes copied between rows
 
-    def open(self, rows: int, slots: int, *, features: Layers | None = None, lasting: bool = True) -> Any:
-        """Open a session of `rows` rows of `slots` tokens, including scratch. With `features` it keeps the features of
-        every token: the input of the output layer, followed by the outputs of these layers. Unless `lasting`, it keeps
-        those of the last call only."""
+    def open(self, rows: int, slots: int, *, feature_layers: Layers | None = None, lasting: bool = True) -> Any:
+        """Open a session of `rows` rows of `slots` tokens, including scratch. With `feature_layers` it keeps the
+        features of every token: the input of the output layer, followed by the outputs of these layers. Unless
+        `lasting`, it keeps those of the last call only."""
         ...
 
     def features_at(self, session: Any, positions: Tensor) -> Tensor:
@@ -274,7 +274,7 @@ class Drafter(Protocol):
     """Proposes tokens. A drafter is shared and immutable; the state of rows is in its drafting.
 
     These members are required. `spectr.draft.traits` has those that a drafter or a drafting may have besides, such as
-    `capturable` and `wants_features`, with what holds for one that lacks them."""
+    `capturable` and `feature_layers`, with what holds for one that lacks them."""
 
     @property
     def name(self) -> str:

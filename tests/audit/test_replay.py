@@ -94,7 +94,7 @@ def test_unsupported_operations_of_a_replay_are_refused(lm: spectr.LM) -> None:
     session = model.open(2, 4)
     model.read(session, [[3, 4, 3], [3]])
     for call in (
-        lambda: model.open(1, 1, features=(0,)),
+        lambda: model.open(1, 1, feature_layers=(0,)),
         lambda: model.rewind(session, [2, 0]),
         lambda: model.copy_rows(session, [0], [1], 2),
         lambda: model.encode_row(session, 0, [1]),

@@ -43,7 +43,7 @@ def test_the_head_drafts_the_same(light: bool) -> None:
     results = []
     for net, own in ((small, head), (large, inflated_head(head, large))):
         made = drafter(
-            "feature", head=Target(own), target=Target(net), plan=Plan(drafts=3, length=4, nodes=9), wants_features=(1,)
+            "feature", head=Target(own), target=Target(net), plan=Plan(drafts=3, length=4, nodes=9), feature_layers=(1,)
         )
         engine = Engine(Target(net), made, spectr.rule("race"))
         results.append(engine.generate([Request([3, 4, 5], 2, 60)]))

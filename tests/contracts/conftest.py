@@ -86,12 +86,12 @@ def makers(
         "model": lambda plan: drafter("model", model=near, plan=plan),
         "early_exit": lambda plan: drafter("early_exit", model=early, plan=plan),
     }
-    head, taps = Target(_wide(head_of(net, 1, (0,)))), (0,)
-    made["feature"] = lambda plan: drafter("feature", head=head, target=Target(net), plan=plan, wants_features=taps)
-    light = Target(_wide(head_of(net, 2, taps, light=True)))
-    made["light"] = lambda plan: drafter("feature", head=light, target=Target(net), plan=plan, wants_features=taps)
+    head, layers = Target(_wide(head_of(net, 1, (0,)))), (0,)
+    made["feature"] = lambda plan: drafter("feature", head=head, target=Target(net), plan=plan, feature_layers=layers)
+    light = Target(_wide(head_of(net, 2, layers, light=True)))
+    made["light"] = lambda plan: drafter("feature", head=light, target=Target(net), plan=plan, feature_layers=layers)
     made["reads_few"] = lambda plan: drafter(
-        "feature", head=head, target=Target(net), plan=plan, wants_features=taps, busy_reads=6, busy_rows=0
+        "feature", head=head, target=Target(net), plan=plan, feature_layers=layers, busy_reads=6, busy_rows=0
     )
     heads = blockwise_of(net, 6)
     made["blockwise"] = lambda plan: drafter("blockwise", heads=heads, target=Target(net), plan=plan)
@@ -114,7 +114,7 @@ def on_gpu(name: str, plan: Plan) -> tuple[Target, Any]:
     match name:
         case "feature" | "light":
             head = Target(head_of(net, 1, (0,), light=name == "light").eval())
-            return target, drafter("feature", head=head, target=target, plan=plan, wants_features=(0,))
+            return target, drafter("feature", head=head, target=target, plan=plan, feature_layers=(0,))
         case "model":
             small = llama(4, dtype=torch.float32).to("cuda")  # type: ignore[arg-type]
             return target, drafter("model", model=Target(small), plan=plan)

@@ -15,7 +15,7 @@ def test_later_rows_read_the_end_of_their_prompts(net: PreTrainedModel) -> None:
     """The first two rows are read whole; the others skip all but six tokens, also where they share a prefix."""
     target, head = Target(net), Target(head_of(net, 1, (0,)).double())
     made = drafter(
-        "feature", head=head, target=target, plan=PRUNED, wants_features=(0,), busy_reads=6, busy_rows=2
+        "feature", head=head, target=target, plan=PRUNED, feature_layers=(0,), busy_reads=6, busy_rows=2
     )  # fmt: skip
     prompts = [[token, *LONG] for token in range(4)] + [[3, *LONG, 1, 2]]
     requests = [Request(prompt, seed, 20) for seed, prompt in enumerate(prompts)]

@@ -1,8 +1,8 @@
 """Steps that are read one step late, and captured on a GPU, give the same texts as steps that are read without delay.
 
 This holds for every drafter, rule and policy that does not need the host. On a CPU nothing is captured, but steps run
-with the shapes of captured steps: a rounded number of rows, a rounded length and a rounded set of features. On a GPU
-they are CUDA graphs.
+with the shapes of captured steps: a rounded number of rows, a rounded length and a rounded set of policy stages. On a
+GPU they are CUDA graphs.
 """
 
 from concurrent.futures import ThreadPoolExecutor

@@ -90,7 +90,7 @@ def drafter_in(dtype: torch.dtype, net: PreTrainedModel, name: str, plan: Plan) 
             return drafter("early_exit", model=Target(truncated(net, 1)), plan=plan)
         case "feature":
             head = Target(head_of(net, 1, (0,)).eval())
-            return drafter("feature", head=head, target=Target(net), plan=plan, wants_features=(0,))
+            return drafter("feature", head=head, target=Target(net), plan=plan, feature_layers=(0,))
         case "itself":
             return drafter("model", model=Target(net), plan=plan)
     return drafter("model", model=Target(llama(8, dtype=dtype)), plan=plan)
@@ -123,8 +123,8 @@ def test_no_step_is_found_wrong_in_less_than_float64(rule: str, name: str, dtype
 def test_steps_that_are_read_late(
     net: PreTrainedModel, makers: dict[str, Make], rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No step is wrong when steps run as on a GPU: rows are rounded up, all features are computed, and a step is
-    launched before the previous one is read. There are fewer rows than requests, so that rows move."""
+    """No step is wrong when steps run as on a GPU: rows are rounded up, all stages of policies are computed, and a step
+    is launched before the previous one is read. There are fewer rows than requests, so that rows move."""
     made = spectr.rule(rule)
     run_as_on_a_gpu(monkeypatch)
     engine = Engine(Target(net), makers["model"](plan_for(made.card, drafts=3)), made, rows=5)

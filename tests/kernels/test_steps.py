@@ -32,7 +32,7 @@ def engine(rule: str, plan: Plan) -> Engine:
             if weights.dim() > 1:
                 weights.normal_(0, 0.2, generator=torch.Generator().manual_seed(1))
     group_heads(head)
-    made = drafter("feature", head=Target(head), target=target, plan=plan, wants_features=(0,))
+    made = drafter("feature", head=Target(head), target=target, plan=plan, feature_layers=(0,))
     return Engine(target, made, spectr.rule(rule))
 
 

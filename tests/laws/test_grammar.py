@@ -22,7 +22,7 @@ from spectr.grammar import CompiledGrammar, Grammar, GrammarCompiler
 from spectr.grammar.masks import keep_allowed
 from spectr.grammar.vocabulary import Vocabulary
 from spectr.policy import History, Past, Policy
-from spectr.policy.features import MASKED
+from spectr.policy.stages import MASKED
 from spectr.types import Siblings
 from spectr.verify import RULES
 
@@ -79,7 +79,7 @@ class Bound(Shaping):
         raw = laws.log() + self.shift
         masked = raw if self.fault == "drafts alone" and not drafting else keep_allowed(raw, masks)
         rows = self.computed.of([self.policy] * len(laws), laws.shape[-1])
-        return rows(masked, Past(history, paths, drafting=drafting), features=rows.features() | {MASKED})
+        return rows(masked, Past(history, paths, drafting=drafting), stages=rows.stages() | {MASKED})
 
 
 def distance(name: str, siblings: Siblings, widths: tuple[int, ...], policy: Policy, fault: str = "") -> float:

@@ -65,7 +65,7 @@ SEEN = ancestors(PARENTS).repeat(2, 1, 1)
 def played(target: Target) -> tuple[torch.Tensor, ...]:
     """Return the logits of a tree on two rows of different lengths, of one more token after an accepted path, and the
     features."""
-    session = target.open(2, 64, features=(0, 1))
+    session = target.open(2, 64, feature_layers=(0, 1))
     target.read(session, PROMPTS)
     tree = target.score(session, TREE, SEEN, SEEN.sum(-1) - 1)
     target.keep(session, torch.tensor([[0, 2, 5], [0, 1, -1]]))

@@ -73,7 +73,7 @@ def test_sizes_of_large_targets() -> None:
     shapes = {"fc.weight": (4096, 12288), **some, **layer_shapes("midlayer", 4096, 8192, (4096, 1024, 14336))}
     config = {**usual, "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "num_attention_heads": 32}
     small: Any = form_of(Checkpoint("8b", config, (), shapes), Source(4096, 32, 128256, 131072))
-    assert (small.states.chosen, small.taps) == ((2, 16, 29), (1, 15, 28))
+    assert (small.states.chosen, small.feature_layers) == ((2, 16, 29), (1, 15, 28))
     assert (small.config.num_key_value_heads, small.config.head_dim) == (8, 128)
     assert (small.vocabulary.own_output, small.vocabulary.is_mapped, small.norm_before_residual) == (32000, True, False)
     with pytest.raises(MismatchError, match="reads 12288 values of the target, and 3 hidden states of width"):
@@ -90,7 +90,7 @@ def test_sizes_of_large_targets() -> None:
     inner = {"eagle_aux_hidden_state_layer_ids": [24, 30, 36], "norm_before_fc": True}
     config = {"model_type": "llama", "num_attention_heads": 64, "num_hidden_layers": 1, "eagle_config": inner}
     mixed: Any = form_of(Checkpoint("mixture", config, (), shapes), Source(2880, 36, 201088, 131072))
-    assert (mixed.states.chosen, mixed.taps, mixed.norm_before_fc) == ((24, 30, 36), (23, 29, 35), True)
+    assert (mixed.states.chosen, mixed.feature_layers, mixed.norm_before_fc) == ((24, 30, 36), (23, 29, 35), True)
     assert (mixed.config.head_dim, mixed.vocabulary.is_mapped) == (64, False)
 
 

@@ -24,7 +24,7 @@ def drafted(head: FeatureHead, *, compiles: bool = True) -> Tensor:
     """Return the logits of nodes after a text with all features, computed twice, the second time with compiled
     layers."""
     target, width = Target(head), head.shape.width
-    session = target.open(1, 20, features=(), lasting=False)
+    session = target.open(1, 20, feature_layers=(), lasting=False)
     generator = torch.Generator().manual_seed(0)
 
     def features(count: int, parts: int) -> Tensor:
@@ -32,7 +32,7 @@ def drafted(head: FeatureHead, *, compiles: bool = True) -> Tensor:
 
     tree = torch.tensor([[[1, 0, 0], [1, 1, 0], [1, 0, 1]]]).bool().to(head.device)
     tokens, depth = torch.tensor([[5, 6, 7]], device=head.device), torch.tensor([[0, 1, 1]], device=head.device)
-    session.input_features = features(5, 1 + len(head.shape.taps))
+    session.input_features = features(5, 1 + len(head.shape.feature_layers))
     target.read(session, [[3, 4, 5, 6, 7]])
     session.input_features = features(3, 1)
     plain = target.score(session, tokens, tree, depth)

@@ -29,7 +29,7 @@ def _target(device: str) -> Target:
 
 def _opened(target: Target, filled: list[int]) -> Session:
     """Open a session whose rows have read something, and which keeps features of a layer."""
-    session = target.open(len(filled) + 2, 900, features=(1,))
+    session = target.open(len(filled) + 2, 900, feature_layers=(1,))
     target.read(session, [[1] * 25 for _ in range(session.rows)])
     target.rewind(session, [25, *filled, 25])
     return session

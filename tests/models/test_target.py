@@ -157,7 +157,7 @@ def test_features_are_what_enters_the_output_layer(name: str, make: Any) -> None
     play = make(name)
     assert play.session.features is None
     session = play.fresh()
-    session.wants_features = True
+    session.feature_layers = ()
     play.target.read(session, play.prompts)
     assert session.features.shape == (2, 11, 32)
     head = play.model.get_output_embeddings()

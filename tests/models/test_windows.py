@@ -11,9 +11,9 @@ NAMES = ["llama", "gemma3_text", "deepseek_v3", "gpt2", "bloom", "falcon alibi",
 ENCODERS = ["t5", "umt5", "bart"]
 
 
-def opened(play: Any, kinds: list[int], slots: int = 48, features: tuple[int, ...] | None = None) -> Any:
+def opened(play: Any, kinds: list[int], slots: int = 48, feature_layers: tuple[int, ...] | None = None) -> Any:
     """Open a session whose rows have the sources of these kinds and have read nothing."""
-    session = play.target.open(len(kinds), slots, features=features)
+    session = play.target.open(len(kinds), slots, feature_layers=feature_layers)
     for row, kind in enumerate(kinds):
         if play.sources is not None:
             play.target.encode_row(session, row, play.sources[kind])
@@ -135,7 +135,7 @@ def test_one_row_can_get_another_source(name: str, make: Any) -> None:
 def test_features_go_with_their_rows(name: str, make: Any) -> None:
     """Features are moved with their rows when room is made and when rows are copied."""
     play = make(name)
-    session, (long, short) = opened(play, [0, 1], features=(0,) if name == "llama" else ()), play.prompts
+    session, (long, short) = opened(play, [0, 1], feature_layers=(0,) if name == "llama" else ()), play.prompts
     read(play, session, 0, [long, short])
     places = torch.arange(7).expand(2, -1)
     before = play.target.features_at(session, places).clone()

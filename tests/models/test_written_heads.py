@@ -107,7 +107,7 @@ def test_what_is_trained_is_what_is_drafted(tmp_path: Path) -> None:
     logits, tokens = drafted(case, tmp_path)
     text = torch.tensor([[*case.text, *tokens.tolist()]])
     target = Target(net)
-    session = target.open(1, 40, features=head.shape.taps)
+    session = target.open(1, 40, feature_layers=head.shape.feature_layers)
     target.read(session, [text[0].tolist()])
     features = target.features_at(session, torch.arange(text.shape[1])[None])
     with torch.no_grad():

@@ -51,7 +51,7 @@ def _head(kind: str, target: Target) -> Drafter:
     head.to(target.model.dtype).requires_grad_(False)
     if kind == "blockwise":
         return named_drafter("blockwise", heads=head.eval(), target=target, plan=plan)
-    return named_drafter("feature", head=Target(head.eval()), target=target, plan=plan, wants_features=(0,))
+    return named_drafter("feature", head=Target(head.eval()), target=target, plan=plan, feature_layers=(0,))
 
 
 def _engines(opened: Any, other: Path | None) -> Iterator[tuple[str, Engine]]:

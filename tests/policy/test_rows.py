@@ -10,8 +10,8 @@ from tests.late import _for_all_rows
 from torch import Tensor
 
 from spectr.policy import History, Past, Policy, PolicyRows
-from spectr.policy.features import FEATURES, rounded
 from spectr.policy.history import Text
+from spectr.policy.stages import STAGES, rounded
 
 V, NODES, DEPTH = 16, 5, 3
 STOPS = frozenset({14, 15})
@@ -82,19 +82,19 @@ def test_a_row_in_a_batch_equals_a_row_alone(ranked: bool) -> None:
 
 
 @pytest.mark.usefixtures("_device")
-def test_unused_features_change_nothing() -> None:
-    """Captured steps compute more features than their rows use."""
+def test_unused_stages_change_nothing() -> None:
+    """Captured steps compute more stages than their rows use."""
     for seed in range(30):
         policies, texts, paths, logits = case(seed, 4)
         rows, past = PolicyRows.of(policies, V), Past(histories(texts), paths)
-        wider = rounded(rows.features())
-        assert rows.features() <= wider
+        wider = rounded(rows.stages())
+        assert rows.stages() <= wider
         rows.make_bias()
-        assert torch.equal(rows(logits, past, features=wider), rows(logits, past))
+        assert torch.equal(rows(logits, past, stages=wider), rows(logits, past))
 
 
-def test_few_sets_of_features_serve_all() -> None:
-    plain = [frozenset(random.Random(seed).sample(FEATURES[:-2], 3)) for seed in range(200)]
+def test_few_sets_of_stages_serve_all() -> None:
+    plain = [frozenset(random.Random(seed).sample(STAGES[:-2], 3)) for seed in range(200)]
     found = {rounded(one) for one in plain}
     assert len(found) <= 5
     assert all(one <= rounded(one) for one in plain)

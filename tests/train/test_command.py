@@ -58,7 +58,11 @@ def test_the_folder_is_a_drafter(folder: Path, made: Path) -> None:
     card = (made / "drafter_card.md").read_text()
     assert "never the distribution of the text" in card
     assert "seconds (120 steps) on" in card  # the time that it took, and not the 60 seconds that it might have taken
-    assert json.loads((made / "drafter.json").read_text())["kind"] == "feature"
+    stored = json.loads((made / "drafter.json").read_text())
+    assert stored["kind"] == "feature"
+    layers = list(drafted.engine.drafter.feature_layers)  # type: ignore[attr-defined]
+    assert stored["shape"]["taps"] == layers  # the stored key is that of all versions
+    assert "feature_layers" not in stored["shape"]
     chains = spectr.load(str(folder), made, "optimal", drafts=2, length=3)
     assert len(chains.generate(ASK, 10, min_new_tokens=10).tokens) == 10
 
@@ -186,7 +190,7 @@ def test_a_feature_head_becomes_a_light_one(folder: Path, made: Path, tmp_path: 
     assert isinstance(old, FeatureHead)
     assert isinstance(new, FeatureHead)
     tokens = torch.randint(0, 300, (1, 9))
-    features = torch.randn(1, 9, (1 + len(old.shape.taps)) * old.shape.width)
+    features = torch.randn(1, 9, (1 + len(old.shape.feature_layers)) * old.shape.width)
     roots = [head.expected(tokens, features, 2)[0] for head in (old, new)]
     torch.testing.assert_close(roots[0], roots[1])
     few = Course(60.0, steps=2, depths=2, budget=1024, warm_up=1)

@@ -105,7 +105,7 @@ def test_features_of_a_corpus_are_those_of_drafting(net: PreTrainedModel) -> Non
     assert corpus.features.shape[1] == 2 * target.width
     begin = 0
     for text in texts():
-        session = target.open(1, 40, features=(0,))
+        session = target.open(1, 40, feature_layers=(0,))
         target.read(session, [text.tokens])
         meant = target.features_at(session, torch.arange(len(text.tokens))[None])[0]
         found = corpus.features[begin : begin + len(text.tokens)]
@@ -122,16 +122,18 @@ def test_what_is_trained_is_what_is_drafted(net: PreTrainedModel, light: bool) -
             if weights.dim() > 1:
                 weights.normal_(0, 0.2)
     tokens = texts()[5].tokens
-    corpus = Corpus([Text(tokens, 4)], torch.device("cpu"), head.shape.taps)
+    corpus = Corpus([Text(tokens, 4)], torch.device("cpu"), head.shape.feature_layers)
     corpus.compute_features(target, 100)
     batch = corpus.batch(torch.tensor([0]), len(tokens))
     with torch.no_grad():
         meant = expected_features(head, batch.tokens, batch.features, 3)
-    taps = head.shape.taps
-    assert len(taps) == 1
-    session = target.open(1, 60, features=taps)
+    layers = head.shape.feature_layers
+    assert len(layers) == 1
+    session = target.open(1, 60, feature_layers=layers)
     target.read(session, [tokens[:4]])
-    made = drafter("feature", head=Target(head), target=target, plan=Plan("race", tree=(1, 1, 1)), wants_features=taps)
+    made = drafter(
+        "feature", head=Target(head), target=target, plan=Plan("race", tree=(1, 1, 1)), feature_layers=layers
+    )
     drafting = made.open(Opening(1, 50, SIZE, session))
     drafting.begin(0, tokens[:5], 50, None)
     drafting.read(0, [tokens[:4]], [0])

@@ -62,7 +62,7 @@ def test_acceptance_is_that_of_the_whole_text(target: Path, tmp_path: Path) -> N
     assert checkpoint is not None
     for tried in found.tried:
         head: Any = load_head(checkpoint, net, 320, tried.states)
-        session = taken.open(1, 200, features=head.shape.taps)
+        session = taken.open(1, 200, feature_layers=head.shape.feature_layers)
         taken.read(session, [text[0].tolist()])
         features = taken.features_at(session, torch.arange(text.shape[1])[None])
         with torch.no_grad():

@@ -12,14 +12,14 @@ from spectr.policy import History, Past, Policy, PolicyRows
 
 __all__ = ["CommittedOnly", "OneTooFew", "PresenceOnPrompt", "policy_faults"]
 
-Features = frozenset[str]
+Stages = frozenset[str]
 
 
 class OneTooFew(PolicyRows):
     """Top-p without the token that completes the mass."""
 
-    def _apply_shaping(self, logits: Tensor, features: Features) -> Tensor:
-        kept = super()._apply_shaping(logits, features)
+    def _apply_shaping(self, logits: Tensor, stages: Stages) -> Tensor:
+        kept = super()._apply_shaping(logits, stages)
         least = torch.where(kept > -torch.inf, kept, torch.inf).amin(-1, keepdim=True)
         return kept.masked_fill((kept == least) & (kept < kept.amax(-1, keepdim=True)), -torch.inf)
 
@@ -27,29 +27,29 @@ class OneTooFew(PolicyRows):
 class _TemperatureLast(PolicyRows):
     """Filters that are applied before the temperature."""
 
-    def _apply_shaping(self, logits: Tensor, features: Features) -> Tensor:
-        filtered = super()._apply_shaping(logits, features - {"temperature"})
-        return super()._apply_shaping(filtered, features & {"temperature"})
+    def _apply_shaping(self, logits: Tensor, stages: Stages) -> Tensor:
+        filtered = super()._apply_shaping(logits, stages - {"temperature"})
+        return super()._apply_shaping(filtered, stages & {"temperature"})
 
 
 class _TiesCut(PolicyRows):
     """Top-k that keeps exactly k tokens even if more are equally likely."""
 
-    def _apply_shaping(self, logits: Tensor, features: Features) -> Tensor:
-        return super()._apply_shaping(logits + torch.arange(logits.shape[-1]) * 1e-9, features)
+    def _apply_shaping(self, logits: Tensor, stages: Stages) -> Tensor:
+        return super()._apply_shaping(logits + torch.arange(logits.shape[-1]) * 1e-9, stages)
 
 
 class _NucleusTiesCut(PolicyRows):
     """Top-p that drops tokens as likely as the one that completes the mass."""
 
-    def _apply_shaping(self, logits: Tensor, features: Features) -> Tensor:
-        return super()._apply_shaping(logits - torch.arange(logits.shape[-1]) * 1e-9, features)
+    def _apply_shaping(self, logits: Tensor, stages: Stages) -> Tensor:
+        return super()._apply_shaping(logits - torch.arange(logits.shape[-1]) * 1e-9, stages)
 
 
 class _OfAll(PolicyRows):
     """Min-p relative to the whole mass instead of the likeliest token's."""
 
-    def _apply_shaping(self, logits: Tensor, features: Features) -> Tensor:
+    def _apply_shaping(self, logits: Tensor, stages: Stages) -> Tensor:
         unlikely = logits.softmax(-1) < self.number("min_p")[:, None, None]
         return logits.masked_fill(unlikely & (logits < logits.amax(-1, keepdim=True)), -torch.inf)
 
@@ -65,8 +65,8 @@ class _OfTheFirstRow(PolicyRows):
 class _OtherText(PolicyRows):
     """Computes settings that depend on the text for another text, given by `_other`."""
 
-    def _apply_text_settings(self, logits: Tensor, past: Past | None, features: Features) -> Tensor:
-        return super()._apply_text_settings(logits, None if past is None else self._other(past), features)
+    def _apply_text_settings(self, logits: Tensor, past: Past | None, stages: Stages) -> Tensor:
+        return super()._apply_text_settings(logits, None if past is None else self._other(past), stages)
 
     def _other(self, past: Past) -> Past:
         raise NotImplementedError
@@ -109,9 +109,9 @@ class PresenceOnPrompt(_OtherText):
 class _OtherSettings(PolicyRows):
     """Applies other settings, given by `_other`, to what depends on the text."""
 
-    def _apply_text_settings(self, logits: Tensor, past: Past | None, features: Features) -> Tensor:
+    def _apply_text_settings(self, logits: Tensor, past: Past | None, stages: Stages) -> Tensor:
         others = PolicyRows.of([self._other(policy) for policy in self.policies], self.vocabulary)
-        return others._apply_text_settings(logits, past, others.features())
+        return others._apply_text_settings(logits, past, others.stages())
 
     def _other(self, policy: Policy) -> Policy:
         raise NotImplementedError
@@ -134,8 +134,8 @@ class _OneEarly(_OtherSettings):
 class _AlwaysDivided(PolicyRows):
     """A repetition penalty that divides logits of either sign, which favours repeated tokens with negative logits."""
 
-    def _apply_text_settings(self, logits: Tensor, past: Past | None, features: Features) -> Tensor:
-        return super()._apply_text_settings(logits.abs(), past, features) * logits.sign()
+    def _apply_text_settings(self, logits: Tensor, past: Past | None, stages: Stages) -> Tensor:
+        return super()._apply_text_settings(logits.abs(), past, stages) * logits.sign()
 
 
 _FAULTS: tuple[tuple[str, type[PolicyRows], str], ...] = (

@@ -60,9 +60,9 @@ class Replay:
         """Return logits (n, V) after texts, prompt included."""
         return self._logits(torch.tensor([self._number(self._folded(text)) for text in texts]))
 
-    def open(self, rows: int, slots: int, *, features: Any = None, lasting: bool = True) -> _Session:
+    def open(self, rows: int, slots: int, *, feature_layers: Any = None, lasting: bool = True) -> _Session:
         """Open a session of empty rows."""
-        if features is not None:
+        if feature_layers is not None:
             raise MismatchError("a replay has logits but no hidden states; audit a trained drafter with replay off")
         none = torch.zeros(rows, dtype=torch.int64)
         return _Session(none, none.clone(), torch.zeros(rows, 0, dtype=torch.int64))

@@ -127,7 +127,7 @@ class Setup:
         if isinstance(made, Mixed):
             return Mixed([self.replayed(part) for part in made.parts])
         traits = DrafterTraits(made)
-        if traits.wants_features is not None:
+        if traits.feature_layers is not None:
             raise MismatchError(
                 f"drafter {made.name!r} reads the target's hidden states, which a replay lacks; audit it with --direct"
             )

@@ -63,9 +63,9 @@ class SwitchingDrafter:
         return max(drafter.nodes for drafter in self.drafters)
 
     @property
-    def wants_features(self) -> Layers | None:
-        """The features that any of the drafters reads."""
-        return Mixed(list(self.drafters)).wants_features
+    def feature_layers(self) -> Layers | None:
+        """The layers whose features any of the drafters reads."""
+        return Mixed(list(self.drafters)).feature_layers
 
     @property
     def head(self) -> TreeModel | None:

@@ -57,7 +57,7 @@ class BlockDrafter(Planned):
     block: Block
     target: TreeModel
     plan: Plan
-    wants_features: Layers = ()
+    feature_layers: Layers = ()
     name: ClassVar[str] = "block"
     capturable: ClassVar[bool] = True
 
@@ -72,7 +72,7 @@ class BlockDrafter(Planned):
     def open(self, opening: Opening) -> Drafting:
         """Open a session of the head."""
         slots = session_slots(opening.slots, self.plan) + self.block.size
-        session = self.head.open(opening.rows, slots, features=(), lasting=False)
+        session = self.head.open(opening.rows, slots, feature_layers=(), lasting=False)
         return _BlockDrafting(self, session, opening)
 
 

@@ -36,7 +36,7 @@ class Blockwise(Planned):
     target: TreeModel
     plan: Plan
     name: ClassVar[str] = "blockwise"
-    wants_features: ClassVar[Layers] = ()
+    feature_layers: ClassVar[Layers] = ()
     capturable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -31,7 +31,7 @@ class FeatureDrafter(Planned):
     head: TreeModel
     target: TreeModel
     plan: Plan
-    wants_features: Layers = ()  # layers of the target, besides the input of its output layer
+    feature_layers: Layers = ()  # layers of the target, besides the input of its output layer
     busy_reads: int | None = _BUSY_READS  # tokens of a prompt that are read while many rows are in use; None: all
     busy_rows: int = 8  # how many rows are many
     name: ClassVar[str] = "feature"
@@ -40,7 +40,7 @@ class FeatureDrafter(Planned):
     def open(self, opening: Opening) -> Drafting:
         """Open a session of the head."""
         slots = session_slots(opening.slots, self.plan)
-        session = self.head.open(opening.rows, slots, features=(), lasting=False)
+        session = self.head.open(opening.rows, slots, feature_layers=(), lasting=False)
         busy = None
         if self.busy_reads is not None and self.plan.siblings == "race":  # texts of other rules depend on their drafts
             busy = (self.busy_rows, self.busy_reads)

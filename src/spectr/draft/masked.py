@@ -31,7 +31,7 @@ class MaskedDrafter(Planned):
     deepest: int
     target: TreeModel
     plan: Plan
-    wants_features: Layers = ()
+    feature_layers: Layers = ()
     name: ClassVar[str] = "masked"
     capturable: ClassVar[bool] = True
 
@@ -41,7 +41,7 @@ class MaskedDrafter(Planned):
     def open(self, opening: Opening) -> Drafting:
         """Open a session of the head."""
         slots = session_slots(opening.slots, self.plan) + self.deepest
-        session = self.head.open(opening.rows, slots, features=(), lasting=False)
+        session = self.head.open(opening.rows, slots, feature_layers=(), lasting=False)
         return _MaskedDrafting(self, session, opening)
 
 

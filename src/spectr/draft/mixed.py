@@ -35,7 +35,7 @@ class Mixed:
         self.parts = parts
         self.siblings: Siblings = "fixed" if all(part.siblings == "fixed" for part in parts) else "race"
         self.nodes = max(1 + sum(part.nodes - 1 for part in parts), *(part.nodes for part in parts))
-        self.wants_features = _wanted(parts)
+        self.feature_layers = _feature_layers(parts)
 
     def open(self, opening: Opening) -> Drafting:
         """Open every part."""
@@ -43,10 +43,10 @@ class Mixed:
         return _MixedDrafting(self.siblings, [part.open(opening) for part in self.parts], codes)
 
 
-def _wanted(parts: list[Drafter]) -> Layers | None:
+def _feature_layers(parts: list[Drafter]) -> Layers | None:
     """The layers whose features the parts read, which must be the same: a session keeps one set."""
-    wanted = [DrafterTraits(part).wants_features for part in parts]
-    kinds: set[Layers] = {layers for layers in wanted if layers is not None}
+    found = [DrafterTraits(part).feature_layers for part in parts]
+    kinds: set[Layers] = {layers for layers in found if layers is not None}
     if len(kinds) > 1:
         raise MismatchError(f"heads that are mixed must read the same layers, got {sorted(kinds)}; mix one of them")
     return kinds.pop() if kinds else None

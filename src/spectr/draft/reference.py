@@ -69,9 +69,9 @@ class ReferenceDrafter:
         return DrafterTraits(self.drafter).capturable
 
     @property
-    def wants_features(self) -> Layers | None:
+    def feature_layers(self) -> Layers | None:
         """The layers whose features the other drafter reads."""
-        return DrafterTraits(self.drafter).wants_features
+        return DrafterTraits(self.drafter).feature_layers
 
     def open(self, opening: Opening) -> "ReferenceDrafting":
         """Open the other drafter and tables for references."""

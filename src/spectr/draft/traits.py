@@ -45,10 +45,10 @@ class DrafterTraits:
         return str(getattr(self._drafter, "origin", "drafter"))
 
     @property
-    def wants_features(self) -> Layers | None:
+    def feature_layers(self) -> Layers | None:
         """The layers of the target whose outputs the drafter reads; the tuple may be empty. The target's session then
         keeps the input of the output layer and these outputs (`TreeModel.features_at`). Default: None, no features."""
-        found: Layers | None = getattr(self._drafter, "wants_features", None)
+        found: Layers | None = getattr(self._drafter, "feature_layers", None)
         return found
 
     @property

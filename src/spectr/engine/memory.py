@@ -63,7 +63,7 @@ class LaneMemory:
             rows, slots = max(rows, min(self.parts.min_rows, self.parts.rows)), max(slots, 1024)
         target, drafter = self.parts.target, self.parts.drafter
         with torch.inference_mode(False):
-            session = target.open(rows, slots, features=DrafterTraits(drafter).wants_features)
+            session = target.open(rows, slots, feature_layers=DrafterTraits(drafter).feature_layers)
             if self.parts.captures:
                 target.capture_prefill(session)
             opening = Opening(rows, slots, target.vocabulary, session, self.device, self.parts.captures)

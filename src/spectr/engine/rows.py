@@ -11,8 +11,8 @@ from torch import Tensor
 from spectr.coins import seed_word
 from spectr.engine.request import Request
 from spectr.policy import History, PolicyRows
-from spectr.policy.features import rounded
 from spectr.policy.history import Text
+from spectr.policy.stages import rounded
 from spectr.rows import copy_to_device
 
 __all__ = ["Rows"]
@@ -55,15 +55,15 @@ class Rows:
         self.seed[rows] = copy_to_device([seed_word(request.seed) for request in requests], self.device)
         self.active[rows] = False
 
-    def features(self, rows: int, *, exactly: bool) -> frozenset[str]:
-        """Return the features that the policies of the first rows use, and allocate the tables they need. Unless
+    def policy_stages(self, rows: int, *, exactly: bool) -> frozenset[str]:
+        """Return the stages that the policies of the first rows use, and allocate the tables they need. Unless
         `exactly`, the set is rounded up to one of few, so that few graphs are captured."""
-        features: frozenset[str] = frozenset().union(*set(self.policies.used[:rows]))
-        features = features if exactly else rounded(features)
-        self.history.look_back(seen="repetition_penalty" in features, counts="counts" in features)
-        if "bias" in features:
+        stages: frozenset[str] = frozenset().union(*set(self.policies.used[:rows]))
+        stages = stages if exactly else rounded(stages)
+        self.history.look_back(seen="repetition_penalty" in stages, counts="counts" in stages)
+        if "bias" in stages:
             self.policies.make_bias()
-        return features
+        return stages
 
     def activate(self, first: int, count: int) -> None:
         """Let rows take part in steps."""

@@ -16,7 +16,7 @@ from spectr.engine.request import Step
 from spectr.engine.state import RequestState
 from spectr.engine.step import StepParts, run_step
 from spectr.models.graphs import Captured
-from spectr.policy.features import MASKED
+from spectr.policy.stages import MASKED
 
 __all__ = ["LaunchedStep", "StepRunner"]
 
@@ -94,17 +94,17 @@ class StepRunner:
 
     def _step_parts(self, may_wait: bool) -> StepParts:
         """What a step of the active rows is called with, but for the target's session. Captured steps round the number
-        of rows, their length and the set of policy features up, so that few graphs are captured."""
+        of rows, their length and the set of policy stages up, so that few graphs are captured."""
         rows, _, drafting = self.memory.opened()
         active = self.placement.active
         count = min(1 << (len(active) - 1).bit_length(), len(rows)) if self.captures else len(active)
-        features, grammars = rows.features(len(active), exactly=not self.captures), self._grammars()
-        features |= frozenset() if grammars is None else {MASKED}
+        stages, grammars = rows.policy_stages(len(active), exactly=not self.captures), self._grammars()
+        stages |= frozenset() if grammars is None else {MASKED}
         longest = max(len(state.text) for state in active) + self.unread_tokens
         if self.captures:
             longest = self.memory.rounded_length(longest + self.nodes) - self.nodes
         return StepParts(
-            self.parts.target, None, drafting, self.parts.rule, rows.window(count), features, longest,
+            self.parts.target, None, drafting, self.parts.rule, rows.window(count), stages, longest,
             None if may_wait else self._width, self._logprob_count(), self.optimality_gap,
             self.traces, self.parts.witness is not None, grammars,
         )  # fmt: skip
@@ -182,8 +182,8 @@ class StepRunner:
 
 def _graph_key(parts: StepParts, choice: int) -> tuple[Any, ...]:
     """What a captured step depends on besides its tensors."""
-    reach = parts.rows.policies.reach if "no_repeat_ngram_size" in parts.features else 0
-    return len(parts.rows), parts.longest, choice, parts.features, parts.unread, parts.logprobs, reach
+    reach = parts.rows.policies.reach if "no_repeat_ngram_size" in parts.policy_stages else 0
+    return len(parts.rows), parts.longest, choice, parts.policy_stages, parts.unread, parts.logprobs, reach
 
 
 def _deliver(state: RequestState, readout: HostReadout, row: int, marks: list[float]) -> Step | None:

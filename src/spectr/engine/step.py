@@ -36,7 +36,7 @@ class StepParts:
     drafting: Drafting
     rule: Rule
     rows: Rows  # the rows that take part
-    features: frozenset[str]  # the parts of policies that are computed
+    policy_stages: frozenset[str]  # the stages of policies that are computed
     longest: int  # an upper bound of the tokens of a row
     unread: int | None = (
         None  # an upper bound of the tokens that the last step added to a row; None: wait for the exact number
@@ -88,7 +88,7 @@ def _evidence(scored: Scored) -> Evidence:
 
 def draft_trees(parts: StepParts) -> tuple[Draft, SeededCoins]:
     """Draft a tree for each row; return it with the coins that it was drawn with."""
-    rows, history, features = parts.rows, parts.rows.history, parts.features
+    rows, history, stages = parts.rows, parts.rows.history, parts.policy_stages
     temperature = rows.policies.number("temperature")
     coins = SeededCoins(rows.seed, history.length, temperature == 0)
 
@@ -97,11 +97,11 @@ def draft_trees(parts: StepParts) -> tuple[Draft, SeededCoins]:
         return logits if masks is None else keep_allowed(logits, masks)
 
     def draft_logits(logits: Tensor, paths: Tensor) -> Tensor:
-        return rows.policies(masked(logits, paths), Past(history, paths, drafting=True), features=features)
+        return rows.policies(masked(logits, paths), Past(history, paths, drafting=True), stages=stages)
 
     def ranking_logits(logits: Tensor, paths: Tensor) -> Tensor:
         past = Past(history, paths, drafting=True)
-        return rows.policies(masked(logits, paths), past, features=features, ranked=True)
+        return rows.policies(masked(logits, paths), past, stages=stages, ranked=True)
 
     scene = Scene(
         history, rows.root, rows.active, coins, draft_logits, ranking_logits, temperature, parts.longest, parts.unread,
@@ -128,7 +128,7 @@ def settle(parts: StepParts, scored: Scored) -> StepReadout:
 
     def policy_logits(nodes: Tensor | None) -> Tensor:
         past = Past(rows.history, pick_rows(scored.path_tokens, nodes))
-        return rows.policies(scored.logits_at(nodes), past, features=parts.features)
+        return rows.policies(scored.logits_at(nodes), past, stages=parts.policy_stages)
 
     verdict = _of_active_rows(parts.rule(policy_logits, draft, scored.coins, tree=tree), rows.active)
     _keep(parts, verdict)
@@ -202,9 +202,9 @@ def _fault(parts: StepParts, scored: Scored, verdict: Verdict, count: Tensor) ->
     at, policies = nodes.clamp_min(0), parts.rows.policies
     nonfinite = ~scored.finite.gather(1, at)
     faults = torch.where(nonfinite & sampled, Fault.NONFINITE_LOGITS, Fault.NONE)
-    if policies.may_leave_none(parts.rows.history, parts.features):
+    if policies.may_leave_none(parts.rows.history, parts.policy_stages):
         past = Past(parts.rows.history, pick_rows(scored.path_tokens, at))
-        dead = policies.leave_none(scored.logits_at(at), past, parts.features)
+        dead = policies.leave_none(scored.logits_at(at), past, parts.policy_stages)
         faults = torch.where(dead & sampled & ~nonfinite, Fault.NO_TOKEN_LEFT, faults)
     if scored.masks is not None:
         closed = (pick_rows(scored.masks, at) == 0).all(-1)

@@ -5,13 +5,14 @@ the same for all nodes of a depth. That is cheap, and the deeper, the less accur
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from spectr.models.head import Borrowing
+from spectr.types import Layers
 
 __all__ = ["BlockwiseHead", "BlockwiseShape", "blockwise_of"]
 
@@ -23,6 +24,7 @@ class BlockwiseShape:
     width: int
     depths: int = 4
     inner: int = 1536
+    feature_layers: ClassVar[Layers] = ()  # it reads the input of the output layer only
 
 
 class _Block(nn.Module):

@@ -19,9 +19,9 @@ from spectr.kernels.cpu.products import input_bytes
 from spectr.kernels.cpu.threads import threads
 from spectr.models.cache import SlotCache
 from spectr.models.cpu_program import DecoderProgram, is_known_family, linear_layers
+from spectr.models.features import last_state
 from spectr.models.fresh_tokens import FreshTokens
 from spectr.models.head import FeatureHead, finished
-from spectr.models.hidden_states import last_state
 from spectr.models.layers import layers_of
 from spectr.models.packed import PackedLinear
 from spectr.models.session import Session
@@ -121,8 +121,8 @@ class CpuTarget(Target):
         seen = _causal(filled, slots, cache.size) if is_prompt else _tree(filled, fresh.within.numpy())
         chosen = np.empty(0, np.int64) if is_prompt else _selected_tokens(select, shape)
         logits = torch.empty(len(chosen), program.output.padded)
-        feature_width = (1 + len(session.extra_layers)) * self.width
-        features = torch.empty(len(seen.flat), feature_width) if session.wants_features else None
+        layers = session.feature_layers
+        features = None if layers is None else torch.empty(len(seen.flat), (1 + len(layers)) * self.width)
         program.reach(fresh.attended + 1)
         called: dict[str, Any] = {
             "rows": len(seen.flat), "positions": _unpadded(fresh.positions, seen), "slots": slots.ravel()[seen.flat],
@@ -176,13 +176,13 @@ class CpuTarget(Target):
         }  # fmt: skip
 
     def _leaving(self, session: Session, features: Tensor | None) -> dict[str, Any]:
-        """Return where the decoder writes the features: the output of the last norm and of the extra layers."""
-        taps = np.zeros(len(self.program.layers), np.int64)
+        """Return where the decoder writes the features: the output of the last norm and of the `feature_layers`."""
+        offsets = np.zeros(len(self.program.layers), np.int64)
         if features is None:
-            return {"taps": taps}
-        for place, layer in enumerate(session.extra_layers, start=1):
-            taps[layer] = 4 * place * self.width
-        return {"taps": taps, "features": features, "features_stride": 4 * features.shape[1]}
+            return {"feature_offsets": offsets}
+        for place, layer in enumerate(session.feature_layers or (), start=1):
+            offsets[layer] = 4 * place * self.width
+        return {"feature_offsets": offsets, "features": features, "features_stride": 4 * features.shape[1]}
 
     def _store_features(self, session: Session, seen: _Seen, features: Tensor | None, slots: NDArray[np.int64]) -> None:
         """Keep the features of this call in the session, and those of every slot in the store."""

@@ -1,4 +1,4 @@
-"""A feature head: a few decoder layers over the target's hidden states, with the target's embedding and output layer.
+"""A feature head: a few decoder layers over the target's features, with the target's embedding and output layer.
 
 At position t it reads the features of token t − 1 (what entered the target's output layer there, and what left some of
 its layers) and the embedding of token t. It predicts what enters the output layer at t, and hence the distribution of
@@ -40,12 +40,17 @@ class HeadShape:
     inner: int = 1536
     theta: float = 10_000.0
     context: int = 8192
-    taps: Layers = ()  # layers of the target whose outputs it reads as well
+    feature_layers: Layers = ()  # layers of the target whose outputs it reads as well
     light: bool = False  # whether one more layer drafts below the root, instead of all layers
 
     @classmethod
     def for_target(
-        cls, model: PreTrainedModel, layers: int = 2, taps: Layers | None = None, light: bool = False, inner: int = 0
+        cls,
+        model: PreTrainedModel,
+        layers: int = 2,
+        feature_layers: Layers | None = None,
+        light: bool = False,
+        inner: int = 0,
     ) -> "HeadShape":
         """Return a shape with the heads and the inner width of the target's layers, if its config states them; `inner`
         is another inner width. By default the head reads the outputs of two layers, at one and two thirds of the
@@ -61,8 +66,9 @@ class HeadShape:
             heads = kv = next(count for count in range(max(1, width // 64), 0, -1) if width % (2 * count) == 0)
         context = int(getattr(config, "max_position_embeddings", None) or 8192)
         count = int(config.num_hidden_layers)
-        chosen = tuple(sorted({count // 3, 2 * count // 3} - {count - 1})) if taps is None else taps
-        return cls(width, layers, heads, kv, inner, float(theta), context, chosen, light)
+        thirds = tuple(sorted({count // 3, 2 * count // 3} - {count - 1}))
+        read = thirds if feature_layers is None else feature_layers
+        return cls(width, layers, heads, kv, inner, float(theta), context, read, light)
 
     def config(self) -> LlamaConfig:
         """Return the sizes as a Llama config; its vocabulary is 1, since the head uses the target's embedding."""
@@ -239,11 +245,11 @@ class FeatureHead(TakesFeatures, Borrowing, PreTrainedModel):  # type: ignore[no
         PreTrainedModel.__init__(self, config)
         Borrowing.__init__(self)
         self.shape = shape
-        self.join = nn.Linear((2 + len(shape.taps)) * shape.width, shape.width, bias=False)
+        self.join = nn.Linear((2 + len(shape.feature_layers)) * shape.width, shape.width, bias=False)
         self._short: dict[str, nn.Module] = {}  # neither saved nor trained
         self.trunk = LlamaModel(config)
         self.below = BelowRoot(shape.width, config.rms_norm_eps) if shape.light else None
-        if shape.light and not shape.taps:
+        if shape.light and not shape.feature_layers:
             raise ArgumentError("a light head must read outputs of the target's layers, by which it knows the root")
 
     def features(self, tokens: Tensor, features: Tensor, **attention: Any) -> Tensor:
@@ -281,7 +287,7 @@ class FeatureHead(TakesFeatures, Borrowing, PreTrainedModel):  # type: ignore[no
 
     def _split(self, features: Tensor) -> list[Tensor]:
         """Return what entered the output layer, and what left the layers, normalised; zeros where that is not known."""
-        width, count = self.shape.width, len(self.shape.taps)
+        width, count = self.shape.width, len(self.shape.feature_layers)
         if features.shape[-1] == width:
             return [features, features.new_zeros(*features.shape[:-1], count * width)]
         left = features[..., width:].unflatten(-1, (count, width))
@@ -290,7 +296,7 @@ class FeatureHead(TakesFeatures, Borrowing, PreTrainedModel):  # type: ignore[no
     def shorten(self, matrix: Matrix | None = None) -> None:
         """Prepare for drafting: below the root, where outputs of the layers are not known, use a joining layer without
         their columns. `matrix` gives these weights packed. Training uses the whole layer."""
-        if not self.shape.taps or self.shape.light:
+        if not self.shape.feature_layers or self.shape.light:
             return
         if matrix is not None:
             self._short = {"join": PackedLinear(matrix)}
@@ -320,10 +326,10 @@ class FeatureHead(TakesFeatures, Borrowing, PreTrainedModel):  # type: ignore[no
 
 
 def head_of(
-    target: PreTrainedModel, layers: int = 2, taps: Layers | None = None, light: bool = False, inner: int = 0
+    target: PreTrainedModel, layers: int = 2, feature_layers: Layers | None = None, light: bool = False, inner: int = 0
 ) -> FeatureHead:
     """Return a new, untrained head for this target, on its device, in float32; see `HeadShape.for_target`."""
-    made = FeatureHead(HeadShape.for_target(target, layers, taps, light, inner))
+    made = FeatureHead(HeadShape.for_target(target, layers, feature_layers, light, inner))
     made.to(target.device)  # type: ignore[arg-type]
     made.borrow(target)
     return made

@@ -158,8 +158,7 @@ class Session:
     store: Store
     is_view: bool = False
     pending: int = 0  # scratch nodes scored since the last keep
-    wants_features: bool = False
-    extra_layers: Layers = ()  # layers whose outputs follow the output layer's input in the features
+    feature_layers: Layers | None = None  # the features are the output layer's input, then these layers' outputs
     features: Tensor | None = field(default=None, repr=False)  # (B, T, H) of the last call
     input_features: Tensor | None = field(default=None, repr=False)  # (B, T, H) for the next call of a head
     windows: dict[tuple[int, int], "Session"] = field(default_factory=dict, repr=False)
@@ -175,7 +174,7 @@ class Session:
         if key not in self.windows:
             if len(self.windows) >= _WINDOWS:
                 self.windows.clear()
-            made = Session(self.store.window(start, stop), self.is_view, 0, self.wants_features, self.extra_layers)
+            made = Session(self.store.window(start, stop), self.is_view, 0, self.feature_layers)
             made.prefill = self.prefill
             self.windows[key] = made
         found = self.windows[key]

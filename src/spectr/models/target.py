@@ -20,8 +20,8 @@ from spectr.models.compiled import CompiledLayers
 from spectr.models.digest import weights_digest
 from spectr.models.drivers.call import Call
 from spectr.models.encoder import encode
+from spectr.models.features import capture_features, last_state
 from spectr.models.fresh_tokens import FreshTokens, feature_index, prompt_tokens, visible_slots
-from spectr.models.hidden_states import capture_hidden_states, last_state
 from spectr.models.layers import layers_of, norms_and_rotary
 from spectr.models.memory import kv_bytes, require_memory
 from spectr.models.modes import evaluation_mode
@@ -86,11 +86,11 @@ class Target:
         config = whole if whole.is_encoder_decoder else whole.get_text_config(decoder=True)
         return kv_bytes(config, rows, slots, self.model.dtype)
 
-    def open(self, rows: int, slots: int, *, features: Layers | None = None, lasting: bool = True) -> Session:
+    def open(self, rows: int, slots: int, *, feature_layers: Layers | None = None, lasting: bool = True) -> Session:
         """Open a session with room for `rows` rows of `slots` tokens, trees included.
 
-        With `features` the session keeps hidden states of every token: what entered the output layer, followed by what
-        left the layers named in `features`. With `lasting=False` it keeps only those of the last call."""
+        With `feature_layers` the session keeps the features of every token: what entered the output layer, followed by
+        what left these layers. With `lasting=False` it keeps only those of the last call."""
         if rows < 1 or slots < 1:
             raise ArgumentError(f"a session needs at least one row and one slot, got {rows} and {slots}")
         slots = round_up_16(slots)
@@ -98,10 +98,10 @@ class Target:
         position = torch.zeros(rows, slots + 1, dtype=torch.int64, device=self.device)
         filled = torch.zeros(rows, dtype=torch.int64, device=self.device)
         store = Store(SlotCache(slots, rows, self._uniform_layers if self.joint else 0), position, filled)
-        if features is not None and lasting:
-            width = (1 + len(features)) * self.width
+        if feature_layers is not None and lasting:
+            width = (1 + len(feature_layers)) * self.width
             store.features = torch.zeros(rows, slots + 1, width, dtype=self.model.dtype, device=self.device)
-        return Session(store, wants_features=features is not None, extra_layers=features or ())
+        return Session(store, feature_layers=feature_layers)
 
     @cached_property
     def _uniform_layers(self) -> int:
@@ -198,13 +198,13 @@ class Target:
 
     def graph_prefill(self, session: Session) -> GraphPrefill:
         """Return a reader that prefills this session's rows in buffers of its own, with captured passes."""
-        features, lasting = session.extra_layers if session.wants_features else None, session.store.features is not None
+        layers, lasting = session.feature_layers, session.store.features is not None
 
         def read(apart: Session, tokens: Tensor, counts: Tensor, attended: int) -> None:
             with nullcontext() if self._compiled is None else self._compiled.on():
                 self._prefill_part(apart, tokens, counts, attended)
 
-        return GraphPrefill(read, lambda rows, slots: self.open(rows, slots, features=features, lasting=lasting))
+        return GraphPrefill(read, lambda rows, slots: self.open(rows, slots, feature_layers=layers, lasting=lasting))
 
     @torch.no_grad()
     def score(
@@ -261,7 +261,7 @@ class Target:
         """Return the features (B, L, F) kept at committed `positions` (B, L), zeros at negative positions."""
         features = session.store.features
         if features is None:
-            raise ArgumentError("this session keeps no features; open it with features=()")
+            raise ArgumentError("this session keeps no features; open it with feature_layers=()")
         return torch.where(positions[..., None] >= 0, pick_rows(features, positions.clamp_min(0)), 0.0)
 
     def window(self, session: Session, start: int, stop: int, longest: int) -> Session:
@@ -313,14 +313,12 @@ class Target:
         features, session.input_features = session.input_features, None
         seen = visible_slots(store.filled, fresh)
         call = Call(fresh.tokens, fresh.positions, key, seen, store.cache, store.sources, features)
-        wanted = select is not None or session.wants_features
-        extra_layers = [self.layers[at] for at in session.extra_layers]
-        hooks = (
-            capture_hidden_states(self.output_layer, select, extra_layers) if wanted else nullcontext(list[Tensor]())
-        )
+        wanted = select is not None or session.feature_layers is not None
+        layers = [self.layers[at] for at in session.feature_layers or ()]
+        hooks = capture_features(self.output_layer, select, layers) if wanted else nullcontext(list[Tensor]())
         with hooks as entered, evaluation_mode(self._all_modules):
             logits = self.driver(call)
-        session.features = entered[0] if session.wants_features else None
+        session.features = None if session.feature_layers is None else entered[0]
         if store.features is not None and session.features is not None and not session.is_view:
             store.features.scatter_(1, feature_index(slots, session.features), session.features)
         return logits

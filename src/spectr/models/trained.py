@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _ABOUT, _WEIGHTS, _ORDER = "drafter.json", "drafter.safetensors", "tokens"
-_KEYS = {"drafted_tokens": "rows"}  # keys of the file that differ from the attributes
+_KEYS = {"drafted_tokens": "rows", "feature_layers": "taps"}  # keys of the file that differ from the attributes
 _ATTRIBUTES = {key: name for name, key in _KEYS.items()}
 
 
@@ -80,15 +80,21 @@ def save_drafter(folder: Path, head: FeatureHead | BlockwiseHead, about: Trained
     tensors[_ORDER] = order.to("cpu", torch.int32)
     save_file(tensors, folder / f"{_WEIGHTS}.part")
     (folder / f"{_WEIGHTS}.part").replace(folder / _WEIGHTS)
-    data = {_KEYS.get(name, name): getattr(about, name) for name in about.__slots__}
+    data = _renamed({name: getattr(about, name) for name in about.__slots__}, _KEYS)
+    data["shape"] = _renamed(about.shape, _KEYS)
     (folder / f"{_ABOUT}.part").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     (folder / f"{_ABOUT}.part").replace(folder / _ABOUT)
+
+
+def _renamed(data: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    return {names.get(key, key): value for key, value in data.items()}
 
 
 def _about(folder: Path) -> Trained:
     try:
         data = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
-        return Trained(**{_ATTRIBUTES.get(key, key): value for key, value in data.items()})
+        about = Trained(**_renamed(data, _ATTRIBUTES))
+        return replace(about, shape=_renamed(about.shape, _ATTRIBUTES))
     except (json.JSONDecodeError, AttributeError, TypeError) as error:
         raise ArgumentError(f"{folder / _ABOUT} is not the description of a drafter: {error}; train it again") from None
 
@@ -96,7 +102,7 @@ def _about(folder: Path) -> Trained:
 def _empty(about: Trained) -> FeatureHead | BlockwiseHead:
     if about.kind == "blockwise":
         return BlockwiseHead(BlockwiseShape(**about.shape))
-    return FeatureHead(HeadShape(**{**about.shape, "taps": tuple(about.shape["taps"])}))
+    return FeatureHead(HeadShape(**{**about.shape, "feature_layers": tuple(about.shape["feature_layers"])}))
 
 
 def _all_shipped() -> list[Path]:

@@ -86,8 +86,8 @@ def _trained(pairing: Pairing, folder: Path) -> Drafter:
     head = load_drafter(folder, target.model_for_drafters, pairing.options.vocabulary)
     if isinstance(head, BlockwiseHead):
         return named_drafter("blockwise", heads=head, target=target, plan=pairing.plan(length=head.shape.depths))
-    plan, taps = pairing.plan(**default_tree(pairing)), head.shape.taps
-    return named_drafter("feature", head=target_of(head), target=target, plan=plan, wants_features=taps)
+    plan, layers = pairing.plan(**default_tree(pairing)), head.shape.feature_layers
+    return named_drafter("feature", head=target_of(head), target=target, plan=plan, feature_layers=layers)
 
 
 def _published(pairing: Pairing, checkpoint: "Checkpoint") -> Drafter:
@@ -101,7 +101,7 @@ def _published(pairing: Pairing, checkpoint: "Checkpoint") -> Drafter:
     if pairing.target.start is not None:
         raise MismatchError("published heads read the hidden states of decoder-only targets; choose another drafter")
     head = load_head(checkpoint, target.model, target.vocabulary, pairing.options.hidden_states)
-    common: dict[str, Any] = {"head": Target(head), "target": target, "wants_features": head.shape.taps}
+    common: dict[str, Any] = {"head": Target(head), "target": target, "feature_layers": head.shape.feature_layers}
     if not isinstance(head, BlockHead) and head.shape.depths is not None:
         deepest, mask = head.shape.depths, head.shape.mask_token
         return named_drafter("masked", plan=plan_within(pairing, deepest), mask_token=mask, deepest=deepest, **common)

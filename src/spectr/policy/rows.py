@@ -3,7 +3,7 @@
 Settings are tensors, so that a step does not depend on their values. What a setting does is computed where some row
 uses it, and it leaves the logits of rows that do not use it bit-identical. On a CPU only the rows that use a setting
 are computed. On a GPU all rows are computed, and the others are put back: so a captured step serves any policies, as
-long as they use no further features."""
+long as they use no further stages."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from spectr.errors import ArgumentError
 from spectr.policy import filters
-from spectr.policy.features import FEATURES, HOOKS, LOOKING, MASKED, SHAPING
 from spectr.policy.history import History, Past
 from spectr.policy.hooks import process, strike_disallowed
 from spectr.policy.penalties import (
@@ -25,6 +24,7 @@ from spectr.policy.penalties import (
     strike_stops,
     strike_words,
 )
+from spectr.policy.stages import HOOKS, LOOKING, MASKED, SHAPING, STAGES
 from spectr.policy.tables import PolicyTables, distinct
 
 __all__ = ["PolicyRows"]
@@ -39,40 +39,40 @@ class PolicyRows(PolicyTables):
         past: Past | None = None,
         *,
         ranked: bool = False,
-        features: frozenset[str] | None = None,
+        stages: frozenset[str] | None = None,
     ) -> Tensor:
         """Return logits (B, M, V) of the distributions to sample, float32 or better; excluded tokens are −inf. A
         `past` is needed if the policy of some row depends on its text. With `ranked`, for drafting, greedy rows keep
-        the ranking of their tokens. `features` are computed, by default those that some row uses."""
+        the ranking of their tokens. `stages` are computed, by default those that some row uses."""
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        features = self.features() if features is None else features
-        if features - set(SHAPING):
+        stages = self.stages() if stages is None else stages
+        if stages - set(SHAPING):
             raw = logits
-            logits = self._apply_edits(raw, self._checked_past(raw, past, features), features)
-            if self.may_leave_none(None if past is None else past.history, features):
+            logits = self._apply_edits(raw, self._checked_past(raw, past, stages), stages)
+            if self.may_leave_none(None if past is None else past.history, stages):
                 dead = _is_dead(logits)
                 if past is None and dead.any():
                     raise ArgumentError(
                         "logit_bias, bad_words and suppress_tokens must leave at least one token, and they leave none"
                     )
                 logits = torch.where(dead[..., None], raw, logits)
-        return self._apply_shaping(logits, features - {"greedy"} if ranked else features)
+        return self._apply_shaping(logits, stages - {"greedy"} if ranked else stages)
 
-    def leave_none(self, logits: Tensor, past: Past, features: frozenset[str] | None = None) -> Tensor:
+    def leave_none(self, logits: Tensor, past: Past, stages: frozenset[str] | None = None) -> Tensor:
         """(B, M) bool: where the settings exclude all tokens of logits (B, M, V), so that the raw logits were used."""
-        features = self.features() if features is None else features
+        stages = self.stages() if stages is None else stages
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return _is_dead(self._apply_edits(logits, self._checked_past(logits, past, features), features))
+        return _is_dead(self._apply_edits(logits, self._checked_past(logits, past, stages), stages))
 
-    def _apply_edits(self, logits: Tensor, past: Past | None, features: frozenset[str]) -> Tensor:
+    def _apply_edits(self, logits: Tensor, past: Past | None, stages: frozenset[str]) -> Tensor:
         """Apply all settings that act before the temperature."""
-        if "bias" in features and self.bias is not None:
+        if "bias" in stages and self.bias is not None:
             logits = self._put_back("bias", add_bias(logits, self.bias), logits)
-        return self._apply_text_settings(logits, past, features)
+        return self._apply_text_settings(logits, past, stages)
 
-    def _apply_text_settings(self, logits: Tensor, past: Past | None, features: frozenset[str]) -> Tensor:
+    def _apply_text_settings(self, logits: Tensor, past: Past | None, stages: frozenset[str]) -> Tensor:
         """Apply the settings that depend on each node's text, in the order that `Policy` documents."""
-        steps: list[tuple[str, Callable[..., Tensor]]] = [
+        functions: list[tuple[str, Callable[..., Tensor]]] = [
             ("repetition_penalty", lambda rows, x, p: penalise_repetition(
                 x, p, rows._setting("repetition_penalty", x))),
             ("counts", lambda rows, x, p: penalise_counts(
@@ -87,14 +87,14 @@ class PolicyRows(PolicyTables):
             ("forced_eos_token_id", lambda rows, x, p: force_last(x, p, rows.sets["forced_eos_token_id"])),
             ("processors", lambda rows, x, p: process(x, p, [policy.processors for policy in rows.policies])),
         ]  # fmt: skip
-        for name, step in steps:
-            if name in features:
-                logits = self._put_back(name, step(self, logits, past), logits)
+        for name, apply in functions:
+            if name in stages:
+                logits = self._put_back(name, apply(self, logits, past), logits)
         return logits
 
-    def _apply_shaping(self, logits: Tensor, features: frozenset[str]) -> Tensor:
+    def _apply_shaping(self, logits: Tensor, stages: frozenset[str]) -> Tensor:
         """Apply the temperature and then the filters, or the point mass."""
-        steps: list[tuple[str, Callable[..., Tensor]]] = [
+        functions: list[tuple[str, Callable[..., Tensor]]] = [
             ("cold", lambda _, x: x - x.amax(-1, keepdim=True)),  # otherwise the division could overflow
             ("temperature", lambda rows, x: x / rows._setting("temperature", x)),
             ("top_k", lambda rows, x: filters.keep_top_k(x, rows.number("top_k")[:, None, None])),
@@ -105,26 +105,26 @@ class PolicyRows(PolicyTables):
             ("eta_cutoff", lambda rows, x: filters.keep_eta(x, rows._setting("eta_cutoff", x))),
             ("greedy", lambda _, x: filters.point_mass(x)),
         ]
-        for name, step in steps:
-            if name in features:
-                logits = self._where_used(name, step, logits)
+        for name, apply in functions:
+            if name in stages:
+                logits = self._where_used(name, apply, logits)
         return logits
 
-    def _where_used(self, name: str, step: Callable[["PolicyRows", Tensor], Tensor], logits: Tensor) -> Tensor:
-        """Apply a step to the rows that use it; on a CPU it is computed for those only."""
+    def _where_used(self, name: str, apply: Callable[["PolicyRows", Tensor], Tensor], logits: Tensor) -> Tensor:
+        """Apply a stage to the rows that use it; on a CPU it is computed for those only."""
         rows = [row for row, used in enumerate(self.used) if name in used]
         if logits.device.type != "cpu" or len(rows) == len(self):
-            return self._put_back(name, step(self, logits), logits)
+            return self._put_back(name, apply(self, logits), logits)
         if not rows:
             return logits
         index = torch.tensor(rows)
-        return logits.index_copy(0, index, step(self.take_rows(rows), logits[index]))
+        return logits.index_copy(0, index, apply(self.take_rows(rows), logits[index]))
 
     def _put_back(self, name: str, edited: Tensor, logits: Tensor) -> Tensor:
-        """Return the edited logits in the rows that use a feature, and the original logits in the others."""
+        """Return the edited logits in the rows that use a stage, and the original logits in the others."""
         if logits.device.type == "cpu" and all(name in used for used in self.used):
             return edited
-        return torch.where(self._uses[:, FEATURES.index(name), None, None], edited, logits)
+        return torch.where(self._uses[:, STAGES.index(name), None, None], edited, logits)
 
     def _setting(self, name: str, like: Tensor) -> Tensor:
         """(B, 1, 1): a setting in the dtype of logits."""
@@ -134,9 +134,9 @@ class PolicyRows(PolicyTables):
         """(B, 1, 1): a setting in float64."""
         return self.number(name)[:, None, None]
 
-    def _checked_past(self, logits: Tensor, past: Past | None, features: frozenset[str]) -> Past | None:
-        """Return the past if a feature needs it; raise ArgumentError if it is missing or has other shapes."""
-        looking = features & {*LOOKING, *HOOKS}
+    def _checked_past(self, logits: Tensor, past: Past | None, stages: frozenset[str]) -> Past | None:
+        """Return the past if a stage needs it; raise ArgumentError if it is missing or has other shapes."""
+        looking = stages & {*LOOKING, *HOOKS}
         if past is None and looking:
             raise ArgumentError("this policy looks at the text and needs a past; call policy(logits, past)")
         if past is None or not looking:
@@ -150,12 +150,12 @@ class PolicyRows(PolicyTables):
             )
         return past
 
-    def may_leave_none(self, history: History | None, features: frozenset[str]) -> bool:
+    def may_leave_none(self, history: History | None, stages: frozenset[str]) -> bool:
         """Whether the settings of some row could exclude every token, judged by the settings only: checking the logits
         would wait for the device."""
-        if features.issubset(SHAPING):
+        if stages.issubset(SHAPING):
             return False
-        return MASKED in features or any(
+        return MASKED in stages or any(
             policy.may_leave_none(self.vocabulary, history) for policy in distinct(self.policies)
         )
 

@@ -8,8 +8,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from spectr.policy.features import FEATURES, FLOATS, SETS, WHOLES, features_of
 from spectr.policy.policy import Policy
+from spectr.policy.stages import FLOATS, SETS, STAGES, WHOLES, stages_of
 from spectr.rows import copy_to_device
 
 __all__ = ["PolicyTables", "distinct"]
@@ -22,8 +22,8 @@ class PolicyTables:
         self.vocabulary, self.device = vocabulary, torch.device(device)
         self.version = 0  # changes when a tensor is replaced: captured steps know tensors by their addresses
         self.policies = [Policy()] * rows
-        self.used = [frozenset[str]()] * rows  # the features that each row uses
-        self._uses = self._full((rows, len(FEATURES)), False, torch.bool)  # (R, F): the same on the device
+        self.used = [frozenset[str]()] * rows  # the stages that each row uses
+        self._uses = self._full((rows, len(STAGES)), False, torch.bool)  # (R, S): the same on the device
         self._floats = self._table(rows, FLOATS, torch.float64)
         self._wholes = self._table(rows, WHOLES, torch.int64)
         self.sets = {name: self._full((rows, 4), -1, torch.int64) for name in SETS}  # (R, K), padded with -1
@@ -55,9 +55,9 @@ class PolicyTables:
     def _put(self, rows: slice, policy: Policy, count: int) -> None:
         """Set one policy for several rows."""
         policy.check_tokens(self.vocabulary)
-        used = features_of(policy)
+        used = stages_of(policy)
         self.policies[rows], self.used[rows] = [policy] * count, [used] * count
-        self._uses[rows] = copy_to_device([name in used for name in FEATURES], self.device, torch.bool)
+        self._uses[rows] = copy_to_device([name in used for name in STAGES], self.device, torch.bool)
         for table, names in ((self._floats, FLOATS), (self._wholes, WHOLES)):
             table[rows] = copy_to_device([getattr(policy, name) for name in names], self.device, table.dtype)
         for name in SETS:
@@ -76,7 +76,7 @@ class PolicyTables:
 
     def _put_bias(self, rows: slice, policy: Policy) -> None:
         """Set what a policy adds to logits, −inf for the tokens that it always excludes."""
-        if self.bias is None and "bias" not in features_of(policy):
+        if self.bias is None and "bias" not in stages_of(policy):
             return
         self.make_bias()
         assert self.bias is not None
@@ -113,8 +113,8 @@ class PolicyTables:
             return self._wholes[:, list(WHOLES).index(name)]
         return self._floats[:, list(FLOATS).index(name)]
 
-    def features(self) -> frozenset[str]:
-        """Return the features that some row uses."""
+    def stages(self) -> frozenset[str]:
+        """Return the stages that some row uses."""
         return frozenset().union(*set(self.used))
 
     @property

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from spectr.errors import ArgumentError
+from spectr.models.features import capture_features, last_state
 from spectr.models.head import finished
-from spectr.models.hidden_states import capture_hidden_states, last_state
 from spectr.models.target import Target
 from spectr.train.samples import Text
 from spectr.types import Layers
@@ -41,10 +41,10 @@ class Batch:
 
 
 @torch.no_grad()
-def _features(target: Target, tokens: Tensor, length: Tensor, taps: Layers) -> Tensor:
-    """Return the input of the output layer and the outputs of the tapped layers, (B, T, F), of right-padded texts."""
+def _features(target: Target, tokens: Tensor, length: Tensor, layers: Layers) -> Tensor:
+    """Return the input of the output layer and the outputs of some layers, (B, T, F), of right-padded texts."""
     seen = torch.arange(tokens.shape[1], device=tokens.device) < length[:, None]
-    with capture_hidden_states(target.output_layer, last_state, [target.layers[at] for at in taps]) as entered:
+    with capture_features(target.output_layer, last_state, [target.layers[at] for at in layers]) as entered:
         target.model(input_ids=tokens, attention_mask=seen.long(), use_cache=False)
     return entered[0]
 
@@ -62,8 +62,8 @@ class Corpus:
     For a head that drafts some tokens only, it also has the target's *normalizers*: the logarithm of the sum over the
     whole vocabulary that turns logits at a temperature into log-probabilities."""
 
-    def __init__(self, texts: list[Text], device: torch.device, taps: Layers = ()) -> None:
-        self.lengths, self.device, self.taps = [len(text.tokens) for text in texts], device, taps
+    def __init__(self, texts: list[Text], device: torch.device, feature_layers: Layers = ()) -> None:
+        self.lengths, self.device, self.feature_layers = [len(text.tokens) for text in texts], device, feature_layers
         self.quantum = 64 if device.type == "cuda" else 1  # widths of groups are multiples of this
         self._tokens = torch.tensor([token for text in texts for token in text.tokens], device=device)
         self._length = torch.tensor(self.lengths, device=device)
@@ -87,13 +87,13 @@ class Corpus:
         """Compute the features of all texts, `budget` tokens per call, and normalizers at these temperatures."""
         self._normalizers = {one: torch.zeros(self.tokens, device=self.device) for one in set(temperatures)}
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        width = (1 + len(self.taps)) * target.width
+        width = (1 + len(self.feature_layers)) * target.width
         self.features = torch.zeros(self.tokens, width, dtype=dtype, device=self.device)
         for group in self.groups(budget, random.Random(0)):
             texts = torch.tensor(group, device=self.device)
             width = max(self.lengths[at] for at in group)
             tokens, length = self._gather(self._tokens, texts, width), self._length[texts]
-            features = _features(target, tokens, length, self.taps)
+            features = _features(target, tokens, length, self.feature_layers)
             places = torch.arange(width, device=self.device)
             real = places < length[:, None]
             where = (self._begin[texts][:, None] + places)[real]

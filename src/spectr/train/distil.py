@@ -198,7 +198,7 @@ def _distil(how: Distilling, say: Say, bar: Bar) -> Trained:
     some = _learnt_tokens(how, head, texts, target.vocabulary)
     if some is not None and isinstance(head, Borrowing):
         head.borrow(net, some.to(target.device))
-    corpora = [Corpus(part, target.device, getattr(head.shape, "taps", ())) for part in (texts, held)]
+    corpora = [Corpus(part, target.device, head.shape.feature_layers) for part in (texts, held)]
     temperatures = () if some is None else {1.0, *how.course.temperatures}
     with bar("reading the target's features", sum(corpus.tokens for corpus in corpora)) as advance:
         for corpus in corpora:

@@ -136,7 +136,7 @@ def _acceptance(
     depths = min(_DEPTHS, len(written))
     made = replanned(_drafter(lm, name, hidden_states=states, length=1), Plan("race", tree=(1,) * depths))
     target, one = lm.opened.target, torch.ones(1, dtype=torch.float64, device=device)
-    session = target.open(1, len(text) + 64, features=made.wants_features)  # type: ignore[attr-defined]
+    session = target.open(1, len(text) + 64, feature_layers=made.feature_layers)  # type: ignore[attr-defined]
     laws = _laws(target, session, list(prompt), list(written))
     drafting = made.open(Opening(1, len(text) + 64, target.vocabulary, session, device))
     drafting.begin(0, text, len(text), None)

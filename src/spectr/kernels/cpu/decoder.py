@@ -34,11 +34,12 @@ CALL = Table(
     "rows", "tokens", "given", "given_stride", "join", "positions", "batch", "slots", "plain", "more", "tail",
     "tail_stride", "keys", "values", "batch_stride", "head_stride", "slot_stride", "hidden", "hidden_stride", "inputs",
     "inputs_stride", "wide", "wide_stride", "k_offset", "v_offset", "up_offset", "scores", "scores_stride", "features",
-    "features_stride", "taps", "selected", "selection", "logits", "logits_stride",
+    "features_stride", "feature_offsets", "selected", "selection", "logits", "logits_stride",
 )  # fmt: skip
 """Table of a call: tokens, or the rows given in their place; for each token its position, its row of the cache, the
 slot that it is written to, the number of slots from the first that it attends to without gaps, and the other slots that
-it attends to; the cache; scratch buffers; where features are written, and which tokens' logits are computed."""
+it attends to; the cache; scratch buffers; where features are written, and where in them the output of each layer, 0
+for a layer that is not among them; and which tokens' logits are computed."""
 
 _COLUMNS = 512  # columns of the gated layer per piece of work
 _PIECES = 4  # pieces of a product per thread
@@ -276,10 +277,10 @@ class _Decoder:
             steps.prepare(body, inputs, inner, first, stop)
         self._add_output(layer, "down", "output_norm")
 
-    def tap(self, number: Any) -> None:
+    def copy_to_features(self, number: Any) -> None:
         """Copy the states that leave a layer to the features, if the call asks for this layer."""
         body = self.body
-        offset = body.load(I64, self.of_call("taps", PTR), body.mul(number, 8), 8)
+        offset = body.load(I64, self.of_call("feature_offsets", PTR), body.mul(number, 8), 8)
         with body.when(body.builder.icmp_signed(">", offset, I64(0))), self.pool.pieces(self.rows) as row:
             target = body.at(self._features(row), offset)
             with body.loop(0, body.mul(self.width, 4), 4 * steps.LANES) as at:
@@ -312,6 +313,6 @@ def emit_decoder(module: ir.Module, processor: Processor) -> None:
         layer = body.at(decoder.of_program("first_layer", PTR), body.mul(number, 8 * len(LAYER)))
         decoder.attention(layer, number)
         decoder.gated(layer)
-        decoder.tap(number)
+        decoder.copy_to_features(number)
     decoder.end()
     body.finish()

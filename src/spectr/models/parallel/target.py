@@ -161,13 +161,13 @@ class LeadingTarget(ShardedTarget):
         with self.group.announce(Message("digest")):
             return super().digest()
 
-    def open(self, rows: int, slots: int, *, features: Layers | None = None, lasting: bool = True) -> Session:
+    def open(self, rows: int, slots: int, *, feature_layers: Layers | None = None, lasting: bool = True) -> Session:
         """Open a session on every rank, if all of them have the memory. Only rank 0 keeps features."""
         self._require_memory(rows, round_up_16(slots))
         number = next(_NUMBERS)
         arguments = {"model": self.number, "session": number, "rows": rows, "slots": slots}
         with self.group.announce(Message("open", arguments)):
-            session = super().open(rows, slots, features=features, lasting=lasting)
+            session = super().open(rows, slots, feature_layers=feature_layers, lasting=lasting)
         session.name = SessionName(number)
         weakref.finalize(session.name, self._dropped.append, number)
         return session

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from spectr.models.published.checkpoint import Checkpoint
 from spectr.models.published.decoder import decoder_config
-from spectr.models.published.states import Conventions, block_states, eagle3_states, taps_of
+from spectr.models.published.states import Conventions, block_states, eagle3_states, feature_layers_of
 from spectr.types import Layers
 
 __all__ = ["BlockForm", "Eagle3Form", "Form", "Source", "Vocabulary", "family_of", "form_of"]
@@ -62,9 +62,9 @@ class Eagle3Form:
     family: Family = "eagle3"
 
     @property
-    def taps(self) -> Layers:
+    def feature_layers(self) -> Layers:
         """The layers of the target whose outputs the head reads."""
-        return taps_of(self.states, self.source.layers)
+        return feature_layers_of(self.states, self.source.layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,9 @@ class BlockForm:
     family: Family = "dflash"
 
     @property
-    def taps(self) -> Layers:
+    def feature_layers(self) -> Layers:
         """The layers of the target whose outputs the head reads."""
-        return taps_of(self.states, self.source.layers)
+        return feature_layers_of(self.states, self.source.layers)
 
     @property
     def depths(self) -> int:
@@ -176,7 +176,7 @@ def _eagle3(checkpoint: Checkpoint, source: Source, given: tuple[int, ...] | Non
     nested: Mapping[str, Any] = config.get("eagle_config") or {}
     decoder = decoder_config(checkpoint, "midlayer" if checkpoint.has("midlayer.hidden_norm.weight") else "layers.0")
     states = _checked(checkpoint, source, eagle3_states(config, source.layers), given)
-    if (1 + len(taps_of(states, source.layers))) * source.width == decoder.hidden_size:
+    if (1 + len(feature_layers_of(states, source.layers))) * source.width == decoder.hidden_size:
         raise checkpoint.refusal(
             f"is as wide ({decoder.hidden_size}) as all that it reads of the target, so both inputs look alike"
         )

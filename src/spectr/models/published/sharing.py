@@ -107,11 +107,11 @@ class PublishedHead(PreTrainedModel):  # type: ignore[no-untyped-call]
 
     def chosen_states(self, features: Tensor) -> list[Tensor]:
         """Return the hidden states (B, T, Ht) that the head reads, in its order. Features (B, T, F) hold what entered
-        the target's output layer, followed by what left the layers in `taps`."""
+        the target's output layer, followed by what left the layers in `feature_layers`."""
         form = self.shape
         parts = features.split(form.source.width, -1)
         normed = form.source.layers if form.states.is_last_normed else None
-        return [parts[0] if at == normed else parts[1 + form.taps.index(at - 1)] for at in form.states.chosen]
+        return [parts[0] if at == normed else parts[1 + form.feature_layers.index(at - 1)] for at in form.states.chosen]
 
 
 def first_unseen(mask: Tensor, positions: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 from spectr.models.published.checkpoint import Checkpoint
 from spectr.types import Layers
 
-__all__ = ["Conventions", "block_states", "eagle3_states", "taps_of"]
+__all__ = ["Conventions", "block_states", "eagle3_states", "feature_layers_of"]
 
 _EAGLE, _BLOCK = "eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"
 
@@ -23,7 +23,7 @@ class Conventions:
     is_last_normed: bool = False  # the last hidden state is taken after the final norm, not as it leaves the last layer
 
 
-def taps_of(states: Conventions, layers: int) -> Layers:
+def feature_layers_of(states: Conventions, layers: int) -> Layers:
     """Return the layers, counted from 0, whose outputs these hidden states are."""
     return tuple(sorted({at - 1 for at in states.chosen if not (states.is_last_normed and at == layers)}))
 

@@ -1,19 +1,19 @@
-"""The features of policies: the parts of a policy's computation that some rows use and others do not."""
+"""The stages of policies: the parts of a policy's computation that some rows use and others do not."""
 
 from spectr.policy.policy import Policy
 
 __all__ = [
     "EDITS",
-    "FEATURES",
     "FLOATS",
     "HOOKS",
     "LOOKING",
     "MASKED",
     "SETS",
     "SHAPING",
+    "STAGES",
     "WHOLES",
-    "features_of",
     "rounded",
+    "stages_of",
 ]
 
 # Settings and the values at which they are off.
@@ -24,31 +24,30 @@ FLOATS = {
 WHOLES = {"top_k": 0, "no_repeat_ngram_size": 0, "min_new_tokens": 0, "min_length": 0}
 # Settings that are sets of tokens.
 SETS = ("begin_suppress_tokens", "forced_eos_token_id")
-# Features by group; `spectr.policy.rows` has the order in which they are applied. "cold" is a temperature close to 0,
+# Stages by group; `spectr.policy.rows` has the order in which they are applied. "cold" is a temperature close to 0,
 # "bias" everything that is added to tokens everywhere, "counts" the presence and frequency penalties, and "least" the
 # minimum lengths.
 SHAPING = ("temperature", "cold", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "greedy")
 EDITS = ("bias", "repetition_penalty", "counts", "no_repeat_ngram_size", "bad_words", "least", *SETS)
 HOOKS = ("allowed", "processors")
-FEATURES = (*SHAPING, *EDITS, *HOOKS)
+STAGES = (*SHAPING, *EDITS, *HOOKS)
 MASKED = "masked"
-"""A feature of logits, not of a policy: a grammar has excluded some tokens before the policy."""
-LOOKING = frozenset(EDITS) - {"bias"}  # features that depend on the text
+"""Not a stage of a policy but one before it: a grammar has excluded some tokens."""
+LOOKING = frozenset(EDITS) - {"bias"}  # stages that depend on the text
 _ALWAYS = frozenset({"temperature", "cold", "greedy"})
 _COMMON = frozenset({"temperature", "greedy", "cold", "top_k", "top_p", "min_p"})
 _PENALTIES = _ALWAYS | {"bias", "repetition_penalty", "counts", "least"}
 _ALL = frozenset(SHAPING) | frozenset(EDITS)
 
 
-def rounded(features: frozenset[str]) -> frozenset[str]:
-    """Round a set of features up to one of few sets: a captured step serves all policies that use no other
-    features."""
+def rounded(stages: frozenset[str]) -> frozenset[str]:
+    """Round a set of stages up to one of few sets: a captured step serves all policies that use no other stages."""
     tiers = (frozenset({"temperature"}), _ALWAYS, _COMMON, _PENALTIES, _COMMON | _PENALTIES, _ALL)
-    return next((tier for tier in tiers if features <= tier), _ALL | features)
+    return next((tier for tier in tiers if stages <= tier), _ALL | stages)
 
 
-def features_of(policy: Policy) -> frozenset[str]:
-    """Return the features that a policy uses."""
+def stages_of(policy: Policy) -> frozenset[str]:
+    """Return the stages that a policy uses."""
     used = {name for name, off in (FLOATS | WHOLES).items() if getattr(policy, name) != off}
     if used & {"presence_penalty", "frequency_penalty"}:
         used.add("counts")
@@ -65,4 +64,4 @@ def features_of(policy: Policy) -> frozenset[str]:
         used = (used - set(SHAPING)) | {"greedy"}
     elif policy.temperature < 1e-3:
         used.add("cold")
-    return frozenset(used) & frozenset(FEATURES)
+    return frozenset(used) & frozenset(STAGES)

@@ -1,4 +1,4 @@
-"""Captures the hidden states that enter the output layer, and drops those whose logits are not needed."""
+"""Captures features: the input of the output layer and the outputs of some layers. Computes only the logits needed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["capture_hidden_states", "last_state"]
+__all__ = ["capture_features", "last_state"]
 
 
 def last_state(states: Tensor) -> Tensor:
@@ -22,12 +22,12 @@ def _states(output: Any) -> Tensor:
 
 
 @contextmanager
-def capture_hidden_states(
-    head: nn.Module, select: Callable[[Tensor], Tensor] | None = None, layers: Sequence[nn.Module] = ()
+def capture_features(
+    output_layer: nn.Module, select: Callable[[Tensor], Tensor] | None = None, layers: Sequence[nn.Module] = ()
 ) -> Iterator[list[Tensor]]:
-    """Collect what enters `head` while the context is open, (B, T, H) for each call, followed along H by what left the
-    `layers`. `select` picks the states that go through the output layer, so that no logits are computed for the others;
-    what a model does after its output layer is unchanged."""
+    """Collect what enters the output layer while the context is open, (B, T, H) for each call, followed along H by what
+    left the `layers`. `select` picks the states that go through the output layer, so that no logits are computed for
+    the others; what a model does after its output layer is unchanged."""
     entered: list[Tensor] = []
     outputs: list[Tensor] = []
 
@@ -37,7 +37,7 @@ def capture_hidden_states(
         return None if select is None else (select(args[0]), *args[1:])
 
     with ExitStack() as hooks:
-        hooks.callback(head.register_forward_pre_hook(capture).remove)
+        hooks.callback(output_layer.register_forward_pre_hook(capture).remove)
         for layer in layers:
             hooks.callback(layer.register_forward_hook(lambda _, __, output: outputs.append(_states(output))).remove)
         yield entered
