@@ -35,8 +35,9 @@ class _Noted(TextReader):
         return super(_Noted, self).finish()
 
 
-def run_alone(lm: LM, count: int, bodies: list[Found]) -> list[Found]:
-    """Run requests in the given order with `count` in flight, and return the measurements of each."""
+def run_alone(lm: LM, count: int, bodies: list[Found], scope: str) -> list[Found]:
+    """Run requests in the given order with `count` in flight, and return the measurements of each. Only requests of the
+    same `scope` share prefixes."""
     ended: queue.SimpleQueue[int] = queue.SimpleQueue()
     found: list[Found] = [{} for _ in bodies]
     handles, waiting = dict[int, object](), iter(enumerate(bodies))
@@ -48,7 +49,7 @@ def run_alone(lm: LM, count: int, bodies: list[Found]) -> list[Found]:
         request = lm.request(body["prompt"], body["max_tokens"], body["seed"], temperature=body["temperature"])
         reader = _Noted(TextStream(lm.tokenizer), number, ended, found[number])
         found[number]["sent"] = time.perf_counter()
-        handles[number] = lm.engine.submit(replace(request, reader=reader))
+        handles[number] = lm.engine.submit(replace(request, reader=reader, cache_scope=scope))
 
     for _ in range(count):
         submit()

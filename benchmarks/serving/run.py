@@ -1,6 +1,7 @@
 """Runs one part for each number of clients, and a soak test."""
 
 import copy
+import itertools
 import json
 import resource
 import statistics
@@ -87,23 +88,26 @@ def _over_http(url: str, count: int, bodies: list[Found], *more: str) -> list[Fo
 
 
 def _clients(subject: Subject, count: int, requests: int) -> Iterator[Found]:
-    """Measure engine and server in turns on the same requests; every repeat has new requests."""
-    repeats = subject.load.repeats
+    """Measure engine and server in turns on the same requests; every repeat has new requests.
+
+    Both use one engine, whose captured graphs are kept. Requests of the engine alone have a cache scope of their own,
+    so that neither way finds prefixes of the other.
+    """
+    repeats, scopes = subject.load.repeats, (f"engine {number}" for number in itertools.count())
     lm = _lm(subject, count)
     rows: dict[str, list[Found]] = {_ALONE: [], _HTTP: []}
     with _serving(lm, count) as (url, _):
         ways: dict[str, Callable[[list[Found]], list[Found]]] = {
-            _ALONE: lambda bodies: run_alone(lm, count, bodies),
+            _ALONE: lambda bodies: run_alone(lm, count, bodies, scope=next(scopes)),
             _HTTP: lambda bodies: _over_http(url, count, bodies),
         }
         for way in ways.values():  # warm-up: graphs are captured and kernels compiled
-            way(_bodies(subject, 1, 2 * count))
+            way(_bodies(subject, 1, 4 * count))
         for repeat in range(repeats):
             bodies = _bodies(subject, 2 + repeat, requests * count)
             order = list(ways) if repeat % 2 == 0 else list(reversed(ways))
             for name in order:
                 rows[name].append(_row(ways[name](bodies)))
-                lm.engine.scheduler.close()
             yield {"clients": count, **_summary(rows), "runs": rows, "left": repeats - repeat - 1}
 
 
