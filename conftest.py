@@ -1,8 +1,13 @@
 """Leaves out tests whose packages are not installed, so that a machine with spectr alone, such as one with a GPU, runs
 the others. Where all extras are installed, as by `make setup`, nothing is left out."""
 
+import gc
+from collections.abc import Generator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 _ROOT = Path(__file__).parent
 _NEEDED = {
@@ -37,6 +42,17 @@ _LEFT_OUT = {
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Ignore files that need a package that is missing; None leaves the decision to pytest."""
     return True if _LEFT_OUT.get(collection_path) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Collect no garbage while modules are imported and tests are listed: it takes a quarter of that time and frees
+    nothing."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_report_header() -> list[str]:

@@ -102,7 +102,8 @@ def smollm() -> Any:
     return AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
 
 
-EXACT = [byte_level, metaspace, llama, smollm]
+REAL = pytest.param(smollm, marks=pytest.mark.slow)  # of the kind of `byte_level`, and takes seconds to open
+EXACT = [byte_level, metaspace, llama, REAL]
 
 
 def ids(tokenizer: Any, text: str) -> list[int]:
@@ -139,7 +140,7 @@ def test_any_text(make: Any, text: str) -> None:
 
 
 @settings(max_examples=60)
-@pytest.mark.parametrize("make", [byte_level, smollm])
+@pytest.mark.parametrize("make", [byte_level, REAL])
 @given(data=st.data())
 def test_any_tokens(make: Any, data: st.DataObject) -> None:
     """Also tokens that are no valid text: broken characters, and special tokens in between."""

@@ -84,7 +84,7 @@ def measure(target: str, near: str, tmp_path: Path) -> Measure:
     """Run a small benchmark; keywords are those of the grid and of the bench."""
 
     def measured(**given: Any) -> dict[str, Any]:
-        grid = {"tasks": ("dialogue", "continuation"), "prompts": 1, "tokens": 12}
+        grid = {"tasks": ("dialogue", "continuation"), "prompts": 1, "tokens": 8}
         names = Grid.__slots__
         grid |= {name: value for name, value in given.items() if name in names}
         rest = {name: value for name, value in given.items() if name not in names}

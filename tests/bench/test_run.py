@@ -39,7 +39,7 @@ def cells(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_all_methods_take_part(measure: Measure, tmp_path: Path) -> None:
-    found = measure(temperatures=(0.0, 1.0), tokens=8)
+    found = measure(temperatures=(0.0, 1.0), tokens=5)
     assert found["left_out"] == {}
     assert found["cells_missing"] == 0
     assert [row["method"] for row in found["results"]] == [*METHODS, *METHODS]
@@ -50,7 +50,7 @@ def test_all_methods_take_part(measure: Measure, tmp_path: Path) -> None:
         assert same["of"] == 2
         if row["temperature"] == 0 or row["method"] in ("plain", "race", "lookup", "default"):
             assert same["same"] == 2, row["method"]
-        assert row["tokens"] <= 16
+        assert row["tokens"] <= 10
         assert row["block_efficiency"] >= 1
         assert sum(row["milliseconds_per_token"].values()) * row["tokens"] == pytest.approx(
             1e3

@@ -250,7 +250,7 @@ def test_a_whole_run(order: Order) -> None:
     assert said[-1] == "everything is measured already"
 
 
-@pytest.mark.parametrize("part", ["chat_0", "scores_gsm8k"])
+@pytest.mark.parametrize("part", ["scores_gsm8k", pytest.param("chat_0", marks=pytest.mark.slow)])
 def test_an_interrupted_part_goes_on(order: Order, data: Path, part: str) -> None:
     (data / "gsm8k.jsonl").write_text("".join(json.dumps(SUMS[0]) + "\n" for _ in range(6)))
     trial = replace(SMALL, ways=("spectr", "plain"), rows=1)

@@ -100,7 +100,7 @@ def test_a_lossy_rule_on_a_model_fails(spectr: Spectr, folder: str) -> None:
 
 
 def test_transformers(spectr: Spectr, folder: str) -> None:
-    ran = spectr("audit", folder, "--engine", "transformers", "--prompt", "a b c", "--samples", "60", "--json")
+    ran = spectr("audit", folder, "--engine", "transformers", "--prompt", "a b c", "--samples", "20", "--json")
     assert ran.code == 0
     cases = [finding["case"] for finding in json.loads(ran.out)["findings"]]
     assert cases[1] == "assistant_model × noisy"

@@ -114,7 +114,9 @@ def test_a_target_that_computes_nonsense_is_named(
     assert 3 <= len(written) < 60
 
 
-@pytest.mark.parametrize("name", ["model", "feature", "early_exit"])
+@pytest.mark.parametrize(
+    "name", ["feature", *(pytest.param(n, marks=pytest.mark.slow) for n in ("model", "early_exit"))]
+)
 def test_requests_take_over_rows(
     net: PreTrainedModel, makers: dict[str, Make], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

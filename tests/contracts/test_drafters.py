@@ -105,9 +105,9 @@ def test_greedy_text_is_that_of_transformers(
     meant = []
     for prompt in PROMPTS[:3]:
         ids = torch.tensor([prompt])
-        text = net.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)
+        text = net.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
         meant.append(text[0, len(prompt) :].tolist())
-    asked = [Request(prompt, 0, 20, Policy(0)) for prompt in PROMPTS[:3]]
+    asked = [Request(prompt, 0, 12, Policy(0)) for prompt in PROMPTS[:3]]
     for name in names or makers:
         found = Engine(Target(net), makers[name](PLANS["pruned"]), spectr.rule(rule)).generate(asked)
         assert [result.tokens for result in found] == meant, name
@@ -162,12 +162,10 @@ def law_of_two(net: PreTrainedModel, prompt: list[int], policy: Policy) -> torch
     return (first[0][:, None] * second).flatten()
 
 
-def surprise(
-    net: PreTrainedModel, made: Drafter, rule: str, policy: Policy, reference: Sequence[int] = (), *, count: int = 2_000
-) -> float:
-    """Return the chi-square statistic of `count` texts against exact probabilities, relative to its 1 − 1e-8
-    quantile."""
-    prompt = [3, 4, 3, 4, 3]
+def surprise(net: PreTrainedModel, made: Drafter, rule: str, policy: Policy, reference: Sequence[int] = ()) -> float:
+    """Return the chi-square statistic of a thousand texts against exact probabilities, relative to its 1 − 1e-8
+    quantile. So many show every planted fault below."""
+    prompt, count = [3, 4, 3, 4, 3], 1_000
     expected = law_of_two(net, prompt, policy) * count
     engine = Engine(Target(net), made, spectr.rule(rule))
     found = torch.zeros(SIZE * SIZE, dtype=torch.float64)
@@ -209,7 +207,7 @@ def test_law_of_two_tokens_with_a_reference(
     assert surprise(net, made, rule, LAWS[policy], [first, second, 1, 2]) < 1
 
 
-@pytest.mark.parametrize("rule", ["race", "optimal"])
+@pytest.mark.parametrize("rule", ["optimal", pytest.param("race", marks=pytest.mark.slow)])
 def test_a_policy_that_forgets_the_path_is_seen(
     net: PreTrainedModel, makers: dict[str, Make], rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,7 +218,7 @@ def test_a_policy_that_forgets_the_path_is_seen(
 
     monkeypatch.setattr("spectr.engine.step.Past", forgetful)
     made = makers["model"](PLANS["pruned" if rule == "race" else "chains"])
-    assert surprise(net, made, rule, LAWS["hook"], count=1_000) > 1
+    assert surprise(net, made, rule, LAWS["hook"]) > 1
 
 
 def test_a_draft_law_that_was_not_drawn_from_is_seen(
@@ -235,7 +233,7 @@ def test_a_draft_law_that_was_not_drawn_from_is_seen(
         return replace(draft, laws=flat / flat.sum(-1, keepdim=True).clamp_min(1e-9))
 
     monkeypatch.setattr(plan, "grow", stored)
-    assert surprise(net, makers["model"](PLANS["chains"]), "optimal", LAWS["cool"], count=1_000) > 1
+    assert surprise(net, makers["model"](PLANS["chains"]), "optimal", LAWS["cool"]) > 1
 
 
 @pytest.mark.parametrize("rule", ["race", "kseq", "optimal", "path_block", "block", "recursive"])
@@ -269,9 +267,9 @@ def test_nonsense_that_was_not_drawn_from_is_seen(monkeypatch: pytest.MonkeyPatc
     broken = llama(4)
     broken.lm_head.register_forward_hook(lambda _, __, logits: logits * torch.nan)
     made = drafter("model", model=Target(broken), plan=Plan("iid", 3, 2))
-    assert surprise(llama(3, layers=3), made, "optimal", LAWS["cool"], count=1_000) < 1
+    assert surprise(llama(3, layers=3), made, "optimal", LAWS["cool"]) < 1
     monkeypatch.setattr(plan, "grow", stored)
-    assert surprise(llama(3, layers=3), made, "optimal", LAWS["cool"], count=1_000) > 1
+    assert surprise(llama(3, layers=3), made, "optimal", LAWS["cool"]) > 1
 
 
 @pytest.mark.parametrize("rule", ["kseq", "optimal", "path_block", "block", "recursive"])

@@ -46,7 +46,7 @@ HOOKED = Policy(0.8, allowed=lambda text: [token for token in range(SIZE) if (to
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@ways("race-padded", "optimal-ngram")
+@ways("optimal-ngram")
 def test_an_error_of_one_request_ends_that_request_only(
     way: Way, fault: str, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
@@ -110,7 +110,7 @@ def test_logits_that_are_not_finite_beyond_the_end(
     assert all(result.tokens.index(SIZE - 1) == len(result.tokens) - 1 for result in results)
 
 
-@ways("race-lookup", "kseq-model-late")
+@ways("kseq-model-late")
 def test_an_error_of_the_engine_ends_all_requests(
     way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ def _fresh(requests: list[Request]) -> list[Result]:
 # Requests in a batch.
 
 
-@ways("optimal-feature", "race-light-late")
+@ways("race-light-late")
 def test_a_batch_gives_the_same_steps(
     way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]
 ) -> None:
@@ -48,7 +48,7 @@ def test_a_batch_gives_the_same_steps(
     same(engine.generate(asked()[::-1]), want[::-1])
 
 
-@ways("race-eagle3", "optimal-feature-late")
+@ways("optimal-feature-late")
 def test_requests_that_join_late(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
     """Requests that join one after the other, while others run and end, have the same steps."""
     want = meant(way)
@@ -82,7 +82,7 @@ def test_cancelled_requests_do_not_affect_others(
     )
 
 
-@ways("race-lookup", "optimal-feature-late")
+@ways("race-lookup")
 def test_requests_wait_for_rows(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
     """With more requests than rows, requests wait for a row and then have the same steps."""
     want, engine = meant(way), build(way, rows=2)
@@ -91,7 +91,7 @@ def test_requests_wait_for_rows(way: Way, build: Callable[..., Engine], meant: C
     assert len(lane.memory) == 2
 
 
-@ways("optimal-feature", "race-light-late")
+@ways("optimal-feature")
 def test_prompts_read_in_chunks(
     way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +143,7 @@ def test_a_continued_text_has_the_same_rest(
 # Rows that other requests used before.
 
 
-@ways("race-eagle3-late", "optimal-feature")
+@ways("race-eagle3-late")
 def test_rows_are_reused(way: Way, build: Callable[..., Engine], meant: Callable[[Way], list[Result]]) -> None:
     """Requests have the same steps in rows that hold the caches of other texts, in any order."""
     want, engine = meant(way), build(way, rows=5)
@@ -155,7 +155,7 @@ def test_rows_are_reused(way: Way, build: Callable[..., Engine], meant: Callable
         same(engine.generate([requests[row] for row in order]), [want[row] for row in order])
 
 
-@ways("race-early_exit", "optimal-light")
+@ways("optimal-light")
 def test_a_prefix_of_an_ended_text_is_reused(
     way: Way, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:
@@ -200,7 +200,7 @@ def test_a_prefix_of_a_running_text_is_reused(
     assert all(result.reused >= 29 for result in found[1:])
 
 
-@ways("race-ngram", "optimal-feature-late")
+@ways("optimal-feature-late")
 def test_memory_grows_while_others_run(
     way: Way, build: Callable[..., Engine], alone: Callable[..., list[Result]]
 ) -> None:

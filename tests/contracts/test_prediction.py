@@ -360,6 +360,7 @@ def test_tokens_that_are_none_are_refused(build: Build) -> None:
 
 
 _CORRECT: set[str] = set()
+MORE = [pytest.param(name, marks=pytest.mark.slow) for name in ("lookup", "model")]  # see the same faults
 
 
 @pytest.fixture
@@ -396,7 +397,7 @@ def _text(one: Any) -> list[int]:
     return [token for step in steps for token in step[0]]
 
 
-@pytest.mark.parametrize("name", ["none", "lookup", "model"])
+@pytest.mark.parametrize("name", ["none", *MORE])
 def test_the_reference_of_a_neighbour_is_seen(name: str, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted fault: each row reads the reference of the row before it."""
 
@@ -408,7 +409,7 @@ def test_the_reference_of_a_neighbour_is_seen(name: str, seen: Seen, monkeypatch
     assert seen(name, lambda: monkeypatch.setattr(References, "_read", leaky))
 
 
-@pytest.mark.parametrize("name", ["none", "model"])
+@pytest.mark.parametrize("name", ["none", MORE[-1]])
 def test_a_stale_reference_is_seen(name: str, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted fault: a row keeps its reference for later requests."""
     put = References.put
@@ -420,7 +421,7 @@ def test_a_stale_reference_is_seen(name: str, seen: Seen, monkeypatch: pytest.Mo
     assert seen(name, lambda: monkeypatch.setattr(References, "put", stale))
 
 
-@pytest.mark.parametrize("name", ["none", "model"])
+@pytest.mark.parametrize("name", ["none", MORE[-1]])
 @pytest.mark.parametrize("table", ["tokens", "size", "since", "place"])
 def test_a_table_that_does_not_move_is_seen(name: str, table: str, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted fault: one table of the references does not move with its rows."""
@@ -434,7 +435,7 @@ def test_a_table_that_does_not_move_is_seen(name: str, table: str, seen: Seen, m
     assert seen(name, lambda: monkeypatch.setattr(References, "copy_rows", stays))
 
 
-@pytest.mark.parametrize("name", ["none", "model"])
+@pytest.mark.parametrize("name", ["none", MORE[-1]])
 def test_a_place_that_was_left_is_seen(name: str, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted fault: a row begins at the position that the previous request had reached in its reference."""
     put = References.put

@@ -119,7 +119,9 @@ def test_no_step_is_found_wrong_in_less_than_float64(rule: str, name: str, dtype
     assert witness.near_ties <= 2 or name == "itself"
 
 
-@pytest.mark.parametrize("rule", ["race", "optimal", "path_block"])
+@pytest.mark.parametrize(
+    "rule", ["path_block", *(pytest.param(r, marks=pytest.mark.slow) for r in ("race", "optimal"))]
+)
 def test_steps_that_are_read_late(
     net: PreTrainedModel, makers: dict[str, Make], rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

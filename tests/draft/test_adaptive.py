@@ -373,7 +373,7 @@ class _PeekingDrafting:
         return getattr(self.inner, name)
 
 
-LENGTH, ROWS = 3, 2_400
+LENGTH, ROWS = 3, 1_200
 
 
 def exact(net: PreTrainedModel, prompt: list[int]) -> torch.Tensor:

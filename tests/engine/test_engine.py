@@ -76,6 +76,7 @@ def test_stop_tokens_end_a_row_at_once(model: PreTrainedModel) -> None:
     assert result.finish_reason == "stop"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["race", "match"])
 def test_law_of_two_tokens(model: PreTrainedModel, rule: str) -> None:
     """Two generated tokens have the exact distribution (chi-square test of 2,000 texts, false-alarm rate 1e-7)."""

@@ -152,7 +152,7 @@ def test_a_model_has_one_policy_inside_transformers_and_out(rich: PreTrainedMode
     torch.testing.assert_close(laws[0], laws[1], rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("drafter", ["none", "lookup", "ngram"])
+@pytest.mark.parametrize("drafter", ["none", "lookup", pytest.param("ngram", marks=pytest.mark.slow)])
 def test_temperature_0_is_greedy_and_keeps_the_penalties(rich: PreTrainedModel, drafter: str) -> None:
     lm = spectr.load(rich, drafter, tokenizer=word_tokenizer(24))
     for ids in (IDS[:1], IDS[1:, 3:]):
@@ -207,9 +207,13 @@ def test_processors_become_settings_of_a_policy() -> None:
         assert _split_settings([every[0], odd]) == ([every[0], odd], {})
 
 
+FEWER = [{"temperature": 0.7}, {"top_k": 5}, {"temperature": 1.3, "top_p": 0.8}]  # parts of the other settings
+
+
 @pytest.mark.parametrize(
-    "flags", [{"temperature": 0.7}, {"top_k": 5}, {"temperature": 1.3, "top_p": 0.8}, {"top_k": 9, "min_p": 0.1},
-              {"temperature": 0.9, "top_p": 0.9, "typical_p": 0.8, "repetition_penalty": 1.2}], ids=str
+    "flags", [{"top_k": 9, "min_p": 0.1},
+              {"temperature": 0.9, "top_p": 0.9, "typical_p": 0.8, "repetition_penalty": 1.2},
+              *(pytest.param(flags, marks=pytest.mark.slow) for flags in FEWER)], ids=str
 )  # fmt: skip
 def test_settings_give_the_texts_of_processors(
     net: PreTrainedModel, flags: dict[str, float], monkeypatch: pytest.MonkeyPatch

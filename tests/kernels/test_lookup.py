@@ -1,6 +1,5 @@
 """The kernel of lookup drafts what the plain code drafts, to the last bit."""
 
-import itertools
 import random
 
 import pytest
@@ -62,7 +61,7 @@ def texts_of(lengths: list[int], slots: int, alphabet: int, seed: int) -> tuple[
 def test_drafts_equal_those_of_the_plain_code(lookup: Lookup) -> None:
     """Small alphabets have many matches, of all lengths, and many equal continuations."""
     draws, alive = random.Random(5), 0
-    for seed, (slots, alphabet) in enumerate(itertools.product((1, 5, 17, 150), (1, 2, 4))):
+    for seed, (slots, alphabet) in enumerate([(1, 2), (5, 1), (5, 2), (17, 4), (150, 2), (150, 4)]):
         given = texts_of([slots, draws.randrange(slots + 1)], slots, alphabet, seed)
         meant = by_plain_code(lookup, *given)
         check_equal(by_kernel(lookup, *given), meant)
@@ -127,7 +126,7 @@ def test_drafting_with_sources(lookup: Lookup, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(plain, "merge", lambda *_: pytest.fail("the plain code was used"))
     monkeypatch.setattr(plain, "usable", lambda _: True)
     draws = random.Random(8)
-    for _ in range(6):
+    for _ in range(3):
         texts, sources = ([[draws.randrange(3) for _ in range(draws.choice(most))] for _ in range(3)]
                           for most in ((1, 4, 30), (0, 3, 12)))  # fmt: skip
         widest = max(map(len, sources))

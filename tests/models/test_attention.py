@@ -38,11 +38,8 @@ GROUPED = [
     "qwen2 sliding",
     "qwen3",
     "gemma3_text",
-    "olmo2",
-    "granite",
     "cohere2",
-    "smollm3",
-    "mixtral",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("olmo2", "granite", "smollm3", "mixtral")),
 ]
 
 

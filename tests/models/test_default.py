@@ -63,13 +63,13 @@ def test_a_hundred_texts_are_plain_decoding_to_the_token(folder: Path) -> None:
             assert [out.tokens for out in lm.generate(prompts, 24, seed=seed)] == right
 
 
-def test_the_default_pair_is_a_trained_head(folder: Path, lm: spectr.LM) -> None:
+def test_the_default_pair_is_a_trained_head(lm: spectr.LM) -> None:
     """The default drafter is shipped with the package, takes at most 16 MiB, and is accepted well. On a CPU, where
     drafting does not always pay off, every step chooses between plain decoding and a few trees."""
     default = lm.engine.drafter
     assert isinstance(default, SwitchingDrafter)
     assert [drafter.name for drafter in default.drafters] == ["none", "feature", "feature", "feature"]
-    small = spectr.load(folder, nodes=2)
+    small = spectr.load(lm.opened.target.model, nodes=2, tokenizer=lm.opened.tokenizer)  # not opened a second time
     assert small.engine.drafter.name == "feature"
     found = shipped(small.opened.target.model)
     assert found is not None

@@ -47,8 +47,7 @@ def all_right(play: Any, session: Any, texts: list[list[int]], kinds: list[int])
         play.next_is_right(window, texts[first:stop], kinds[first:stop])
 
 
-@pytest.mark.parametrize("joint", [False, True], ids=["apart", "joint"])
-@pytest.mark.parametrize("name", NAMES)
+@half
 def test_windows_read_and_keep_only_their_rows(name: str, joint: bool, make: Any) -> None:
     """Reading, keeping and rewinding through a window do not change the rows outside of it."""
     play, kinds = make(name), [0, 1, 1, 0]

@@ -15,7 +15,7 @@ from tests.saved import TEXTS
 from spectr.lm import LM
 from spectr.serve.service import Service
 
-COUNT = 32
+COUNT = 24
 MANY = pytest.param(200, marks=pytest.mark.slow)
 
 

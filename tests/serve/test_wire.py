@@ -218,7 +218,7 @@ def test_a_page_can_read_why_it_was_refused(other: Callable[..., Any]) -> None:
 def test_the_end_of_a_drain_is_told(other: Callable[..., Any], stream: bool) -> None:
     """A request that the shutdown cuts off gets an error that says so, with status 503 or in its stream."""
     client, service = other()
-    with client.stream("POST", "/v1/completions", json={**LONG, "n": 8, "stream": stream}) as found:
+    with client.stream("POST", "/v1/completions", json={**LONG, "n": 8, "max_tokens": 8, "stream": stream}) as found:
         pass
     server_over = service.handler.shutdown
 

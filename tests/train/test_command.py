@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(folder: Path, out: Path, seconds: float = 60.0, **more: object) -> Distilling:
-    course = Course(seconds, 120, depths=2, budget=1024)  # as many steps on every machine
+    course = Course(seconds, 60, depths=2, budget=1024)  # as many steps on every machine
     return Distilling(str(folder), out, prompts=60, longest=(16,), rows=60, layers=1, course=course, **more)  # type: ignore[arg-type]
 
 
@@ -57,7 +57,7 @@ def test_the_folder_is_a_drafter(folder: Path, made: Path) -> None:
     assert sum(out.stats.accepted for out in texts[1]) > 0
     card = (made / "drafter_card.md").read_text()
     assert "never the distribution of the text" in card
-    assert "seconds (120 steps) on" in card  # the time that it took, and not the 60 seconds that it might have taken
+    assert "seconds (60 steps) on" in card  # the time that it took, and not the 60 seconds that it might have taken
     stored = json.loads((made / "drafter.json").read_text())
     assert stored["kind"] == "feature"
     layers = list(drafted.engine.drafter.feature_layers)  # type: ignore[attr-defined]

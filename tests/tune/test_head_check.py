@@ -31,7 +31,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "kind", ["eagle3", "dspark", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("peagle", "dflash"))]
+    "kind", ["dspark", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("eagle3", "peagle", "dflash"))]
 )
 def test_every_format_is_examined(target: Path, tmp_path: Path, kind: str) -> None:
     lm = spectr.load(str(target), "none")

@@ -13,6 +13,8 @@ from spectr.errors import ArgumentError, MismatchError
 from spectr.lm import LM
 from spectr.models.trained import fingerprint
 
+MORE = [pytest.param(name, marks=pytest.mark.slow) for name in ("lookup", "ngram", "random")]
+OTHERS = [pytest.param(rule, marks=pytest.mark.slow) for rule in ("block", "path_block", "recursive_wor")]
 ASK = ["the quick brown fox", "tides rise", "the quick brown fox jumps over the"]
 
 
@@ -40,7 +42,7 @@ def open_lm(folder: Path, *arguments: Any, **options: Any) -> LM:
     return spectr.load(folder, *arguments, dtype="float64", **options)
 
 
-@pytest.mark.parametrize("drafter", ["auto", "early_exit", "lookup", "ngram", "lookup+ngram", "random", "none"])
+@pytest.mark.parametrize("drafter", ["auto", "early_exit", "lookup+ngram", "none", *MORE])
 def test_auto_keeps_the_text(lm: LM, folders: tuple[Path, Path], drafter: str) -> None:
     auto = open_lm(folders[0], drafter, plan="auto")
     assert isinstance(auto.engine.drafter, SwitchingDrafter) == (drafter != "none")
@@ -65,7 +67,7 @@ def test_auto_with_a_model_and_in_a_stream(lm: LM, folders: tuple[Path, Path]) -
     assert "".join(auto.stream(ASK[0], 40, 3)) == meant.text
 
 
-@pytest.mark.parametrize("rule", ["optimal", "block", "path_block", "recursive_wor"])
+@pytest.mark.parametrize("rule", ["optimal", *OTHERS])
 def test_auto_keeps_to_one_plan_under_other_rules(lm: LM, folders: tuple[Path, Path], rule: str) -> None:
     """The drafter is the same as without plan='auto', so the distribution is unchanged."""
     usual = open_lm(folders[0], "early_exit", rule)
