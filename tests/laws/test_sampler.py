@@ -12,7 +12,7 @@ from spectr.verify import RULES
 
 chi2 = pytest.importorskip("scipy.stats").chi2
 
-ROWS = 10_000
+ROWS = 20_000
 NAMES = [name for name in RULES if name not in ("spectr", "walk")]  # other names of kseq and optimal
 
 
