@@ -25,7 +25,8 @@ def _vocabulary_note(about: Trained) -> str:
     """Return a note on which tokens it drafts, if not all."""
     if about.drafted_tokens is None:
         return ""
-    return f" ({'' if about.kind == 'eagle3' else 'on a CPU '}the {about.drafted_tokens:,} most frequent tokens of it)"
+    everywhere = about.kind == "eagle3" or about.learnt_tokens is not None
+    return f" ({'' if everywhere else 'on a CPU '}the {about.drafted_tokens:,} most frequent tokens of it)"
 
 
 def _light_note(about: Trained) -> str:
