@@ -63,6 +63,10 @@ def test_the_folder_is_a_drafter(folder: Path, made: Path) -> None:
     layers = list(drafted.engine.drafter.feature_layers)  # type: ignore[attr-defined]
     assert stored["shape"]["taps"] == layers  # the stored key is that of all versions
     assert "feature_layers" not in stored["shape"]
+    modes = {path.name: path.stat().st_mode & 0o777 for path in made.iterdir()}
+    assert (
+        len({modes[name] for name in ("drafter.json", "drafter.safetensors", "samples.safetensors")}) == 1
+    )  # as umask says
     chains = spectr.load(str(folder), made, "optimal", drafts=2, length=3)
     assert len(chains.generate(ASK, 10, min_new_tokens=10).tokens) == 10
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -17,6 +17,7 @@ from spectr.models.blockwise import BlockwiseHead, BlockwiseShape
 from spectr.models.head import FeatureHead, HeadShape
 from spectr.models.int8 import Int8Linear
 from spectr.models.packed import PackedLinear, block_matrix, embedded_rows
+from spectr.models.saving import save_tensors, save_text
 from spectr.models.six_bit import SCALE, decoded, decoded_int8, encoded
 from spectr.models.tuned import tune_head
 
@@ -70,20 +71,17 @@ def is_drafter(folder: Path) -> bool:
 
 
 def save_drafter(folder: Path, head: FeatureHead | BlockwiseHead, about: Trained, order: Tensor) -> None:
-    """Write the weights in six bits, the tokens in `order` of decreasing frequency, and the description. Files are
-    written under temporary names and renamed."""
+    """Write the weights in six bits, the tokens in `order` of decreasing frequency, and the description."""
     if any(isinstance(module, Int8Linear) for module in head.modules()):
         raise ArgumentError(
             "a head that was loaded for drafting has rounded weights and cannot be saved; copy its folder instead"
         )
     tensors = encoded({name: weights.detach().cpu() for name, weights in head.named_parameters()})
     tensors[_ORDER] = order.to("cpu", torch.int32)
-    save_file(tensors, folder / f"{_WEIGHTS}.part")
-    (folder / f"{_WEIGHTS}.part").replace(folder / _WEIGHTS)
+    save_tensors(folder / _WEIGHTS, tensors)
     data = _renamed({name: getattr(about, name) for name in about.__slots__}, _KEYS)
     data["shape"] = _renamed(about.shape, _KEYS)
-    (folder / f"{_ABOUT}.part").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    (folder / f"{_ABOUT}.part").replace(folder / _ABOUT)
+    save_text(folder / _ABOUT, json.dumps(data, indent=1) + "\n")
 
 
 def _renamed(data: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:

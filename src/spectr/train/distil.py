@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from spectr.data.prompts import read_prompts, split, training
@@ -21,6 +21,7 @@ from spectr.models.head import Borrowing, head_of
 from spectr.models.packed import unpacked
 from spectr.models.published.eagle3 import Eagle3Head
 from spectr.models.published.making import Written, eagle3_of, save_eagle3
+from spectr.models.saving import save_tensors
 from spectr.models.trained import Trained, fingerprint, is_drafter, load_for_training, save_drafter
 from spectr.train.card import write_card
 from spectr.train.corpus import Corpus
@@ -102,12 +103,6 @@ def _unpacked(data: dict[str, Tensor]) -> list[Text]:
     return [Text(part.tolist(), start) for part, start in zip(parts, data["starts"].tolist(), strict=True)]
 
 
-def _write(path: Path, texts: Sequence[Text]) -> None:
-    part = path.with_suffix(".part")
-    save_file(_packed(texts), part)
-    part.replace(path)
-
-
 def _begun(path: Path, order: list[list[list[int]]]) -> list[list[Text]]:
     """Return the answered batches that an interrupted run left in a file; none if it was run with other settings, so
     that its batches were others."""
@@ -140,11 +135,11 @@ def _answers(how: Distilling, lm: LM, held_out: bool, say: Say, bar: Bar) -> lis
             found.append(batch)
             advance(len(batch))
             if time.monotonic() - written >= _WRITE_EVERY:
-                _write(begun, list(chain(*found)))
+                save_tensors(begun, _packed(list(chain(*found))))
                 written = time.monotonic()
     texts = list(chain(*found))
     say(f"sampled {sum(len(text.tokens) - text.start for text in texts):,} tokens of {title}")
-    _write(path, texts)
+    save_tensors(path, _packed(texts))
     begun.unlink(missing_ok=True)
     return texts
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 
@@ -17,6 +16,7 @@ from spectr.models.published.eagle3 import Eagle3Head
 from spectr.models.published.formats import Eagle3Form, Source, Vocabulary
 from spectr.models.published.sharing import only_bias_of
 from spectr.models.published.states import Conventions
+from spectr.models.saving import save_tensors, save_text
 
 __all__ = ["Written", "eagle3_of", "save_eagle3"]
 
@@ -107,8 +107,7 @@ def _config(head: Eagle3Head, about: Written, drafted: int) -> dict[str, Any]:
 
 def save_eagle3(folder: Path, head: Eagle3Head, about: Written, tokens: Tensor | None = None) -> None:
     """Save a head as a folder that speculators, vLLM and SGLang load. Its output layer is the target's, and the weights
-    have the dtype of that layer. With `tokens` (U,) of the target the head drafts only these. Files are written under
-    temporary names and renamed."""
+    have the dtype of that layer. With `tokens` (U,) of the target the head drafts only these."""
     output: Any = head.readout.output
     weight: Tensor = output.weight.detach()
     size = head.shape.source.vocabulary
@@ -121,8 +120,6 @@ def save_eagle3(folder: Path, head: Eagle3Head, about: Written, tokens: Tensor |
         tensors["d2t"] = chosen - torch.arange(len(chosen))
         tensors["t2d"] = torch.zeros(size, dtype=torch.bool).index_fill_(0, chosen, True)
     whole = {name: value.to("cpu").contiguous() for name, value in tensors.items()}
-    save_file(whole, folder / "model.safetensors.part", metadata={"format": "pt"})
-    (folder / "model.safetensors.part").replace(folder / "model.safetensors")
+    save_tensors(folder / "model.safetensors", whole, {"format": "pt"})
     text = json.dumps(_config(head, about, len(chosen)), indent=2, sort_keys=True) + "\n"
-    (folder / "config.json.part").write_text(text, encoding="utf-8")
-    (folder / "config.json.part").replace(folder / "config.json")
+    save_text(folder / "config.json", text)
