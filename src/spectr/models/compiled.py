@@ -7,6 +7,7 @@ work between matrix products becomes a few kernels; the products themselves do n
 
 import copy
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -104,6 +105,8 @@ class CompiledLayers:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home() / "compiled"))  # kept between runs
         config: Any = torch.compiler.config
         config.recompile_limit = max(config.recompile_limit, _SHAPES)
+        # float32 is not rounded to TensorFloat32, so that texts do not depend on drafts; torch would advise to do so
+        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
         self.layers, kinds = layers, dict[tuple[Any, ...], _Run]()
         self._replaced = [*layers, *beside]
         self._forwards: list[Callable[..., Any]] = []

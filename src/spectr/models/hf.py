@@ -155,6 +155,7 @@ def _gguf_tokenizer(file: GgufFile) -> Any:
         if (token := file.setting(f"tokenizer.ggml.{name}_token_id")) is not None:
             setattr(made, f"{name}_token", made.convert_ids_to_tokens(int(token)))
     made.name_or_path = str(path)
+    made.clean_up_tokenization_spaces = False  # older versions of transformers would, and llama.cpp never does
     return made
 
 
