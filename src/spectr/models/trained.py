@@ -23,6 +23,7 @@ from spectr.models.tuned import tune_head
 
 __all__ = [
     "Trained",
+    "description",
     "fingerprint",
     "is_drafter",
     "load_drafter",
@@ -88,7 +89,8 @@ def _renamed(data: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     return {names.get(key, key): value for key, value in data.items()}
 
 
-def _about(folder: Path) -> Trained:
+def description(folder: Path) -> Trained:
+    """Return the description of the drafter in a folder."""
     try:
         data = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
         about = Trained(**_renamed(data, _ATTRIBUTES))
@@ -110,18 +112,18 @@ def _all_shipped() -> list[Path]:
 def shipped(model: PreTrainedModel) -> Path | None:
     """Return the folder of the drafter that is shipped with spectr for this model, or None."""
     mark = fingerprint(model)
-    return next((folder for folder in _all_shipped() if _about(folder).fingerprint == mark), None)
+    return next((folder for folder in _all_shipped() if description(folder).fingerprint == mark), None)
 
 
 def shipped_targets() -> set[str]:
     """Return the names of the models for which a drafter is shipped with spectr."""
-    return {_about(folder).target for folder in _all_shipped()}
+    return {description(folder).target for folder in _all_shipped()}
 
 
 def _stored(folder: Path, target: PreTrainedModel) -> tuple[Any, Trained, Tensor]:
     """Return a head in float32, its description, and the tokens by frequency; raise if it was trained for another
     target."""
-    about = _about(folder)
+    about = description(folder)
     if about.fingerprint != fingerprint(target):
         raise MismatchError(
             f"the drafter in {folder} was trained for {about.target!r}, and this target has other weights; train one "
