@@ -1,4 +1,4 @@
-"""The drafters that come with spectr: each is for a model of the catalog, complete, and small enough for a repository."""
+"""The drafters that come with spectr: each is for a model of the catalog, complete and small."""
 
 from pathlib import Path
 
