@@ -164,6 +164,13 @@ def test_some_tokens(folder: Path, tmp_path: Path) -> None:
     assert lm.generate(ASK, 20, seed=1).tokens == exact(folder, "none").generate(ASK, 20, seed=1).tokens
 
 
+def test_the_race_with_some_tokens_is_refused_before_the_work(folder: Path, tmp_path: Path) -> None:
+    how = settings(folder, tmp_path / "a", vocabulary=64)
+    with pytest.raises(ArgumentError, match="race needs all tokens"):
+        distil(replace(how, course=replace(how.course, objective="race")), lambda _: None)
+    assert not (tmp_path / "a").exists()
+
+
 def test_parallel_heads(folder: Path, tmp_path: Path) -> None:
     about = distil(settings(folder, tmp_path, 1.0, kind="blockwise"), lambda _: None)
     assert about.shape["depths"] == 2

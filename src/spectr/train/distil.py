@@ -172,6 +172,8 @@ def distil(how: Distilling, say: Say, bar: Bar = _no_bar) -> Trained:
     The course's seed determines samples and weights; the caller's random generators are not changed."""
     if how.begin_with is not None and not is_drafter(how.begin_with):
         raise ArgumentError(f"--begin-with must be a folder that spectr train wrote, got {how.begin_with}")
+    if how.vocabulary is not None and how.kind != "eagle3" and how.course.objective == "race":
+        raise ArgumentError("the objective race needs all tokens; leave out --vocabulary, or use overlap")
     try:
         how.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
