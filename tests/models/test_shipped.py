@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 
 import spectr
 from spectr.models.catalog import CATALOG
+from spectr.models.few_bits import decoded
 from spectr.models.head import FeatureHead, HeadShape
-from spectr.models.six_bit import decoded
 from spectr.models.trained import description, shipped_targets
 
 FOLDERS = sorted(path for path in (Path(spectr.__file__).parent / "drafters").iterdir() if path.is_dir())

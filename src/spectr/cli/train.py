@@ -118,6 +118,12 @@ def train(
             rich_help_panel=_DRAFTER,
         ),
     ] = None,
+    bits: Annotated[
+        int,
+        typer.Option(
+            min=5, max=6, metavar="N", help="Bits in which each weight is stored: 5 or 6.", rich_help_panel=_DRAFTER
+        ),
+    ] = 6,
     file_format: Annotated[
         str,
         typer.Option(
@@ -179,7 +185,7 @@ def train(
     how = Distilling(
         target, out, prompts, texts, numbers("--tokens", tokens, int, 8), sampling_temperatures, rows,
         float("inf") if sampling_minutes is None else 60 * sampling_minutes, kind, layers, inner, vocabulary,
-        begin_with, course, {"device": device, "dtype": dtype},
+        bits, begin_with, course, {"device": device, "dtype": dtype},
     )  # fmt: skip
     about = _distilled(how, context)
     reached = about.training["curve"][-1]["acceptance"] if about.training["curve"] else []

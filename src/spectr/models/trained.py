@@ -14,11 +14,11 @@ from transformers import PreTrainedModel
 from spectr.errors import ArgumentError, MismatchError
 from spectr.kernels.cpu.kinds import GROUP
 from spectr.models.blockwise import BlockwiseHead, BlockwiseShape
+from spectr.models.few_bits import SCALE, decoded, decoded_int8, encoded
 from spectr.models.head import FeatureHead, HeadShape
 from spectr.models.int8 import Int8Linear
 from spectr.models.packed import PackedLinear, block_matrix, embedded_rows
 from spectr.models.saving import save_tensors, save_text
-from spectr.models.six_bit import SCALE, decoded, decoded_int8, encoded
 from spectr.models.tuned import tune_head
 
 __all__ = [
@@ -71,13 +71,13 @@ def is_drafter(folder: Path) -> bool:
     return (folder / _ABOUT).is_file()
 
 
-def save_drafter(folder: Path, head: FeatureHead | BlockwiseHead, about: Trained, order: Tensor) -> None:
-    """Write the weights in six bits, the tokens in `order` of decreasing frequency, and the description."""
+def save_drafter(folder: Path, head: FeatureHead | BlockwiseHead, about: Trained, order: Tensor, bits: int = 6) -> None:
+    """Write the weights in so many bits, the tokens in `order` of decreasing frequency, and the description."""
     if any(isinstance(module, Int8Linear) for module in head.modules()):
         raise ArgumentError(
             "a head that was loaded for drafting has rounded weights and cannot be saved; copy its folder instead"
         )
-    tensors = encoded({name: weights.detach().cpu() for name, weights in head.named_parameters()})
+    tensors = encoded({name: weights.detach().cpu() for name, weights in head.named_parameters()}, bits)
     tensors[_ORDER] = order.to("cpu", torch.int32)
     save_tensors(folder / _WEIGHTS, tensors)
     data = _renamed({name: getattr(about, name) for name in about.__slots__}, _KEYS)
@@ -172,7 +172,7 @@ def load_drafter(folder: Path, target: PreTrainedModel, vocabulary: int | None =
     head.borrow(target, None if count >= len(order) else order[:count].sort().values.to(target.device))
     if isinstance(head, FeatureHead):
         tune_head(head)
-    if isinstance(head.get_output_embeddings(), PackedLinear) and not getattr(head.shape, "light", False):
+    if isinstance(head.get_output_embeddings(), PackedLinear):
         _pack(head, decoded_int8(load_file(folder / _WEIGHTS)))
     made: FeatureHead | BlockwiseHead = head.eval()
     return made

@@ -41,6 +41,10 @@ def _amount(curve: list[dict[str, object]]) -> str:
     return f"Trained for {curve[-1]['seconds']:.0f} seconds ({curve[-1]['step']:,} steps)"
 
 
+def _bits(about: Trained) -> str:
+    return {5: "five", 6: "six"}[about.training["bits"]]
+
+
 def write_card(path: Path, about: Trained) -> None:
     """Write a description of the drafter, its training data and its acceptance."""
     course, curve = about.training["course"], about.training["curve"]
@@ -52,7 +56,7 @@ def write_card(path: Path, about: Trained) -> None:
         else f"A head of {about.shape['layers']} decoder layers{_light_note(about)}"
     )
     refused = "" if about.kind == "eagle3" else " and is refused for any other"
-    stored = "" if about.kind == "eagle3" else "\nIts matrices are stored with six bits for each weight."
+    stored = "" if about.kind == "eagle3" else f"\nIts matrices are stored with {_bits(about)} bits for each weight."
     path.write_text(
         f"""# A drafter for {about.target}
 

@@ -70,6 +70,7 @@ class Distilling:
     layers: int = 2  # layers of a feature head
     inner: int | None = None  # inner width of its layers; None: the target's
     vocabulary: int | None = None  # number of most frequent tokens that it learns and drafts; None: all
+    bits: int = 6  # of each stored weight
     begin_with: Path | None = None  # a drafter for the same target to train further; its layers are kept
     course: Course = field(default_factory=Course)
     loading: dict[str, Any] = field(default_factory=dict)
@@ -246,6 +247,7 @@ def _written(how: Distilling, trainer: Trainer, texts: list[Text]) -> Trained:
         "tokens": sum(len(text.tokens) for text in texts),
         "temperatures": how.temperatures,
         "data": "built in" if how.data is None else how.data.name,
+        "bits": how.bits,
         "begun_with": None if how.begin_with is None else how.begin_with.name,
         "curve": trainer.progress.curve,
     }
@@ -259,6 +261,6 @@ def _written(how: Distilling, trainer: Trainer, texts: list[Text]) -> Trained:
         some = None if how.vocabulary is None else order[: how.vocabulary]
         save_eagle3(how.out, head, Written(how.target, tuple(names), how.course.depths), some)
     else:
-        save_drafter(how.out, head, about, order)
+        save_drafter(how.out, head, about, order, how.bits)
     write_card(how.out / "drafter_card.md", about)
     return about
