@@ -7,7 +7,7 @@ from spectr.errors import MismatchError
 
 __all__ = ["layer_path", "layers_of", "norms_and_rotary"]
 
-_NORMS_AND_ROTARY = ("norm", "final_layernorm", "ln_f", "rotary_emb")
+_NORMS_AND_ROTARY = ("norm", "text_norm", "final_layernorm", "ln_f", "rotary_emb")
 
 
 def layer_path(model: PreTrainedModel) -> list[str]:
@@ -26,10 +26,11 @@ def layer_path(model: PreTrainedModel) -> list[str]:
 
 
 def norms_and_rotary(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the modules that run once before or after the layers and are worth compiling: rotary positions and the
-    last norm."""
+    """Return the modules that run once before or after the layers and are worth compiling: rotary positions, the last
+    norm, and the norms of what drafts below the root in a light head."""
     trunk = model.get_submodule(".".join(layer_path(model)[:-1]))
-    return [module for name, module in trunk.named_children() if name in _NORMS_AND_ROTARY]
+    parts = [trunk, *(part for name, part in model.named_children() if name == "below")]
+    return [module for part in parts for name, module in part.named_children() if name in _NORMS_AND_ROTARY]
 
 
 def layers_of(model: PreTrainedModel) -> list[nn.Module]:
