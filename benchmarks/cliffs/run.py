@@ -28,7 +28,7 @@ def run(order: Order, say: Callable[[str], None]) -> Found:
     missing = [name for name in names if order.again or not record.is_done(name)]
     say(f"to measure: {', '.join(missing)}" if missing else "everything is measured already")
     if missing:
-        subject = Subject(load(order.model, order.drafter, progress=say, **order.loading), order)
+        subject = Subject(load(order.model, order.drafter, progress=say, compile=order.compile, **order.loading), order)
         device = subject.lm.opened.target.device
         how = Circumstances(order.command, device, {"trial": asdict(order.trial)}, 60 * order.minutes)
         for name in missing:

@@ -6,11 +6,12 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.command import command_line, run_command
+from benchmarks.flags import AgainFlag, CompileFlag, DeviceFlag, DtypeFlag, OutFlag, PromptsFlag, report, words
 from benchmarks.inflate import Grid, Order, run, tables
 from benchmarks.inflate.model import Size
-from benchmarks.show import show
+from benchmarks.order import HELD_OUT
 from spectr.cli.flags import ModelFlag
-from spectr.cli.output import JsonFlag, check_folder, numbers, print_json, talk
+from spectr.cli.output import JsonFlag, check_folder, numbers, talk
 
 __all__ = ["inflate"]
 
@@ -23,9 +24,7 @@ def _title(about: dict[str, Any]) -> str:
 
 
 def inflate(
-    prompts: Annotated[
-        Path, typer.Option(metavar="FILE", help="Prompts: a text file with one per line, or JSON with `prompts`.")
-    ] = Path("benchmarks/heldout.json"),
+    prompts: PromptsFlag = HELD_OUT,
     model: ModelFlag = "smollm2-135m",
     drafter: Annotated[
         str, typer.Option("--drafter", metavar="FOLDER", help="A trained head; auto: the one shipped with spectr.")
@@ -33,7 +32,7 @@ def inflate(
     only: Annotated[
         str, typer.Option(metavar="PART,PART,...", help="Parts: bandwidth, calls, step, speed, rows, memory, peers.")
     ] = "",
-    again: Annotated[bool, typer.Option("--again", help="Measure again the parts that are in the file.")] = False,
+    again: AgainFlag = False,
     width: Annotated[
         int, typer.Option(min=1, metavar="N", help="Width of the large model: heads × head width.")
     ] = 4096,
@@ -67,14 +66,10 @@ def inflate(
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Timings of which the median is taken.")] = 20,
     minutes: Annotated[float, typer.Option(min=0.01, metavar="M", help="Time limit of each part.")] = 8.0,
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile the large model and its head.")] = False,
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or auto.")] = "auto",
-    dtype: Annotated[
-        str, typer.Option("--dtype", metavar="DTYPE", help="auto: bfloat16 on a GPU, float32 on a CPU.")
-    ] = "auto",
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The result file; parts already in it are kept.")] = Path(
-        "spectr-inflate.json"
-    ),
+    compiled: CompileFlag = False,
+    device: DeviceFlag = "auto",
+    dtype: DtypeFlag = "auto",
+    out: OutFlag = Path("spectr-inflate.json"),
     as_json: JsonFlag = False,
 ) -> None:
     """Measure real texts at a large model's cost, without its checkpoint: a small Llama and its head, inflated."""
@@ -87,17 +82,11 @@ def inflate(
         row_nodes=numbers("--row-nodes", row_nodes, int, 2), peer_tokens=peer_tokens, repeats=repeats,
     )  # fmt: skip
     order = Order(
-        out, prompts, model, drafter, assistant, Size(width, layers, heads, kv_heads, inner), device, dtype,
-        tuple(dict.fromkeys(word.strip() for word in only.split(",") if word.strip())), again, compiled, minutes,
-        command_line(_MODULE), grid,
+        out, model, drafter, device, dtype, compiled, words(only), again, command_line(_MODULE), prompts, assistant,
+        Size(width, layers, heads, kv_heads, inner), minutes, grid,
     )  # fmt: skip
     found = run(order, talk)
-    if as_json:
-        print_json(found)
-    else:
-        show(_title(found["about"]), tables(found))
-    if any("error" in part for part in found["parts"].values()):
-        raise typer.Exit(1)
+    report(found, _title(found["about"]), tables, as_json=as_json)
 
 
 if __name__ == "__main__":

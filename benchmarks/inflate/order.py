@@ -2,13 +2,10 @@
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from benchmarks.inflate.model import LLAMA_8B, Size
+from benchmarks.order import HELD_OUT, BaseOrder
 from benchmarks.record import Found
-from spectr.models.loading import Loading
 
 __all__ = ["Grid", "Order"]
 
@@ -34,44 +31,17 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class Order(BaseOrder):
     """The settings of a run."""
 
-    out: Path
-    prompts: Path
-    model: str = "smollm2-135m"
-    drafter: str = "auto"
+    prompts: Path = HELD_OUT
     assistant: str | None = None  # for transformers; None: the small model
     size: Size = LLAMA_8B
-    device: str = "auto"
-    dtype: str = "auto"  # bfloat16 on a GPU, float32 on a CPU
-    only: tuple[str, ...] = ()
-    again: bool = False  # measure again the parts that are in the file
-    compile: bool = False
     minutes: float = 8.0  # time limit of each part
-    command: str = ""
     grid: Grid = field(default_factory=Grid)
-
-    @property
-    def place(self) -> torch.device:
-        """The device to run on."""
-        return Loading(device=self.device).place
-
-    @property
-    def loading(self) -> dict[str, Any]:
-        """The arguments for loading the small model; the large one gets the same device and dtype."""
-        usual = "bfloat16" if self.place.type == "cuda" else "float32"
-        return {"device": self.place, "dtype": usual if self.dtype == "auto" else self.dtype}
 
     def about(self) -> Found:
         """Return the description that all parts of a result file must share."""
-        place = self.place
-        return {
-            "what": "texts of a small model at the costs of a large one: the small model and its drafter, inflated",
-            "texts_of": Path(self.model).name,
-            "costs_of": {"family": "llama", **asdict(self.size)},
-            "drafter": Path(self.drafter).name,
-            "device": torch.cuda.get_device_name(place) if place.type == "cuda" else place.type,
-            "dtype": self.loading["dtype"],
-            "compiled": self.compile,
-        }
+        what = "texts of a small model at the costs of a large one: the small model and its drafter, inflated"
+        costs = {"family": "llama", **asdict(self.size)}
+        return {**self.described(what), "texts_of": Path(self.model).name, "costs_of": costs, "compiled": self.compile}

@@ -7,12 +7,22 @@ from typing import Annotated
 import typer
 
 from benchmarks.command import command_line, run_command
+from benchmarks.flags import (
+    AgainFlag,
+    CompileFlag,
+    DeviceFlag,
+    DrafterFlag,
+    DtypeFlag,
+    OutFlag,
+    SeedFlag,
+    report,
+    words,
+)
 from benchmarks.real import Order, Trial, run, tables
 from benchmarks.real.order import WAYS
 from benchmarks.real.problems import TASKS
-from benchmarks.show import show
 from spectr.cli.flags import ModelFlag, NodesFlag
-from spectr.cli.output import JsonFlag, check_folder, numbers, print_json, talk
+from spectr.cli.output import JsonFlag, check_folder, numbers, talk
 from spectr.errors import UnknownNameError
 from spectr.registry import nearest
 
@@ -21,22 +31,16 @@ __all__ = ["real"]
 _MODULE = "benchmarks.real"
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-
-
 def _known(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
-    for word in _words(text):
+    for word in words(text):
         if word not in known:
             raise UnknownNameError(f"{flag} has no {word!r}; {nearest(word, list(known))}")
-    return _words(text)
+    return words(text)
 
 
 def real(
     model: ModelFlag = "qwen2.5-coder-1.5b",
-    drafter: Annotated[
-        str, typer.Option("--drafter", metavar="NAME", help="Drafter, as in spectr.load: auto, a folder, none, ...")
-    ] = "auto",
+    drafter: DrafterFlag = "auto",
     nodes: NodesFlag = None,
     tasks: Annotated[
         str, typer.Option(metavar="TASK,TASK,...", help=f"Tasks: {', '.join(TASKS)}.")
@@ -60,23 +64,19 @@ def real(
     run_code: Annotated[
         bool, typer.Option("--run-code", help="Run the programs that the model writes, which HumanEval's score needs.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the texts.")] = 0,
+    seed: SeedFlag = 0,
     only: Annotated[
         str, typer.Option(metavar="PART,PART,...", help="Parts: humaneval_0, ..., scores_humaneval, ...")
     ] = "",
-    again: Annotated[bool, typer.Option("--again", help="Measure again the parts that are in the file.")] = False,
+    again: AgainFlag = False,
     minutes: Annotated[float, typer.Option(min=0.001, metavar="M", help="Time limit of each part.")] = 8.0,
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile the model and its head for spectr.")] = False,
+    compiled: CompileFlag = False,
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="CPU threads. [default: one for each core]")
     ] = None,
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or auto.")] = "auto",
-    dtype: Annotated[
-        str, typer.Option("--dtype", metavar="DTYPE", help="auto: bfloat16 on a GPU, float32 on a CPU.")
-    ] = "auto",
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The result file; parts already in it are kept.")] = Path(
-        "spectr-real.json"
-    ),
+    device: DeviceFlag = "auto",
+    dtype: DtypeFlag = "auto",
+    out: OutFlag = Path("spectr-real.json"),
     as_json: JsonFlag = False,
 ) -> None:
     """Time a model with its drafter against plain decoding and transformers, and compare its scores.
@@ -92,17 +92,13 @@ def real(
         score_tokens, run_code, seed,
     )  # fmt: skip
     order = Order(
-        out, model, drafter, nodes, data, device, dtype, compiled, threads, _words(only), again, minutes,
-        command_line(_MODULE), trial,
+        out, model, drafter, device, dtype, compiled, words(only), again, command_line(_MODULE), nodes, data, threads,
+        minutes, trial,
     )  # fmt: skip
     found = run(order, talk)
-    if as_json:
-        print_json(found)
-    else:
-        about = found["about"]
-        show(f"{about['model']}, drafter {about['drafter']}, {about['dtype']} on {about['device']}", tables(found))
-    if any("error" in part for part in found["parts"].values()):
-        raise typer.Exit(1)
+    about = found["about"]
+    title = f"{about['model']}, drafter {about['drafter']}, {about['dtype']} on {about['device']}"
+    report(found, title, tables, as_json=as_json)
 
 
 if __name__ == "__main__":

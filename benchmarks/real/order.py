@@ -4,10 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from benchmarks.order import BaseOrder
 from benchmarks.record import Found
-from spectr.models.loading import Loading
 
 __all__ = ["PLAIN", "SPECTR", "STATIC", "TRANSFORMERS", "WAYS", "Order", "Trial"]
 
@@ -35,36 +33,21 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class Order(BaseOrder):
     """The settings of a run."""
 
-    out: Path
     model: str = "qwen2.5-coder-1.5b"
-    drafter: str = "auto"
     nodes: int | None = None  # of the token tree; None: the drafter's default
     data: Path | None = None  # folder of the tasks' files; None: fetch them
-    device: str = "auto"
-    dtype: str = "auto"  # bfloat16 on a GPU, float32 on a CPU
-    compile: bool = False
     threads: int | None = None  # of the CPU; None: one for each core
-    only: tuple[str, ...] = ()
-    again: bool = False  # measure again the parts that are in the file
     minutes: float = 8.0  # time limit of each part
-    command: str = ""
     trial: Trial = field(default_factory=Trial)
 
     @property
-    def place(self) -> torch.device:
-        """The device to run on."""
-        return Loading(device=self.device).place
-
-    @property
-    def loading(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """The arguments of `spectr.load`."""
-        usual = "bfloat16" if self.place.type == "cuda" else "float32"
-        found = {"device": self.place, "dtype": usual if self.dtype == "auto" else self.dtype}
         nodes = {} if self.nodes is None or self.drafter == "none" else {"nodes": self.nodes}
-        return {**found, **nodes, "compile": self.compile, "rows": self.trial.rows}
+        return {**self.loading, **nodes, "compile": self.compile, "rows": self.trial.rows}
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -73,14 +56,6 @@ class Order:
 
     def about(self) -> Found:
         """Return the description that all parts of a result file must share."""
-        place = self.place
-        return {
-            "what": "a real model with its drafter, against plain decoding and transformers: speed, and scores",
-            "model": Path(self.model).name,
-            "drafter": Path(self.drafter).name,
-            "nodes": self.nodes,
-            "device": torch.cuda.get_device_name(place) if place.type == "cuda" else place.type,
-            "dtype": str(self.loading["dtype"]),
-            "spectr_compiled": self.compile,
-            "threads": self.threads,
-        }
+        what = "a real model with its drafter, against plain decoding and transformers: speed, and scores"
+        more = {"nodes": self.nodes, "spectr_compiled": self.compile, "threads": self.threads}
+        return {**self.described(what), "model": Path(self.model).name, **more}

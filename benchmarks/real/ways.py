@@ -127,7 +127,7 @@ def subject_of(order: Order, say: Callable[[str], None]) -> Subject:
     """Load the model and its drafter."""
     if order.threads is not None:
         torch.set_num_threads(order.threads)
-    lm = load(order.model, order.drafter, progress=say, **order.loading)
+    lm = load(order.model, order.drafter, progress=say, **order.options)
     plain = LM(lm.engine.with_parts(drafter=named_drafter("none")), lm.opened)
     for one in (lm, plain):
         one.engine.warm_up()

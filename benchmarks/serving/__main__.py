@@ -6,12 +6,23 @@ from typing import Annotated
 import typer
 
 from benchmarks.command import command_line, run_command
+from benchmarks.flags import (
+    AgainFlag,
+    CompileFlag,
+    DeviceFlag,
+    DrafterFlag,
+    DtypeFlag,
+    OutFlag,
+    PromptsFlag,
+    report,
+    words,
+)
 from benchmarks.inflate.model import LLAMA_8B
+from benchmarks.order import HELD_OUT
 from benchmarks.serving import run, tables
-from benchmarks.show import show
 from benchmarks.traffic.order import Load, Order
 from spectr.cli.flags import ModelFlag
-from spectr.cli.output import JsonFlag, check_folder, numbers, print_json, talk
+from spectr.cli.output import JsonFlag, check_folder, numbers, talk
 
 __all__ = ["serving"]
 
@@ -19,11 +30,9 @@ _MODULE = "benchmarks.serving"
 
 
 def serving(
-    prompts: Annotated[
-        Path, typer.Option(metavar="FILE", help="Texts to cut prompts from: one per line, or JSON with `prompts`.")
-    ] = Path("benchmarks/heldout.json"),
+    prompts: PromptsFlag = HELD_OUT,
     model: ModelFlag = "smollm2-135m",
-    drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="Drafter, as in spectr.load.")] = "auto",
+    drafter: DrafterFlag = "auto",
     inflate: Annotated[bool, typer.Option("--inflate", help="Inflate the model to 7.4 billion weights.")] = False,
     clients: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of clients.")] = "1,4,16,64",
     requests: Annotated[int, typer.Option(min=1, metavar="N", help="Requests per client and run.")] = 4,
@@ -33,15 +42,11 @@ def serving(
     soak_clients: Annotated[int, typer.Option(min=1, metavar="N", help="Clients of the soak test.")] = 4,
     soak_minutes: Annotated[float, typer.Option(min=0, metavar="M", help="Length of the soak test; 0: none.")] = 0.0,
     only: Annotated[str, typer.Option(metavar="PART,PART,...", help="Parts: clients_1, ..., soak_4.")] = "",
-    again: Annotated[bool, typer.Option("--again", help="Measure again the parts that are in the file.")] = False,
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile the model and its head.")] = False,
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or auto.")] = "auto",
-    dtype: Annotated[
-        str, typer.Option("--dtype", metavar="DTYPE", help="auto: bfloat16 on a GPU, float32 on a CPU.")
-    ] = "auto",
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The result file; parts already in it are kept.")] = Path(
-        "spectr-serving.json"
-    ),
+    again: AgainFlag = False,
+    compiled: CompileFlag = False,
+    device: DeviceFlag = "auto",
+    dtype: DtypeFlag = "auto",
+    out: OutFlag = Path("spectr-serving.json"),
     as_json: JsonFlag = False,
 ) -> None:
     """Run the same requests on the engine alone and over HTTP, and run a soak test."""
@@ -55,18 +60,12 @@ def serving(
         (lengths[1][0], lengths[1][-1]), repeats=repeats,
     )  # fmt: skip
     order = Order(
-        out, prompts, model, drafter, LLAMA_8B if inflate else None, device, dtype, compiled,
-        tuple(dict.fromkeys(word.strip() for word in only.split(",") if word.strip())), again, command_line(_MODULE),
-        load,
+        out, model, drafter, device, dtype, compiled, words(only), again, command_line(_MODULE), prompts,
+        LLAMA_8B if inflate else None, load,
     )  # fmt: skip
     found = run(order, requests, (soak_clients, soak_minutes), talk)
-    if as_json:
-        print_json(found)
-    else:
-        about = found["about"]
-        show(f"{about['texts_of']}, {about['dtype']} on {about['device']}", tables(found))
-    if any("error" in part for part in found["parts"].values()):
-        raise typer.Exit(1)
+    about = found["about"]
+    report(found, f"{about['texts_of']}, {about['dtype']} on {about['device']}", tables, as_json=as_json)
 
 
 if __name__ == "__main__":

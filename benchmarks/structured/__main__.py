@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from benchmarks.command import command_line, run_command
-from benchmarks.show import show
+from benchmarks.flags import AgainFlag, DrafterFlag, OutFlag, report, words
 from benchmarks.structured import Order, run, tables
 from spectr.cli.flags import ModelFlag
-from spectr.cli.output import JsonFlag, check_folder, print_json, talk
+from spectr.cli.output import JsonFlag, check_folder, talk
 
 __all__ = ["structured"]
 
@@ -18,26 +18,22 @@ _MODULE = "benchmarks.structured"
 
 def structured(
     model: ModelFlag = "smollm2-135m",
-    drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="Drafter, as in spectr.load.")] = "auto",
+    drafter: DrafterFlag = "auto",
     only: Annotated[str, typer.Option(metavar="PART;PART;...", help="Parts, by their names in the file.")] = "",
-    again: Annotated[bool, typer.Option("--again", help="Measure again the parts that are in the file.")] = False,
+    again: AgainFlag = False,
     tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Maximum tokens per text.")] = 128,
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Texts per task.")] = 4,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The result file; parts already in it are kept.")] = Path(
-        "spectr-structured.json"
-    ),
+    out: OutFlag = Path("spectr-structured.json"),
     as_json: JsonFlag = False,
 ) -> None:
     """Compare JSON generation under schemas, with and without drafts, to plain masked decoding."""
     check_folder(out)
-    names = tuple(dict.fromkeys(word.strip() for word in only.split(";") if word.strip()))
-    found = run(Order(out, model, drafter, tokens, seeds, names, again, command_line(_MODULE)), talk)
-    if as_json:
-        print_json(found)
-    else:
-        show(f"{found['about']['model']}: {found['about']['what']}", tables(found))
-    if any("error" in part for part in found["parts"].values()):
-        raise typer.Exit(1)
+    order = Order(
+        out, model, drafter, only=words(only, ";"), again=again, command=command_line(_MODULE), tokens=tokens,
+        seeds=seeds,
+    )  # fmt: skip
+    found = run(order, talk)
+    report(found, f"{found['about']['model']}: {found['about']['what']}", tables, as_json=as_json)
 
 
 if __name__ == "__main__":

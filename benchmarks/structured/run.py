@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.order import BaseOrder
 from benchmarks.record import Circumstances, Found, Record, chosen, measure
 from benchmarks.structured.tasks import TASKS
 from spectr.bench.tables import Cells
@@ -29,17 +30,11 @@ _PARTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class Order(BaseOrder):
     """The settings of a run: what to measure, and where to write the result."""
 
-    out: Path
-    model: str = "smollm2-135m"
-    drafter: str = "auto"
     tokens: int = 128  # maximum per text
     seeds: int = 4  # texts per task
-    only: tuple[str, ...] = ()
-    again: bool = False
-    command: str = ""
 
     def about(self) -> Found:
         """Return the description that all parts of a result file must share."""

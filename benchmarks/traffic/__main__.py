@@ -6,11 +6,22 @@ from typing import Annotated
 import typer
 
 from benchmarks.command import command_line, run_command
+from benchmarks.flags import (
+    AgainFlag,
+    CompileFlag,
+    DeviceFlag,
+    DrafterFlag,
+    DtypeFlag,
+    OutFlag,
+    PromptsFlag,
+    report,
+    words,
+)
 from benchmarks.inflate.model import Size
-from benchmarks.show import show
+from benchmarks.order import HELD_OUT
 from benchmarks.traffic import Load, Order, run, tables
 from spectr.cli.flags import ModelFlag
-from spectr.cli.output import JsonFlag, check_folder, numbers, print_json, talk
+from spectr.cli.output import JsonFlag, check_folder, numbers, talk
 from spectr.errors import ArgumentError
 
 __all__ = ["traffic"]
@@ -33,11 +44,9 @@ def _ends(flag: str, text: str) -> tuple[int, int]:
 
 
 def traffic(
-    prompts: Annotated[
-        Path, typer.Option(metavar="FILE", help="Texts to cut prompts from: one per line, or JSON with `prompts`.")
-    ] = Path("benchmarks/heldout.json"),
+    prompts: PromptsFlag = HELD_OUT,
     model: ModelFlag = "smollm2-135m",
-    drafter: Annotated[str, typer.Option("--drafter", metavar="NAME", help="Drafter, as in spectr.load.")] = "auto",
+    drafter: DrafterFlag = "auto",
     inflate: Annotated[bool, typer.Option("--inflate", help="Inflate the model to the size in --size.")] = False,
     size: Annotated[
         str, typer.Option(metavar="N,N,N,N,N", help="Width, layers, heads, kv heads and MLP width of the large model.")
@@ -62,15 +71,11 @@ def traffic(
     ] = False,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of prompts, lengths and texts.")] = 0,
     only: Annotated[str, typer.Option(metavar="PART,PART,...", help="Parts: in_flight_1, ..., shared.")] = "",
-    again: Annotated[bool, typer.Option("--again", help="Measure again the parts that are in the file.")] = False,
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile the model and its head.")] = False,
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or auto.")] = "auto",
-    dtype: Annotated[
-        str, typer.Option("--dtype", metavar="DTYPE", help="auto: bfloat16 on a GPU, float32 on a CPU.")
-    ] = "auto",
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The result file; parts already in it are kept.")] = Path(
-        "spectr-traffic.json"
-    ),
+    again: AgainFlag = False,
+    compiled: CompileFlag = False,
+    device: DeviceFlag = "auto",
+    dtype: DtypeFlag = "auto",
+    out: OutFlag = Path("spectr-traffic.json"),
     as_json: JsonFlag = False,
 ) -> None:
     """Run continuous traffic with drafting and with plain decoding, and compare both with their upper bounds."""
@@ -81,18 +86,12 @@ def traffic(
         prefills, static_texts, static_tokens, shared, repeats, strike_stops, seed,
     )  # fmt: skip
     order = Order(
-        out, prompts, model, drafter, _size(size) if inflate else None, device, dtype, compiled,
-        tuple(dict.fromkeys(word.strip() for word in only.split(",") if word.strip())), again, command_line(_MODULE),
-        load,
+        out, model, drafter, device, dtype, compiled, words(only), again, command_line(_MODULE), prompts,
+        _size(size) if inflate else None, load,
     )  # fmt: skip
     found = run(order, talk)
-    if as_json:
-        print_json(found)
-    else:
-        about = found["about"]
-        show(f"{about['texts_of']}, {about['dtype']} on {about['device']}", tables(found))
-    if any("error" in part for part in found["parts"].values()):
-        raise typer.Exit(1)
+    about = found["about"]
+    report(found, f"{about['texts_of']}, {about['dtype']} on {about['device']}", tables, as_json=as_json)
 
 
 if __name__ == "__main__":

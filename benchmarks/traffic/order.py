@@ -2,12 +2,10 @@
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from benchmarks.inflate.model import LLAMA_8B, Size
 from benchmarks.inflate.order import Order as InflateOrder
+from benchmarks.order import HELD_OUT, BaseOrder
 from benchmarks.record import Found
 
 __all__ = ["Load", "Order"]
@@ -33,39 +31,20 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class Order(BaseOrder):
     """The settings of a run."""
 
-    out: Path
-    prompts: Path
-    model: str = "smollm2-135m"
-    drafter: str = "auto"
+    prompts: Path = HELD_OUT
     size: Size | None = None  # the size to inflate to; None: no inflation
-    device: str = "auto"
-    dtype: str = "auto"  # bfloat16 on a GPU, float32 on a CPU
-    compile: bool = False
-    only: tuple[str, ...] = ()
-    again: bool = False  # measure again the parts that are in the file
-    command: str = ""
     load: Load = field(default_factory=Load)
 
     @property
     def inflation(self) -> InflateOrder:
         """The settings for loading and inflating the model and its drafter."""
         return InflateOrder(
-            self.out, self.prompts, self.model, self.drafter, size=self.size or LLAMA_8B, device=self.device,
-            dtype=self.dtype, compile=self.compile,
+            self.out, self.model, self.drafter, self.device, self.dtype, self.compile, prompts=self.prompts,
+            size=self.size or LLAMA_8B,
         )  # fmt: skip
-
-    @property
-    def loading(self) -> dict[str, Any]:
-        """The arguments for loading the model."""
-        return self.inflation.loading
-
-    @property
-    def place(self) -> torch.device:
-        """The device to run on."""
-        return self.inflation.place
 
     def about(self) -> Found:
         """Return the description that all parts of a result file must share."""

@@ -34,7 +34,9 @@ SMALL = Grid(
 
 @pytest.fixture
 def order(target: str, head: str, prompts: Path, tmp_path: Path) -> Order:
-    return Order(tmp_path / "found.json", prompts, target, head, size=LARGE, device="cpu", command="it", grid=SMALL)
+    return Order(
+        tmp_path / "found.json", target, head, prompts=prompts, size=LARGE, device="cpu", command="it", grid=SMALL
+    )
 
 
 def parts(order: Order, *only: str, **changes: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ SMALL = Load(
 
 @pytest.fixture
 def order(target: str, head: str, prompts: Path, tmp_path: Path) -> Order:
-    return Order(tmp_path / "found.json", prompts, target, head, device="cpu", command="it", load=SMALL)
+    return Order(tmp_path / "found.json", target, head, prompts=prompts, device="cpu", command="it", load=SMALL)
 
 
 @pytest.fixture
