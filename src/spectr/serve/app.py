@@ -65,7 +65,7 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
                        code="unsupported_media_type")  # fmt: skip
     data = await request.body()
     try:
-        with without_collection():  # a million small lists
+        with without_collection():  # a million small lists, all of them in use
             return kind.model_validate(from_json(data, allow_inf_nan=False))
     except ValidationError as error:
         raise as_field_error(error, kind) from error
