@@ -213,8 +213,8 @@ def test_penalties_equal_the_plain_code(depth: int, by_kernels: ByKernels) -> No
 
 
 def test_penalties_of_the_neighbour_are_seen(by_kernels: ByKernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted faults: kernels with the settings of the row before, the users of a setting of the row before, all rows
-    as users, the tables of the row before, and the paths of the node before."""
+    """Planted faults: kernels with the penalties of the row before, with its flags, with its tables, with the paths of
+    the node before, or with none."""
     rows, (past, logits) = rows_of(PENALTIES), text_case(PENALTIES)
     meant, history = rows(logits, past), past.history
     assert torch.equal(by_kernels(rows, logits, past), meant)
@@ -222,13 +222,12 @@ def test_penalties_of_the_neighbour_are_seen(by_kernels: ByKernels, monkeypatch:
     faults: dict[str, tuple[type, Any]] = {
         "number": (PolicyRows, lambda *given: number(*given).roll(1)),
         "users": (PolicyRows, lambda *given: users(*given).roll(1)),
-        "users, all": (PolicyRows, lambda *given: users(*given) | True),
         "seen": (History, property(lambda _, held=history.seen: held.roll(1, 0))),
         "counts": (History, property(lambda _, held=history.counts: held.roll(1, 0))),
     }
     for name, (place, fault) in faults.items():
         with monkeypatch.context() as patch:
-            patch.setattr(place, name.split(",", maxsplit=1)[0], fault)
+            patch.setattr(place, name, fault)
             assert not torch.equal(by_kernels(rows, logits, past), meant), name
     sibling = replace(past, paths=past.paths.roll(1, 1))
     assert not torch.equal(by_kernels(rows, logits, sibling), meant)

@@ -69,25 +69,24 @@ def _penalise(
     times = tl.zeros([CHUNK], tl.int32)
     for depth in range(DEPTH):
         times += (tl.load(paths + row * DEPTH + depth) == token).to(tl.int32)  # padding equals no token
-    is_biased, is_repeated, is_counted = False, False, False
     if BIASED:
-        is_biased = tl.load(biased + owner * used_step) != 0
-    if is_biased:
-        value += tl.load(bias + owner * bias_step + token, mask=inside, other=0.0).to(tl.float32)
+        used = tl.load(biased + owner * used_step) != 0
+        if used:
+            value += tl.load(bias + owner * bias_step + token, mask=inside, other=0.0).to(tl.float32)
     if REPEATS:
-        is_repeated = tl.load(repeats + owner * used_step) != 0
-    if is_repeated:
-        factor = tl.load(penalty + owner * penalty_step).to(tl.float32)
-        known = (tl.load(seen + owner * seen_step + token, mask=inside, other=0) != 0) | (times > 0)
-        lower = tl.where(value < 0, value * factor, tl.div_rn(value, factor + tl.zeros_like(value)))
-        value = tl.where(known, lower, value)
+        used = tl.load(repeats + owner * used_step) != 0
+        if used:
+            factor = tl.load(penalty + owner * penalty_step).to(tl.float32)
+            known = (tl.load(seen + owner * seen_step + token, mask=inside, other=0) != 0) | (times > 0)
+            lower = tl.where(value < 0, value * factor, tl.div_rn(value, factor + tl.zeros_like(value)))
+            value = tl.where(known, lower, value)
     if COUNTED:
-        is_counted = tl.load(counted + owner * used_step) != 0
-    if is_counted:
-        once = tl.load(presence + owner * counted_step).to(tl.float32)
-        each = tl.load(frequency + owner * counted_step).to(tl.float32)
-        count = (tl.load(counts + owner * counts_step + token, mask=inside, other=0) + times).to(tl.float32)
-        value = value - once * (count > 0).to(tl.float32) - each * count
+        used = tl.load(counted + owner * used_step) != 0
+        if used:
+            once = tl.load(presence + owner * counted_step).to(tl.float32)
+            each = tl.load(frequency + owner * counted_step).to(tl.float32)
+            count = (tl.load(counts + owner * counts_step + token, mask=inside, other=0) + times).to(tl.float32)
+            value = value - once * (count > 0).to(tl.float32) - each * count
     tl.store(edited + row * vocabulary + token, value, mask=inside)
 
 

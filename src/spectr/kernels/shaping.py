@@ -21,7 +21,7 @@ __all__ = ["Shaping", "shaped"]
 _CHUNK = 2048
 _CLASSES = 1024
 _STEPS = tl.constexpr(32.0)  # classes per unit of logits
-_LARGEST = tl.constexpr(3.4028234663852886e38)
+_LARGEST = tl.constexpr(1e36)  # logits beyond are taken for this, so that distances do not overflow
 
 
 class Shaping(NamedTuple):
@@ -67,20 +67,20 @@ def _scale(
     at = tl.arange(0, CHUNK)
     token = part * CHUNK + at
     value = tl.load(logits + row * vocabulary + token, mask=token < vocabulary, other=-float("inf")).to(tl.float32)
-    cold, divided = False, False
     if COLD:
         cold = tl.load(colds + row // nodes * cold_step) != 0
-    if cold:  # rare, so every chunk looks at the whole row
-        top = tl.cast(-float("inf"), tl.float32)
-        for other in range(PARTS):
-            place = other * CHUNK + at
-            theirs = tl.load(logits + row * vocabulary + place, mask=place < vocabulary, other=-float("inf"))
-            top = tl.maximum(top, tl.max(theirs.to(tl.float32), 0))
-        value = value - top
+        if cold:  # rare, so every chunk looks at the whole row
+            top = tl.cast(-float("inf"), tl.float32)
+            for other in range(PARTS):
+                place = other * CHUNK + at
+                theirs = tl.load(logits + row * vocabulary + place, mask=place < vocabulary, other=-float("inf"))
+                top = tl.maximum(top, tl.max(theirs.to(tl.float32), 0))
+            value = value - top
     if DIVIDED:
         divided = tl.load(divides + row // nodes * divide_step) != 0
-    if divided:
-        value = tl.div_rn(value, tl.load(temperature + row // nodes * step).to(tl.float32) + tl.zeros_like(value))
+        if divided:
+            divisor = tl.load(temperature + row // nodes * step).to(tl.float32)
+            value = tl.div_rn(value, divisor + tl.zeros_like(value))
     tl.store(scaled + row * vocabulary + token, value, mask=token < vocabulary)
     if NOTED:
         known = tl.where((value == value) & (token < vocabulary), value, -float("inf"))
@@ -150,11 +150,16 @@ def _exclude(
 
 
 @triton.jit
+def _finite(value):
+    return tl.maximum(tl.minimum(value, _LARGEST), -_LARGEST)
+
+
+@triton.jit
 def _distance(value, top, CLASSES: tl.constexpr):
     """Return the class of a logit by its distance to the largest one; the last class has all that are far away, or
     NaN."""
-    steps = (tl.minimum(top, _LARGEST) - tl.minimum(value, _LARGEST)) * _STEPS
-    near = (value == value) & (steps < CLASSES - 1.0)
+    steps = (_finite(top) - _finite(value)) * _STEPS
+    near = (value == value) & (value > -float("inf")) & (steps < CLASSES - 1.0)
     return tl.where(near, steps, CLASSES - 1.0).to(tl.int32)
 
 
