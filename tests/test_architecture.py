@@ -20,7 +20,7 @@ PACKAGE = ROOT / "src" / "spectr"
 
 FACADE = "spectr"  # the package itself: what `spectr/__init__.py` exports
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "version", "notices", "folders"),
+    ("errors", "version", "notices", "folders", "garbage"),
     ("checks", "rows", "threads", "kernels"),
     ("types",),
     ("registry",),
