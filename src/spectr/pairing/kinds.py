@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from spectr.checks import whole
 from spectr.draft import DRAFTERS
 from spectr.draft import drafter as named_drafter
-from spectr.draft.options import PLANNED
+from spectr.draft.options import AUTO, PLANNED
 from spectr.draft.traits import is_drafter
 from spectr.errors import ArgumentError, MismatchError, UnknownNameError
 from spectr.pairing.fit import Pairing, default_tree, plan_within
@@ -183,7 +183,7 @@ def make_drafter(drafter: Any, pairing: Pairing) -> Drafter:
         if "/" in drafter or Path(drafter).exists():
             raise
         raise UnknownNameError(
-            f"no drafter is called {drafter!r}; {nearest(drafter, list(_MAKERS))}, the folder of a trained drafter, or "
-            "a model's name"
+            f"no drafter is called {drafter!r}; {nearest(drafter, [AUTO, *_MAKERS])}, the folder of a trained drafter, "
+            "or a model's name"
         ) from error
     return _model(pairing, opened)
