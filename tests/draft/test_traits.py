@@ -25,7 +25,7 @@ from spectr.draft.traits import (
 from spectr.types import Drafter, Drafting, Opening, Siblings
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "spectr"
-NAMES = [name for name in vars(DrafterTraits) if not name.startswith("_")]
+NAMES = [name for name, member in vars(DrafterTraits).items() if isinstance(member, property)]
 DEFAULTS: dict[str, Any] = {"capturable": False, "parts": (), "drafters": (), "origin": "drafter"}
 
 

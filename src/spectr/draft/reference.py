@@ -49,6 +49,11 @@ class ReferenceDrafter:
         return DrafterTraits(self.drafter).origin
 
     @property
+    def drafters(self) -> Sequence[Drafter]:
+        """The drafters that the other drafter chooses between, if it does."""
+        return DrafterTraits(self.drafter).drafters
+
+    @property
     def siblings(self) -> Siblings:
         """How children are drawn: a branch is a fixed set."""
         return "fixed" if self.drafter.siblings == "fixed" else "race"
@@ -96,9 +101,9 @@ class ReferenceDrafting(DelegatingDrafting):
         self._selects = isinstance(drafter.drafter, SwitchingDrafter) and drafter.drafter.observe is not None
         self._has_branch = False  # in the last step some row had a branch
         self._is_alone = False  # in the last step the other drafter was left out
-        self._origin: Tensor | None = (
-            None  # (B, N): the node that each node was in the other drafter's tree; None: the same
-        )
+        self._choice = 0  # what `choose` returned for the next step
+        # (B, N): the node that each node was in the other drafter's tree; None: the same
+        self._origin: Tensor | None = None
 
     @property
     def version(self) -> int:
@@ -115,6 +120,11 @@ class ReferenceDrafting(DelegatingDrafting):
         between steps, in lanes that read steps at once, so that the present text is known. A second call replaces the
         tokens, and an empty sequence withdraws them."""
         self.references.put_next(row, tokens)
+
+    def choose(self, rows: int) -> int:
+        """Let the other drafter choose, and remember its choice."""
+        self._choice = self.inner.choose(rows)
+        return self._choice
 
     def propose(self, scene: Scene) -> Draft:
         """Draft the other drafter's tree with the branch; the draft also has what the references predict. An adaptive
@@ -136,7 +146,8 @@ class ReferenceDrafting(DelegatingDrafting):
         """(B, N): the origin of each node of the last tree; None if all are the other drafter's."""
         if self._origin is None:
             return draft.origin
-        own = torch.zeros_like(draft.tokens) if draft.origin is None else draft.origin
+        default = ORIGINS.index(DrafterTraits(self.drafter).origin_of(self._choice))
+        own = torch.full_like(draft.tokens, default) if draft.origin is None else draft.origin
         code = torch.where(branch.is_next, ORIGINS.index("grammar"), ORIGINS.index("prediction"))
         return torch.where(self._origin >= 0, own.gather(1, self._origin.clamp_min(0)), code)
 

@@ -44,6 +44,10 @@ class DrafterTraits:
         """Where traces say that its drafts come from: one of `ORIGINS`. Default: "drafter"."""
         return str(getattr(self._drafter, "origin", "drafter"))
 
+    def origin_of(self, choice: int) -> str:
+        """Return the origin of the drafts of a step for which `Drafting.choose` returned `choice`."""
+        return DrafterTraits(self.drafters[choice]).origin if self.drafters else self.origin
+
     @property
     def feature_layers(self) -> Layers | None:
         """The layers of the target whose outputs the drafter reads; the tuple may be empty. The target's session then

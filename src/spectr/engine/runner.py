@@ -140,7 +140,7 @@ class StepRunner:
 
     def read(self, step: LaunchedStep) -> list[RequestState]:
         """Deliver a step to its requests, and return those that have ended or failed with it."""
-        readout = step.readout.wait(self._default_origin(step.choice))
+        readout = step.readout.wait(DrafterTraits(self.parts.drafter).origin_of(step.choice))
         self.record(step, readout)
         now, ended, tokens = time.perf_counter(), list[RequestState](), 0
         replayed = [self._since, self._since, now, now]  # a replayed step is one piece, counted as the target's
@@ -156,12 +156,6 @@ class StepRunner:
             self.memory.opened()[2].observe(len(step.states), step.choice, tokens / len(step.states), seconds)
         self._since, self.has_prefilled = now, False
         return ended
-
-    def _default_origin(self, choice: int) -> str:
-        """The origin of drafts in a step whose draft does not say it."""
-        drafters = DrafterTraits(self.parts.drafter).drafters
-        chosen = drafters[choice] if drafters else self.parts.drafter
-        return DrafterTraits(chosen).origin
 
     def record(self, step: LaunchedStep, readout: HostReadout) -> None:
         """Give the witness a step that it wants, with the texts from before the step: steps are read in order."""
