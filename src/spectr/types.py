@@ -288,7 +288,7 @@ class Drafter(Protocol):
 
     @property
     def nodes(self) -> int:
-        """The slots that a step needs in the target's cache: no tree has more nodes, including the root."""
+        """The most nodes of a tree, including the root."""
         ...
 
     @property

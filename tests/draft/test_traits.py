@@ -12,6 +12,7 @@ import pytest
 from spectr.draft import Plan, drafter
 from spectr.draft.adaptive import adaptive
 from spectr.draft.mixed import Mixed
+from spectr.draft.reference import ReferenceDrafter
 from spectr.draft.stateless import Stateless
 from spectr.draft.traits import (
     DrafterTraits,
@@ -26,7 +27,7 @@ from spectr.types import Drafter, Drafting, Opening, Siblings
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "spectr"
 NAMES = [name for name, member in vars(DrafterTraits).items() if isinstance(member, property)]
-DEFAULTS: dict[str, Any] = {"capturable": False, "parts": (), "drafters": (), "origin": "drafter"}
+DEFAULTS: dict[str, Any] = {"capturable": False, "parts": (), "drafters": (), "origin": "drafter", "scratch_slots": 1}
 
 
 class Bare:
@@ -65,6 +66,18 @@ def test_what_a_drafter_has_is_found() -> None:
     assert list(DrafterTraits(Mixed(both)).parts) == both
     assert list(DrafterTraits(adaptive(both, lambda _: 0)).drafters) == both
     assert not DrafterTraits(adaptive([*both, Bare()], lambda _: 0)).capturable
+
+
+def test_scratch_slots_are_not_nodes_of_the_tree() -> None:
+    """Early exit scores more nodes in the target's cache than its pruned tree has, and reports the size of the tree."""
+    plan = Plan(drafts=4, length=3, nodes=8)
+    early = drafter("early_exit", model=None, plan=plan)
+    assert early.nodes == plan.nodes == 8
+    assert DrafterTraits(early).scratch_slots == plan.scored > 8
+    both = [drafter("lookup"), early]
+    for made, nodes in ((Mixed(both), 15), (adaptive(both, lambda _: 0), 8), (ReferenceDrafter(early), 24)):
+        assert made.nodes == nodes
+        assert DrafterTraits(made).scratch_slots >= plan.scored
 
 
 def test_a_plan_of_another_kind_is_none() -> None:

@@ -63,6 +63,11 @@ class SwitchingDrafter:
         return max(drafter.nodes for drafter in self.drafters)
 
     @property
+    def scratch_slots(self) -> int:
+        """The slots that the drafter needs which needs most."""
+        return max(DrafterTraits(drafter).scratch_slots for drafter in self.drafters)
+
+    @property
     def feature_layers(self) -> Layers | None:
         """The layers whose features any of the drafters reads."""
         return Mixed(list(self.drafters)).feature_layers

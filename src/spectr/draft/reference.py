@@ -64,6 +64,11 @@ class ReferenceDrafter:
         return self.drafter.nodes + LENGTH
 
     @property
+    def scratch_slots(self) -> int:
+        """The slots that the other drafter needs, and the branch."""
+        return DrafterTraits(self.drafter).scratch_slots + LENGTH
+
+    @property
     def gives_laws(self) -> bool:
         """False: the branch has no distribution."""
         return False

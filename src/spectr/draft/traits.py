@@ -40,6 +40,12 @@ class DrafterTraits:
         return bool(getattr(self._drafter, "capturable", False))
 
     @property
+    def scratch_slots(self) -> int:
+        """The slots that a step needs in the target's cache behind the text. Default: one for each node of a tree. More
+        are needed by a drafter that scores further nodes in the target's cache while it draws the tree."""
+        return max(self._drafter.nodes, int(getattr(self._drafter, "scratch_slots", 0)))
+
+    @property
     def origin(self) -> str:
         """Where traces say that its drafts come from: one of `ORIGINS`. Default: "drafter"."""
         return str(getattr(self._drafter, "origin", "drafter"))

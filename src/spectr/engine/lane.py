@@ -147,12 +147,12 @@ class Lane:
     def _needed_slots(self, length: int, state: RequestState) -> int:
         """The slots that a row needs while its text has at most `length` tokens, or its limit if that is less."""
         longest = state.request.limit if self._reserves_all else min(state.request.limit, length)
-        return longest + 3 * self.runner.nodes + 2
+        return longest + 3 * self.runner.scratch_slots + 2
 
     def _has_room_for_a_step(self) -> bool:
         """Make room for the tokens that another step may add. Where memory is short, all requests start over; False
         if none is active then."""
-        ahead = (len(self.runner.launched) + 1) * max(self.placement.widest, self.runner.nodes)
+        ahead = (len(self.runner.launched) + 1) * max(self.placement.widest, self.runner.scratch_slots)
         needed = max(self._needed_slots(len(state.text) + ahead, state) for state in self.active)
         if needed <= self.memory.slots:
             return True

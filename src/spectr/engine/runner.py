@@ -43,7 +43,7 @@ class StepRunner:
     ) -> None:
         self.parts, self.placement, self.memory = parts, placement, placement.memory
         self.optimality_gap, self.traces = optimality_gap, traces
-        self.nodes = parts.drafter.nodes  # counted once: some drafters add up a tree
+        self.scratch_slots = DrafterTraits(parts.drafter).scratch_slots  # read once: some drafters compute it
         self.device = parts.target.device
         can_lag = self.device.type == "cuda" and not on_host and DrafterTraits(parts.drafter).capturable
         self.lag = 1 if can_lag else 0
@@ -102,7 +102,7 @@ class StepRunner:
         stages |= frozenset() if grammars is None else {MASKED}
         longest = max(len(state.text) for state in active) + self.unread_tokens
         if self.captures:
-            longest = self.memory.rounded_length(longest + self.nodes) - self.nodes
+            longest = self.memory.rounded_length(longest + self.scratch_slots) - self.scratch_slots
         return StepParts(
             self.parts.target, None, drafting, self.parts.rule, rows.window(count), stages, longest,
             None if may_wait else self._width, self._logprob_count(), self.optimality_gap,
