@@ -123,7 +123,10 @@ def score_trees(parts: StepParts, draft: Draft, coins: SeededCoins) -> Scored:
 
 def settle(parts: StepParts, scored: Scored) -> StepReadout:
     """Decide which path of each tree is accepted, by policy and rule; keep the path in the caches of target and
-    drafter; append the tokens to the texts, end those that end, and return what the host reads."""
+    drafter; append the tokens to the texts, end those that end, and return what the host reads.
+
+    Rows that have ended are computed and ignored: nothing is accepted, kept or appended for them, `active` stays False,
+    and the other values of their readout are arbitrary."""
     rows, draft, tree = parts.rows, scored.draft, scored.tree
 
     def policy_logits(nodes: Tensor | None) -> Tensor:
