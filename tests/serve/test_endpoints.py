@@ -295,7 +295,7 @@ def test_a_server_that_checks_itself(other: Callable[..., Any]) -> None:
     assert "spectr:audit_checked_total" in client.get("/metrics").text
     service.witness._violations = 1
     assert client.get("/ready").status_code == 503
-    assert "broke the law" in client.get("/ready").json()["error"]["message"]
+    assert "sampled from the wrong distribution" in client.get("/ready").json()["error"]["message"]
 
 
 SCHEMA = {

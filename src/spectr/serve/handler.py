@@ -303,7 +303,7 @@ class _Job:
         return make_receipt(self.parsed, self.handler.service, results) if wanted else None
 
     def _end(self, handles: Sequence[Handle]) -> None:
-        """Cancel what has not ended, and count."""
+        """Cancel the handles that are still running, and update the metrics."""
         metrics = self.handler.metrics
         for handle in handles:
             handle.cancel()

@@ -8,7 +8,6 @@ from itertools import accumulate
 from typing import Any
 
 from spectr.engine import Result, Step, TokenLogprobs
-from spectr.engine.metrics import Stats
 from spectr.serve.parsing import ParsedRequest
 from spectr.view.tokens import TokenTexts
 from spectr.view.trace import traced
@@ -37,16 +36,6 @@ def speculation(results: Sequence[Result], nodes: int, *, detailed: bool) -> dic
         found["per_step_accepted"] = [step.accepted for step in steps]
         found["per_step_drafted"] = [step.drafted for step in steps]
     return found
-
-
-def merged(stats: Sequence[Stats]) -> dict[str, list[int]]:
-    """Steps that came to each depth with a draft there, and those that accepted it, over several texts."""
-    depth = max((len(one.reached) for one in stats), default=0)
-
-    def summed(name: str) -> list[int]:
-        return [sum(values[at] for one in stats if at < len(values := getattr(one, name))) for at in range(depth)]
-
-    return {"reached": summed("reached"), "kept": summed("kept")}
 
 
 @dataclass(slots=True)

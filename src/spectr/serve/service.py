@@ -85,7 +85,7 @@ class Service:
 
     @property
     def arithmetic(self) -> dict[str, Any]:
-        """What the numbers of a text depend on beside the weights."""
+        """What the numbers of a text depend on besides the weights."""
         target: Any = self.lm.opened.target
         net, ranks = target.model, {"tensor_parallel": target.group.size} if target.is_sharded else {}
         device = net.device
@@ -96,7 +96,7 @@ class Service:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Of the programs that take part."""
+        """Return the versions of spectr, torch and transformers."""
         return {"spectr": __version__, "torch": torch.__version__, "transformers": package_version("transformers")}
 
     @property
@@ -122,7 +122,7 @@ class Service:
         if self.failures >= _FAILURES:
             return f"the engine failed in the last {self.failures} requests; the log says why"
         if self.audited.get("violations", 0):
-            return "a step of the engine broke the law it samples from; the log has the step"
+            return "the self-audit found a step that sampled from the wrong distribution; the log has the step"
         return None
 
     def check_length(self, characters: int, param: str) -> None:
