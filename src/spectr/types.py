@@ -43,7 +43,7 @@ needs, so that filters are not computed at others."""
 
 
 ORIGINS = ("drafter", "lookup", "prediction", "grammar")
-"""The possible origins of a node, by index: a drafter, the row's own text, its reference, its grammar."""
+"""The possible origins of a node, by index: a drafter, the row's own text, its prediction, its grammar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Draft:
     siblings: Siblings
     depth: int  # capacity: no alive node is deeper
     width: int  # capacity: no depth has more alive nodes
-    predicted: Tensor | None = None  # (B, P) int64: the next tokens of a row's reference, padded with -1
+    predicted: Tensor | None = None  # (B, P) int64: the next tokens of a row's prediction, padded with -1
     origin: Tensor | None = None  # (B, N) int64: indices in ORIGINS, for traces; None: all from the drafter
 
 

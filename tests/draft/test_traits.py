@@ -12,7 +12,7 @@ import pytest
 from spectr.draft import Plan, drafter
 from spectr.draft.adaptive import adaptive
 from spectr.draft.mixed import Mixed
-from spectr.draft.reference import ReferenceDrafter
+from spectr.draft.prediction import PredictionDrafter
 from spectr.draft.stateless import Stateless
 from spectr.draft.traits import (
     DrafterTraits,
@@ -21,7 +21,7 @@ from spectr.draft.traits import (
     follows_plan,
     is_drafter,
     table_version,
-    takes_references,
+    takes_predictions,
 )
 from spectr.types import Drafter, Drafting, Opening, Siblings
 
@@ -75,7 +75,7 @@ def test_scratch_slots_are_not_nodes_of_the_tree() -> None:
     assert early.nodes == plan.nodes == 8
     assert DrafterTraits(early).scratch_slots == plan.scored > 8
     both = [drafter("lookup"), early]
-    for made, nodes in ((Mixed(both), 15), (adaptive(both, lambda _: 0), 8), (ReferenceDrafter(early), 24)):
+    for made, nodes in ((Mixed(both), 15), (adaptive(both, lambda _: 0), 8), (PredictionDrafter(early), 24)):
         assert made.nodes == nodes
         assert DrafterTraits(made).scratch_slots >= plan.scored
 
@@ -91,7 +91,7 @@ def test_draftings() -> None:
     assert not follows_plan(bare)
     assert table_version(bare) == 0
     assert not caches_text(bare)
-    assert not takes_references(bare)
+    assert not takes_predictions(bare)
     bare.plan, bare.version = Plan(), 3
     assert follows_plan(bare)
     assert table_version(bare) == 3

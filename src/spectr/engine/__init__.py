@@ -24,7 +24,7 @@ from typing import Any
 
 from spectr.checks import whole
 from spectr.coins import seed_word
-from spectr.draft.reference import fits
+from spectr.draft.prediction import fits
 from spectr.draft.traits import DrafterTraits
 from spectr.engine.handle import Handle
 from spectr.engine.parts import EngineParts
@@ -165,8 +165,8 @@ class Engine:
             )
         if max(tokens) >= self.target.vocabulary or min(tokens) < 0:
             raise ArgumentError(f"tokens of a prompt must lie in 0 … {self.target.vocabulary - 1}, got {tokens}")
-        if request.reference:
-            _check_reference(request.reference, self.drafter, self.rule, self.target.vocabulary)
+        if request.prediction:
+            _check_prediction(request.prediction, self.drafter, self.rule, self.target.vocabulary)
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(request, name)) is not None:
                 whole(name, count, 0)
@@ -196,8 +196,8 @@ def _check_pair(drafter: Drafter, rule: Rule) -> None:
         )
 
 
-def _check_reference(reference: Sequence[int], drafter: Drafter, rule: Rule, vocabulary: int) -> None:
-    if unknown := [token for token in reference if not 0 <= token < vocabulary]:
+def _check_prediction(prediction: Sequence[int], drafter: Drafter, rule: Rule, vocabulary: int) -> None:
+    if unknown := [token for token in prediction if not 0 <= token < vocabulary]:
         raise ArgumentError(f"tokens of a prediction must lie in 0 … {vocabulary - 1}, got {unknown}")
     if not fits(drafter, rule.card):
         raise MismatchError(

@@ -135,7 +135,7 @@ class Handle(Iterator[Step]):
     def __init__(self, delivery: Delivery, wake: Callable[[], None]) -> None:
         self.request = delivery.request
         self._delivery, self._wake = delivery, wake
-        stats = Stats(rejected_prediction_tokens=len(self.request.reference))
+        stats = Stats(rejected_prediction_tokens=len(self.request.prediction))
         self._result = Result(stats=stats, logprobs=[] if self.request.logprobs is not None else None)
 
     @property

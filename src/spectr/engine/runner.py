@@ -5,8 +5,8 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spectr.draft.reference import LENGTH
-from spectr.draft.traits import DrafterTraits, table_version, takes_references
+from spectr.draft.prediction import LENGTH
+from spectr.draft.traits import DrafterTraits, table_version, takes_predictions
 from spectr.engine.grammars import RowGrammars
 from spectr.engine.parts import EngineParts
 from spectr.engine.placement import Placement
@@ -66,10 +66,10 @@ class StepRunner:
         if not self.launched:
             self._since = time.perf_counter()  # the time before belongs to no step
         choice = drafting.choose(len(self.placement.active))
-        if takes_references(drafting):
+        if takes_predictions(drafting):
             for row, state in enumerate(self.placement.active):
                 if state.walk is not None:
-                    drafting.refer(row, state.walk.forced(LENGTH))
+                    drafting.set_next_tokens(row, state.walk.forced(LENGTH))
         may_wait = self.device.type == "cpu" or drafting.is_behind  # the drafter may wait for the device
         parts = self._step_parts(may_wait)
         count, longest = len(parts.rows), parts.longest

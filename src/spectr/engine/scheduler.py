@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from spectr.draft.reference import ReferenceDrafter
+from spectr.draft.prediction import PredictionDrafter
 from spectr.engine.handle import Delivery, Handle
 from spectr.engine.lane import Lane
 from spectr.engine.parts import EngineParts
@@ -60,7 +60,7 @@ class LaneKey(NamedTuple):
 
     runs_on_host: bool  # users' functions or a grammar
     optimality_gap: bool
-    refers: bool  # a branch from a reference, or from text that a grammar forces
+    drafts_predictions: bool  # a branch from a prediction, or from text that a grammar forces
     traces: bool
 
 
@@ -148,13 +148,13 @@ class Scheduler:
             self.lanes[key].queue.append(state)
 
     def _lane_key(self, request: Request) -> LaneKey:
-        refers = request.refers or (request.grammar is not None and self.parts.drafts_forced_text)
-        return LaneKey(request.runs_on_host, request.optimality_gap, refers, request.trace)
+        drafts_predictions = bool(request.prediction) or (request.grammar is not None and self.parts.drafts_forced_text)
+        return LaneKey(request.runs_on_host, request.optimality_gap, drafts_predictions, request.trace)
 
     def _new_lane(self, key: LaneKey) -> Lane:
         parts = self.parts
-        if key.refers:
-            drafter = ReferenceDrafter(parts.drafter, races=not parts.rule.card.text_depends_on_drafts)
+        if key.drafts_predictions:
+            drafter = PredictionDrafter(parts.drafter, races=not parts.rule.card.text_depends_on_drafts)
             parts = replace(parts, drafter=drafter)
         return Lane(parts, on_host=key.runs_on_host, optimality_gap=key.optimality_gap, traces=key.traces)
 
