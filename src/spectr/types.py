@@ -236,7 +236,8 @@ class Drafting(Protocol):
         ...
 
     def choose(self, rows: int) -> int:
-        """Choose one of the drafter's plans for the next step of `rows` rows, and return its index."""
+        """Choose one of the drafter's `drafters` for the next step of `rows` rows, and return its index. A drafter
+        without several returns 0."""
         ...
 
     def propose(self, scene: Scene) -> Draft:
@@ -247,8 +248,9 @@ class Drafting(Protocol):
         """Keep the nodes `path` (B, D) of the last draft, padded with -1, which were accepted."""
         ...
 
-    def observe(self, rows: int, choice: int, tokens: float, seconds: float) -> None:
-        """Take the measurement of a step: its rows and choice, the mean number of tokens per row, and its time."""
+    def observe(self, rows: int, drafter_index: int, tokens: float, seconds: float) -> None:
+        """Take the measurement of a step: its rows, the index that `choose` returned, the mean number of tokens per
+        row, and its time."""
         ...
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> None:

@@ -106,7 +106,7 @@ class PredictionDrafting(DelegatingDrafting):
         self._selects = isinstance(drafter.drafter, SwitchingDrafter) and drafter.drafter.observe is not None
         self._has_branch = False  # in the last step some row had a branch
         self._is_alone = False  # in the last step the other drafter was left out
-        self._choice = 0  # what `choose` returned for the next step
+        self._drafter_index = 0  # what `choose` returned for the next step
         # (B, N): the node that each node was in the other drafter's tree; None: the same
         self._origin: Tensor | None = None
 
@@ -128,8 +128,8 @@ class PredictionDrafting(DelegatingDrafting):
 
     def choose(self, rows: int) -> int:
         """Let the other drafter choose, and remember its choice."""
-        self._choice = self.inner.choose(rows)
-        return self._choice
+        self._drafter_index = self.inner.choose(rows)
+        return self._drafter_index
 
     def propose(self, scene: Scene) -> Draft:
         """Draft the other drafter's tree with the branch; the draft also has the predicted tokens. An adaptive
@@ -151,7 +151,7 @@ class PredictionDrafting(DelegatingDrafting):
         """(B, N): the origin of each node of the last tree; None if all are the other drafter's."""
         if self._origin is None:
             return draft.origin
-        default = ORIGINS.index(DrafterTraits(self.drafter).origin_of(self._choice))
+        default = ORIGINS.index(DrafterTraits(self.drafter).origin_of(self._drafter_index))
         own = torch.full_like(draft.tokens, default) if draft.origin is None else draft.origin
         code = torch.where(branch.is_next, ORIGINS.index("grammar"), ORIGINS.index("prediction"))
         return torch.where(self._origin >= 0, own.gather(1, self._origin.clamp_min(0)), code)
@@ -164,10 +164,10 @@ class PredictionDrafting(DelegatingDrafting):
             path = torch.where(path >= 0, self._origin.gather(1, path.clamp_min(0)), -1)
         self.inner.keep(path)
 
-    def observe(self, rows: int, choice: int, tokens: float, seconds: float) -> None:
+    def observe(self, rows: int, drafter_index: int, tokens: float, seconds: float) -> None:
         """Pass measurements of steps without a branch to the other drafter; only those measure its own drafts."""
         if not self._has_branch:
-            self.inner.observe(rows, choice, tokens, seconds)
+            self.inner.observe(rows, drafter_index, tokens, seconds)
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> None:
         """Begin a row without a prediction."""

@@ -50,9 +50,9 @@ class DrafterTraits:
         """Where traces say that its drafts come from: one of `ORIGINS`. Default: "drafter"."""
         return str(getattr(self._drafter, "origin", "drafter"))
 
-    def origin_of(self, choice: int) -> str:
-        """Return the origin of the drafts of a step for which `Drafting.choose` returned `choice`."""
-        return DrafterTraits(self.drafters[choice]).origin if self.drafters else self.origin
+    def origin_of(self, drafter_index: int) -> str:
+        """Return the origin of the drafts of a step for which `Drafting.choose` returned `drafter_index`."""
+        return DrafterTraits(self.drafters[drafter_index]).origin if self.drafters else self.origin
 
     @property
     def feature_layers(self) -> Layers | None:

@@ -30,7 +30,7 @@ class LaunchedStep:
     states: list[RequestState]
     readout: PendingReadout
     marks: list[float]  # times before draft, target and rule, and after; empty if the step was replayed
-    choice: int  # the drafter's choice of a plan
+    drafter_index: int  # what the drafting chose
     evidence: PendingEvidence | None = None  # for the witness, if it wants this step
 
 
@@ -65,7 +65,7 @@ class StepRunner:
         rows, session, drafting = self.memory.opened()
         if not self.launched:
             self._since = time.perf_counter()  # the time before belongs to no step
-        choice = drafting.choose(len(self.placement.active))
+        drafter_index = drafting.choose(len(self.placement.active))
         if takes_predictions(drafting):
             for row, state in enumerate(self.placement.active):
                 if state.walk is not None:
@@ -83,14 +83,14 @@ class StepRunner:
             version = rows.version + table_version(drafting)
             if self._version != version:
                 self.memory.graphs, self._version = Captured(), version
-            readout = self.memory.graphs(_graph_key(parts, choice), lambda _: step([]), rows.active)
+            readout = self.memory.graphs(_graph_key(parts, drafter_index), lambda _: step([]), rows.active)
         else:
             readout = step(marks)
         pending = copy_to_host(readout)
         self._width = readout.width
         self.placement.widest = max(self.placement.widest, self._width)
         states = list(self.placement.active)
-        self.launched.append(LaunchedStep(states, pending, marks, choice, self._evidence(readout)))
+        self.launched.append(LaunchedStep(states, pending, marks, drafter_index, self._evidence(readout)))
 
     def _step_parts(self, may_wait: bool) -> StepParts:
         """What a step of the active rows is called with, but for the target's session. Captured steps round the number
@@ -140,7 +140,7 @@ class StepRunner:
 
     def read(self, step: LaunchedStep) -> list[RequestState]:
         """Deliver a step to its requests, and return those that have ended or failed with it."""
-        readout = step.readout.wait(DrafterTraits(self.parts.drafter).origin_of(step.choice))
+        readout = step.readout.wait(DrafterTraits(self.parts.drafter).origin_of(step.drafter_index))
         self.record(step, readout)
         now, ended, tokens = time.perf_counter(), list[RequestState](), 0
         replayed = [self._since, self._since, now, now]  # a replayed step is one piece, counted as the target's
@@ -153,7 +153,7 @@ class StepRunner:
                 ended.append(state)
         if step.marks or not self.has_prefilled:
             seconds = step.marks[-1] - step.marks[0] if step.marks else now - self._since
-            self.memory.opened()[2].observe(len(step.states), step.choice, tokens / len(step.states), seconds)
+            self.memory.opened()[2].observe(len(step.states), step.drafter_index, tokens / len(step.states), seconds)
         self._since, self.has_prefilled = now, False
         return ended
 
@@ -174,10 +174,10 @@ class StepRunner:
             self.launched.pop()
 
 
-def _graph_key(parts: StepParts, choice: int) -> tuple[Any, ...]:
+def _graph_key(parts: StepParts, drafter_index: int) -> tuple[Any, ...]:
     """What a captured step depends on besides its tensors."""
     reach = parts.rows.policies.reach if "no_repeat_ngram_size" in parts.policy_stages else 0
-    return len(parts.rows), parts.longest, choice, parts.policy_stages, parts.unread, parts.logprobs, reach
+    return len(parts.rows), parts.longest, drafter_index, parts.policy_stages, parts.unread, parts.logprobs, reach
 
 
 def _deliver(state: RequestState, readout: HostReadout, row: int, marks: list[float]) -> Step | None:
