@@ -236,7 +236,7 @@ def test_texts_that_find_no_room_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available", lambda _: free)
     engine = made()
     same_texts(engine.generate(requests), alone)
-    assert engine.scheduler.starts_over > 0
+    assert engine.scheduler.preemptions > 0
 
 
 # Errors.

@@ -22,7 +22,7 @@ from typing import Any
 from spectr.audit.reference_coins import mixed
 from spectr.audit.row_check import Failure, check_row, uncovered
 from spectr.checks import whole
-from spectr.engine.record import Evidence, StepRecord, WatchedRow
+from spectr.engine.record import Evidence, RecordedRow, StepRecord
 from spectr.errors import ArgumentError
 
 __all__ = ["Witness"]
@@ -228,7 +228,7 @@ class Witness:
             _LOGGER.warning("spectr: a step could not be checked", exc_info=error)
         self._not_covered[reason] += 1
 
-    def _check_row(self, record: StepRecord, evidence: Evidence, row: WatchedRow) -> None:
+    def _check_row(self, record: StepRecord, evidence: Evidence, row: RecordedRow) -> None:
         reason = uncovered(record, evidence, row)
         if reason is not None:
             self._not_covered[reason] += 1

@@ -11,7 +11,7 @@ from spectr.engine.grammars import RowGrammars
 from spectr.engine.parts import EngineParts
 from spectr.engine.placement import Placement
 from spectr.engine.readout import HostReadout, PendingReadout, StepReadout, copy_to_host
-from spectr.engine.record import PendingEvidence, StepRecord, WatchedRow, copy_evidence
+from spectr.engine.record import PendingEvidence, RecordedRow, StepRecord, copy_evidence
 from spectr.engine.request import Step
 from spectr.engine.state import RequestState
 from spectr.engine.step import StepParts, run_step
@@ -162,7 +162,7 @@ class StepRunner:
         if step.evidence is None or self.parts.witness is None:
             return
         rows = [
-            WatchedRow(row, state.request, tuple(state.text), readout.verdict(row))
+            RecordedRow(row, state.request, tuple(state.text), readout.verdict(row))
             for row, state in enumerate(step.states)
             if not state.is_done
         ]

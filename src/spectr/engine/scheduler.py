@@ -52,7 +52,7 @@ class Load:
     waiting: int  # requests without a row
     tokens: int  # tokens of the texts in rows
     slots: int  # tokens that the rows have room for
-    starts_over: int  # how often requests began again for want of memory
+    preemptions: int  # how often requests began again because memory was short
 
 
 class LaneKey(NamedTuple):
@@ -110,9 +110,9 @@ class Scheduler:
         return self.is_busy
 
     @property
-    def starts_over(self) -> int:
-        """How often requests of the current lanes began again for want of memory."""
-        return sum(lane.starts_over for lane in self.lanes.values())
+    def preemptions(self) -> int:
+        """How often requests of the current lanes began again because memory was short."""
+        return sum(lane.preemptions for lane in self.lanes.values())
 
     @property
     def load(self) -> "Load":
@@ -124,7 +124,7 @@ class Scheduler:
             len(self._waiting) + sum(len(lane.queue) for lane in lanes),
             sum(lane.tokens for lane in lanes),
             sum(lane.room for lane in lanes),
-            self.starts_over,
+            self.preemptions,
         )
 
     @property

@@ -44,7 +44,7 @@ class StepParts:
     logprobs: int | None = None  # of emitted tokens, and of this many of the likeliest tokens
     optimality_gap: bool = False
     traces: bool = False  # whether the readout has the trees
-    watched: bool = False  # whether the readout has the evidence for a witness
+    keeps_evidence: bool = False  # whether the readout has the evidence for a witness
     grammars: RowGrammars | None = None  # None if no row has one
 
 
@@ -76,7 +76,7 @@ def run_step(parts: StepParts, marks: list[float]) -> StepReadout:
     marks.append(time.perf_counter())
     readout = settle(parts, scored)
     marks.append(time.perf_counter())
-    return replace(readout, evidence=_evidence(scored)) if parts.watched else readout
+    return replace(readout, evidence=_evidence(scored)) if parts.keeps_evidence else readout
 
 
 def _evidence(scored: Scored) -> Evidence:

@@ -109,7 +109,7 @@ def _published(pairing: Pairing, checkpoint: "Checkpoint") -> Drafter:
         return named_drafter("feature", plan=pairing.plan(**default_tree(pairing)), busy_reads=None, **common)
     form = head.shape
     block = Block(form.size, form.mask_token, 0 if form.from_root else 1)
-    return named_drafter("block", plan=plan_within(pairing, block.depths), laws=head, block=block, **common)
+    return named_drafter("block", plan=plan_within(pairing, block.depths), correction=head, block=block, **common)
 
 
 def _check_tokens(target: Any, drafter: Any) -> None:

@@ -232,7 +232,7 @@ def _add_operations(app: FastAPI, handler: RequestHandler) -> None:
     async def ready() -> dict[str, Any]:
         if (reason := service.not_ready) is not None:
             raise ApiError(503, reason, code="not_ready", wait=5)
-        return {"status": "ready", **service.audited}
+        return {"status": "ready", **service.audit_counts}
 
     @app.get("/metrics", response_class=PlainTextResponse, **documented(None, None, "Counters for Prometheus."))
     async def metrics() -> Response:

@@ -57,10 +57,9 @@ class _Now:
         for name, (what, value) in gauges.items():
             yield GaugeMetricFamily(f"spectr:{name}", what, value=value)
         yield CounterMetricFamily(
-            "spectr:num_preemptions", "How often texts began again because memory was short.", value=load.starts_over
+            "spectr:num_preemptions", "How often texts began again because memory was short.", value=load.preemptions
         )
-        audited = self.service.audited
-        for name, value in audited.items():
+        for name, value in self.service.audit_counts.items():
             yield CounterMetricFamily(
                 f"spectr:audit_{name}", "Steps recomputed by the self-audit, by outcome.", value=value
             )

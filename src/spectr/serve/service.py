@@ -55,7 +55,7 @@ class Service:
 
     def __init__(self, lm: LM, settings: ServerSettings) -> None:
         self.witness = Witness(settings.audit_share) if settings.audit_share else None
-        self.lm, self.settings = self._watched(lm), settings
+        self.lm, self.settings = self._with_witness(lm), settings
         self.name = settings.name or getattr(lm.opened.target.model, "name_or_path", "") or "model"
         self.created = int(time.time())
         self.is_draining = False
@@ -100,11 +100,11 @@ class Service:
         return {"spectr": __version__, "torch": torch.__version__, "transformers": package_version("transformers")}
 
     @property
-    def audited(self) -> dict[str, float]:
+    def audit_counts(self) -> dict[str, float]:
         """Counts of the self-audit; empty if there is none."""
         return {} if self.witness is None else self.witness.counts
 
-    def _watched(self, lm: LM) -> LM:
+    def _with_witness(self, lm: LM) -> LM:
         """The same model, with a share of its steps checked."""
         if self.witness is None:
             return lm
@@ -121,7 +121,7 @@ class Service:
             return "the server is shutting down"
         if self.failures >= _FAILURES:
             return f"the engine failed in the last {self.failures} requests; the log says why"
-        if self.audited.get("violations", 0):
+        if self.audit_counts.get("violations", 0):
             return "the self-audit found a step that sampled from the wrong distribution; the log has the step"
         return None
 
@@ -189,7 +189,7 @@ class Service:
             engine = Engine(own.target, drafter, rule, own.stops, rows=min(8, own.parts.rows))
         made = copy.copy(self.lm)
         made.engine = engine
-        return self._watched(made)
+        return self._with_witness(made)
 
     def end(self) -> None:
         """Answer all requests that run with an error. From the event loop."""
