@@ -32,6 +32,7 @@ from spectr.engine.request import Reader, Request, Result, Step, StepTree, Token
 from spectr.engine.scheduler import LOCK, Load, Scheduler
 from spectr.errors import ArgumentError, MismatchError
 from spectr.grammar import CompiledGrammar
+from spectr.models.traits import ModelTraits
 from spectr.types import Drafter, TreeModel
 from spectr.verify import Rule
 
@@ -66,7 +67,7 @@ class Engine:
         captures: bool | None = None,
     ) -> None:
         _check_pair(drafter, rule)
-        captures = target.device.type == "cuda" and not _is_spread(target, drafter) if captures is None else captures
+        captures = _can_capture(target, drafter) if captures is None else captures
         self.parts = EngineParts(target, drafter, rule, stops, whole("rows", rows, 1), captures)
         self.scheduler = Scheduler(self.parts)
 
@@ -107,7 +108,7 @@ class Engine:
         """Compile the layers of target and drafter, and generate a few tokens so that compilation happens now."""
         traits = DrafterTraits(self.drafter)
         for model in (self.target, traits.head, traits.model):
-            getattr(model, "compile", lambda: None)()
+            ModelTraits(model).compile()
         self.scheduler.close()  # its graphs hold the layers from before
         self.generate([Request([0], 0, min(4 * self.drafter.nodes, self.target.context - 1))])
         self.warm_up()
@@ -132,13 +133,18 @@ class Engine:
     def submit(self, request: Request) -> Handle:
         """Queue a request, which begins as soon as there is room for it. May be called from any thread."""
         self.check(request)
-        return self.scheduler.submit([request])[0]
+        return self.submit_checked([request])[0]
+
+    def submit_checked(self, requests: Sequence[Request]) -> list[Handle]:
+        """Queue requests in this order. `check` must have accepted each of them: it is not called again, because it
+        reads whole prompts."""
+        return self.scheduler.submit(requests)
 
     def generate(self, requests: Sequence[Request]) -> list[Result]:
         """Run requests to their ends; if one fails, the others are cancelled."""
         for request in requests:
             self.check(request)
-        handles = self.scheduler.submit(requests)
+        handles = self.submit_checked(requests)
         try:
             return [handle.result() for handle in handles]
         except BaseException:
@@ -173,7 +179,7 @@ class Engine:
         request.policy.check_tokens(self.target.vocabulary)
         if request.grammar is not None:
             _check_grammar(request.grammar, request, self.stops | request.stop_ids, self.target.vocabulary)
-        getattr(self.target, "check_source", lambda _: None)(request.source)
+        ModelTraits(self.target).check_source(request.source)
 
 
 def _check_pair(drafter: Drafter, rule: Rule) -> None:
@@ -225,11 +231,9 @@ def _check_grammar(grammar: CompiledGrammar, request: Request, stops: frozenset[
         raise ArgumentError("a text that is continued under a grammar must not contain a stop token, and this one does")
 
 
-def _is_spread(target: Any, drafter: Drafter) -> bool:
-    """Whether a model is spread over several devices or ranks, or has an encoder; such steps are not captured."""
-    if getattr(target, "is_sharded", False):
-        return True
-    traits = DrafterTraits(drafter)
-    models = [getattr(model, "model", None) for model in (target, traits.model, traits.head)]
-    places = {str(place) for m in models for place in (getattr(m, "hf_device_map", None) or {}).values()}
-    return len(places) > 1 or bool(getattr(getattr(target, "needs", None), "source", None))
+def _can_capture(target: TreeModel, drafter: Drafter) -> bool:
+    """Whether steps can be captured: the target is on a GPU and has no encoder, and no model is spread over several
+    devices or processes."""
+    own, traits = ModelTraits(target), DrafterTraits(drafter)
+    devices = frozenset[str]().union(*(ModelTraits(model).devices for model in (target, traits.model, traits.head)))
+    return target.device.type == "cuda" and not own.is_sharded and not own.has_encoder and len(devices) <= 1

@@ -20,6 +20,7 @@ from spectr.engine.lane import Lane
 from spectr.engine.parts import EngineParts
 from spectr.engine.request import Request
 from spectr.engine.state import RequestState
+from spectr.models.traits import ModelTraits
 
 __all__ = ["LOCK", "Load", "Scheduler", "end_threads"]
 
@@ -88,7 +89,7 @@ class Scheduler:
             return handles
         with self._news:
             self._waiting += states
-            self.threads = 1 if getattr(self.parts.target, "runs_own_threads", False) else torch.get_num_threads()
+            self.threads = 1 if ModelTraits(self.parts.target).runs_own_threads else torch.get_num_threads()
             if self.thread is None or not self.thread.is_alive():
                 self.thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._news), daemon=True)
                 _running[self.thread] = self._news

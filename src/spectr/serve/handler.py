@@ -190,7 +190,7 @@ class _Job:
         requests = [request for request in self.requests if request is not None]
         if requests:
             await stack.enter_async_context(self.handler.admission.place(self.tenant, len(requests)))
-        made = self.parsed.lm.engine.scheduler.submit(requests)  # they were checked when they were made
+        made = self.parsed.lm.engine.submit_checked(requests)  # `parse_request` has checked them
         stack.callback(self._end, made)
         handles = iter(made)
         return [None if request is None else next(handles) for request in self.requests]
