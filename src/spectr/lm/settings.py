@@ -1,12 +1,11 @@
 """The settings of requests, with one value for all prompts or one for each, and the seeds of texts."""
 
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from spectr.checks import whole
-from spectr.coins import derived_seed
+from spectr.coins import derived_seed, random_seed
 from spectr.errors import ArgumentError
 from spectr.grammar import CompiledGrammar, Grammar
 from spectr.policy import Policy
@@ -24,7 +23,6 @@ __all__ = [
     "token_limit",
 ]
 
-_RANDOM_BITS = 53  # JSON readers keep such seeds exactly
 MAX_NEW_TOKENS = 128
 
 
@@ -139,7 +137,7 @@ def settings_of_each(settings: Mapping[str, Any], count: int) -> list[dict[str, 
 
 def seed_or_random(seed: int | None) -> int:
     """Return `seed`, or a random seed for None."""
-    return secrets.randbits(_RANDOM_BITS) if seed is None else whole("seed", seed)
+    return random_seed() if seed is None else whole("seed", seed)
 
 
 def token_limit(max_new_tokens: int | None, settings: dict[str, Any], default: int) -> int:

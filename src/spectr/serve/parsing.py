@@ -1,11 +1,10 @@
 """From the body of a request to requests of the engine."""
 
 import re
-import secrets
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spectr.coins import derived_seed
+from spectr.coins import derived_seed, random_seed
 from spectr.engine import Request
 from spectr.grammar import CompiledGrammar
 from spectr.lm import LM
@@ -25,7 +24,6 @@ from spectr.serve.settings import Limits
 
 __all__ = ["ParsedRequest", "as_turns", "characters", "parse_request"]
 
-_RANDOM_BITS = 53  # a seed that any JSON reader keeps whole
 _SAME = (
     "temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
 )  # fmt: skip
@@ -165,7 +163,7 @@ def _parsed(
         settings["grammar"] = grammar
     limit, drops = _limit(body)
     limits = [service.context - len(prompt) if limit is None else limit for prompt in prompts]
-    seed = secrets.randbits(_RANDOM_BITS) if body.seed is None else body.seed
+    seed = random_seed() if body.seed is None else body.seed
     parsed = ParsedRequest(body, lm, prompts, n, seed, settings, limits, drops)
     _check_logprobs(parsed, service.settings.limits.logprobs)
     if parsed.resume is not None:
