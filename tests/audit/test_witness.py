@@ -282,7 +282,7 @@ def test_what_is_kept_of_a_failure() -> None:
         assert failure.position >= len(prompt)
         assert failure.policy in EIGHT
         assert (failure.text is not None and failure.text[: len(prompt)] == prompt) == keeps
-        assert witness.as_json()["failures"][0] == str(failure)
+        assert witness.as_data()["failures"][0] == str(failure)
 
 
 class Other(Race):

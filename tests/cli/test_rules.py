@@ -110,7 +110,7 @@ def test_compare_as_json_is_pure_and_covers_all_families(spectr: Spectr) -> None
     data = json.loads(ran.out)["comparisons"]
     assert [one["family"].partition("(")[0] for one in data] == ["bernoulli", "uniform", "zipf", "zipf"]
     wanted = [bernoulli(), uniform(), zipf(30, seed=3), zipf(30, temperature=0.25, seed=3)]
-    assert data == [compare(family, (1, 4)).to_json() for family in wanted]
+    assert data == [compare(family, (1, 4)).as_data() for family in wanted]
     assert spectr("rules", "--json", "compare", "--family", "uniform").out == (
         spectr("rules", "compare", "--family", "uniform", "--json").out
     )
@@ -123,7 +123,7 @@ def test_compare_on_files(spectr: Spectr, tmp_path: Path) -> None:
     ran = spectr("rules", "compare", "--target-law", str(target), "--draft-law", str(draft), "--json")
     (found,) = json.loads(ran.out)["comparisons"]
     assert found["family"] == "target.json, draft.npy"
-    assert found["acceptance"] == compare(bernoulli()).to_json()["acceptance"]
+    assert found["acceptance"] == compare(bernoulli()).as_data()["acceptance"]
 
 
 def test_compare_draws(spectr: Spectr, tmp_path: Path) -> None:

@@ -166,10 +166,13 @@ class Witness:
         names = ("steps", "checked", "rows", "near_ties", "violations", "skipped", "seconds")
         return {name: getattr(self, name) for name in names} | {"not_covered": self._not_covered.total()}
 
-    def as_json(self) -> dict[str, Any]:
+    def as_data(self) -> dict[str, Any]:
         """Return all counts, rows not covered by reason, and the failures as sentences."""
         failures = [str(failure) for failure in self.failures]
         return {"share": self.share, **self.counts, "not_covered": self.not_covered, "failures": failures}
+
+    as_json = as_data
+    """The former name of `as_data`."""
 
     def wants_step(self) -> bool:
         """Return whether to check the next step; a chosen step is skipped if the queue is full."""

@@ -72,7 +72,7 @@ class Watched:
                 f"{found.near_ties or 'no'} near-ties"
             )
             holds = found.holds and not found.not_covered
-            return [Finding(self.section, self.name, holds, measured, found.as_json(), self.claim)]
+            return [Finding(self.section, self.name, holds, measured, found.as_data(), self.claim)]
 
         return Case(self.section, self.name, run)
 

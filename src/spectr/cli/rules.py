@@ -186,7 +186,7 @@ def compare_rules(
         check_figure(plot)
     found = _compared(selected.families(), ks)
     if _wants_json(context, as_json):
-        print_json({"comparisons": [one.to_json() for one in found]})
+        print_json({"comparisons": [one.as_data() for one in found]})
     else:
         _print_tables(found)
     if plot is not None:
