@@ -128,7 +128,11 @@ def _predicted(
     subject: Subject, title: str, asked: tuple[list[int], Policy], predictions: dict[str, list[int]]
 ) -> list[Case]:
     """Return the cases of one text with several predictions, all compared with the first."""
-    engine, (prompt, policy), first = subject.lm.engine.with_rule(named_rule("race")), asked, next(iter(predictions))
+    engine, (prompt, policy), first = (
+        subject.lm.engine.with_parts(rule=named_rule("race")),
+        asked,
+        next(iter(predictions)),
+    )
 
     def case(way: str, predicted: list[int]) -> Case:
         def request(number: int) -> Request:

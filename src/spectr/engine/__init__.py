@@ -91,10 +91,6 @@ class Engine:
         """Tokens that end every text."""
         return self.parts.stops
 
-    def with_rule(self, rule: Rule) -> "Engine":
-        """Return an engine with the same target and drafter and another rule."""
-        return self.with_parts(rule=rule)
-
     def with_parts(self, **parts: Any) -> "Engine":
         """Return an engine with some parts replaced, by their names in `EngineParts`; it shares no rows with this
         one."""

@@ -182,7 +182,7 @@ class Service:
         own = self.lm.engine
         rule = own.rule if wanted.rule is None else as_rule(wanted.rule)
         if wanted.drafter is None and wanted.nodes is None and own.drafter.siblings in rule.card.siblings:
-            engine = own.with_rule(rule)
+            engine = own.with_parts(rule=rule)
         else:
             options = DraftOptions(nodes=None if wanted.drafter == "none" else wanted.nodes)
             drafter = pair(wanted.drafter or "auto", self.lm.opened, rule.card, options)
