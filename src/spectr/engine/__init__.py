@@ -11,6 +11,7 @@
 `step`      one step of all active rows: draft, score, settle
 `readout`   copies what a step did to the host
 `handle`    hands steps to the thread or coroutine that waits for them
+`mailbox`   wakes coroutines from the thread that runs everything
 
 `state` is a request inside a lane, `memory` and `rows` are what the device holds for its rows, `grammars` are the masks
 of rows with a grammar, `record` is what a witness is given of a step, and `metrics` counts.
