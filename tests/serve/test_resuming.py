@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from spectr.serve.resuming import Place, Progress, read_places
+from spectr.serve.resuming import Progress, TextPosition, read_positions
 
 CHAT = {"messages": [{"role": "user", "content": "tides rise"}]}
 TEXT = {"prompt": "naïve café ☕"}
@@ -169,9 +169,9 @@ def test_ids_count_tokens() -> None:
     progress = Progress([None, None])
     assert progress.id == "-,-"
     assert progress.move(1, [5, 6]).split(",")[0] == "-"
-    assert progress.move(1, [7]) == f"-,{Place.after([5, 6, 7])}"
-    assert progress.move(0, ()) == f"0:e3b0c442,{Place.after([5, 6, 7])}"
+    assert progress.move(1, [7]) == f"-,{TextPosition.after([5, 6, 7])}"
+    assert progress.move(0, ()) == f"0:e3b0c442,{TextPosition.after([5, 6, 7])}"
     assert progress.move(0, [], ends=True).split(",")[0] == "0:e3b0c442."
-    seen = read_places(progress.id, 2)
+    seen = read_positions(progress.id, 2)
     assert [one.count for one in seen if one is not None] == [0, 3]
     assert Progress(seen).id == progress.id

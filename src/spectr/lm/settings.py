@@ -152,7 +152,7 @@ def token_limit(max_new_tokens: int | None, settings: dict[str, Any], default: i
 
 
 def split_settings(settings: Mapping[str, Any]) -> tuple[RequestSettings, dict[str, Any]]:
-    """Splits settings into those of the request and those of the policy; raises ArgumentError for unknown ones."""
+    """Split settings into those of the request and those of the policy; raise ArgumentError for unknown ones."""
     of_request, of_policy = ([f.name for f in fields(kind)] for kind in (RequestSettings, Policy))
     if settings.get("num_beams", 1) != 1:
         raise ArgumentError(

@@ -34,7 +34,7 @@ __all__ = ["DRAFTERS", "Service", "Variant"]
 DRAFTERS = ("auto", "none", "lookup", "ngram")
 """Drafters that a request may name. None of them is loaded from a file or a network."""
 
-_VARIANTS = 4  # engines beside the server's own that are kept
+_VARIANTS = 4  # engines besides the server's own that are kept
 _FAILURES = 3  # of the engine in a row, after which the server is not ready
 _TOKEN_CHARACTERS = 16  # of a prompt for each token of the context; texts have about four
 _LEAST_CHARACTERS = 1 << 16  # that a text may have however short the context is
