@@ -6,21 +6,41 @@ from typing import Any
 import gguf
 import numpy as np
 
-__all__ = ["INNER", "LAYERS", "WIDTH", "vocabulary", "write_gguf"]
+__all__ = ["INNER", "LAYERS", "WIDTH", "write_gguf"]
 
 WIDTH, INNER, HEADS, KV, LAYERS = 64, 96, 4, 2, 2
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
 
 
-def vocabulary() -> list[str]:
-    """Return two control tokens, the letters as bytes, and a few words."""
-    return ["<s>", "</s>", *"abcdefghijklmnopqrstuvwxyzĠ", "th", "the", "in"]
+def _add_byte_level(writer: gguf.GGUFWriter) -> list[str]:
+    """Add a tokenizer of bytes with merges, as GPT-2's. Its tokens are two control tokens, the letters, a few words and
+    one that users added."""
+    words = ["<s>", "</s>", *"abcdefghijklmnopqrstuvwxyzĠ", "th", "the", "in", "think"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_types([3, 3, *[1] * (len(words) - 3), 4])
+    writer.add_token_merges(["t h", "th e", "i n"])
+    return words
 
 
-def write_gguf(path: Path, kind: str = "Q8_0", architecture: str = "llama", **settings: Any) -> Path:
-    """Write a small random model to a GGUF file and return its path; matrices have the kind, the embedding is Q8_0."""
+def _add_pieces(writer: gguf.GGUFWriter) -> list[str]:
+    """Add a tokenizer of sentencepiece, as Llama 2's and Gemma's, with scores in place of merges and a token for each
+    byte."""
+    words = ["<s>", "</s>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"abcdefghijklmnopqrstuvwxyz▁"]
+    words += ["th", "the", "▁the", "in", "  ", "think"]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_types([3, 3, 2, *[6] * 256, *[1] * (len(words) - 260), 4])
+    writer.add_token_scores([-float(number) for number in range(len(words))])
+    writer.add_unk_token_id(2)
+    return words
+
+
+def write_gguf(
+    path: Path, kind: str = "Q8_0", architecture: str = "llama", pieces: bool = False, **settings: Any
+) -> Path:
+    """Write a small random model to a GGUF file and return its path; matrices have the kind, the embedding is Q8_0. Its
+    tokenizer is one of bytes, or of pieces."""
     generator, writer = np.random.default_rng(0), gguf.GGUFWriter(path, architecture)
-    words = vocabulary()
     for add, value in (
         (writer.add_block_count, LAYERS), (writer.add_context_length, 128), (writer.add_embedding_length, WIDTH),
         (writer.add_feed_forward_length, INNER), (writer.add_head_count, HEADS), (writer.add_head_count_kv, KV),
@@ -28,11 +48,8 @@ def write_gguf(path: Path, kind: str = "Q8_0", architecture: str = "llama", **se
         (writer.add_key_length, WIDTH // HEADS),
     ):  # fmt: skip
         add(value)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
+    words = _add_pieces(writer) if pieces else _add_byte_level(writer)
     writer.add_token_list(words)
-    writer.add_token_types([3, 3, *[1] * (len(words) - 2)])
-    writer.add_token_merges(["t h", "th e", "i n"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     writer.add_chat_template(TEMPLATE)

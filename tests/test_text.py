@@ -94,15 +94,16 @@ def word_piece() -> Tokenizer:
 @cache
 def smollm() -> Any:
     """The tokenizer of the default model."""
-    from transformers import AutoTokenizer
-
     from spectr.models.catalog import pull
+    from spectr.models.gguf.build import config_of
+    from spectr.models.gguf.reader import open_gguf
+    from spectr.models.gguf.tokenizer import tokenizer_of
 
-    file = pull("smollm2-135m")
-    return AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    file = open_gguf(pull("smollm2-135m"))
+    return tokenizer_of(file, config_of(file))
 
 
-REAL = pytest.param(smollm, marks=pytest.mark.slow)  # of the kind of `byte_level`, and takes seconds to open
+REAL = pytest.param(smollm, marks=pytest.mark.slow)  # of the kind of `byte_level`
 EXACT = [byte_level, metaspace, llama, REAL]
 
 

@@ -6,6 +6,7 @@ Names are imported when they are first used, so that `import spectr` and `spectr
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from spectr.garbage import without_collection
 from spectr.version import __version__
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ def __getattr__(name: str) -> Any:
         return import_module("spectr.hf")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'spectr' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"spectr.{_HOME_OF[name]}"), name)
+    with without_collection():
+        value = globals()[name] = getattr(import_module(f"spectr.{_HOME_OF[name]}"), name)
     return value
 
 

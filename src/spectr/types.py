@@ -215,7 +215,7 @@ class Scene:
     active: Tensor  # (B,) bool: rows that have not ended
     coins: Coins
     draft_logits: AppliedPolicy  # applies the policy: the distribution that drafts are drawn from
-    ranking_logits: AppliedPolicy  # the same for ranking: under greedy decoding it still ranks the other tokens
+    ranking_logits: AppliedPolicy  # for ranking: the other tokens under greedy decoding too, perhaps with rough filters
     temperature: Tensor  # (B,) float64
     longest: int  # an upper bound of the tokens of a text
     unread: int | None = None  # an upper bound of the tokens added by the last step; None: wait for the exact number

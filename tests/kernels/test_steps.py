@@ -19,7 +19,9 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU here")
 
 SIZE = 320
-PLACES = ["spectr.coins", "spectr.models.fresh_tokens", "spectr.trees.prune", "spectr.transport.kseq"]
+PLACES = [
+    "spectr.coins", "spectr.models.fresh_tokens", "spectr.trees.prune", "spectr.transport.kseq", "spectr.policy.fused",
+]  # fmt: skip
 
 
 def engine(rule: str, plan: Plan) -> Engine:
@@ -37,12 +39,19 @@ def engine(rule: str, plan: Plan) -> Engine:
 
 
 PLANS = {"race": Plan(drafts=3, length=3, nodes=6), "kseq": Plan("iid", drafts=2, length=2)}
-POLICIES = {"one": Policy(), "cool": Policy(0.7, top_k=40), "greedy": Policy(0)}
+POLICIES = {
+    "one": Policy(),
+    "cool": Policy(0.7, top_k=40),
+    "greedy": Policy(0),
+    "filtered": Policy(0.8, top_k=40, top_p=0.9, min_p=0.01),
+    "penalised": Policy(repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.2, min_new_tokens=3),
+}
 
 
 @pytest.mark.parametrize("rule", PLANS)
 @pytest.mark.parametrize(
-    "policy", ["one", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cool", "greedy"))]
+    "policy",
+    ["one", "filtered", "penalised", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cool", "greedy"))],
 )
 def test_texts_with_kernels_equal_the_plain_texts(rule: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import spectr.kernels.attention  # noqa: F401  registers it

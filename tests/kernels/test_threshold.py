@@ -1,14 +1,10 @@
 """The borders of top-k and top-p that kernels find equal those of sorted logits."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
-from tests.gpu import no_host_sync
 from torch import Tensor
-
-from spectr.policy.filters import keep_top_k, keep_top_p
 
 triton = pytest.importorskip("triton")
 IS_OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
@@ -16,7 +12,6 @@ NO_LOOPS = pytest.mark.skipif(IS_OLD, reason="Triton's interpreter before 3.7 ha
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else [NO_LOOPS]  # `-m gpu` runs the kernels as they are
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VOCABULARY, FEWER = 5_003, 2_503  # chunks of which the last is not full, of ranks and of masses
-LARGE = 49_152
 OFF = -torch.inf
 
 
@@ -166,68 +161,25 @@ def test_a_row_does_not_depend_on_others() -> None:
             assert torch.equal(border(logits[row : row + 1, 1:], bound[row : row + 1]), together[row : row + 1, 1:])
 
 
-Filter = Callable[[Tensor, Tensor], Tensor]
-COUNT, MASS = torch.tensor([4, 0, FEWER, 700]), torch.tensor([0.6, 1.0, 0.99, 0.0], dtype=torch.float64)
+def test_the_nucleus_of_what_top_k_keeps() -> None:
+    """Tokens below a floor count as excluded; the floors of some nodes exclude nothing, and of others nearly all."""
+    from spectr.kernels.threshold import nucleus_border, rank_border
+
+    count, mass = torch.tensor([40, 0, 1, 2_000]), torch.tensor([0.9, 0.6, 0.8, 0.99], dtype=torch.float64)
+    for kind in ("random", "tied", "excluded"):
+        logits = some(kind, len(count), 2, FEWER)
+        floors = ranked(logits, count)
+        meant = nucleus(logits.masked_fill(logits < floors[..., None], OFF), mass)
+        on = logits.to(DEVICE)
+        assert torch.equal(nucleus_border(on, mass.to(DEVICE), rank_border(on, count.to(DEVICE))).cpu(), meant)
 
 
-@pytest.mark.parametrize(("keep", "bound"), [(keep_top_k, COUNT), (keep_top_p, MASS)])
-def test_filters_keep_the_same_tokens_with_kernels(
-    keep: Filter, bound: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With and without kernels the same tokens stay, ties included; bounds per node are handled by the plain code."""
-    calls: list[torch.Size] = []
-    import spectr.kernels.threshold as threshold
+def test_bounds_may_be_columns_of_a_table() -> None:
+    from spectr.kernels.threshold import nucleus_border, rank_border
 
-    search = threshold._search
-
-    def watched(x: Tensor, given: Tensor, **kind: bool) -> Tensor:
-        calls.append(x.shape)
-        return search(x, given, **kind)
-
-    monkeypatch.setattr(threshold, "_search", watched)
-    logits = some("tied", 4, 2, FEWER).to(DEVICE)
-    logits[:, :, ::3] = -torch.inf
-    by_row, by_node = bound[:, None, None].to(DEVICE), bound.view(2, 2).repeat(2, 1)[..., None].to(DEVICE)
-    flat, wide, peaked = logits[:, 0], logits.double(), some("peaked", 4, 1, FEWER).to(DEVICE)
-    peaked[..., 5] = 200.0  # all but 1e-40 of the mass; a mass of 1 keeps the others too
-    for x, given, kernel in (
-        (logits, by_row, True), (logits[:, :0], by_row, True), (logits[:, :1], by_row[0, 0, 0], True),
-        (logits.transpose(0, 1).contiguous().transpose(0, 1)[:, :1], by_row, True),
-        (peaked, by_row, True), (logits, by_node, False), (wide, by_row, False),
-        (flat, by_row[:, 0], False), (flat, by_row[0, 0, 0], False),
-    ):  # fmt: skip
-        monkeypatch.setattr("spectr.policy.filters.usable", lambda _: False)
-        meant = keep(x, given)
-        monkeypatch.setattr("spectr.policy.filters.usable", lambda _: True)
-        calls.clear()
-        assert torch.equal(keep(x, given), meant)
-        assert calls == ([x.shape] if kernel else [])
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(1, 64), (8, 8)])
-@pytest.mark.parametrize("kind", ["random", "tied", "peaked", "flat"])
-def test_large_vocabularies(kind: str, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels keep what the plain code keeps on the same device, without a synchronisation, and again when replayed
-    from a CUDA graph with other bounds."""
-    logits = some(kind, *shape, LARGE).cuda()
-    logits[:, :, 1::7] = -torch.inf
-    count = torch.tensor([50, 0, 1, 40_000, LARGE, 2, 600, LARGE - 1][: shape[0]], device="cuda")[:, None, None]
-    mass = torch.tensor([0.95, 1.0, 0.5, 0.999, 0.0, 0.1, 0.9, 0.7], dtype=torch.float64, device="cuda")
-    mass = mass[: shape[0], None, None]
-    bounds = {keep_top_k: (count, count.flip(0) + 3), keep_top_p: (mass, 0.98 * mass.flip(0))}
-    for keep, (first, second) in bounds.items():
-        given = first.clone()
-        with no_host_sync():
-            found = keep(logits, given)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = keep(logits, given)
-        with monkeypatch.context() as patch:
-            patch.setattr("spectr.policy.filters.usable", lambda _: False)
-            meant = [keep(logits, bound) for bound in (first, second)]
-        assert torch.equal(found, meant[0])
-        for bound, expected in zip((first, second), meant, strict=True):
-            given.copy_(bound)
-            graph.replay()
-            assert torch.equal(captured, expected)
+    logits = some("random", 3, 2, FEWER).to(DEVICE)
+    count, mass = torch.tensor([9, 0, 300], device=DEVICE), torch.tensor([0.5, 0.95, 1.0], device=DEVICE).double()
+    for border, bound in ((rank_border, count), (nucleus_border, mass)):
+        column = torch.stack([bound - 7, bound, bound + 1], 1)[:, 1]
+        assert torch.equal(border(logits, column), border(logits, bound))
+        assert torch.equal(border(logits, bound[:1].expand(3)), border(logits, bound[:1].repeat(3)))

@@ -3,14 +3,17 @@
 import hashlib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import spectr
 from spectr.draft.adaptive import SwitchingDrafter
 from spectr.errors import ArgumentError, UnknownNameError
 from spectr.models.catalog import CATALOG, CatalogModel, FetchError, home, locate, pull
-from spectr.models.trained import shipped
+from spectr.models.head import FeatureHead
+from spectr.models.trained import load_for_training, shipped
 
 PROMPT = "Repeat after me, twice: the quick brown fox jumps over the lazy dog."
 
@@ -76,6 +79,20 @@ def test_the_default_pair_is_a_trained_head(lm: spectr.LM) -> None:
     assert sum(file.stat().st_size for file in found.iterdir()) <= 16 * 2**20
     outputs = small.generate(["Why is the sky blue?", "Write a short story about a dog."], 32, seed=3)
     assert sum(len(out.tokens) for out in outputs) / sum(out.stats.steps for out in outputs) > 1.3
+
+
+def test_a_drafter_is_loaded_without_random_numbers(lm: spectr.LM) -> None:
+    """All weights and buffers are those of the file and the config, and torch's generator is left alone."""
+    model, before = lm.opened.target.model, torch.get_rng_state()
+    folder = shipped(model)
+    assert folder is not None
+    head: Any = load_for_training(folder, model)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not any(tensor.is_meta for tensor in [*head.parameters(), *head.buffers()])
+    assert all(weights.requires_grad for weights in head.parameters())
+    random = FeatureHead(head.shape)
+    for name, buffer in random.named_buffers():
+        assert torch.equal(head.get_buffer(name), buffer)
 
 
 def test_a_stream_is_the_text_in_pieces(lm: spectr.LM) -> None:

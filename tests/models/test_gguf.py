@@ -1,6 +1,7 @@
 """GGUF files give the logits that transformers computes from them; damaged files are refused with a reason."""
 
 import resource
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,17 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
 from tests.gguf_files import INNER, LAYERS, WIDTH, write_gguf
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import spectr
 from spectr.errors import ArgumentError, MismatchError, SpectrError
-from spectr.models.catalog import FetchError
+from spectr.models.catalog import FetchError, pull
 from spectr.models.cpu import CpuTarget
 from spectr.models.gguf.build import config_of, model_of
 from spectr.models.gguf.reader import open_gguf
+from spectr.models.gguf.tokenizer import tokenizer_of
 from spectr.models.hf import open_model
 from spectr.models.packed import packed_bytes
 
@@ -62,6 +65,79 @@ def test_the_file_gives_text_and_chat(tmp_path: Path) -> None:
     assert len(texts["int8"]) > 0
 
 
+TEXTS = [
+    "", " ", "the thin thinker", "  the  thin\n\n\tend ", "</s>the<s> <|im_start|>user\n<|im_end|>", "don't, it 's !",
+    "naïve 東京 🦊 \u0301\u200b\x00", "1234567890 3.14", "def f(x):\n    return x  # 'the'\r\n", "Ġthe▁the",
+]  # fmt: skip
+
+
+def check_tokenizer(path: Path) -> None:
+    """Check that a file's tokenizer is the one that transformers reads from it, with the ends of text that it names."""
+    file = open_gguf(path)
+    found = tokenizer_of(file, config_of(file))
+    right = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    for name in ("bos", "eos"):  # transformers 5.17 guesses them
+        setattr(right, f"{name}_token", right.convert_ids_to_tokens(file.setting(f"tokenizer.ggml.{name}_token_id")))
+    assert type(found) is type(right)
+    assert found.backend_tokenizer.to_str() == right.backend_tokenizer.to_str()
+    assert found.special_tokens_map == right.special_tokens_map
+    for attribute in ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "all_special_ids", "padding_side",
+                      "added_tokens_decoder", "chat_template", "model_max_length", "model_input_names"):  # fmt: skip
+        assert getattr(found, attribute) == getattr(right, attribute), attribute
+    assert found.clean_up_tokenization_spaces is False
+    for text in TEXTS:
+        tokens = found(text)
+        assert dict(tokens) == dict(right(text))
+        assert found.encode(text, add_special_tokens=False) == right.encode(text, add_special_tokens=False)
+        for options in ({}, {"skip_special_tokens": True}):
+            clean = {"clean_up_tokenization_spaces": False, **options}
+            assert found.decode(tokens["input_ids"], **options) == right.decode(tokens["input_ids"], **clean)
+    turns = [{"role": "user", "content": "the"}]
+    assert found.apply_chat_template(turns, tokenize=False) == right.apply_chat_template(turns, tokenize=False)
+
+
+@pytest.mark.slow
+def test_the_default_tokenizer_is_that_of_transformers() -> None:
+    check_tokenizer(pull("smollm2-135m"))
+
+
+@pytest.mark.parametrize("pieces", [False, True])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_the_tokenizer_is_that_of_transformers(architecture: str, pieces: bool, tmp_path: Path) -> None:
+    check_tokenizer(write_gguf(tmp_path / "tiny.gguf", architecture=architecture, pieces=pieces))
+
+
+OLDEST = transformers.__version__.startswith("5.17.")
+
+
+@pytest.mark.skipif(OLDEST, reason="transformers 5.17 reads no tokenizer from a Gemma file")
+def test_files_of_gemma_have_its_tokenizer(tmp_path: Path) -> None:
+    """transformers reads no config from Gemma's files, but does from Gemma 2's, whose tokenizer is the same."""
+    path = write_gguf(tmp_path / "one.gguf", architecture="gemma", pieces=True)
+    right = write_gguf(tmp_path / "two.gguf", architecture="gemma2", pieces=True)
+    file = open_gguf(path)
+    found, expected = tokenizer_of(file, config_of(file)), AutoTokenizer.from_pretrained(tmp_path, gguf_file=right.name)
+    assert type(found) is type(expected)
+    assert found.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
+
+
+def test_a_tokenizer_is_read_without_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`AutoTokenizer` would read the config from the file, which takes seconds. Files beside it are not read."""
+    path = write_gguf(tmp_path / "tiny.gguf")
+    for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{")
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", None)
+    words = open_model(str(path), device="cpu").tokenizer
+    assert words.decode(words.encode("the thin")) == "the thin"
+
+
+def test_a_file_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    file = open_gguf(write_gguf(tmp_path / "tiny.gguf"))
+    bare = replace(file, path=tmp_path / "none.gguf")
+    with pytest.raises(FetchError, match=r"has no tokenizer that can be read .*; give one: tokenizer=…"):
+        tokenizer_of(bare, config_of(file))
+
+
 def test_packed_weights_take_the_bytes_of_the_file(tmp_path: Path) -> None:
     """Packed weights take at most 15 % more memory than the file."""
     file = open_gguf(write_gguf(tmp_path / "tiny.gguf", "Q4_1"))
@@ -89,6 +165,8 @@ def test_unsupported_files_are_refused_with_a_reason(tmp_path: Path) -> None:
         config_of(open_gguf(write_gguf(tmp_path / "b.gguf", **{"llama.expert_count": 8})))
     with pytest.raises(MismatchError, match="rotary positions to 8 of the 16 values of a head"):
         config_of(open_gguf(write_gguf(tmp_path / "c.gguf", **{"llama.rope.dimension_count": 8})))
+    with pytest.raises(FetchError, match=r"valid model: The hidden size \(64\) is not a multiple of the number of"):
+        config_of(open_gguf(write_gguf(tmp_path / "e.gguf", **{"llama.attention.head_count": 5})))
     with pytest.raises(ArgumentError, match="weights must be file, float32 or int8, got 'int4'"):
         open_model(str(tmp_path / "a.gguf"), weights="int4")
     with pytest.raises(FetchError, match="cannot be opened as a GGUF file"):

@@ -4,9 +4,8 @@ This file has those of the engine and of a Python function; endpoints and transf
 sampler has its own prompt and settings, and does not depend on the distribution it is compared with.
 """
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,6 +16,7 @@ from spectr.audit.replay import Replay, RowsAfter
 from spectr.audit.texts import LawsAfter, Text
 from spectr.engine import Engine, Request
 from spectr.errors import ArgumentError
+from spectr.garbage import without_collection
 from spectr.policy import Policy
 from spectr.threads import one_thread
 
@@ -27,18 +27,6 @@ Function = Callable[[list[int], int], Sequence[int]]
 
 _MOST_NUMBERS = 1 << 25  # logits of one step
 _BATCH = 8192  # texts requested at once
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Disable garbage collection, which would take a third of the time: there are many small objects and no cycles."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 class Sampler(Protocol):
@@ -68,7 +56,7 @@ class EngineSampler:
     def __call__(self, seeds: Sequence[int], length: int) -> list[Text]:
         """Return texts for the seeds, some thousands at a time."""
         parts = (seeds[at : at + _BATCH] for at in range(0, len(seeds), _BATCH))
-        with _no_collection(), one_thread() if isinstance(self.engine.target, Replay) else nullcontext():
+        with without_collection(), one_thread() if isinstance(self.engine.target, Replay) else nullcontext():
             return [text for part in parts for text in self._texts(part, length)]
 
     def _texts(self, seeds: Sequence[int], length: int) -> list[Text]:

@@ -91,6 +91,10 @@ def draft_trees(parts: StepParts) -> tuple[Draft, SeededCoins]:
     rows, history, stages = parts.rows, parts.rows.history, parts.policy_stages
     temperature = rows.policies.number("temperature")
     coins = SeededCoins(rows.seed, history.length, temperature == 0)
+    wants_laws = parts.optimality_gap or parts.traces
+    # Rough filters change which nodes are drafted and the distributions that are recorded for them, so they are for
+    # rules whose text depends on no draft, and only if nobody asks for those distributions.
+    roughly = not parts.rule.card.text_depends_on_drafts and not wants_laws
 
     def masked(logits: Tensor, paths: Tensor) -> Tensor:
         masks = None if parts.grammars is None else parts.grammars.of_drafts(paths)
@@ -101,11 +105,11 @@ def draft_trees(parts: StepParts) -> tuple[Draft, SeededCoins]:
 
     def ranking_logits(logits: Tensor, paths: Tensor) -> Tensor:
         past = Past(history, paths, drafting=True)
-        return rows.policies(masked(logits, paths), past, stages=stages, ranked=True)
+        return rows.policies(masked(logits, paths), past, stages=stages, ranked=True, roughly=roughly)
 
     scene = Scene(
         history, rows.root, rows.active, coins, draft_logits, ranking_logits, temperature, parts.longest, parts.unread,
-        parts.optimality_gap or parts.traces,
+        wants_laws,
     )  # fmt: skip
     return parts.drafting.propose(scene), coins
 

@@ -7,6 +7,9 @@ are collected, and one program per row finds the border among them, digit by dig
 the logits. Probabilities are integers that add up to about 2^61, so their sums do not depend on the order of the
 programs, and differ from those of the softmax by less than 1e-12. If nearly all logits of a row are equal, more tokens
 are collected, and it takes longer.
+
+The nucleus can be that of the tokens from a border on. They are told apart where logits are loaded, so the others need
+not be excluded before.
 """
 
 import torch
@@ -52,15 +55,24 @@ def _exponent(value):
     return tl.where(value == value, tl.minimum(value, _LARGEST), -float("inf"))
 
 
+@triton.jit
+def _loaded(logits, floors, row, token, vocabulary, FLOORED: tl.constexpr):
+    """Load logits of a row; those below its floor become −inf."""
+    value = tl.load(logits + row * vocabulary + token, mask=token < vocabulary, other=-float("inf"))
+    if FLOORED:
+        value = tl.where(value < tl.load(floors + row), -float("inf"), value)
+    return value
+
+
 @triton.jit(do_not_specialize=["nodes"])
-def _peaks(logits, bounds, peaks, vocabulary, nodes, CHUNK: tl.constexpr):
+def _peaks(logits, floors, bounds, peaks, vocabulary, nodes, step, FLOORED: tl.constexpr, CHUNK: tl.constexpr):
     """Write the largest logit of one chunk and the sum of exp(logit − largest), in float32, as they only scale
     weights."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if not _limits(tl.load(bounds + row // nodes), vocabulary, True):
+    if not _limits(tl.load(bounds + row // nodes * step), vocabulary, True):
         return
     token = part * CHUNK + tl.arange(0, CHUNK)
-    value = _exponent(tl.load(logits + row * vocabulary + token, mask=token < vocabulary, other=-float("inf")))
+    value = _exponent(_loaded(logits, floors, row, token, vocabulary, FLOORED))
     most = tl.maximum(tl.max(value, 0), -_LARGEST)  # finite, so that a chunk without tokens has weight 0
     place = 2 * (row * tl.num_programs(1) + part)
     tl.store(peaks + place, most)
@@ -68,7 +80,7 @@ def _peaks(logits, bounds, peaks, vocabulary, nodes, CHUNK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["nodes", "parts"])
-def _measure(bounds, peaks, measures, vocabulary, nodes, parts, PARTS: tl.constexpr, CLASSES: tl.constexpr):
+def _measure(bounds, peaks, measures, vocabulary, nodes, step, parts, PARTS: tl.constexpr, CLASSES: tl.constexpr):
     """Write for a row its largest logit, the factor from exp(logit − largest) to integer weights, and the number of
     classes per unit of logits.
 
@@ -76,7 +88,7 @@ def _measure(bounds, peaks, measures, vocabulary, nodes, parts, PARTS: tl.conste
     above them.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
-    mass = tl.maximum(tl.load(bounds + row // nodes), 0.0)
+    mass = tl.maximum(tl.load(bounds + row // nodes * step), 0.0)
     if not _limits(mass, vocabulary, True):
         return
     place = 2 * (row * parts + part)
@@ -157,17 +169,17 @@ def _narrowed(tally, state, bound, turn, NUCLEUS: tl.constexpr, BITS: tl.constex
 
 @triton.jit(do_not_specialize=["nodes", "turn"])
 def _tally(
-    logits, bounds, measures, tally, state, flawed, vocabulary, nodes, turn,
-    NUCLEUS: tl.constexpr, BITS: tl.constexpr, CHUNK: tl.constexpr,
+    logits, floors, bounds, measures, tally, state, flawed, vocabulary, nodes, step, turn,
+    FLOORED: tl.constexpr, NUCLEUS: tl.constexpr, BITS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Add the weights of one chunk to a row's tally, by the next digit of the classes that are left."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    bound = tl.load(bounds + row // nodes)
+    bound = tl.load(bounds + row // nodes * step)
     if not _limits(bound, vocabulary, NUCLEUS):
         return
     tally, state = tally + (row * 2 << BITS), state + row * 6
     token = part * CHUNK + tl.arange(0, CHUNK)
-    value = tl.load(logits + row * vocabulary + token, mask=token < vocabulary, other=-float("inf"))
+    value = _loaded(logits, floors, row, token, vocabulary, FLOORED)
     first = tl.cast(0, tl.int64)
     if turn > 0:
         first, above = _narrowed(tally, state, bound, turn, NUCLEUS, BITS)
@@ -186,17 +198,17 @@ def _tally(
 
 @triton.jit(do_not_specialize=["nodes"])
 def _collect(
-    logits, bounds, measures, tally, state, kept, held, vocabulary, nodes,
-    NUCLEUS: tl.constexpr, BITS: tl.constexpr, CHUNK: tl.constexpr,
+    logits, floors, bounds, measures, tally, state, kept, held, vocabulary, nodes, step,
+    FLOORED: tl.constexpr, NUCLEUS: tl.constexpr, BITS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Append the keys of one chunk that are in the class that is left to a row's `kept`, in any order. `held` has their
     number, the largest key, and the largest of (last key − key)."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    bound = tl.load(bounds + row // nodes)
+    bound = tl.load(bounds + row // nodes * step)
     if not _limits(bound, vocabulary, NUCLEUS):
         return
     token = part * CHUNK + tl.arange(0, CHUNK)
-    value = tl.load(logits + row * vocabulary + token, mask=token < vocabulary, other=-float("inf"))
+    value = _loaded(logits, floors, row, token, vocabulary, FLOORED)
     first, above = _narrowed(tally + (row * 2 << BITS), state + row * 6, bound, 2, NUCLEUS, BITS)
     if part == 0:
         tl.store(state + row * 6 + 4, first)
@@ -216,12 +228,12 @@ def _collect(
 
 @triton.jit(do_not_specialize=["nodes"])
 def _finish(
-    bounds, measures, tally, state, flawed, kept, held, border, vocabulary, nodes,
+    bounds, measures, tally, state, flawed, kept, held, border, vocabulary, nodes, step,
     NUCLEUS: tl.constexpr, BITS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Write the border of one row, found among the collected keys. Digits that all of them share are skipped."""
     row = tl.program_id(0).to(tl.int64)
-    bound = tl.load(bounds + row // nodes)
+    bound = tl.load(bounds + row // nodes * step)
     found = tl.cast(-float("inf"), tl.float32)
     if _limits(bound, vocabulary, NUCLEUS) & (tl.load(flawed + row) == 0):
         top, scale, _ = _measured(measures, row, NUCLEUS)
@@ -250,9 +262,9 @@ def _finish(
     tl.store(border + row, found)
 
 
-def _search(logits: Tensor, bounds: Tensor, nucleus: bool) -> Tensor:
+def _search(logits: Tensor, bounds: Tensor, nucleus: bool, floors: Tensor | None = None) -> Tensor:
     batch, nodes, vocabulary = logits.shape
-    logits, bounds, rows = logits.contiguous(), bounds.contiguous(), batch * nodes
+    logits, rows, step = logits.contiguous(), batch * nodes, bounds.stride(0)
     how = _NUCLEUS if nucleus else _RANK
     parts, kind = triton.cdiv(vocabulary, how["CHUNK"]), {"NUCLEUS": nucleus, "BITS": how["BITS"]}
     # (R, 2, digits) weights; (R, 3, 2) first digits and weight above; (R, 3) collected keys; (R,) is there a NaN
@@ -261,20 +273,27 @@ def _search(logits: Tensor, bounds: Tensor, nucleus: bool) -> Tensor:
     kept = torch.empty(rows, vocabulary, dtype=torch.int32, device=logits.device)
     border = torch.empty(batch, nodes, dtype=torch.float32, device=logits.device)
     measures = border
+    least, floored = (border, False) if floors is None else (floors.contiguous(), True)
     if nucleus:
         peaks = torch.empty(rows, parts, 2, dtype=torch.float32, device=logits.device)
         measures = torch.empty(rows, 3, dtype=torch.float64, device=logits.device)
-        wide, classes = triton.next_power_of_2(parts), 1 << 2 * how["BITS"]
-        _peaks[(rows, parts)](logits, bounds, peaks, vocabulary, nodes, CHUNK=how["CHUNK"])
-        _measure[(rows,)](bounds, peaks, measures, vocabulary, nodes, parts, PARTS=wide, CLASSES=classes, num_warps=1)
+        wide, classes, chunk = triton.next_power_of_2(parts), 1 << 2 * how["BITS"], how["CHUNK"]
+        _peaks[(rows, parts)](logits, least, bounds, peaks, vocabulary, nodes, step, FLOORED=floored, CHUNK=chunk)
+        _measure[(rows,)](
+            bounds, peaks, measures, vocabulary, nodes, step, parts, PARTS=wide, CLASSES=classes, num_warps=1
+        )
     for turn in range(2):
         _tally[(rows, parts)](
-            logits, bounds, measures, tally, state, flawed, vocabulary, nodes, turn, NUCLEUS=nucleus, **how
-        )
+            logits, least, bounds, measures, tally, state, flawed, vocabulary, nodes, step, turn,
+            FLOORED=floored, NUCLEUS=nucleus, **how,
+        )  # fmt: skip
     _collect[(rows, parts)](
-        logits, bounds, measures, tally, state, kept, held, vocabulary, nodes, NUCLEUS=nucleus, **how
+        logits, least, bounds, measures, tally, state, kept, held, vocabulary, nodes, step,
+        FLOORED=floored, NUCLEUS=nucleus, **how,
+    )  # fmt: skip
+    _finish[(rows,)](
+        bounds, measures, tally, state, flawed, kept, held, border, vocabulary, nodes, step, **kind, **_FINISH
     )
-    _finish[(rows,)](bounds, measures, tally, state, flawed, kept, held, border, vocabulary, nodes, **kind, **_FINISH)
     return border
 
 
@@ -286,8 +305,8 @@ def rank_border(logits: Tensor, count: Tensor) -> Tensor:
 
 
 @on_own_device
-def nucleus_border(logits: Tensor, mass: Tensor) -> Tensor:
+def nucleus_border(logits: Tensor, mass: Tensor, floors: Tensor | None = None) -> Tensor:
     """Return the smallest logit (B, M) of the smallest set of most likely tokens whose probabilities sum to at least
     `mass` (B,) float64, for logits (B, M, V) float32; −inf if the mass is at least 1, if all tokens are excluded, or if
-    a logit is NaN."""
-    return _search(logits, mass, nucleus=True)
+    a logit is NaN. Tokens below `floors` (B, M), if given, count as excluded."""
+    return _search(logits, mass, nucleus=True, floors=floors)

@@ -9,6 +9,7 @@ from spectr.draft.options import DraftOptions
 from spectr.engine import Engine
 from spectr.engine.scheduler import end_threads
 from spectr.errors import ArgumentError
+from spectr.garbage import without_collection
 from spectr.lm.model import LM
 from spectr.notices import notice
 from spectr.pairing import pair, planned_rule
@@ -48,9 +49,10 @@ def load(model: Any, drafter: Any = "auto", rule: str | Rule = "race", **options
     - `tensor_parallel=N`: spread the layers over N processes that torchrun started. All of them call `load`; it returns
       on rank 0 alone, and the other ranks run what rank 0 sends until it ends.
     """
-    from spectr.models.generation_config import unsupported_settings
-    from spectr.models.hf import open_loaded, open_model
-    from spectr.models.loading import Loading
+    with without_collection():
+        from spectr.models.generation_config import unsupported_settings
+        from spectr.models.hf import open_loaded, open_model
+        from spectr.models.loading import Loading
 
     drafting, loading = ([f.name for f in fields(kind)] for kind in (DraftOptions, Loading))
     known = [*drafting, *loading, "capture", "compile", "progress", "rows", "tokenizer"]

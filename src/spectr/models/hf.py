@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -13,14 +12,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.utils import logging
 from transformers.utils.hub import has_file
 
-from spectr.errors import ArgumentError, MismatchError, MissingExtraError
+from spectr.errors import ArgumentError, MismatchError
 from spectr.models.attention import group_heads
 from spectr.models.catalog import CATALOG, FetchError, Progress, catalog_hint, pull
 from spectr.models.cpu import target_of
 from spectr.models.cpu_program import is_known_family
 from spectr.models.generation_config import default_settings
 from spectr.models.gguf.build import config_of, model_of
-from spectr.models.gguf.reader import GgufFile, open_gguf
+from spectr.models.gguf.reader import open_gguf
+from spectr.models.gguf.tokenizer import tokenizer_of
 from spectr.models.hub import why_not_on_hub
 from spectr.models.internals import attention_name, has_auto_class
 from spectr.models.loading import Loading
@@ -134,29 +134,7 @@ def _open_gguf(
         progress(f"{path.name}: its {file.kinds} weights are unpacked to {name} on {loading.place}")
         net.to(loading.place, dtype)
         group_heads(net)
-    return open_loaded(net, tokenizer or _gguf_tokenizer(file), group)
-
-
-def _gguf_tokenizer(file: GgufFile) -> Any:
-    """Return the tokenizer in a GGUF file, with its chat template. transformers gets a folder with a link to this file
-    alone, because other files beside it may belong to other models."""
-    path = file.path
-    try:
-        with TemporaryDirectory(prefix="spectr-") as folder:
-            (Path(folder) / path.name).symlink_to(path.resolve())
-            made: Any = AutoTokenizer.from_pretrained(folder, gguf_file=path.name)
-    except ImportError:
-        raise MissingExtraError("gguf", "models", f"reading the tokenizer of {path.name}") from None
-    except Exception as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise FetchError(f"{str(path)!r} has no tokenizer that can be read ({said}); give one: tokenizer=…") from error
-    made.chat_template = file.setting("tokenizer.chat_template")
-    for name in ("bos", "eos"):  # as the file says; older versions of transformers guess them
-        if (token := file.setting(f"tokenizer.ggml.{name}_token_id")) is not None:
-            setattr(made, f"{name}_token", made.convert_ids_to_tokens(int(token)))
-    made.name_or_path = str(path)
-    made.clean_up_tokenization_spaces = False  # older versions of transformers would, and llama.cpp never does
-    return made
+    return open_loaded(net, tokenizer or tokenizer_of(file, config), group)
 
 
 def open_loaded(net: PreTrainedModel, tokenizer: Any = None, group: RankGroup | None = None) -> OpenedModel:

@@ -130,8 +130,12 @@ def _stored(folder: Path, target: PreTrainedModel) -> tuple[Any, Trained, Tensor
             "with spectr train, or use lookup, ngram or early_exit"
         )
     tensors = load_file(folder / _WEIGHTS)
-    order, head = tensors.pop(_ORDER).long(), _empty(about)
-    head.load_state_dict(decoded(tensors))
+    order = tensors.pop(_ORDER).long()
+    with torch.device("meta"):  # no random weights, which take time and change torch's generator
+        head = _empty(about)
+    head.load_state_dict(decoded(tensors), assign=True)
+    if isinstance(head, FeatureHead):
+        head.trunk.rotary_emb = type(head.trunk.rotary_emb)(head.shape.config())  # its buffers are in no file
     return head, about, order
 
 

@@ -6,8 +6,6 @@ Names, order and meanings are those of transformers; tokens with the same logit 
 import torch
 from torch import Tensor
 
-from spectr.kernels import usable
-
 __all__ = [
     "exclude",
     "keep_epsilon",
@@ -33,24 +31,8 @@ def point_mass(logits: Tensor) -> Tensor:
     return torch.full_like(logits, -torch.inf).scatter_(-1, first, 0.0)
 
 
-def _searchable(logits: Tensor, bound: Tensor) -> bool:
-    """Whether a kernel can find the borders: for float32 logits (B, M, V) on a GPU, with one bound per row or for
-    all."""
-    one_per_row = logits.dim() == 3 and (bound.numel() == 1 or bound.shape == (len(logits), 1, 1))
-    return usable(logits) and logits.dtype == torch.float32 and one_per_row
-
-
-def _per_row(logits: Tensor, bound: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B,): the bound of each row."""
-    return bound.to(dtype).reshape(-1).expand(len(logits))
-
-
 def keep_top_k(logits: Tensor, count: Tensor) -> Tensor:
     """Keep the `count` (…, 1) largest logits and those equal to the last of them; keep all where `count` is 0."""
-    if _searchable(logits, count):
-        from spectr.kernels.threshold import rank_border
-
-        return exclude(logits, logits < rank_border(logits, _per_row(logits, count, torch.int64))[..., None])
     most = int(count.max().clamp(1, logits.shape[-1])) if logits.device.type == "cpu" else logits.shape[-1]
     ordered = logits.topk(most, -1).values
     place = (count - 1).clamp(0, most - 1).expand(*logits.shape[:-1], 1)
@@ -61,10 +43,6 @@ def keep_top_k(logits: Tensor, count: Tensor) -> Tensor:
 def keep_top_p(logits: Tensor, mass: Tensor) -> Tensor:
     """Keep the smallest set of likeliest tokens with a mass of at least `mass` (…, 1), and tokens as likely as the
     last of them; keep all where `mass` is 1."""
-    if _searchable(logits, mass):
-        from spectr.kernels.threshold import nucleus_border
-
-        return exclude(logits, logits < nucleus_border(logits, _per_row(logits, mass, torch.float64))[..., None])
     ordered = logits.sort(dim=-1, descending=True).values
     law = ordered.double().softmax(-1)
     count = (law.cumsum(-1) - law < mass).sum(-1, keepdim=True)  # tokens before which the sum is below the mass

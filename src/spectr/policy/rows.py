@@ -3,7 +3,7 @@
 Settings are tensors, so that a step does not depend on their values. What a setting does is computed where some row
 uses it, and it leaves the logits of rows that do not use it bit-identical. On a CPU only the rows that use a setting
 are computed. On a GPU all rows are computed, and the others are put back: so a captured step serves any policies, as
-long as they use no further stages."""
+long as they use no further stages. There, kernels compute the common stages."""
 
 from collections.abc import Callable
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from spectr.errors import ArgumentError
 from spectr.policy import filters
+from spectr.policy.fused import FUSED_EDITS, FUSED_SHAPING, edited, fusible, shaped
 from spectr.policy.history import History, Past
 from spectr.policy.hooks import process, strike_disallowed
 from spectr.policy.penalties import (
@@ -39,12 +40,13 @@ class PolicyRows(PolicyTables):
         past: Past | None = None,
         *,
         ranked: bool = False,
+        roughly: bool = False,
         stages: frozenset[str] | None = None,
     ) -> Tensor:
         """Return logits (B, M, V) of the distributions to sample, float32 or better; excluded tokens are −inf. A
         `past` is needed if the policy of some row depends on its text. With `ranked`, for drafting, greedy rows keep
-        the ranking of their tokens. `stages` are computed, by default those that some row uses."""
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        the ranking of their tokens. With `roughly`, kernels for top-k and top-p may keep a few tokens too many.
+        `stages` are computed, by default those that some row uses."""
         stages = self.stages() if stages is None else stages
         if stages - set(SHAPING):
             raw = logits
@@ -56,18 +58,22 @@ class PolicyRows(PolicyTables):
                         "logit_bias, bad_words and suppress_tokens must leave at least one token, and they leave none"
                     )
                 logits = torch.where(dead[..., None], raw, logits)
-        return self._apply_shaping(logits, stages - {"greedy"} if ranked else stages)
+        stages = stages - {"greedy"} if ranked else stages
+        if roughly and stages & FUSED_SHAPING and fusible(logits):
+            logits, stages = shaped(self, logits, stages, roughly=True), stages - FUSED_SHAPING
+        return self._apply_shaping(logits, stages)
 
     def leave_none(self, logits: Tensor, past: Past, stages: frozenset[str] | None = None) -> Tensor:
         """(B, M) bool: where the settings exclude all tokens of logits (B, M, V), so that the raw logits were used."""
         stages = self.stages() if stages is None else stages
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return _is_dead(self._apply_edits(logits, self._checked_past(logits, past, stages), stages))
 
     def _apply_edits(self, logits: Tensor, past: Past | None, stages: frozenset[str]) -> Tensor:
         """Apply all settings that act before the temperature."""
-        if "bias" in stages and self.bias is not None:
-            logits = self._put_back("bias", add_bias(logits, self.bias), logits)
+        if not fusible(logits):  # otherwise the kernel of the penalties adds the bias
+            logits = _promoted(logits)
+            if "bias" in stages and self.bias is not None:
+                logits = self._put_back("bias", add_bias(logits, self.bias), logits)
         return self._apply_text_settings(logits, past, stages)
 
     def _apply_text_settings(self, logits: Tensor, past: Past | None, stages: frozenset[str]) -> Tensor:
@@ -87,6 +93,9 @@ class PolicyRows(PolicyTables):
             ("forced_eos_token_id", lambda rows, x, p: force_last(x, p, rows.sets["forced_eos_token_id"])),
             ("processors", lambda rows, x, p: process(x, p, [policy.processors for policy in rows.policies])),
         ]  # fmt: skip
+        if stages & FUSED_EDITS and fusible(logits):
+            logits, stages = edited(self, logits, past, stages), stages - FUSED_EDITS
+        logits = _promoted(logits)
         for name, apply in functions:
             if name in stages:
                 logits = self._put_back(name, apply(self, logits, past), logits)
@@ -105,6 +114,9 @@ class PolicyRows(PolicyTables):
             ("eta_cutoff", lambda rows, x: filters.keep_eta(x, rows._setting("eta_cutoff", x))),
             ("greedy", lambda _, x: filters.point_mass(x)),
         ]
+        if stages & FUSED_SHAPING and fusible(logits):
+            logits, stages = shaped(self, logits, stages, roughly=False), stages - FUSED_SHAPING
+        logits = _promoted(logits)
         for name, apply in functions:
             if name in stages:
                 logits = self._where_used(name, apply, logits)
@@ -158,6 +170,11 @@ class PolicyRows(PolicyTables):
         return MASKED in stages or any(
             policy.may_leave_none(self.vocabulary, history) for policy in distinct(self.policies)
         )
+
+
+def _promoted(logits: Tensor) -> Tensor:
+    """The logits in float32 or better."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _is_dead(logits: Tensor) -> Tensor:

@@ -113,6 +113,10 @@ class PolicyTables:
             return self._wholes[:, list(WHOLES).index(name)]
         return self._floats[:, list(FLOATS).index(name)]
 
+    def users(self, stage: str) -> Tensor:
+        """Return which rows use a stage, (R,) bool."""
+        return self._uses[:, STAGES.index(stage)]
+
     def stages(self) -> frozenset[str]:
         """Return the stages that some row uses."""
         return frozenset().union(*set(self.used))

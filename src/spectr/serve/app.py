@@ -1,9 +1,7 @@
 """The endpoints."""
 
-import gc
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -16,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from spectr.errors import SpectrError
+from spectr.garbage import without_collection
 from spectr.serve.errors import ApiError, as_api_error
 from spectr.serve.events import Disconnected, unless_disconnected
 from spectr.serve.fields import as_field_error
@@ -55,19 +54,6 @@ _OBJECTS = (
 Body = TypeVar("Body", bound=BaseModel)
 
 
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Disable garbage collection while a body is parsed: a million small lists, all in use, would make it scan the
-    whole heap again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 async def read_body(request: Request, kind: type[Body]) -> Body:
     """The body of a request, checked field by field."""
     sort = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -79,7 +65,7 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
                        code="unsupported_media_type")  # fmt: skip
     data = await request.body()
     try:
-        with _without_collection():
+        with without_collection():  # a million small lists, all of them in use
             return kind.model_validate(from_json(data, allow_inf_nan=False))
     except ValidationError as error:
         raise as_field_error(error, kind) from error

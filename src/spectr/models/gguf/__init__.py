@@ -1,1 +1,2 @@
-"""Models in GGUF files: `reader` reads settings and tensors, `build` makes a model of transformers from them."""
+"""Models in GGUF files: `reader` reads settings and tensors, `build` makes a model of transformers from them, and
+`tokenizer` reads the tokenizer."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import (
@@ -121,8 +122,9 @@ def config_of(file: GgufFile) -> Any:
             tie_word_embeddings="output.weight" not in file.tensors,
             **special, **more,
         )  # fmt: skip
-    except (TypeError, ValueError) as error:
-        raise FetchError(f"{str(file.path)!r} does not describe a valid model: {str(error).splitlines()[0]}") from None
+    except (TypeError, ValueError, StrictDataclassError) as error:
+        why = str(error.__cause__ or error).splitlines()[0]  # the last kind of error has the reason as its cause
+        raise FetchError(f"{str(file.path)!r} does not describe a valid model: {why}") from None
     made.name_or_path = str(file.path)
     made.architectures = [_CLASSES[known.architecture]]
     return made
