@@ -54,9 +54,8 @@ class Draft:
     parents: Tensor  # (B, N) int64; the root is its own parent
     alive: Tensor  # (B, N) bool; a dead node is padding and has only dead descendants
     fixed: Tensor  # (B, N) bool; member of a fixed set, not sampled
-    laws: (
-        Tensor | None
-    )  # (B, N, V) the distribution each node's sampled children came from; None if nothing was sampled
+    # (B, N, V): the distribution that the sampled children of each node came from; None if nothing was sampled.
+    laws: Tensor | None
     siblings: Siblings
     depth: int  # capacity: no alive node is deeper
     width: int  # capacity: no depth has more alive nodes

@@ -81,7 +81,7 @@ def _close() -> None:
         thread.join(_PATIENCE)
 
 
-def _serve(reference: "weakref.ref[Witness]", work: _Work) -> None:
+def _check_until_closed(reference: "weakref.ref[Witness]", work: _Work) -> None:
     """Check records until the witness is garbage-collected or closed."""
     try:
         while (record := work.take()) is not None:
@@ -195,7 +195,9 @@ class Witness:
     def _start(self) -> None:
         """Start the thread if it is not running."""
         if self._thread is None:
-            self._thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._work), daemon=True)
+            self._thread = threading.Thread(
+                target=_check_until_closed, args=(weakref.ref(self), self._work), daemon=True
+            )
             _running[self._thread] = self._work
             self._thread.start()
 

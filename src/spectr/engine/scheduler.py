@@ -91,7 +91,9 @@ class Scheduler:
             self._waiting += states
             self.threads = 1 if ModelTraits(self.parts.target).runs_own_threads else torch.get_num_threads()
             if self.thread is None or not self.thread.is_alive():
-                self.thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._news), daemon=True)
+                self.thread = threading.Thread(
+                    target=_run_until_idle, args=(weakref.ref(self), self._news), daemon=True
+                )
                 _running[self.thread] = self._news
                 self.thread.start()
             self._news.notify_all()
@@ -175,7 +177,7 @@ class Scheduler:
             _thread_local.is_running = False
 
 
-def _serve(reference: "weakref.ref[Scheduler]", news: threading.Condition) -> None:
+def _run_until_idle(reference: "weakref.ref[Scheduler]", news: threading.Condition) -> None:
     """Take turns until there has been nothing to do for a while, or the scheduler was collected."""
     try:
         while not _closing.is_set() and _take_turns(reference, news):

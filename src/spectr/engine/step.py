@@ -38,9 +38,8 @@ class StepParts:
     rows: Rows  # the rows that take part
     policy_stages: frozenset[str]  # the stages of policies that are computed
     longest: int  # an upper bound of the tokens of a row
-    unread: int | None = (
-        None  # an upper bound of the tokens that the last step added to a row; None: wait for the exact number
-    )
+    # An upper bound of the tokens that the last step added to a row; None: wait for the exact number.
+    unread: int | None = None
     logprobs: int | None = None  # of emitted tokens, and of this many of the likeliest tokens
     optimality_gap: bool = False
     traces: bool = False  # whether the readout has the trees

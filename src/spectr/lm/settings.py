@@ -37,9 +37,8 @@ class RequestSettings:
     stop_ids: Sequence[int] | None = None  # tokens that end a text, besides those of the model
     generated: Sequence[int] | None = None  # tokens that were generated before, if a text is continued
     cache_scope: str = ""  # only prompts of the same scope share prefixes
-    logprobs: bool | int | None = (
-        None  # of the tokens; a number: also of this many of the likeliest tokens in each place
-    )
+    # Of the tokens; a number: also of this many of the likeliest tokens in each place.
+    logprobs: bool | int | None = None
     prompt_logprobs: bool | int | None = None  # the same for the prompt
     optimality_gap: bool = False
     trace: bool = False  # whether steps include their trees
