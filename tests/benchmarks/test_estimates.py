@@ -38,7 +38,7 @@ def test_proportions_take_their_error_from_the_chance() -> None:
     assert proportion(np.ones(4), 1.0).off(1.0) == 0.0
 
 
-def test_corners() -> None:
+def test_estimates_of_one_value_have_no_error() -> None:
     alone = jackknife(np.array([[1.0, 2.0]]), lambda sums: sums[0] / sums[1])
     assert alone.value == 0.5
     assert math.isnan(alone.error)

@@ -245,9 +245,9 @@ def test_a_drafter_that_computes_nonsense(rule: str, number: float) -> None:
     target, broken = llama(3, layers=3), llama(4)
 
     def overflow(_: object, given: tuple[torch.Tensor], logits: torch.Tensor) -> torch.Tensor:
-        sick = given[0][..., :1] > 0
-        assert bool(sick.any())
-        return torch.where(sick, torch.full_like(logits, number), logits)
+        failing = given[0][..., :1] > 0
+        assert bool(failing.any())
+        return torch.where(failing, torch.full_like(logits, number), logits)
 
     broken.lm_head.register_forward_hook(overflow)
     plan = Plan(drafts=3, length=2, nodes=7) if rule == "race" else Plan("iid", 1 if rule == "block" else 3, 2)

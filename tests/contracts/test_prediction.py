@@ -84,7 +84,7 @@ def asked(texts: list[Result]) -> list[Request]:
     ]
 
 
-def told(result: Result) -> Any:
+def outcome_of(result: Result) -> Any:
     """Return the steps, statistics and counts of a result."""
     return trace(result), result.stats.accepted_prediction_tokens, result.stats.rejected_prediction_tokens
 
@@ -104,7 +104,7 @@ def alone(build: Build, rule: str, name: str, requests: list[Request]) -> list[R
 def same(found: list[Result], want: list[Result]) -> None:
     for at, (one, other) in enumerate(zip(found, want, strict=True)):
         assert (at, one.tokens, one.finish_reason, one.text) == (at, other.tokens, other.finish_reason, other.text)
-        assert (at, told(one)) == (at, told(other))
+        assert (at, outcome_of(one)) == (at, outcome_of(other))
 
 
 def fresh(requests: list[Request]) -> list[Request]:
@@ -373,10 +373,10 @@ def seen(build: Build, asked: list[Request]) -> Callable[[str, Callable[[], None
     def run(name: str) -> list[Any]:
         stepped = Stepped(build(name, rows=4))
         stepped.finish([stepped.submit(request) for request in fresh(asked)[::-1]])
-        return [told(result) for result in stepped.finish([stepped.submit(request) for request in fresh(asked)])]
+        return [outcome_of(result) for result in stepped.finish([stepped.submit(request) for request in fresh(asked)])]
 
     def found(name: str, plant: Callable[[], None]) -> bool:
-        want = [told(result) for result in alone(build, "race", name, fresh(asked))]
+        want = [outcome_of(result) for result in alone(build, "race", name, fresh(asked))]
         if name not in _CORRECT:
             assert run(name) == want
             _CORRECT.add(name)
@@ -392,7 +392,7 @@ Seen = Callable[[str, Callable[[], None]], bool]
 
 
 def _text(one: Any) -> list[int]:
-    """Return the tokens in a value of `told`."""
+    """Return the tokens in a value of `outcome_of`."""
     (steps, *_), *_ = one
     return [token for step in steps for token in step[0]]
 

@@ -98,15 +98,15 @@ def test_draftings() -> None:
 
 
 def test_what_a_drafting_that_takes_no_part_is_told() -> None:
-    """A drafting with a cache drops its text, and another one is told by a call of `read` without tokens."""
-    told: list[Any] = []
+    """A drafting with a cache drops its text, and another one is informed by a call of `read` without tokens."""
+    calls: list[Any] = []
     plain: Any = Bare().open(Opening(2, 8, 16, None))
-    plain.read = lambda *call: told.append(("read", *call))
+    plain.read = lambda *call: calls.append(("read", *call))
     drop_text(plain, 1, [4, 0])
     caching: Any = Bare().open(Opening(2, 8, 16, None))
-    caching.drop = lambda *call: told.append(("drop", *call))
+    caching.drop = lambda *call: calls.append(("drop", *call))
     drop_text(caching, 1, [4, 0])
-    assert told == [("read", 1, [[], []], [4, 0]), ("drop", 1, [4, 0])]
+    assert calls == [("read", 1, [[], []], [4, 0]), ("drop", 1, [4, 0])]
 
 
 def test_the_engine_does_not_ask_for_the_class_of_a_drafting() -> None:

@@ -139,10 +139,10 @@ def test_acceptance_against_k(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize("way", ["one_draft", "race"])
 def test_tokens_per_call_are_as_predicted(found: dict[str, Any], way: str) -> None:
     """Predictions hold on other texts, within five combined standard errors."""
-    told = found["domains"]["all"][way]["tokens_per_call"]
-    assert abs(told["deviation"]) < 5
-    assert told["predicted"]["value"] > 1.2
-    assert told["cut"]["value"] <= told["observed"]["value"] + 1e-9
+    estimates = found["domains"]["all"][way]["tokens_per_call"]
+    assert abs(estimates["deviation"]) < 5
+    assert estimates["predicted"]["value"] > 1.2
+    assert estimates["cut"]["value"] <= estimates["observed"]["value"] + 1e-9
 
 
 def test_the_race_by_ranks(found: dict[str, Any]) -> None:
@@ -166,8 +166,8 @@ def test_over_acceptance(found: dict[str, Any]) -> None:
         assert rows[0.2, after]["rejected"]["value"] < rows[0.0, after]["rejected"]["value"]
         assert rows[0.2, after]["bias"]["value"] > rows[0.0, after]["bias"]["value"]
     for row in rows.values():
-        doubt = math.hypot(row["rejected"]["error"], row["expected"]["error"])
-        assert abs(row["rejected"]["value"] - row["expected"]["value"]) < 5 * doubt
+        error = math.hypot(row["rejected"]["error"], row["expected"]["error"])
+        assert abs(row["rejected"]["value"] - row["expected"]["value"]) < 5 * error
         assert row["score"]["value"] < 0
 
 

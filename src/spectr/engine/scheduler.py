@@ -76,19 +76,24 @@ class Scheduler:
         self.thread: threading.Thread | None = None
         self.threads = torch.get_num_threads()
 
-    def submit(self, requests: Sequence[Request]) -> list[Handle]:
-        """Queue requests, which begin in order as soon as there is room."""
+    def queue(self, requests: Sequence[Request]) -> list[Handle]:
+        """Queue requests for the next turn, which the caller takes."""
         deliveries = [Delivery(request) for request in requests]
         states = [RequestState(delivery, delivery.request.tokens) for delivery in deliveries]
-        handles = [Handle(delivery, self._wake) for delivery in deliveries]
+        with self._news:
+            self._waiting += states
+        return [Handle(delivery, self._wake) for delivery in deliveries]
+
+    def submit(self, requests: Sequence[Request]) -> list[Handle]:
+        """Queue requests, which begin in order as soon as there is room."""
         if getattr(_thread_local, "is_running", False):  # a user's function generates: it cannot wait here
             inner = Scheduler(self.parts)
-            inner._waiting += states
+            handles = inner.queue(requests)
             while inner.turn():
                 pass
             return handles
         with self._news:
-            self._waiting += states
+            handles = self.queue(requests)
             self.threads = 1 if ModelTraits(self.parts.target).runs_own_threads else torch.get_num_threads()
             if self.thread is None or not self.thread.is_alive():
                 self.thread = threading.Thread(
