@@ -61,7 +61,7 @@ class Watch:
         for request in own:
             self.engine.check(request)
         self.submitted += [time.perf_counter()] * len(own)
-        self.handles.update(zip(numbers, self.engine.scheduler.submit(own), strict=True))
+        self.handles.update(zip(numbers, self.engine.submit_checked(own), strict=True))
 
     def has_ended(self, number: int) -> None:
         """Report the end of a request; the engine's thread calls this."""

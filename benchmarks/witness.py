@@ -87,7 +87,7 @@ def witness(
         shares_of_plain = [own / other for own, other in zip(middle, plain, strict=True)]
         found["engines"][name] = {
             "tokens_a_second": middle[0], "tokens_a_processor_second": middle[1], "to_no_witness": shares_of_plain,
-            "rounds": each, "witness": None if one is None else one.as_json(),
+            "rounds": each, "witness": None if one is None else one.as_data(),
         }  # fmt: skip
         print(f"{name:12} {middle[0]:7.2f} tokens per second, {middle[1]:7.2f} per second of processor time: "
               f"{shares_of_plain[0]:.3f} and {shares_of_plain[1]:.3f} of the speed without a witness")  # fmt: skip

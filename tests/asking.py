@@ -8,10 +8,8 @@ import torch
 
 from spectr.draft.model import ModelDrafting
 from spectr.engine import LOCK, Engine, Handle, Request, Result
-from spectr.engine.handle import Delivery
 from spectr.engine.lane import Lane
 from spectr.engine.scheduler import Scheduler
-from spectr.engine.state import RequestState
 from spectr.policy import Policy
 
 __all__ = ["EndReader", "LetterReader", "Stepped", "TakesForEver", "draft_readers", "trace", "under"]
@@ -107,9 +105,7 @@ class Stepped:
 
     def submit(self, request: Request) -> Handle:
         """Queue a request for the next turn."""
-        delivery = Delivery(request)
-        self.scheduler._waiting.append(RequestState(delivery, request.tokens))
-        return Handle(delivery, self.scheduler._wake)
+        return self.scheduler.queue([request])[0]
 
     def turn(self, count: int = 1) -> bool:
         """Take turns, check the rows after each, and return whether there is more to do."""

@@ -6,6 +6,7 @@ They are processes like any other: with their own memory, their own sockets, and
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Forked", "forkserver", "run_spectr", "say_into"]
+__all__ = ["Forked", "forkserver", "free_port", "run_spectr", "say_into"]
 
 _ROOT = Path(__file__).resolve().parents[1]
 _IMPORTED = (
@@ -31,6 +32,13 @@ def forkserver() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_IMPORTED))
     return context
+
+
+def free_port() -> int:
+    """Return a port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def say_into(log: Path) -> None:

@@ -1,4 +1,4 @@
-"""Predictions for tests, and a direct implementation of how a text follows its reference."""
+"""Predictions for tests, and a direct implementation of how a text follows its prediction."""
 
 from dataclasses import dataclass, field
 
@@ -11,9 +11,9 @@ LENGTH, FEW, MATCH, NEAR = 16, 8, 4, 12
 
 @dataclass
 class Follower:
-    """Follows the reference of one row, on the host and one token at a time."""
+    """Follows the prediction of one row, on the host and one token at a time."""
 
-    reference: list[int]
+    prediction: list[int]
     start: int  # tokens of the preceding text
     place: int = 0
     reach: int = FEW
@@ -23,25 +23,25 @@ class Follower:
         self.since = self.start
 
     def follow(self, text: list[int]) -> tuple[list[int], int]:
-        """Return the next tokens of the reference after a text, and how many of them are drafted."""
-        came, meant = text[self.since :], self.reference[self.place : self.place + LENGTH + 1]
+        """Return the next tokens of the prediction after a text, and how many of them are drafted."""
+        came, meant = text[self.since :], self.prediction[self.place : self.place + LENGTH + 1]
         right = 0
         while right < min(len(came), len(meant)) and came[right] == meant[right]:
             right += 1
-        expected = min(self.place + len(came), len(self.reference))
+        expected = min(self.place + len(came), len(self.prediction))
         self.place = expected if right == len(came) else self._search(text[self.start :], expected)
         if came:
             whole = right == len(came) and self.reach > 0
             self.reach = 0 if right == 0 else LENGTH if whole else max(self.reach, FEW)
         self.since = len(text)
-        predicted = self.reference[self.place : self.place + LENGTH + 1]
+        predicted = self.prediction[self.place : self.place + LENGTH + 1]
         return predicted, min(self.reach, LENGTH, len(predicted))
 
     def _search(self, text: list[int], expected: int) -> int:
         best, found = (0, 0), expected
-        for place in range(1, len(self.reference) + 1):
+        for place in range(1, len(self.prediction) + 1):
             matched = 0
-            while matched < min(MATCH, place, len(text)) and self.reference[place - 1 - matched] == text[-1 - matched]:
+            while matched < min(MATCH, place, len(text)) and self.prediction[place - 1 - matched] == text[-1 - matched]:
                 matched += 1
             ahead = place - expected
             if matched and (abs(ahead) <= NEAR or matched == MATCH):
@@ -51,15 +51,15 @@ class Follower:
         return found
 
 
-def counted(result: Result, reference: list[int], prompt: list[int], generated: list[int]) -> int:
+def counted(result: Result, prediction: list[int], prompt: list[int], generated: list[int]) -> int:
     """Return how many tokens of a text were predicted, step by step."""
-    follower, text, total = Follower(reference, len(prompt)), [*prompt, *generated], 0
+    follower, text, total = Follower(prediction, len(prompt)), [*prompt, *generated], 0
     for step in result.steps:
         predicted, _ = follower.follow(text)
         same = [a == b for a, b in zip(predicted, step.tokens, strict=False)]
         total += same.index(False) if False in same else len(same)
         text += step.tokens
-    return min(total, len(reference))
+    return min(total, len(prediction))
 
 
 KINDS = ("right", "changed", "inserted", "shortened", "swapped", "wrong", "brief")

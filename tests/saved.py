@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tests.tiny import byte_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 __all__ = ["TEMPLATE", "TEXTS", "save_model", "small_llama", "tokenizer"]
@@ -20,15 +20,7 @@ TEMPLATE = (
 
 def tokenizer(texts: list[str] = TEXTS, template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
     """A byte-level tokenizer of 320 tokens, with a chat template."""
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    special = ["<pad>", "</s>", "<user>", "<assistant>", "<system>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    core.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet)
-    )
-    made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", pad_token="<pad>")
+    made = byte_tokenizer(320, texts, ["<pad>", "</s>", "<user>", "<assistant>", "<system>"])
     made.chat_template = template
     return made
 

@@ -106,7 +106,7 @@ def test_an_unreachable_server_is_reported() -> None:
         EndpointClient("http://127.0.0.1:9").complete({"prompt": "x"})
 
 
-def test_turns() -> None:
+def test_turns_alternate_between_user_and_assistant() -> None:
     assert [turn["role"] for turn in turns_of("a", "b", "c")] == ["user", "assistant", "user"]
 
 

@@ -128,15 +128,19 @@ def _predicted(
     subject: Subject, title: str, asked: tuple[list[int], Policy], predictions: dict[str, list[int]]
 ) -> list[Case]:
     """Return the cases of one text with several predictions, all compared with the first."""
-    engine, (prompt, policy), first = subject.lm.engine.with_rule(named_rule("race")), asked, next(iter(predictions))
+    engine, (prompt, policy), first = (
+        subject.lm.engine.with_parts(rule=named_rule("race")),
+        asked,
+        next(iter(predictions)),
+    )
 
-    def case(way: str, reference: list[int]) -> Case:
+    def case(way: str, predicted: list[int]) -> Case:
         def request(number: int) -> Request:
-            return subject.request(prompt, number, policy, reference=reference)
+            return subject.request(prompt, number, policy, prediction=predicted)
 
         return Case(f"{title}: {way}", engine, request, None if way == first else f"{title}: {first}")
 
-    return [case(way, reference) for way, reference in predictions.items()]
+    return [case(way, predicted) for way, predicted in predictions.items()]
 
 
 def auto(subject: Subject) -> Iterator[Found]:

@@ -45,9 +45,9 @@ class Atlas:
         """The probability that the largest of as many independent normal deviations is at least as large as `worst`."""
         return -math.expm1(len(self.deviations) * math.log1p(-math.erfc(self.worst / math.sqrt(2))))
 
-    def to_json(self) -> dict[str, Any]:
+    def as_data(self) -> dict[str, Any]:
         """Return the atlas as JSON data."""
-        return {"agreement": self.agreement, "sheets": [sheet.to_json() for sheet in self.sheets]}
+        return {"agreement": self.agreement, "sheets": [sheet.as_data() for sheet in self.sheets]}
 
     @property
     def agreement(self) -> Mapping[str, float]:

@@ -25,8 +25,8 @@ def deviation_of(sample: Sequence[float] | Array) -> Estimate:
     """Return the standard deviation of independent values; its standard error follows from their fourth moment."""
     values = np.asarray(sample, dtype=np.float64)
     around, spread = values - values.mean(), float(values.std(ddof=1))
-    doubt = max(0.0, float((around**4).mean()) - spread**4) / len(values)
-    return Estimate(spread, math.sqrt(doubt) / (2 * spread) if spread > 0 else 0.0)
+    variance = max(0.0, float((around**4).mean()) - spread**4) / len(values)
+    return Estimate(spread, math.sqrt(variance) / (2 * spread) if spread > 0 else 0.0)
 
 
 def proportion(hits: Array | Mask, exact: float) -> Estimate:

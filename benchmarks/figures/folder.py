@@ -38,7 +38,7 @@ def write_atlas(atlas: Atlas, folder: Path, progress: Callable[[], None] = lambd
         files |= {f"{sheet.name}.{kind}": rendered(figure, kind) for kind in KINDS}
         progress()
     pictures = {sheet.name: files[f"{sheet.name}.svg"] for sheet in atlas.sheets}
-    numbers = json.dumps(atlas.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    numbers = json.dumps(atlas.as_data(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     texts = {"index.html": page(atlas, pictures), "numbers.json": numbers}
     return _written(folder, {**{name: text.encode() for name, text in texts.items()}, **files})
 

@@ -90,7 +90,7 @@ class Sheet:
         curves = (curve for panel in self.panels if isinstance(panel, Panel) for curve in panel.curves)
         return [value for curve in curves for value in curve.deviations()]
 
-    def to_json(self) -> dict[str, Any]:
+    def as_data(self) -> dict[str, Any]:
         """Return the sheet as JSON data."""
         panels = [asdict(panel) for panel in self.panels]
         return {**asdict(self.about), "panels": panels, "deviations": [round(off, 4) for off in self.deviations()]}

@@ -18,8 +18,8 @@ from benchmarks.inflate.order import Order
 from benchmarks.inflate.pair import Pair
 from benchmarks.limit import bounded
 from benchmarks.record import Found, said
+from spectr.models.fast_kernels import stock_kernels
 from spectr.models.hf import open_model
-from spectr.models.tuned import stock_kernels
 
 __all__ = ["peers"]
 

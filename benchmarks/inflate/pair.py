@@ -13,8 +13,9 @@ from spectr.draft import drafter as named_drafter
 from spectr.engine import Request
 from spectr.errors import MismatchError
 from spectr.lm import LM, load
+from spectr.models.attention import group_heads
+from spectr.models.fast_kernels import speed_up_head
 from spectr.models.target import Target
-from spectr.models.tuned import tune, tune_head
 from spectr.policy import Policy
 from spectr.types import Drafter, Layers
 
@@ -71,9 +72,9 @@ def _head(lm: LM) -> Any:
 def _large(lm: LM, small: Side, order: Order) -> Side:
     source = lm.opened.target.model
     net = inflated(source, order.size, source.device, source.dtype)
-    tune(net)
+    group_heads(net)
     head = inflated_head(small.head.model, net)  # type: ignore[arg-type]
-    tune_head(head)
+    speed_up_head(head)
     side = Side(Target(net), Target(head), small.feature_layers)
     for made in (side.target, side.head, small.head) if order.compile else ():
         made.compile()

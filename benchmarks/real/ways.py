@@ -12,8 +12,8 @@ import torch
 from benchmarks.real.order import PLAIN, SPECTR, STATIC, TRANSFORMERS, Order
 from spectr.draft import drafter as named_drafter
 from spectr.lm import LM, load
+from spectr.models.fast_kernels import stock_kernels
 from spectr.models.packed import unpacked
-from spectr.models.tuned import stock_kernels
 
 __all__ = ["SAMPLING", "SpectrWay", "Subject", "TransformersWay", "Way", "Written", "subject_of"]
 

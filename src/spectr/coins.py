@@ -8,6 +8,7 @@ position, token), in a separate stream that no coupling rule reads.
 So the draws of a row do not depend on the other rows of its batch, a step can be replayed, and all devices agree.
 """
 
+import secrets
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -27,6 +28,7 @@ __all__ = [
     "gumbel",
     "gumbel_states",
     "likeliest",
+    "random_seed",
     "seed_word",
     "uniform",
 ]
@@ -56,6 +58,11 @@ def seed_word(seed: Any) -> int:
     (5, -1, -9223372036854775808)
     """
     return (whole("a seed", seed) + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def random_seed() -> int:
+    """Return a random seed of 53 bits, which every JSON reader represents exactly."""
+    return secrets.randbits(53)
 
 
 def derived_seed(seed: int, row: int) -> int:

@@ -65,7 +65,7 @@ class EndpointClient:
         return [str(model["id"]) for model in self._call("GET", "/models").get("data") or []]
 
     def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Requests a completion and returns the answer: of a conversation if the body has `messages`, otherwise of a
+        """Request a completion and return the answer: of a conversation if the body has `messages`, otherwise of a
         prompt."""
         return self._call("POST", _COMPLETIONS[0 if "messages" in body else 1], body)
 

@@ -43,7 +43,7 @@ needs, so that filters are not computed at others."""
 
 
 ORIGINS = ("drafter", "lookup", "prediction", "grammar")
-"""The possible origins of a node, by index: a drafter, the row's own text, its reference, its grammar."""
+"""The possible origins of a node, by index: a drafter, the row's own text, its prediction, its grammar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,12 @@ class Draft:
     parents: Tensor  # (B, N) int64; the root is its own parent
     alive: Tensor  # (B, N) bool; a dead node is padding and has only dead descendants
     fixed: Tensor  # (B, N) bool; member of a fixed set, not sampled
-    laws: (
-        Tensor | None
-    )  # (B, N, V) the distribution each node's sampled children came from; None if nothing was sampled
+    # (B, N, V): the distribution that the sampled children of each node came from; None if nothing was sampled.
+    laws: Tensor | None
     siblings: Siblings
     depth: int  # capacity: no alive node is deeper
     width: int  # capacity: no depth has more alive nodes
-    predicted: Tensor | None = None  # (B, P) int64: the next tokens of a row's reference, padded with -1
+    predicted: Tensor | None = None  # (B, P) int64: the next tokens of a row's prediction, padded with -1
     origin: Tensor | None = None  # (B, N) int64: indices in ORIGINS, for traces; None: all from the drafter
 
 
@@ -236,7 +235,8 @@ class Drafting(Protocol):
         ...
 
     def choose(self, rows: int) -> int:
-        """Choose one of the drafter's plans for the next step of `rows` rows, and return its index."""
+        """Choose one of the drafter's `drafters` for the next step of `rows` rows, and return its index. A drafter
+        without several returns 0."""
         ...
 
     def propose(self, scene: Scene) -> Draft:
@@ -247,8 +247,9 @@ class Drafting(Protocol):
         """Keep the nodes `path` (B, D) of the last draft, padded with -1, which were accepted."""
         ...
 
-    def observe(self, rows: int, choice: int, tokens: float, seconds: float) -> None:
-        """Take the measurement of a step: its rows and choice, the mean number of tokens per row, and its time."""
+    def observe(self, rows: int, drafter_index: int, tokens: float, seconds: float) -> None:
+        """Take the measurement of a step: its rows, the index that `choose` returned, the mean number of tokens per
+        row, and its time."""
         ...
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> None:
@@ -288,7 +289,7 @@ class Drafter(Protocol):
 
     @property
     def nodes(self) -> int:
-        """The slots that a step needs in the target's cache: no tree has more nodes, including the root."""
+        """The most nodes of a tree, including the root."""
         ...
 
     @property

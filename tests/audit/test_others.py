@@ -175,7 +175,7 @@ def test_what_transformers_is_not_audited_with(lm: spectr.LM) -> None:
 
 def test_a_report_is_json() -> None:
     report = audit_function(lambda _, seed: [seed % 2], lambda _: [0.5, 0.5], [0], 1, Level(samples=64))
-    found = json.loads(json.dumps(report.as_json("spectr audit"), allow_nan=False))
+    found = json.loads(json.dumps(report.as_data("spectr audit"), allow_nan=False))
     assert found["statistics"]["false_alarm_rate"] == 1e-6
     assert found["findings"][0]["seeds"] == [0, 63]
     assert found["versions"]["transformers"]

@@ -19,7 +19,7 @@ from spectr.audit.setup import NOISY, toy_setup
 from spectr.audit.witness import Witness
 from spectr.audit.witnessed import EIGHT, witnessed_cases, witnessed_faults
 from spectr.engine import Request
-from spectr.engine.record import Evidence, PendingEvidence, RowVerdict, StepRecord, WatchedRow
+from spectr.engine.record import Evidence, PendingEvidence, RecordedRow, RowVerdict, StepRecord
 from spectr.errors import ArgumentError
 from spectr.policy import Policy
 from spectr.types import Draft
@@ -69,7 +69,7 @@ def record(
     draft = Draft(one + text[-1], one, ~no, no, None, "fixed", 0, 1)
     request = Request(list(text[:2]), more.pop("seed", 7), more.pop("limit", 9), policy or Policy(), **more)
     verdict = RowVerdict(tokens, 0, False, 1, None, 0)
-    row = WatchedRow(0, request, text, verdict)
+    row = RecordedRow(0, request, text, verdict)
     return StepRecord(rule(named), frozenset(), [row], PendingEvidence(Evidence(draft, given[None, None])))
 
 
@@ -282,7 +282,7 @@ def test_what_is_kept_of_a_failure() -> None:
         assert failure.position >= len(prompt)
         assert failure.policy in EIGHT
         assert (failure.text is not None and failure.text[: len(prompt)] == prompt) == keeps
-        assert witness.as_json()["failures"][0] == str(failure)
+        assert witness.as_data()["failures"][0] == str(failure)
 
 
 class Other(Race):

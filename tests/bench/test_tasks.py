@@ -66,7 +66,7 @@ def test_public_sets_are_read_as_they_come(kind: str, tmp_path: Path) -> None:
             assert task.origin == path.name
 
 
-def test_other_forms() -> None:
+def test_other_forms_of_tasks_are_read() -> None:
     read = KINDS["dialogue"].read
     assert read({"prompt": ["First?", "Second?"]}).turns == ("First?",)  # MT-Bench: the second is asked later
     assert read({"turns": [{"content": "a"}, {"content": "b"}, {"content": "c"}]}).turns == ("a", "b", "c")

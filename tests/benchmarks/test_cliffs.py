@@ -111,7 +111,7 @@ def test_every_part_runs_on_a_gpu(order: Order) -> None:
 
 
 @pytest.mark.slow
-def test_the_command(command: Callable[..., Any], order: Order) -> None:
+def test_the_command_measures_every_part(command: Callable[..., Any], order: Order) -> None:
     flags = ("--model", order.model, "--drafter", order.drafter, "--device", "cpu", "--out", str(order.out))
     sizes = ("--tokens", "6", "--rounds", "1", "--requests", "10", "--in-flight", "2")
     ran = command(cliffs, *flags, *sizes)

@@ -38,11 +38,11 @@ def test_proportions_take_their_error_from_the_chance() -> None:
     assert proportion(np.ones(4), 1.0).off(1.0) == 0.0
 
 
-def test_corners() -> None:
+def test_estimates_of_one_value_have_no_error() -> None:
     alone = jackknife(np.array([[1.0, 2.0]]), lambda sums: sums[0] / sums[1])
     assert alone.value == 0.5
     assert math.isnan(alone.error)
-    assert alone.to_json() == {"value": 0.5, "error": None}
+    assert alone.as_data() == {"value": 0.5, "error": None}
     assert math.isnan(mean_of([3.0]).error)
     assert Estimate(1.0, 0.0).off(2.0) == -math.inf
     assert Estimate(3.0, 3.0).off(3.5, 4.0) == pytest.approx(-0.1)

@@ -163,7 +163,9 @@ def test_exact_curves_have_no_deviations() -> None:
     assert Curve("x", (1,), (2,), errors=(0.1,)).deviations() == []
 
 
-def test_the_command(command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_figures_and_numbers(
+    command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With two of the sheets; all of them are drawn above."""
     makers = tuple(maker for maker in atlas_module._MAKERS if maker[1][0] == "speedup")
     monkeypatch.setattr(atlas_module, "_MAKERS", makers)

@@ -192,7 +192,7 @@ def test_what_is_refused(order: Order) -> None:
 
 
 @pytest.mark.slow
-def test_the_command(command: Callable[..., Any], order: Order) -> None:
+def test_the_command_measures_each_part_once(command: Callable[..., Any], order: Order) -> None:
     flags = ("--prompts", str(order.prompts), "--model", order.model, "--drafter", order.drafter, *SIZES)
     where = ("--device", "cpu", "--out", str(order.out), "--repeats", "2")
     ran = command(inflate, *flags, *where, "--only", "bandwidth,memory", "--tokens", "6")
@@ -207,7 +207,7 @@ def test_the_command(command: Callable[..., Any], order: Order) -> None:
     assert "calls, failed: ArgumentError" in failed.out
 
 
-def test_paces() -> None:
+def test_joined_paces_add_up() -> None:
     found = joined([Pace([0.0, 1.0, 2.0, 5.0], [9, 2, 4, 3]), Pace([7.0], [2])])
     assert (found["tokens"], found["steps"], found["seconds"]) == (9, 3, 5.0)
     assert (found["tokens_per_second"], found["steady_tokens_per_second"]) == (9 / 5, 3.0)

@@ -288,7 +288,7 @@ def test_without_a_drafter(order: Order) -> None:
     assert all(row[-1] == "–" for row in list(tables({"parts": found}))[-1][1][1])
 
 
-def test_the_command(command: Callable[..., Any], order: Order) -> None:
+def test_the_command_measures_each_part_once(command: Callable[..., Any], order: Order) -> None:
     flags = ("--model", order.model, "--drafter", order.drafter, "--device", "cpu", "--data", str(order.data))
     sizes = ("--tasks", "chat,gsm8k", "--ways", "spectr,plain", "--texts", "1", "--tokens", "4", "--temperatures", "0")
     more = ("--score-tokens", "4", "--score-temperatures", "0.7", "--rows", "2", "--threads", "1", "--nodes", "3")

@@ -11,7 +11,9 @@ from benchmarks.serving.__main__ import serving
 
 
 @pytest.mark.slow
-def test_the_command(command: Callable[..., Any], target: str, head: str, prompts: Path, tmp_path: Path) -> None:
+def test_the_command_compares_clients_with_the_engine(
+    command: Callable[..., Any], target: str, head: str, prompts: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "found.json"
     flags = ["--prompts", str(prompts), "--model", target, "--drafter", head, "--device", "cpu", "--out", str(out)]
     sizes = ["--prompt-tokens", "10,40", "--output-tokens", "4,12", "--clients", "1,3", "--requests", "2"]

@@ -33,7 +33,7 @@ def test_texts_and_walks(target: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command(target: str, tmp_path: Path, command: Command) -> None:
+def test_the_command_saves_the_chosen_parts(target: str, tmp_path: Path, command: Command) -> None:
     out = tmp_path / "found.json"
     ran = command(structured, "--model", target, "--drafter", "none", "--tokens", "8", "--seeds", "1",
                   "--only", "line, greedy", "--out", str(out))  # fmt: skip

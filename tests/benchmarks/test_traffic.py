@@ -183,7 +183,9 @@ def test_traffic_on_a_gpu(order: Order) -> None:
 
 
 @pytest.mark.slow
-def test_the_command(command: Callable[..., Any], order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_measures_each_part_once(
+    command: Callable[..., Any], order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "60")  # a narrow terminal cuts no figure
     flags = ("--prompts", str(order.prompts), "--model", order.model, "--drafter", order.drafter, "--device", "cpu")
     sizes = ("--prompt-tokens", "10,40", "--output-tokens", "4,12", "--minutes", "0.01", "--prefills", "2")

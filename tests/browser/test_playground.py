@@ -174,7 +174,7 @@ def test_a_key_is_asked_for_once(browser: Any, visit: Visit) -> None:
     assert stored == '[0,0,""]'
 
 
-def test_a_phone(browser: Any, visit: Visit) -> None:
+def test_everything_fits_on_a_phone(browser: Any, visit: Visit) -> None:
     visit()
     browser.set_window_size(400, 850)
     ask(browser, "the quick brown fox jumps over the lazy dog")

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tiny import llama
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 Spectr = Callable[..., Any]
 WORDS = ["</s>", *"abcdefghijklmnopqrs"]
@@ -20,16 +21,8 @@ WORDS = ["</s>", *"abcdefghijklmnopqrs"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the folder of a small model with a tokenizer of letters."""
-    torch.manual_seed(4)
-    config = LlamaConfig(
-        vocab_size=20, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
-        max_position_embeddings=64, eos_token_id=0, pad_token_id=0, bos_token_id=None,
-    )  # fmt: skip
-    net = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for weights in net.parameters():
-            if weights.dim() > 1:
-                weights.normal_(0, 0.2)
+    special = {"eos_token_id": 0, "bos_token_id": None, "pad_token_id": 0}
+    net = llama(4, 20, 4, dtype=torch.float32, num_key_value_heads=4, max_position_embeddings=64, **special)
     core = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="a"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     path = tmp_path_factory.mktemp("letters")

@@ -74,8 +74,8 @@ def test_it_streams_and_an_interrupt_keeps_what_came(endless: str) -> None:
         finally:
             running.kill()
     assert running.returncode == 130
-    (told,) = re.findall(r"interrupted after (\d+) tokens", said.decode())
-    assert 0 < int(told) < 30_000
+    (count,) = re.findall(r"interrupted after (\d+) tokens", said.decode())
+    assert 0 < int(count) < 30_000
     assert (first + rest).decode().endswith("\n")
     assert "Traceback" not in said.decode()
 

@@ -107,7 +107,7 @@ def test_the_tree_has_every_folder_and_module() -> None:
     tree = ARCHITECTURE.split("## Where things are")[1].split("```")[1]
     package = ROOT / "src" / "spectr"
     folders = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
-    modules = {path.stem for path in package.glob("*.py") if not path.stem.startswith("__")}
+    modules = {path.stem for path in package.glob("*.py")}
     top = {"src/spectr/", *(f"{name}/" for name in ("tests", "benchmarks", "examples", "deploy", "tools", "docs"))}
     listed = {name for line in tree.splitlines() for name in re.split(r" {3,}", line.strip())[0].split()}
     assert listed == folders | modules | top | {"drafters/"}

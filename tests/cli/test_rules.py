@@ -26,11 +26,11 @@ def test_the_list_has_every_rule_and_says_which_are_lossy(spectr: Spectr) -> Non
     lines = ran.out.splitlines()
     for name in RULES:
         card = rule(name).card
-        held, told = (next(found) for found in _starting(lines, name))
+        held, shown = (next(found) for found in _starting(lines, name))
         assert ("LOSSY" in held, "lossless" in held) == (not card.lossless, card.lossless)
         assert held.count("●") == len(card.siblings)
         assert ("trees" in held, "needed" in held) == (card.tree, card.needs_laws)
-        assert card.summary.split()[0] in told
+        assert card.summary.split()[0] in shown
 
 
 def _starting(lines: list[str], name: str) -> tuple[Any, Any]:
@@ -53,7 +53,7 @@ OWN = [name for name in RULES if type(rule(name)).__module__.startswith("spectr.
 def test_every_rule_has_words_of_its_own() -> None:
     """No two rules are described by the same sentence, here or on their cards."""
     assert set(EXPLAINED) == set(OWN)
-    for described in ([told.words for told in EXPLAINED.values()], [rule(name).card.summary for name in OWN]):
+    for described in ([one.words for one in EXPLAINED.values()], [rule(name).card.summary for name in OWN]):
         assert len(set(described)) == len(OWN)
 
 
@@ -61,16 +61,16 @@ def test_every_rule_has_words_of_its_own() -> None:
 def test_a_rule_is_explained_and_its_example_runs(spectr: Spectr, tiny: str, name: str) -> None:
     ran, card = spectr("rules", "show", name), rule(name).card
     assert (ran.code, ran.err) == (0, "")
-    told = " ".join(ran.out.split())
-    assert EXPLAINED[name].words in told
-    assert ("exactly the target's distribution" in told, "NO: each token may be off" in told) == (
+    shown = " ".join(ran.out.split())
+    assert EXPLAINED[name].words in shown
+    assert ("exactly the target's distribution" in shown, "NO: each token may be off" in shown) == (
         card.lossless,
         not card.lossless,
     )
-    assert ("one chain of drafts" in told) == (not card.tree)
-    assert ("must return its probabilities" in told) == card.needs_laws
-    assert all(f"{siblings}: " in told for siblings in card.siblings)
-    command = shlex.split(told.partition(" example ")[2])
+    assert ("one chain of drafts" in shown) == (not card.tree)
+    assert ("must return its probabilities" in shown) == card.needs_laws
+    assert all(f"{siblings}: " in shown for siblings in card.siblings)
+    command = shlex.split(shown.partition(" example ")[2])
     assert command[:2] == ["spectr", "generate"]
     assert f"--rule {name}" in " ".join(command)
     used = spectr(*command[1:], "--model", tiny, "--max-new-tokens", "6")
@@ -110,7 +110,7 @@ def test_compare_as_json_is_pure_and_covers_all_families(spectr: Spectr) -> None
     data = json.loads(ran.out)["comparisons"]
     assert [one["family"].partition("(")[0] for one in data] == ["bernoulli", "uniform", "zipf", "zipf"]
     wanted = [bernoulli(), uniform(), zipf(30, seed=3), zipf(30, temperature=0.25, seed=3)]
-    assert data == [compare(family, (1, 4)).to_json() for family in wanted]
+    assert data == [compare(family, (1, 4)).as_data() for family in wanted]
     assert spectr("rules", "--json", "compare", "--family", "uniform").out == (
         spectr("rules", "compare", "--family", "uniform", "--json").out
     )
@@ -123,7 +123,7 @@ def test_compare_on_files(spectr: Spectr, tmp_path: Path) -> None:
     ran = spectr("rules", "compare", "--target-law", str(target), "--draft-law", str(draft), "--json")
     (found,) = json.loads(ran.out)["comparisons"]
     assert found["family"] == "target.json, draft.npy"
-    assert found["acceptance"] == compare(bernoulli()).to_json()["acceptance"]
+    assert found["acceptance"] == compare(bernoulli()).as_data()["acceptance"]
 
 
 def test_compare_draws(spectr: Spectr, tmp_path: Path) -> None:

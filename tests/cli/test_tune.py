@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tests.tiny import byte_tokenizer, llama
 
 from spectr.tune.halving import ROUNDS, rungs
 from spectr.tune.tuner import Workload
@@ -18,21 +17,9 @@ Spectr = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=280, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        max_position_embeddings=256, eos_token_id=None, bos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    core.train_from_iterator(
-        ["the quick brown fox"],
-        trainers.BpeTrainer(vocab_size=280, special_tokens=["<pad>"], initial_alphabet=alphabet),
-    )
-    path = tmp_path_factory.mktemp("model")
-    LlamaForCausalLM(config).save_pretrained(path)
-    PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>").save_pretrained(path)
+    path, special = tmp_path_factory.mktemp("model"), {"eos_token_id": None, "bos_token_id": None, "pad_token_id": 0}
+    llama(3, 280, dtype=torch.float32, **special).save_pretrained(path)
+    byte_tokenizer(280, ["the quick brown fox"]).save_pretrained(path)
     return str(path)
 
 
@@ -60,8 +47,8 @@ def test_a_profile_and_what_takes_it(spectr: Spectr, folder: str, prompts: str, 
         ("--drafter", "none"), ("--plan", str(profile)), ("--plan", "auto"),
         ("--plan", "auto", "--profile", str(profile)),
     )  # fmt: skip
-    told = [json.loads(spectr(*ask, "--json", *more).out) for more in plans]
-    assert len({tuple(one["tokens"]) for one in told}) == 1
+    outputs = [json.loads(spectr(*ask, "--json", *more).out) for more in plans]
+    assert len({tuple(one["tokens"]) for one in outputs}) == 1
 
 
 def test_an_interrupted_run_goes_on(
@@ -177,11 +164,11 @@ def test_doctor_runs(spectr: Spectr, folder: str, prompts: str) -> None:
     assert "run block efficiency" in ran.out
     assert "few drafts are accepted" in ran.err  # random weights
     assert f"spectr audit {folder}" in ran.err.replace("\n", "")
-    told = json.loads(spectr("doctor", "--model", folder, "--run", "--prompts", prompts, "--json").out)
-    assert [sign["name"] for sign in told["run"]["signs"]] == [
+    found = json.loads(spectr("doctor", "--model", folder, "--run", "--prompts", prompts, "--json").out)
+    assert [sign["name"] for sign in found["run"]["signs"]] == [
         "block efficiency",
         "correction share",
         "latency by nodes",
     ]
-    assert all(("advice" in sign) == sign["bad"] for sign in told["run"]["signs"])
+    assert all(("advice" in sign) == sign["bad"] for sign in found["run"]["signs"])
     assert "run" not in json.loads(spectr("doctor", "--model", folder, "--json").out)

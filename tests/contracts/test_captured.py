@@ -289,8 +289,8 @@ class TestOnGpu:
         plain, late = (Engine(target, made, spectr.rule("race"), captures=captures) for captures in (False, True))
         asked = requests(60)
         meant = plain.generate(asked)
-        for reference in ([], [1, 2, 3] * 40):
-            predicted = [replace(r, reference=[*reference, *m.tokens]) for r, m in zip(asked, meant, strict=True)]
+        for prediction in ([], [1, 2, 3] * 40):
+            predicted = [replace(r, prediction=[*prediction, *m.tokens]) for r, m in zip(asked, meant, strict=True)]
             for _ in range(2):
                 found = late.generate(predicted)
                 assert [one.tokens for one in found] == [one.tokens for one in meant]

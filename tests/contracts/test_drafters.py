@@ -162,14 +162,14 @@ def law_of_two(net: PreTrainedModel, prompt: list[int], policy: Policy) -> torch
     return (first[0][:, None] * second).flatten()
 
 
-def surprise(net: PreTrainedModel, made: Drafter, rule: str, policy: Policy, reference: Sequence[int] = ()) -> float:
+def surprise(net: PreTrainedModel, made: Drafter, rule: str, policy: Policy, prediction: Sequence[int] = ()) -> float:
     """Return the chi-square statistic of a thousand texts against exact probabilities, relative to its 1 − 1e-8
     quantile. So many show every planted fault below."""
     prompt, count = [3, 4, 3, 4, 3], 1_000
     expected = law_of_two(net, prompt, policy) * count
     engine = Engine(Target(net), made, spectr.rule(rule))
     found = torch.zeros(SIZE * SIZE, dtype=torch.float64)
-    for result in engine.generate([Request(prompt, seed, 2, policy, reference=reference) for seed in range(count)]):
+    for result in engine.generate([Request(prompt, seed, 2, policy, prediction=prediction) for seed in range(count)]):
         found[result.tokens[0] * SIZE + result.tokens[1]] += 1
     return chi_square(found, expected, 1e-8)
 
@@ -198,7 +198,7 @@ def test_law_of_two_tokens(
 def test_law_of_two_tokens_with_a_reference(
     net: PreTrainedModel, makers: dict[str, Make], rule: str, name: str, policy: str
 ) -> None:
-    """The distribution is exact with a reference that begins with the most likely tokens.
+    """The distribution is exact with a prediction that begins with the most likely tokens.
 
     The false-alarm rate is 1e-8 per case; there are 12 cases.
     """
@@ -245,9 +245,9 @@ def test_a_drafter_that_computes_nonsense(rule: str, number: float) -> None:
     target, broken = llama(3, layers=3), llama(4)
 
     def overflow(_: object, given: tuple[torch.Tensor], logits: torch.Tensor) -> torch.Tensor:
-        sick = given[0][..., :1] > 0
-        assert bool(sick.any())
-        return torch.where(sick, torch.full_like(logits, number), logits)
+        failing = given[0][..., :1] > 0
+        assert bool(failing.any())
+        return torch.where(failing, torch.full_like(logits, number), logits)
 
     broken.lm_head.register_forward_hook(overflow)
     plan = Plan(drafts=3, length=2, nodes=7) if rule == "race" else Plan("iid", 1 if rule == "block" else 3, 2)

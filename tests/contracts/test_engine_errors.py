@@ -89,11 +89,11 @@ def test_logits_that_are_not_finite(
     want = alone(way, healthy, "healthy")
     stepped = Stepped(build(way, Overflowing(net)))
     handles = [stepped.submit(request) for request in healthy]
-    sick = [stepped.submit(Request([2, 3], seed, 40, Policy(2.0, logit_bias={SIZE - 1: 2.0}))) for seed in (1, 2)]
+    failing = [stepped.submit(Request([2, 3], seed, 40, Policy(2.0, logit_bias={SIZE - 1: 2.0}))) for seed in (1, 2)]
     while stepped.turn():
         pass
     same(stepped.finish(handles), want)
-    for handle in sick:
+    for handle in failing:
         with pytest.raises(LawError, match="NaN or infinite"):
             handle.result(timeout=0)
 

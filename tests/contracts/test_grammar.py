@@ -6,13 +6,15 @@ cancelled or resumed, and reuse rows. Models are float64, so that texts are exac
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from tests.asking import LetterReader, Stepped, trace
+from tests.asking import LetterReader, Stepped
 from tests.contracts.conftest import SIZE, Make
-from tests.contracts.ways import CHAINS, DRAWN, HYBRID, ONE, PRUNED, Way
+from tests.contracts.ways import CHAINS, DRAWN, HYBRID, LONG, ONE, PRUNED, Way, same
+from tests.contracts.ways import ways as ways_among
 from tests.grammars import ENDS, GRAMMARS, compiled, hooked
 from tests.tiny import llama
 from transformers import PreTrainedModel
@@ -37,18 +39,7 @@ WAYS = [
     Way("recursive_wor", "ngram", DRAWN), Way("hybrid", "model", HYBRID),
     Way("match", "model", Plan("fixed", tree=(2, 2))), Way("match", "lookup", PRUNED), Way("match", "mixed", PRUNED),
 ]  # fmt: skip
-LONG = [3, 4, 5, 3, 4, 6, 1, 2, 3, 4, 5, 3, 4, 6, 8, 9] * 2 + [3, 4, 5, 3]
-
-
-def ways(*quick: str) -> pytest.MarkDecorator:
-    """Parametrize a test with all ways, of which those with these names are in the quick tier."""
-    names = [str(way) for way in WAYS]
-    assert set(quick) <= set(names)
-    marked = [
-        pytest.param(way, marks=() if name in quick else pytest.mark.slow, id=name)
-        for way, name in zip(WAYS, names, strict=True)
-    ]
-    return pytest.mark.parametrize("way", marked)
+ways = partial(ways_among, every=WAYS)
 
 
 def asked() -> list[Request]:
@@ -71,18 +62,11 @@ def asked() -> list[Request]:
     ]
 
 
-def same(found: list[Result], want: list[Result]) -> None:
-    """Assert that texts, finish reasons and steps are equal.
-
-    Steps can only be compared where forced text is not drafted, because its tokens are learnt from earlier texts.
-    """
-    for at, (one, other) in enumerate(zip(found, want, strict=True)):
-        assert (at, one.tokens, one.finish_reason, one.text) == (at, other.tokens, other.finish_reason, other.text)
-        assert (at, trace(one)) == (at, trace(other))
-
-
 def same_texts(found: list[Result], want: list[Result]) -> None:
-    """Assert that texts and finish reasons are equal; steps may differ."""
+    """Assert that texts and finish reasons are equal.
+
+    Steps differ where forced text is drafted, because its tokens are learnt from earlier texts.
+    """
     for at, (one, other) in enumerate(zip(found, want, strict=True)):
         assert (at, one.tokens, one.finish_reason, one.text) == (at, other.tokens, other.finish_reason, other.text)
 
@@ -236,7 +220,7 @@ def test_texts_that_find_no_room_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available", lambda _: free)
     engine = made()
     same_texts(engine.generate(requests), alone)
-    assert engine.scheduler.starts_over > 0
+    assert engine.scheduler.preemptions > 0
 
 
 # Errors.
@@ -295,10 +279,10 @@ def test_a_tokenizer_that_fails(build: Callable[..., Engine]) -> None:
         raise OSError("the tokenizer is gone")
 
     vocabulary = replace(compiled("letters").vocabulary, encode=fails)
-    sick = GrammarCompiler(vocabulary).compile(GRAMMARS["forced"])
+    failing = GrammarCompiler(vocabulary).compile(GRAMMARS["forced"])
     engine = build(WAYS[1])
     (want,) = engine.generate([asked()[8]])
-    handles = [engine.submit(Request([1, 2], 3, 30, grammar=sick)), engine.submit(asked()[8])]
+    handles = [engine.submit(Request([1, 2], 3, 30, grammar=failing)), engine.submit(asked()[8])]
     with pytest.raises(OSError, match="the tokenizer is gone"):
         handles[0].result()
     same_texts([handles[1].result()], [want])

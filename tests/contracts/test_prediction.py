@@ -1,7 +1,7 @@
 """Predictions are drafted and never change the text under the race, and their counts are the correctly predicted
 tokens.
 
-Models are float64, so that texts are exactly equal. A wrong reference does not change the text, but it changes what is
+Models are float64, so that texts are exactly equal. A wrong prediction does not change the text, but it changes what is
 accepted; so these tests compare steps and counts.
 """
 
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 import spectr
 from spectr.draft import Plan, drafter
 from spectr.draft.adaptive import adaptive
-from spectr.draft.reference import ReferenceDrafting, References
+from spectr.draft.prediction import PredictionDrafting, Predictions
 from spectr.engine import Engine, Handle, Request, Result
 from spectr.errors import ArgumentError, MismatchError
 from spectr.models.target import Target
@@ -79,12 +79,12 @@ def texts(build: Build) -> list[Result]:
 def asked(texts: list[Result]) -> list[Request]:
     """The same requests with a different kind of prediction each."""
     return [
-        replace(request, reference=edited(result.tokens, kind, SIZE))
+        replace(request, prediction=edited(result.tokens, kind, SIZE))
         for request, result, kind in zip(plain(), texts, KINDS, strict=True)
     ]
 
 
-def told(result: Result) -> Any:
+def outcome_of(result: Result) -> Any:
     """Return the steps, statistics and counts of a result."""
     return trace(result), result.stats.accepted_prediction_tokens, result.stats.rejected_prediction_tokens
 
@@ -94,7 +94,7 @@ _KNOWN: dict[Any, list[Result]] = {}
 
 def alone(build: Build, rule: str, name: str, requests: list[Request]) -> list[Result]:
     """Return the results of requests, each run in its own engine. They are remembered, since many tests need them."""
-    key = (rule, name, *((r.seed, tuple(r.prompt), tuple(r.reference)) for r in requests))
+    key = (rule, name, *((r.seed, tuple(r.prompt), tuple(r.prediction)) for r in requests))
     if key not in _KNOWN:
         engines = [Stepped(build(name, rule)) for _ in requests]
         _KNOWN[key] = [e.finish([e.submit(request)])[0] for e, request in zip(engines, requests, strict=True)]
@@ -104,7 +104,7 @@ def alone(build: Build, rule: str, name: str, requests: list[Request]) -> list[R
 def same(found: list[Result], want: list[Result]) -> None:
     for at, (one, other) in enumerate(zip(found, want, strict=True)):
         assert (at, one.tokens, one.finish_reason, one.text) == (at, other.tokens, other.finish_reason, other.text)
-        assert (at, told(one)) == (at, told(other))
+        assert (at, outcome_of(one)) == (at, outcome_of(other))
 
 
 def fresh(requests: list[Request]) -> list[Request]:
@@ -120,7 +120,7 @@ def test_the_text_is_that_without_a_prediction(name: str, kind: str, build: Buil
     """Every kind of prediction leaves the texts of a batch unchanged, with every drafter and setting; a correct one
     saves steps."""
     requests = [
-        replace(request, reference=edited(result.tokens, kind, SIZE))
+        replace(request, prediction=edited(result.tokens, kind, SIZE))
         for request, result in zip(plain(), texts, strict=True)
     ]
     found = build(name).generate(requests)
@@ -141,7 +141,7 @@ def test_a_drafter_that_selects(net: PreTrainedModel, makers: dict[str, Make], t
     made = adaptive([drafter("none"), makers["model"](PRUNED)], lambda _: 1)
     watched = replace(made, observe=lambda *step: seen.append(step), select=lambda _: 1)
     engine = Engine(Target(net), watched, spectr.rule("race"))
-    requests = [replace(r, reference=edited(t.tokens, kind, SIZE)) for r, t in zip(plain(), texts, strict=True)]
+    requests = [replace(r, prediction=edited(t.tokens, kind, SIZE)) for r, t in zip(plain(), texts, strict=True)]
     for request, text in zip(requests, texts, strict=True):
         seen.clear()
         (result,) = engine.generate(fresh([request]))
@@ -187,7 +187,7 @@ def test_joined_late_and_in_the_rows_of_others(
         handles, others = list[Handle](), list[Handle]()
         for at in order:
             handles.append(stepped.submit(fresh(asked)[at]))
-            others.append(stepped.submit(replace(asked[0], seed=50 + at, reference=[at] * 9)))
+            others.append(stepped.submit(replace(asked[0], seed=50 + at, prediction=[at] * 9)))
             stepped.turn(pause)
             if at % 2:
                 others[-1].cancel()
@@ -203,7 +203,7 @@ def test_a_resumed_text_has_the_same_rest(build: Build, asked: list[Request], te
             want.append(result.tokens[cut:])
     found = build("lookup").generate(requests)
     assert [result.tokens[: len(rest)] for result, rest in zip(found, want, strict=True)] == want
-    whole = [replace(r, generated=t.tokens[:15], reference=t.tokens) for r, t in zip(asked, texts, strict=True)]
+    whole = [replace(r, generated=t.tokens[:15], prediction=t.tokens) for r, t in zip(asked, texts, strict=True)]
     found = build().generate(fresh(whole))
     assert sum(len(result.steps) for result in found) < 0.35 * sum(len(result.tokens) for result in found)
 
@@ -213,11 +213,11 @@ def test_the_beginning_of_another_text(build: Build, texts: list[Result]) -> Non
     first, second = plain()[3], replace(plain()[3], seed=77)
     stepped = Stepped(build("model"))
     (right,) = alone(build, "race", "none", [second])
-    want = alone(build, "race", "model", [replace(second, reference=right.tokens)])
-    for reference in (texts[3].tokens, [9] * 70):
-        handle = stepped.submit(replace(first, reference=reference))
+    want = alone(build, "race", "model", [replace(second, prediction=right.tokens)])
+    for prediction in (texts[3].tokens, [9] * 70):
+        handle = stepped.submit(replace(first, prediction=prediction))
         stepped.turn(2)
-        found = stepped.finish([stepped.submit(replace(second, reference=right.tokens))])
+        found = stepped.finish([stepped.submit(replace(second, prediction=right.tokens))])
         same(found, want)
         assert found[0].reused > 20
         assert handle.result(timeout=0).tokens == texts[3].tokens
@@ -228,8 +228,8 @@ def test_hooks_and_gaps(build: Build, texts: list[Result]) -> None:
     hooked = [replace(plain()[0], policy=Policy(allowed=lambda text: [t for t in range(SIZE) if t != text[-1]]))]
     (meant,) = build().generate(hooked)
     engine = build("model")
-    with_hook = replace(hooked[0], reference=edited(meant.tokens, "changed", SIZE))
-    gap = replace(plain()[0], optimality_gap=True, reference=edited(texts[0].tokens, "changed", SIZE))
+    with_hook = replace(hooked[0], prediction=edited(meant.tokens, "changed", SIZE))
+    gap = replace(plain()[0], optimality_gap=True, prediction=edited(texts[0].tokens, "changed", SIZE))
     found = engine.generate([with_hook, gap, plain()[0]])
     assert [result.tokens for result in found] == [meant.tokens, texts[0].tokens, texts[0].tokens]
     assert found[1].stats.optimality_gap is not None
@@ -249,7 +249,7 @@ def test_a_reference_with_a_source() -> None:
     engine = Engine(Target(T5ForConditionalGeneration(config).double().eval()), drafter("none"), spectr.rule("race"))
     request = Request([0], 3, 40, source=[4, 5, 6])
     (meant,) = engine.generate([request])
-    (found,) = engine.generate([replace(request, reference=meant.tokens)])
+    (found,) = engine.generate([replace(request, prediction=meant.tokens)])
     assert found.tokens == meant.tokens
     assert len(found.steps) <= 4
 
@@ -263,9 +263,9 @@ def test_what_is_counted(name: str, build: Build, asked: list[Request]) -> None:
     not; tokens of other drafts do not count."""
     found = build(name).generate(fresh(asked))
     for request, result in zip(asked, found, strict=True):
-        stats, reference = result.stats, list(request.reference)
-        assert stats.accepted_prediction_tokens == counted(result, reference, list(request.prompt), [])
-        assert stats.accepted_prediction_tokens + stats.rejected_prediction_tokens == len(reference)
+        stats, prediction = result.stats, list(request.prediction)
+        assert stats.accepted_prediction_tokens == counted(result, prediction, list(request.prompt), [])
+        assert stats.accepted_prediction_tokens + stats.rejected_prediction_tokens == len(prediction)
     assert found[0].stats.rejected_prediction_tokens == 0  # the whole prediction was right
     accepted = [result.stats.accepted_prediction_tokens for result in found]
     assert min(accepted[1:4]) > 10
@@ -273,7 +273,7 @@ def test_what_is_counted(name: str, build: Build, asked: list[Request]) -> None:
 
 def test_drafts_of_the_drafter_are_not_counted(build: Build, texts: list[Result]) -> None:
     """Accepted tokens of the drafter do not count as predicted tokens."""
-    (result,) = build("model").generate([replace(plain()[0], reference=edited(texts[0].tokens, "wrong", SIZE))])
+    (result,) = build("model").generate([replace(plain()[0], prediction=edited(texts[0].tokens, "wrong", SIZE))])
     assert result.stats.accepted_prediction_tokens < 5
     assert result.stats.accepted > 20
 
@@ -288,12 +288,12 @@ def test_a_prediction_that_says_nothing_is_none(build: Build) -> None:
 def test_a_prediction_counts_once(build: Build) -> None:
     """A prediction counts once even if the text repeats it; its tokens beyond the end of the text are rejected."""
     loop = Policy(allowed=lambda text: [(text[-1] + 1) % 4])
-    (twice,) = build().generate([Request([3], 1, 32, loop, reference=[0, 1, 2, 3, 0, 1, 2, 3])])
+    (twice,) = build().generate([Request([3], 1, 32, loop, prediction=[0, 1, 2, 3, 0, 1, 2, 3])])
     assert twice.tokens == [0, 1, 2, 3] * 8
     assert (twice.stats.accepted_prediction_tokens, twice.stats.rejected_prediction_tokens) == (8, 0)
     assert len(twice.steps) < 10
     ends = EndReader(lambda tokens: tokens.index(3) + 1 if 3 in tokens else None)
-    request = Request([3], 1, 32, loop, reference=[0, 1, 2, 3, 0, 1, 2, 3])
+    request = Request([3], 1, 32, loop, prediction=[0, 1, 2, 3, 0, 1, 2, 3])
     for cut in (replace(request, reader=ends), replace(request, max_new_tokens=4)):
         (result,) = build().generate([cut])
         assert result.tokens == [0, 1, 2, 3]
@@ -301,7 +301,7 @@ def test_a_prediction_counts_once(build: Build) -> None:
 
 
 def test_counts_grow_with_the_text(build: Build, texts: list[Result]) -> None:
-    handle = build().submit(replace(plain()[0], reference=texts[0].tokens))
+    handle = build().submit(replace(plain()[0], prediction=texts[0].tokens))
     seen = [handle.so_far.stats.accepted_prediction_tokens for _ in handle]
     assert seen == sorted(seen)
     assert len(set(seen)) == len(seen) > 2
@@ -313,16 +313,16 @@ def test_counts_grow_with_the_text(build: Build, texts: list[Result]) -> None:
 def test_tokens_that_are_given_between_steps(build: Build, texts: list[Result]) -> None:
     """Tokens that are given to a row before a step are drafted in that step, and do not count as a prediction."""
     stepped = Stepped(build("lookup"))
-    requests = [replace(request, reference=[0]) for request in plain()[:3]]
+    requests = [replace(request, prediction=[0]) for request in plain()[:3]]
     handles = [stepped.submit(request) for request in requests]
     stepped.turn()
     (lane,) = stepped.scheduler.lanes.values()
     drafting = lane.memory.drafting
-    assert isinstance(drafting, ReferenceDrafting)
+    assert isinstance(drafting, PredictionDrafting)
     while lane.active:
         for row, state in enumerate(lane.active):
             at = [handle._delivery for handle in handles].index(state.delivery)
-            drafting.refer(row, texts[at].tokens[len(state.text) - len(requests[at].prompt) :])
+            drafting.set_next_tokens(row, texts[at].tokens[len(state.text) - len(requests[at].prompt) :])
         stepped.turn()
     found = stepped.finish(handles)
     assert [result.tokens for result in found] == [result.tokens for result in texts[:3]]
@@ -340,20 +340,20 @@ def test_rules_that_read_draft_laws_refuse_it(net: PreTrainedModel, makers: dict
         draws = rule.card.draws or rule.card.siblings[0]
         plan = Plan(draws, drafts=1, length=2) if draws != "race" else PRUNED
         engine = Engine(Target(net), makers["model"](plan), rule)
-        request = Request([1], 1, 4, reference=[2, 3])
+        request = Request([1], 1, 4, prediction=[2, 3])
         if name in ("race", "match"):
             assert len(engine.generate([request])[0].tokens) == 4
             continue
         with pytest.raises(MismatchError, match="a prediction is drafted without a draft distribution"):
             engine.submit(request)
-        assert len(engine.generate([replace(request, reference=())])[0].tokens) == 4
+        assert len(engine.generate([replace(request, prediction=())])[0].tokens) == 4
 
 
 def test_tokens_that_are_none_are_refused(build: Build) -> None:
     """Predicted tokens outside the vocabulary are refused."""
     for token in (SIZE, -1):
         with pytest.raises(ArgumentError, match=f"tokens of a prediction must lie in 0 … 11, got \\[{token}\\]"):
-            build().submit(Request([1], reference=[2, token]))
+            build().submit(Request([1], prediction=[2, token]))
 
 
 # Planted faults that these tests must detect.
@@ -373,10 +373,10 @@ def seen(build: Build, asked: list[Request]) -> Callable[[str, Callable[[], None
     def run(name: str) -> list[Any]:
         stepped = Stepped(build(name, rows=4))
         stepped.finish([stepped.submit(request) for request in fresh(asked)[::-1]])
-        return [told(result) for result in stepped.finish([stepped.submit(request) for request in fresh(asked)])]
+        return [outcome_of(result) for result in stepped.finish([stepped.submit(request) for request in fresh(asked)])]
 
     def found(name: str, plant: Callable[[], None]) -> bool:
-        want = [told(result) for result in alone(build, "race", name, fresh(asked))]
+        want = [outcome_of(result) for result in alone(build, "race", name, fresh(asked))]
         if name not in _CORRECT:
             assert run(name) == want
             _CORRECT.add(name)
@@ -392,57 +392,57 @@ Seen = Callable[[str, Callable[[], None]], bool]
 
 
 def _text(one: Any) -> list[int]:
-    """Return the tokens in a value of `told`."""
+    """Return the tokens in a value of `outcome_of`."""
     (steps, *_), *_ = one
     return [token for step in steps for token in step[0]]
 
 
 @pytest.mark.parametrize("name", ["none", *MORE])
 def test_the_reference_of_a_neighbour_is_seen(name: str, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted fault: each row reads the reference of the row before it."""
+    """Planted fault: each row reads the prediction of the row before it."""
 
-    def leaky(references: References, place: torch.Tensor, count: int) -> torch.Tensor:
+    def leaky(predictions: Predictions, place: torch.Tensor, count: int) -> torch.Tensor:
         rows = len(place)
-        at = (place[:, None] + torch.arange(count)).clamp_max(references.tokens.shape[1] - 1)
-        return references.tokens[:rows].roll(1, 0).gather(1, at)
+        at = (place[:, None] + torch.arange(count)).clamp_max(predictions.tokens.shape[1] - 1)
+        return predictions.tokens[:rows].roll(1, 0).gather(1, at)
 
-    assert seen(name, lambda: monkeypatch.setattr(References, "_read", leaky))
+    assert seen(name, lambda: monkeypatch.setattr(Predictions, "_read", leaky))
 
 
 @pytest.mark.parametrize("name", ["none", MORE[-1]])
 def test_a_stale_reference_is_seen(name: str, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted fault: a row keeps its reference for later requests."""
-    put = References.put
+    """Planted fault: a row keeps its prediction for later requests."""
+    put = Predictions.put
 
-    def stale(references: References, row: int, tokens: Any, after: int) -> None:
-        if not references._sizes[row]:
-            put(references, row, tokens, after)
+    def stale(predictions: Predictions, row: int, tokens: Any, after: int) -> None:
+        if not predictions._sizes[row]:
+            put(predictions, row, tokens, after)
 
-    assert seen(name, lambda: monkeypatch.setattr(References, "put", stale))
+    assert seen(name, lambda: monkeypatch.setattr(Predictions, "put", stale))
 
 
 @pytest.mark.parametrize("name", ["none", MORE[-1]])
 @pytest.mark.parametrize("table", ["tokens", "size", "since", "place"])
 def test_a_table_that_does_not_move_is_seen(name: str, table: str, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted fault: one table of the references does not move with its rows."""
-    copy_rows = References.copy_rows
+    """Planted fault: one table of the predictions does not move with its rows."""
+    copy_rows = Predictions.copy_rows
 
-    def stays(references: References, sources: list[int], targets: list[int]) -> None:
-        before = getattr(references, table).clone()
-        copy_rows(references, sources, targets)
-        getattr(references, table).copy_(before)
+    def stays(predictions: Predictions, sources: list[int], targets: list[int]) -> None:
+        before = getattr(predictions, table).clone()
+        copy_rows(predictions, sources, targets)
+        getattr(predictions, table).copy_(before)
 
-    assert seen(name, lambda: monkeypatch.setattr(References, "copy_rows", stays))
+    assert seen(name, lambda: monkeypatch.setattr(Predictions, "copy_rows", stays))
 
 
 @pytest.mark.parametrize("name", ["none", MORE[-1]])
 def test_a_place_that_was_left_is_seen(name: str, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted fault: a row begins at the position that the previous request had reached in its reference."""
-    put = References.put
+    """Planted fault: a row begins at the position that the previous request had reached in its prediction."""
+    put = Predictions.put
 
-    def left(references: References, row: int, tokens: Any, after: int) -> None:
-        place = int(references.place[row])
-        put(references, row, tokens, after)
-        references.place[row] = min(place, len(tokens)) if tokens else place
+    def left(predictions: Predictions, row: int, tokens: Any, after: int) -> None:
+        place = int(predictions.place[row])
+        put(predictions, row, tokens, after)
+        predictions.place[row] = min(place, len(tokens)) if tokens else place
 
-    assert seen(name, lambda: monkeypatch.setattr(References, "put", left))
+    assert seen(name, lambda: monkeypatch.setattr(Predictions, "put", left))

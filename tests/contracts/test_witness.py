@@ -140,7 +140,7 @@ def test_steps_that_draft_from_a_reference(net: PreTrainedModel, makers: dict[st
     """No step is wrong when requests with and without a prediction run in one batch."""
     made = spectr.rule(rule)
     engine = Engine(Target(net), makers["model"](plan_for(made.card)), made)
-    requests = [replace(request, reference=[3, 4, 5, 6, 7] * 4) for request in asked(1)]
+    requests = [replace(request, prediction=[3, 4, 5, 6, 7] * 4) for request in asked(1)]
     witness = watched(engine, [*requests, *asked(1)])
     assert (witness.violations, witness.near_ties) == (0, 0), witness.failures
 

@@ -1,7 +1,7 @@
 """The ways to run requests that the contracts compare (rules with drafters and plans), and the requests."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,16 +48,16 @@ WAYS = [
 ]  # fmt: skip
 
 
-def ways(*quick: str) -> pytest.MarkDecorator:
-    """Parametrize a test with all ways, of which those with these names are in the quick tier.
+def ways(*quick: str, every: Sequence[Way] = WAYS) -> pytest.MarkDecorator:
+    """Parametrize a test with `every` way, of which those with these names are in the quick tier.
 
     Tests that name the same ways share the results of the requests alone, which take most of the time.
     """
-    names = [str(way) for way in WAYS]
+    names = [str(way) for way in every]
     assert set(quick) <= set(names)
     marked = [
         pytest.param(way, marks=() if name in quick else pytest.mark.slow, id=name)
-        for way, name in zip(WAYS, names, strict=True)
+        for way, name in zip(every, names, strict=True)
     ]
     return pytest.mark.parametrize("way", marked)
 

@@ -319,21 +319,21 @@ def test_observers_get_tokens_and_seconds_of_steps(net: PreTrainedModel, monkeyp
 
     meant = Engine(Target(net), drafter("none"), spectr.rule("race")).generate([Request(prompt, 5, 16)])[0].tokens
     monkeypatch.setattr("spectr.engine.step.time", SimpleNamespace(perf_counter=clock))
-    told, order = list[tuple[int, int, float, float]](), iter((0, 1, 0, 1, 1, 1))  # the first is for no step
+    calls, order = list[tuple[int, int, float, float]](), iter((0, 1, 0, 1, 1, 1))  # the first is for no step
     several = (drafter("none"), Slow(clock, [*prompt, *meant]))
-    made = SwitchingDrafter(several, lambda _: next(order), lambda *step: told.append(step))
+    made = SwitchingDrafter(several, lambda _: next(order), lambda *step: calls.append(step))
     Engine(Target(net), made, spectr.rule("race")).generate([Request(prompt, 5, 16, reader=EndReader(slowly))])
-    assert told == [(1, 1, 4, 2), (1, 0, 1, 0), (1, 1, 4, 2), (1, 1, 4, 2), (1, 1, 3, 2)]  # the last is cut
+    assert calls == [(1, 1, 4, 2), (1, 0, 1, 0), (1, 1, 4, 2), (1, 1, 4, 2), (1, 1, 3, 2)]  # the last is cut
 
 
 def test_rows_that_leave(net: PreTrainedModel) -> None:
     """The number of tokens is the mean over the rows that are still active."""
-    told = list[tuple[int, int, float, float]]()
-    made = SwitchingDrafter((drafter("none"), drafter("lookup")), lambda _: 0, lambda *step: told.append(step))
+    calls = list[tuple[int, int, float, float]]()
+    made = SwitchingDrafter((drafter("none"), drafter("lookup")), lambda _: 0, lambda *step: calls.append(step))
     lengths = (2, 4, 6, 9, 9)
     asked = [Request([3, 4], seed=i, max_new_tokens=length) for i, length in enumerate(lengths)]
     Engine(Target(net), made, spectr.rule("race")).generate(asked)
-    assert [(rows, tokens) for rows, _, tokens, _ in told] == [(rows, 1) for rows in (5, 5, 4, 4, 3, 3, 2, 2, 2)]
+    assert [(rows, tokens) for rows, _, tokens, _ in calls] == [(rows, 1) for rows in (5, 5, 4, 4, 3, 3, 2, 2, 2)]
 
 
 # A choice that depends on the draw is biased under rules that couple distributions.

@@ -12,6 +12,7 @@ import pytest
 from spectr.draft import Plan, drafter
 from spectr.draft.adaptive import adaptive
 from spectr.draft.mixed import Mixed
+from spectr.draft.prediction import PredictionDrafter
 from spectr.draft.stateless import Stateless
 from spectr.draft.traits import (
     DrafterTraits,
@@ -20,13 +21,13 @@ from spectr.draft.traits import (
     follows_plan,
     is_drafter,
     table_version,
-    takes_references,
+    takes_predictions,
 )
 from spectr.types import Drafter, Drafting, Opening, Siblings
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "spectr"
-NAMES = [name for name in vars(DrafterTraits) if not name.startswith("_")]
-DEFAULTS: dict[str, Any] = {"capturable": False, "parts": (), "drafters": (), "origin": "drafter"}
+NAMES = [name for name, member in vars(DrafterTraits).items() if isinstance(member, property)]
+DEFAULTS: dict[str, Any] = {"capturable": False, "parts": (), "drafters": (), "origin": "drafter", "scratch_slots": 1}
 
 
 class Bare:
@@ -67,6 +68,18 @@ def test_what_a_drafter_has_is_found() -> None:
     assert not DrafterTraits(adaptive([*both, Bare()], lambda _: 0)).capturable
 
 
+def test_scratch_slots_are_not_nodes_of_the_tree() -> None:
+    """Early exit scores more nodes in the target's cache than its pruned tree has, and reports the size of the tree."""
+    plan = Plan(drafts=4, length=3, nodes=8)
+    early = drafter("early_exit", model=None, plan=plan)
+    assert early.nodes == plan.nodes == 8
+    assert DrafterTraits(early).scratch_slots == plan.scored > 8
+    both = [drafter("lookup"), early]
+    for made, nodes in ((Mixed(both), 15), (adaptive(both, lambda _: 0), 8), (PredictionDrafter(early), 24)):
+        assert made.nodes == nodes
+        assert DrafterTraits(made).scratch_slots >= plan.scored
+
+
 def test_a_plan_of_another_kind_is_none() -> None:
     bare: Any = Bare()
     bare.plan = "own"
@@ -78,22 +91,22 @@ def test_draftings() -> None:
     assert not follows_plan(bare)
     assert table_version(bare) == 0
     assert not caches_text(bare)
-    assert not takes_references(bare)
+    assert not takes_predictions(bare)
     bare.plan, bare.version = Plan(), 3
     assert follows_plan(bare)
     assert table_version(bare) == 3
 
 
 def test_what_a_drafting_that_takes_no_part_is_told() -> None:
-    """A drafting with a cache drops its text, and another one is told by a call of `read` without tokens."""
-    told: list[Any] = []
+    """A drafting with a cache drops its text, and another one is informed by a call of `read` without tokens."""
+    calls: list[Any] = []
     plain: Any = Bare().open(Opening(2, 8, 16, None))
-    plain.read = lambda *call: told.append(("read", *call))
+    plain.read = lambda *call: calls.append(("read", *call))
     drop_text(plain, 1, [4, 0])
     caching: Any = Bare().open(Opening(2, 8, 16, None))
-    caching.drop = lambda *call: told.append(("drop", *call))
+    caching.drop = lambda *call: calls.append(("drop", *call))
     drop_text(caching, 1, [4, 0])
-    assert told == [("read", 1, [[], []], [4, 0]), ("drop", 1, [4, 0])]
+    assert calls == [("read", 1, [[], []], [4, 0]), ("drop", 1, [4, 0])]
 
 
 def test_the_engine_does_not_ask_for_the_class_of_a_drafting() -> None:

@@ -309,5 +309,5 @@ def test_steps_are_captured_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return found.tolist()
 
     captured = text()
-    monkeypatch.setattr("spectr.engine._is_spread", lambda *_: True)  # then steps are not captured
+    monkeypatch.setattr("spectr.engine._can_capture", lambda *_: False)  # then steps are not captured
     assert captured == text()

@@ -6,6 +6,7 @@ from tests.tiny import llama
 
 import spectr
 from spectr.draft import Plan, drafter
+from spectr.draft.adaptive import SwitchingDrafter
 from spectr.engine import Engine, Request, Step
 from spectr.models.target import Target
 from spectr.policy import Policy
@@ -67,8 +68,23 @@ def test_origins_of_a_prediction() -> None:
     """Tokens that were drafted from a prediction are marked as such."""
     made = engine("race", "ngram")
     text = made.generate([Request(PROMPT, 5, 30)])[0].tokens
-    found = made.generate([Request(PROMPT, 5, 30, trace=True, reference=text)])[0]
+    found = made.generate([Request(PROMPT, 5, 30, trace=True, prediction=text)])[0]
     assert found.tokens == text
     origins = [origin for step in found.steps for origin in step.origins]
     assert len(origins) == 30
     assert "prediction" in origins
+
+
+@pytest.mark.parametrize("switching", [False, True])
+def test_a_prediction_does_not_change_the_origins_of_other_drafts(switching: bool) -> None:
+    """Drafts of lookup are traced as such, whether the request has a prediction, which may be wrong, or not; and
+    whether lookup drafts every step or was chosen for this one."""
+    lookup = drafter("lookup")
+    made: Drafter = SwitchingDrafter((drafter("none"), lookup), lambda _: 1) if switching else lookup
+    own = Engine(Target(llama(3)), made, spectr.rule("race"))
+    for prediction in ([], [1, 2, 1, 1, 9, 8, 7, 1, 2, 2]):
+        found = own.generate([Request(PROMPT, 5, 60, Policy(0.3), trace=True, prediction=prediction)])[0]
+        trees = [step.tree for step in found.steps if step.tree is not None]
+        origins = {node.origin for tree in trees for node in tree.nodes[1:]}
+        assert "lookup" in origins
+        assert origins <= {"lookup", "prediction"}

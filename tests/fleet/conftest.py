@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fleet.processes import Heard, hear_all, server, started
+from tests.fleet.processes import Received, receive_all, server, started
 from tests.saved import save_model, small_llama, tokenizer
 
 Requests = Callable[..., Path]
@@ -19,12 +19,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(folder: str) -> list[Heard]:
+def undisturbed(folder: str) -> list[Received]:
     """The 16 streams of a single server without failures."""
     with started(server(folder)) as (alone,):
-        heard = asyncio.run(hear_all(alone.url, range(16)))
-    assert all(one.is_sound for one in heard)
-    return heard
+        received = asyncio.run(receive_all(alone.url, range(16)))
+    assert all(one.is_sound for one in received)
+    return received
 
 
 def request_line(number: int, **body: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 from tests.forked import Forked, run_spectr
 
-__all__ = ["Heard", "Process", "children", "hear", "hear_all", "ready", "server", "started"]
+__all__ = ["Process", "Received", "children", "ready", "receive", "receive_all", "server", "started", "texts"]
 
 
 def children(pid: int, name: str) -> list[int]:
@@ -77,7 +77,7 @@ def ready(url: str, replicas: int = 1, most: float = 300.0) -> None:
 
 
 @dataclass
-class Heard:
+class Received:
     """What a client has received of a stream."""
 
     text: str = ""
@@ -121,7 +121,12 @@ class Heard:
         )
 
 
-async def hear(client: httpx2.AsyncClient, number: int, heard: Heard, **body: Any) -> None:
+def texts(received: Sequence[Received]) -> list[tuple[str, list[int], str | None]]:
+    """Return text, tokens and finish reason of each stream, for comparison."""
+    return [(one.text, one.tokens, one.finish_reason) for one in received]
+
+
+async def receive(client: httpx2.AsyncClient, number: int, received: Received, **body: Any) -> None:
     """Read a stream to its end."""
     asked = {
         "prompt": f"one two {number}", "max_tokens": 200, "seed": number, "temperature": 1.0, "stream": True,
@@ -130,21 +135,22 @@ async def hear(client: httpx2.AsyncClient, number: int, heard: Heard, **body: An
     }  # fmt: skip
     async with client.stream("POST", "/v1/completions", json=asked) as found:
         if found.status_code != 200:
-            heard.error = json.loads(await found.aread())["error"]
+            received.error = json.loads(await found.aread())["error"]
             return
         async for line in found.aiter_lines():
-            heard.add(line)
+            received.add(line)
 
 
-async def hear_all(url: str, numbers: Sequence[int], disturb: Any = None, **body: Any) -> list[Heard]:
+async def receive_all(url: str, numbers: Sequence[int], disturb: Any = None, **body: Any) -> list[Received]:
     """Read several streams concurrently; call `disturb` with what they have received until it returns True."""
-    heard = [Heard() for _ in numbers]
+    received = [Received() for _ in numbers]
     async with httpx2.AsyncClient(base_url=url, timeout=600) as client:
         tasks = [
-            asyncio.ensure_future(hear(client, number, own, **body)) for number, own in zip(numbers, heard, strict=True)
+            asyncio.ensure_future(receive(client, number, own, **body))
+            for number, own in zip(numbers, received, strict=True)
         ]
-        while disturb is not None and not disturb(heard):
+        while disturb is not None and not disturb(received):
             assert not all(task.done() for task in tasks), "the streams ended before they could be disturbed"
             await asyncio.sleep(0.005)
         await asyncio.gather(*tasks)
-    return heard
+    return received

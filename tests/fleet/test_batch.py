@@ -44,9 +44,9 @@ def test_results_are_what_the_model_says_alone(requests: Requests, tmp_path: Pat
     assert [result["custom_id"] for result in found] == [f"r-{number}" for number in range(10)]
     for number, result in enumerate(found):
         prompt: Any = f"one two {number}" if number % 2 else [{"role": "user", "content": f"tides {number}"}]
-        told = lm.generate(prompt, max_new_tokens=40, seed=seed_of(f"r-{number}"), raw=True)
-        assert text_of(result) == told.text
-        assert result["response"]["body"]["usage"]["completion_tokens"] == len(told.tokens)
+        alone = lm.generate(prompt, max_new_tokens=40, seed=seed_of(f"r-{number}"), raw=True)
+        assert text_of(result) == alone.text
+        assert result["response"]["body"]["usage"]["completion_tokens"] == len(alone.tokens)
     assert (tally.answered, tally.refused, tally.bad, tally.resumed) == (10, 0, 0, 0)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["out.jsonl", "requests.jsonl"]
 
@@ -169,8 +169,8 @@ def test_the_command_reports_its_counts(spectr: Spectr, requests: Requests, tmp_
     path = str(requests([1, 3, "{"]))
     ran = spectr("batch", path, "--out", out, *flags, "--json")
     assert ran.code == 0
-    told = json.loads(ran.out)
-    assert (told["lines"], told["answered"], told["bad"]) == (3, 2, 1)
+    tally = json.loads(ran.out)
+    assert (tally["lines"], tally["answered"], tally["bad"]) == (3, 2, 1)
     assert "2 answered" in ran.err
     assert spectr("batch", path, "--out", out, *flags).code == 2  # the results exist
     refused = spectr("batch", path, "--out", str(tmp_path / "other.jsonl"), *flags, "--workers", "2")

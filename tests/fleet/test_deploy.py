@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +11,8 @@ from typing import Any
 
 import httpx2
 import pytest
-from tests.fleet.processes import Heard, children, hear, hear_all, ready
-from tests.forked import Forked, run_spectr
+from tests.fleet.processes import Received, children, ready, receive, receive_all, texts
+from tests.forked import Forked, free_port, run_spectr
 
 from spectr.fleet.plan import read_plan
 from spectr.fleet.replicas import Call
@@ -21,12 +20,6 @@ from spectr.fleet.replicas import Call
 pytestmark = pytest.mark.scale
 STREAMS = range(16)
 SHORT = 60
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def write_plan(path: Path, folder: str, port: int, **more: Any) -> None:
@@ -51,28 +44,24 @@ def replicas(fleet: Forked) -> list[int]:
     return children(fleet.pid, "ServeReplica:spectr:Model")
 
 
-def texts(heard: list[Heard]) -> list[tuple[str, list[int], str | None]]:
-    return [(one.text, one.tokens, one.finish_reason) for one in heard]
-
-
-async def under_load(url: str, meanwhile: Any) -> list[tuple[int, Heard]]:
+async def under_load(url: str, meanwhile: Any) -> list[tuple[int, Received]]:
     """Keep two clients requesting texts while `meanwhile` runs, and return what they received."""
-    heard: list[tuple[int, Heard]] = []
+    received: list[tuple[int, Received]] = []
     work = asyncio.ensure_future(asyncio.to_thread(meanwhile))
 
     async def client(first: int) -> None:
         async with httpx2.AsyncClient(base_url=url, timeout=300) as connection:
             number = first
             while not work.done():
-                own = Heard()
-                await hear(connection, number % 16, own, max_tokens=SHORT)
-                heard.append((number % 16, own))
+                own = Received()
+                await receive(connection, number % 16, own, max_tokens=SHORT)
+                received.append((number % 16, own))
                 number += 2
                 await asyncio.sleep(0.3)  # leave processor time to the replicas that are starting
 
     await asyncio.gather(client(0), client(1))
     await work
-    return heard
+    return received
 
 
 @contextmanager
@@ -99,7 +88,7 @@ def gone(processes: list[int]) -> bool:
     return not left
 
 
-def test_a_fleet_that_is_killed_grows_and_changes(folder: str, tmp_path: Path, undisturbed: list[Heard]) -> None:
+def test_a_fleet_that_is_killed_grows_and_changes(folder: str, tmp_path: Path, undisturbed: list[Received]) -> None:
     """Texts are complete and right when one of two replicas is killed during 16 streams, when a third replica joins,
     and when all replicas are replaced under load."""
     pytest.importorskip("ray", reason="needs Ray: pip install 'spectr-lm[ray]'")
@@ -111,15 +100,15 @@ def test_a_fleet_that_is_killed_grows_and_changes(folder: str, tmp_path: Path, u
         first = replicas(fleet)
         assert len(first) == 2
 
-        def kill(heard: list[Heard]) -> bool:
-            if sum(len(one.tokens) for one in heard) < 16 * 60:
+        def kill(received: list[Received]) -> bool:
+            if sum(len(one.tokens) for one in received) < 16 * 60:
                 return False
             os.kill(first[0], signal.SIGKILL)
             return True
 
-        heard = asyncio.run(hear_all(url, STREAMS, kill))
-        assert all(one.is_sound for one in heard)
-        assert texts(heard) == texts(undisturbed)
+        received = asyncio.run(receive_all(url, STREAMS, kill))
+        assert all(one.is_sound for one in received)
+        assert texts(received) == texts(undisturbed)
         page = httpx2.get(f"{url}/metrics").text
         assert float(page.split("\nspectr:router_failovers_total ")[1].split("\n")[0]) >= 1
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import httpx2
 import pytest
-from tests.fleet.processes import Heard, Process, hear_all, ready, server, started
+from tests.fleet.processes import Process, Received, ready, receive_all, server, started, texts
 
 pytestmark = pytest.mark.scale
 STREAMS = range(16)
@@ -44,30 +44,28 @@ def fleet(folder: str) -> Iterator[Fleet]:
             yield Fleet(router.url, replicas)
 
 
-def texts(heard: list[Heard]) -> list[tuple[str, list[int], str | None]]:
-    return [(one.text, one.tokens, one.finish_reason) for one in heard]
-
-
-def test_whole_answers_and_reconnections(fleet: Fleet, undisturbed: list[Heard]) -> None:
+def test_whole_answers_and_reconnections(fleet: Fleet, undisturbed: list[Received]) -> None:
     """A client that reconnects with its last event id gets the rest of its text after the replica was killed; whole
     answers, errors, models and random seeds pass through the router."""
     body = {"prompt": "one two 3", "max_tokens": 200, "seed": 3, "temperature": 1.0}
-    heard = Heard()
+    received = Received()
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}, "spectr": {"tokens": True}}
     with httpx2.Client(base_url=fleet.url, timeout=300) as client:
         with client.stream("POST", "/v1/completions", json=asked) as stream:
             for line in stream.iter_lines():
-                heard.add(line)
-                if len(heard.ids) == 20:
+                received.add(line)
+                if len(received.ids) == 20:
                     break
-        before = len(heard.tokens)
+        before = len(received.tokens)
         fleet.kill()
-        with client.stream("POST", "/v1/completions", json=asked, headers={"Last-Event-ID": heard.ids[-2]}) as stream:
-            again = Heard()
+        with client.stream(
+            "POST", "/v1/completions", json=asked, headers={"Last-Event-ID": received.ids[-2]}
+        ) as stream:
+            again = Received()
             for line in stream.iter_lines():
                 again.add(line)
         # the client left before the data of the last event had arrived
-        assert heard.text + again.text == undisturbed[3].text
+        assert received.text + again.text == undisturbed[3].text
         assert again.tokens == undisturbed[3].tokens
         assert before < len(again.tokens)
         assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == undisturbed[3].text
@@ -81,14 +79,14 @@ def test_whole_answers_and_reconnections(fleet: Fleet, undisturbed: list[Heard])
 def test_a_coupling_rule_says_why_it_cannot_go_on(fleet: Fleet) -> None:
     """Under a coupling rule the streams of a killed replica end with an error that says why; the others are whole."""
 
-    def kill(heard: list[Heard]) -> bool:
-        if all(len(one.tokens) > 20 for one in heard):
+    def kill(received: list[Received]) -> bool:
+        if all(len(one.tokens) > 20 for one in received):
             fleet.kill()
             return True
         return False
 
-    heard = asyncio.run(hear_all(fleet.url, STREAMS, kill, spectr={"rule": "kseq", "drafter": "ngram"}))
-    lost = [one for one in heard if not one.is_sound]
+    received = asyncio.run(receive_all(fleet.url, STREAMS, kill, spectr={"rule": "kseq", "drafter": "ngram"}))
+    lost = [one for one in received if not one.is_sound]
     assert 1 <= len(lost) < 16  # the streams of other replicas end normally
     for one in lost:
         assert one.has_ended
@@ -97,23 +95,23 @@ def test_a_coupling_rule_says_why_it_cannot_go_on(fleet: Fleet) -> None:
         assert "rule 'kseq' cannot go on" in one.error["message"]
 
 
-def test_a_killed_replica_loses_no_token(fleet: Fleet, undisturbed: list[Heard]) -> None:
+def test_a_killed_replica_loses_no_token(fleet: Fleet, undisturbed: list[Received]) -> None:
     """16 streams on three replicas have the same texts as without failures when two replicas are killed one after the
     other, so that some streams move twice."""
     before, kills = fleet.failovers, 0
 
-    def kill(heard: list[Heard]) -> bool:
+    def kill(received: list[Received]) -> bool:
         """Kill a replica each time the streams have advanced by 50 tokens on average."""
         nonlocal kills
-        if sum(len(one.tokens) for one in heard) > (1 + kills) * 16 * 50:
+        if sum(len(one.tokens) for one in received) > (1 + kills) * 16 * 50:
             fleet.kill()
             kills += 1
         return kills == 2
 
-    heard = asyncio.run(hear_all(fleet.url, STREAMS, kill))
-    assert all(one.is_sound for one in heard)
-    assert texts(heard) == texts(undisturbed)
-    assert [one.seed for one in heard] == list(STREAMS)
+    received = asyncio.run(receive_all(fleet.url, STREAMS, kill))
+    assert all(one.is_sound for one in received)
+    assert texts(received) == texts(undisturbed)
+    assert [one.seed for one in received] == list(STREAMS)
     assert fleet.failovers >= before + 4
 
 

@@ -143,8 +143,8 @@ def test_a_prompt_that_is_repeated_has_no_tokens_of_the_text() -> None:
         del echo["spectr"]
         assert "spectr" not in record.add(echo, "0:a").data
         assert record.body()["spectr"]["resume"]["texts"] == [{"tokens": [], "begun": True, "finish_reason": None}]
-        told = record.add(chunk(0, "x", [4]), "1:b").data
-        assert told.get("spectr") == ({"tokens": [4]} if tells else None)
+        sent = record.add(chunk(0, "x", [4]), "1:b").data
+        assert sent.get("spectr") == ({"tokens": [4]} if tells else None)
         assert record.body()["spectr"]["resume"]["texts"][0]["tokens"] == [4]
 
 

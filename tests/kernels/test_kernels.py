@@ -80,9 +80,8 @@ def test_optimal_selection(bins: int) -> None:
     tokens = torch.multinomial(draft, k, replacement=True, generator=torch.Generator().manual_seed(4))
     tokens[-1, 2] = tokens[-1, 0]  # a copy
     count = torch.tensor([0, 1, 2, 3, k, k] * (rows // 6))
-    live = (
-        torch.rand(rows, k, generator=torch.Generator().manual_seed(5)).argsort(-1) < count[:, None]
-    )  # dead slots between
+    # Dead slots are between live ones.
+    live = torch.rand(rows, k, generator=torch.Generator().manual_seed(5)).argsort(-1) < count[:, None]
     meant = Optimal(bins=bins, sort_below=0).select(target, draft, Drafted(tokens, live))
     classes = Bins(bins, k)
     assert classes.width == pytest.approx((math.log(k) - _LOWEST) / (bins - 2))

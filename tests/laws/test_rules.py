@@ -47,7 +47,7 @@ def test_the_same_rule_under_two_names() -> None:
 
 
 @pytest.mark.parametrize(("name", "siblings"), PAIRS)
-def test_one_step(name: str, siblings: Siblings) -> None:
+def test_one_step_is_lossless(name: str, siblings: Siblings) -> None:
     trees = TREES if MADE[name].card.tree else CHAINS
     if siblings not in ("iid", "without_replacement"):
         trees = trees[:3]

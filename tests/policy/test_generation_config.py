@@ -175,8 +175,8 @@ def compare_texts(net: PreTrainedModel) -> None:
 def compare_scores(net: PreTrainedModel, seed: int, most: int = 12) -> int:
     """Compare scores, and return the number of steps that were compared."""
     torch.manual_seed(seed)
-    told = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, "max_new_tokens": most}
-    out: Any = net.generate(torch.tensor([PROMPT]), **told)  # type: ignore[operator]
+    options = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, "max_new_tokens": most}
+    out: Any = net.generate(torch.tensor([PROMPT]), **options)  # type: ignore[operator]
     opened = open_loaded(net)
     prompt = list(opened.start or PROMPT)
     skipped = len(prompt) - 1 if opened.start else 0  # a forced beginning is part of the prompt

@@ -120,8 +120,8 @@ def test_what_is_refused_before_it_is_tokenized(client: httpx2.Client, monkeypat
     monkeypatch.setattr(Service, "in_worker", never)
     last = 10_000_000
     for body, words in (
-        ({"prompt": "one", "stop_token_ids": [last]}, "of the vocabulary"),
-        ({"prompt": "one", "stop": ["x", last]}, "of the vocabulary"),
+        ({"prompt": "one", "stop_token_ids": [last]}, "must lie in 0 … 319"),
+        ({"prompt": "one", "stop": ["x", last]}, "must lie in 0 … 319"),
         ({"prompt": "a " * 100_000}, "characters"),
         ({"prompt": ["one"] * 65}, "may ask for 64 texts"),
         ({"prompt": ["one"] * 9, "n": 8}, "may ask for 64 texts"),

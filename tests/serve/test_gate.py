@@ -210,9 +210,9 @@ def test_key_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECTR_API_KEYS", "abcdefgh3, abcdefgh1")
     assert set(read_keys(path)) == {"abcdefgh1", "abcdefgh2", "abcdefgh3"}
     path.write_text("short\n")
-    with pytest.raises(ArgumentError, match="at least 8 characters") as told:
+    with pytest.raises(ArgumentError, match="at least 8 characters") as raised:
         read_keys(path)
-    assert "short" not in str(told.value).replace("fewer", "")
+    assert "short" not in str(raised.value).replace("fewer", "")
     with pytest.raises(ArgumentError, match="must be a file"):
         read_keys(tmp_path / "missing")
 

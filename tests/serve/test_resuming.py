@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from spectr.serve.resuming import Place, Progress, read_places
+from spectr.serve.resuming import Progress, TextPosition, read_positions
 
 CHAT = {"messages": [{"role": "user", "content": "tides rise"}]}
 TEXT = {"prompt": "naïve café ☕"}
@@ -26,25 +26,25 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @dataclass(frozen=True)
-class Told:
+class Received:
     """An event: its id and its data."""
 
     id: str
     data: dict[str, Any]
 
 
-def stream(client: httpx2.Client, path: str, body: dict[str, Any], **headers: str) -> list[Told]:
+def stream(client: httpx2.Client, path: str, body: dict[str, Any], **headers: str) -> list[Received]:
     """Return the events of a stream, which must end with [DONE]."""
     with client.stream("POST", path, json=body, headers=headers) as found:
         text = found.read().decode()
         assert found.status_code == 200, text
     *blocks, last, rest = text.split("\n\n")
     assert (last, rest) == ("data: [DONE]", "")
-    told = []
+    received = []
     for block in blocks:
         name, data = block.split("\n")
-        told.append(Told(name.removeprefix("id: "), json.loads(data.removeprefix("data: "))))
-    return told
+        received.append(Received(name.removeprefix("id: "), json.loads(data.removeprefix("data: "))))
+    return received
 
 
 def asked(body: dict[str, Any], **spectr: Any) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def asked(body: dict[str, Any], **spectr: Any) -> dict[str, Any]:
     return {**usual, **body, "spectr": {"tokens": True, **spectr}}
 
 
-def as_texts(events: list[Told]) -> dict[int, dict[str, Any]]:
+def as_texts(events: list[Received]) -> dict[int, dict[str, Any]]:
     """Return what a client has of each text after these events."""
     found: dict[int, dict[str, Any]] = {}
     for event in events:
@@ -70,7 +70,7 @@ def as_texts(events: list[Told]) -> dict[int, dict[str, Any]]:
     return found
 
 
-def resume_of(events: list[Told], texts: int) -> dict[str, Any]:
+def resume_of(events: list[Received], texts: int) -> dict[str, Any]:
     """Return the `resume` field that a router sends to the next server after these events."""
     head, have = events[0].data, as_texts(events)
     empty: dict[str, Any] = {"tokens": [], "end": None}
@@ -169,9 +169,9 @@ def test_ids_count_tokens() -> None:
     progress = Progress([None, None])
     assert progress.id == "-,-"
     assert progress.move(1, [5, 6]).split(",")[0] == "-"
-    assert progress.move(1, [7]) == f"-,{Place.after([5, 6, 7])}"
-    assert progress.move(0, ()) == f"0:e3b0c442,{Place.after([5, 6, 7])}"
+    assert progress.move(1, [7]) == f"-,{TextPosition.after([5, 6, 7])}"
+    assert progress.move(0, ()) == f"0:e3b0c442,{TextPosition.after([5, 6, 7])}"
     assert progress.move(0, [], ends=True).split(",")[0] == "0:e3b0c442."
-    seen = read_places(progress.id, 2)
+    seen = read_positions(progress.id, 2)
     assert [one.count for one in seen if one is not None] == [0, 3]
     assert Progress(seen).id == progress.id

@@ -17,7 +17,7 @@ from tests.serve.test_gate import KEYS, raw
 from uvicorn.server import ServerState
 
 from spectr.cli.serve import read_keys
-from spectr.engine.handle import Mailbox
+from spectr.engine.mailbox import Mailbox
 from spectr.errors import ArgumentError
 from spectr.serve import Limits
 from spectr.serve.events import Event, EventStream

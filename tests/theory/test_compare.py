@@ -128,7 +128,7 @@ def test_no_iid_rule_beats_the_optimum_and_more_drafts_never_hurt() -> None:
 
 def test_json_is_plain_and_complete() -> None:
     found = compare(zipf(30), (4, 1, 4))
-    data = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    data = json.loads(json.dumps(found.as_data(), allow_nan=False))
     assert list(data) == ["family", "vocabulary", "total_variation", "ks", "acceptance"]
     assert (data["family"], data["vocabulary"], data["ks"]) == ("zipf(T=1)", 30, [1, 4])
     assert list(data["acceptance"]) == list(COLUMNS)

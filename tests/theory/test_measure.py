@@ -139,10 +139,10 @@ def test_acceptance_against_k(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize("way", ["one_draft", "race"])
 def test_tokens_per_call_are_as_predicted(found: dict[str, Any], way: str) -> None:
     """Predictions hold on other texts, within five combined standard errors."""
-    told = found["domains"]["all"][way]["tokens_per_call"]
-    assert abs(told["deviation"]) < 5
-    assert told["predicted"]["value"] > 1.2
-    assert told["cut"]["value"] <= told["observed"]["value"] + 1e-9
+    estimates = found["domains"]["all"][way]["tokens_per_call"]
+    assert abs(estimates["deviation"]) < 5
+    assert estimates["predicted"]["value"] > 1.2
+    assert estimates["cut"]["value"] <= estimates["observed"]["value"] + 1e-9
 
 
 def test_the_race_by_ranks(found: dict[str, Any]) -> None:
@@ -166,8 +166,8 @@ def test_over_acceptance(found: dict[str, Any]) -> None:
         assert rows[0.2, after]["rejected"]["value"] < rows[0.0, after]["rejected"]["value"]
         assert rows[0.2, after]["bias"]["value"] > rows[0.0, after]["bias"]["value"]
     for row in rows.values():
-        doubt = math.hypot(row["rejected"]["error"], row["expected"]["error"])
-        assert abs(row["rejected"]["value"] - row["expected"]["value"]) < 5 * doubt
+        error = math.hypot(row["rejected"]["error"], row["expected"]["error"])
+        assert abs(row["rejected"]["value"] - row["expected"]["value"]) < 5 * error
         assert row["score"]["value"] < 0
 
 
@@ -259,7 +259,7 @@ def test_numbers_by_hand() -> None:
     laws = Nodes({**laws.columns, "curves": np.array(curves)}, laws.calls, laws.emitted)
     ranks = nodes_of([0, 0, 0, 1], **base, accept=[0.5, 0.5, 0.5, 0.5], rank=[0, 1, 2, 0])
     tree = Counts(np.array([6.0, 3.0]), np.array([2.0, 1.0]))
-    found = Findings(["a", "b"], np.array([0.0, 1.0]), (laws, laws), (ranks, ranks), {4: tree}).to_json(10)["all"]
+    found = Findings(["a", "b"], np.array([0.0, 1.0]), (laws, laws), (ranks, ranks), {4: tree}).as_data(10)["all"]
     one = found["one_draft"]
     first, second = (0.8 + 0.2 + 0.6) / 3, 0.5 / 2
     assert one["tokens_per_call"]["predicted"]["value"] == pytest.approx(1 + first + first * second)
@@ -301,7 +301,7 @@ def test_a_text_that_has_ended_is_not_looked_at() -> None:
 
 def test_columns_of_over_acceptance() -> None:
     eased = OverAccepting(0.1, "opt", nodes_of([0, 1], judged=[1, 1], kept=[1, 0], depth=[0, 0], rejected=[0.2, 0.4],
-                                       bias=[0.1, 0.1], score=[-1, -3])).to_json()  # fmt: skip
+                                       bias=[0.1, 0.1], score=[-1, -3])).as_data()  # fmt: skip
     assert eased["rejected"]["value"] == 0.5
     assert eased["expected"]["value"] == pytest.approx(0.3)
     assert eased["score"]["value"] == -2

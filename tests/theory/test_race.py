@@ -120,7 +120,7 @@ def test_a_verdict_tells_what_its_nodes_tell(law: list[float]) -> None:
     """Check the two steps of the proof on every tree of three nodes: entropy by the chain rule, and κ at each node."""
     worth = worth_of_a_nat(torch.tensor(law, dtype=torch.float64))
     for tree in trees(3, len(law)):
-        told = -sum(p * math.log(p) for p in ends(tree, law).values() if p > 1e-300)
+        nats = -sum(p * math.log(p) for p in ends(tree, law).values() if p > 1e-300)
         by_node = accepted = 0.0
         for word in ((), *tree):
             below = [p for r, p in enumerate(law) if (*word, r) in tree]
@@ -130,8 +130,8 @@ def test_a_verdict_tells_what_its_nodes_tell(law: list[float]) -> None:
             by_node += reach * here
             accepted += reach * sum(below)
             assert sum(below) <= worth * here + 1e-12
-        assert told == pytest.approx(by_node, abs=1e-10)
-        assert told <= math.log(4) + 1e-12
+        assert nats == pytest.approx(by_node, abs=1e-10)
+        assert nats <= math.log(4) + 1e-12
         assert accepted == pytest.approx(tokens_of(tree, law) - 1, abs=1e-12)
 
 
@@ -144,8 +144,8 @@ def test_no_set_of_ranks_is_worth_more_than_the_likeliest(weights: list[float], 
     for count in range(1, len(law) + 1):
         for some in itertools.combinations(law, count):
             parts = [*some, max(0.0, 1 - sum(some))]
-            told = -sum(p * math.log(p) for p in parts if p > 0)
-            assert sum(some) <= worth * told + 1e-9 or worth == math.inf
+            nats = -sum(p * math.log(p) for p in parts if p > 0)
+            assert sum(some) <= worth * nats + 1e-9 or worth == math.inf
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3])
@@ -171,7 +171,7 @@ def test_a_stopped_word_holds_its_entropy() -> None:
     assert held == pytest.approx(tokens_of(tree, law) * entropy(torch.tensor(law, dtype=torch.float64)), abs=1e-10)
 
 
-def test_corners() -> None:
+def test_bounds_hold_in_corner_cases() -> None:
     assert worth_of_a_nat(torch.tensor([1.0])) == math.inf
     assert rank_bound(torch.tensor([1.0]), 7) == entropy_bound(torch.tensor([1.0]), 7, 10) == 8
     assert best_static_tokens(torch.tensor([1.0]), 7) == 8

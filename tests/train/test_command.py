@@ -64,9 +64,8 @@ def test_the_folder_is_a_drafter(folder: Path, made: Path) -> None:
     assert stored["shape"]["taps"] == layers  # the stored key is that of all versions
     assert "feature_layers" not in stored["shape"]
     modes = {path.name: path.stat().st_mode & 0o777 for path in made.iterdir()}
-    assert (
-        len({modes[name] for name in ("drafter.json", "drafter.safetensors", "samples.safetensors")}) == 1
-    )  # as umask says
+    umasked = {modes[name] for name in ("drafter.json", "drafter.safetensors", "samples.safetensors")}
+    assert len(umasked) == 1
     chains = spectr.load(str(folder), made, "optimal", drafts=2, length=3)
     assert len(chains.generate(ASK, 10, min_new_tokens=10).tokens) == 10
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from tests.tiny import llama
+from transformers import PreTrainedModel
 
 from spectr.draft import Plan, drafter
 from spectr.errors import ArgumentError
@@ -23,17 +24,7 @@ SIZE = 40
 
 @pytest.fixture(scope="module")
 def net() -> PreTrainedModel:
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=SIZE, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256,
-    )  # fmt: skip
-    made = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for weights in made.parameters():
-            if weights.dim() > 1:
-                weights.normal_(0, 0.2)
-    return made
+    return llama(3, SIZE, 3, dtype=torch.float32)
 
 
 def texts(count: int = 6) -> list[Text]:

@@ -21,7 +21,7 @@ def grown(growth: Growth, law: Tensor = LAW) -> tuple[Tensor, Tensor, Tensor]:
     return draft.tokens[:, kids], draft.alive[:, kids], draft.fixed[:, kids]
 
 
-def test_iid() -> None:
+def test_iid_siblings_may_be_copies() -> None:
     tokens, alive, fixed = grown(Growth(Shape.branching((4,))))
     assert bool(alive.all())
     assert not bool(fixed.any())

@@ -22,22 +22,12 @@ def llama(seed: int) -> PreTrainedModel:
     return tiny.llama(seed, SIZE, 3, dtype=torch.float32, max_position_embeddings=512, **special)
 
 
-def nearby(net: PreTrainedModel, copy: PreTrainedModel, noise: float = 0.02) -> PreTrainedModel:
-    """Return the same weights with a little noise, as a useful drafter."""
-    copy.load_state_dict(net.state_dict())
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for weights in copy.parameters():
-            weights += noise * torch.randn(weights.shape, generator=generator)
-    return copy
-
-
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return the folders of a target and of a drafter close to it."""
     target, drafter = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("near")
     net, words = llama(3), tiny.byte_tokenizer(SIZE, TEXTS)
-    for model, folder in ((net, target), (nearby(net, llama(3)), drafter)):
+    for model, folder in ((net, target), (tiny.noisy_copy(net), drafter)):
         model.save_pretrained(folder)
         words.save_pretrained(folder)
     return target, drafter

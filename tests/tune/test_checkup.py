@@ -21,7 +21,7 @@ from spectr.tune.checkup import check_up, signs_of
         ),
     ],
 )
-def test_signs(stats: Stats, seconds: list[float], bad: set[str]) -> None:
+def test_a_sign_is_bad_beyond_its_limit(stats: Stats, seconds: list[float], bad: set[str]) -> None:
     signs = signs_of([stats], seconds)
     assert {sign.name for sign in signs if sign.bad} == bad
     for sign in signs:

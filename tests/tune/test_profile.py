@@ -8,7 +8,7 @@ import pytest
 
 import spectr
 from spectr.draft.adaptive import SwitchingDrafter
-from spectr.draft.profile import Choice, DecodingPlan, Profile, read_profile
+from spectr.draft.profile import DecodingPlan, MeasuredBatch, Profile, read_profile
 from spectr.errors import ArgumentError, MismatchError
 from spectr.lm import LM
 from spectr.models.trained import fingerprint
@@ -22,7 +22,7 @@ def profile(lm: LM, *plans: DecodingPlan, choices: dict[int, int] | None = None,
     """Return a profile with plain decoding and `plans`; by default the last is chosen for one row."""
     every = (DecodingPlan(), *plans)
     rates = tuple(10.0 + place for place in range(len(every)))
-    chosen = tuple(Choice(rows, plan, rates) for rows, plan in (choices or {1: len(plans)}).items())
+    chosen = tuple(MeasuredBatch(rows, plan, rates) for rows, plan in (choices or {1: len(plans)}).items())
     mark = fingerprint(lm.opened.target.model)
     usual = {"fingerprint": mark, "device": "cpu", "versions": {"torch": "2"}, "plans": every, "choices": chosen}
     return Profile(**{**usual, **changes})

@@ -83,9 +83,8 @@ class Replay:
     ) -> Tensor:
         """Return the logits after new scratch nodes; a node's parent is the last of its ancestors."""
         before, count = session.scratch.shape[1], tokens.shape[1]
-        states = torch.cat(
-            [session.state[:, None], session.scratch, torch.zeros_like(tokens)], 1
-        )  # the text itself first
+        # The text itself comes first.
+        states = torch.cat([session.state[:, None], session.scratch, torch.zeros_like(tokens)], 1)
         places = torch.arange(1, before + count + 1)
         for node in range(count):
             above = torch.where(ancestors[:, node, : before + node], places[: before + node], 0)

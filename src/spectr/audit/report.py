@@ -105,7 +105,7 @@ class Finding:
             return "lossy, no bias seen" if self.holds else "LOSSY"
         return "holds"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_data(self) -> dict[str, Any]:
         """Return the finding as JSON data."""
         return {
             "section": self.section, "case": self.case, "claim": self.claim, "holds": self.holds,
@@ -174,7 +174,7 @@ class Report:
             "values p ≈ are χ² tails and decide nothing; for texts they are of first token, text, ranks and neighbours."
         )
 
-    def as_json(self, command: str = "") -> dict[str, Any]:
+    def as_data(self, command: str = "") -> dict[str, Any]:
         """Return the report as JSON data."""
         level = self.level
         return {
@@ -189,8 +189,11 @@ class Report:
                 "cells": CELLS, "bias_to_see": level.bias, "power": level.power,
                 "samples_needed_for_that_bias": level.needed, "first_seed": level.seed,
             },
-            "findings": [finding.as_json() for finding in self.findings],
+            "findings": [finding.as_data() for finding in self.findings],
         }  # fmt: skip
+
+    as_json = as_data
+    """The former name of `as_data`."""
 
 
 def examine(

@@ -21,7 +21,7 @@ from spectr.audit.reference_coins import mixed, scrambled
 from spectr.audit.reference_policy import Numbers, ReferencePolicy, softmax
 from spectr.audit.reference_rules import Decision, Decisions, ReferenceRule, ReferenceVerdict, Tree, reference_rule
 from spectr.engine.readout import Fault
-from spectr.engine.record import Evidence, StepRecord, WatchedRow
+from spectr.engine.record import Evidence, RecordedRow, StepRecord
 from spectr.policy import Policy
 
 __all__ = ["ROUNDINGS", "Checked", "Failure", "as_numbers", "check_row", "uncovered"]
@@ -75,7 +75,7 @@ def as_numbers(values: Tensor) -> Numbers:
     return numbers
 
 
-def uncovered(record: StepRecord, evidence: Evidence, row: WatchedRow) -> str | None:
+def uncovered(record: StepRecord, evidence: Evidence, row: RecordedRow) -> str | None:
     """Return why a row cannot be checked, or None."""
     request = row.request
     if reference_rule(record.rule) is None:
@@ -92,7 +92,7 @@ def uncovered(record: StepRecord, evidence: Evidence, row: WatchedRow) -> str | 
 class _RowLaws:
     """The laws at the nodes of one row, computed on demand."""
 
-    def __init__(self, row: WatchedRow, evidence: Evidence, tree: Tree, stops: frozenset[int]) -> None:
+    def __init__(self, row: RecordedRow, evidence: Evidence, tree: Tree, stops: frozenset[int]) -> None:
         request = row.request
         self.policy = ReferencePolicy(request.policy, stops | request.stop_ids, request.max_new_tokens)
         self.prompt, self.generated = row.text[: len(request.prompt)], row.text[len(request.prompt) :]
@@ -225,7 +225,7 @@ class _ShakenLaws:
         return law * (1 - self._size(node) * self._direction(node, law))
 
 
-def _explained(rule: ReferenceRule, laws: _RowLaws, row: WatchedRow) -> bool:
+def _explained(rule: ReferenceRule, laws: _RowLaws, row: RecordedRow) -> bool:
     """Return whether some trial emits the same tokens.
 
     Every other group of trials keeps the changes of the best trial so far at the nodes that lead to it."""
@@ -250,7 +250,7 @@ class Checked:
     failure: Failure | None = None
 
 
-def check_row(record: StepRecord, evidence: Evidence, row: WatchedRow) -> Checked:
+def check_row(record: StepRecord, evidence: Evidence, row: RecordedRow) -> Checked:
     """Recompute the decision of a row that is not `uncovered`, and compare."""
     rule, tree = reference_rule(record.rule), _tree(evidence, row.row)
     assert rule is not None
@@ -273,12 +273,12 @@ def _tree(evidence: Evidence, row: int) -> Tree:
     return Tree(tokens, parents, alive, fixed, draft.siblings, draft.width)
 
 
-def _is_same(judged: ReferenceVerdict, row: WatchedRow) -> bool:
+def _is_same(judged: ReferenceVerdict, row: RecordedRow) -> bool:
     found = row.verdict
     return (judged.tokens, judged.accepted, judged.corrected) == (found.tokens, found.accepted, found.corrected)
 
 
-def _failure(record: StepRecord, row: WatchedRow, what: str, expected: tuple[int, ...], at: int = 0) -> Failure:
+def _failure(record: StepRecord, row: RecordedRow, what: str, expected: tuple[int, ...], at: int = 0) -> Failure:
     request = row.request
     return Failure(
         what, record.rule.card.name, request.policy, request.seed, len(row.text) + at, row.verdict.tokens, expected,
@@ -287,7 +287,7 @@ def _failure(record: StepRecord, row: WatchedRow, what: str, expected: tuple[int
 
 
 def _parting(
-    record: StepRecord, row: WatchedRow, judged: ReferenceVerdict, laws: _RowLaws, decisions: Decisions
+    record: StepRecord, row: RecordedRow, judged: ReferenceVerdict, laws: _RowLaws, decisions: Decisions
 ) -> Failure:
     """Describe where the emitted and the expected tokens differ, and the decisions made there."""
     emitted, expected = row.verdict.tokens, judged.tokens
@@ -310,7 +310,7 @@ def _in_words(decision: Decision) -> str:
     return f"coin {decision.coin:.9f} of {decision.what} in [{decision.low:.9f}, {decision.high:.9f})"
 
 
-def _wrong_end(record: StepRecord, row: WatchedRow, laws: _RowLaws) -> Failure | None:
+def _wrong_end(record: StepRecord, row: RecordedRow, laws: _RowLaws) -> Failure | None:
     """Return a failure if the emitted tokens end elsewhere than at a stop token, the limit, or where no token is
     left."""
     verdict, request = row.verdict, row.request

@@ -22,7 +22,7 @@ from typing import Any
 from spectr.audit.reference_coins import mixed
 from spectr.audit.row_check import Failure, check_row, uncovered
 from spectr.checks import whole
-from spectr.engine.record import Evidence, StepRecord, WatchedRow
+from spectr.engine.record import Evidence, RecordedRow, StepRecord
 from spectr.errors import ArgumentError
 
 __all__ = ["Witness"]
@@ -81,7 +81,7 @@ def _close() -> None:
         thread.join(_PATIENCE)
 
 
-def _serve(reference: "weakref.ref[Witness]", work: _Work) -> None:
+def _check_until_closed(reference: "weakref.ref[Witness]", work: _Work) -> None:
     """Check records until the witness is garbage-collected or closed."""
     try:
         while (record := work.take()) is not None:
@@ -166,10 +166,13 @@ class Witness:
         names = ("steps", "checked", "rows", "near_ties", "violations", "skipped", "seconds")
         return {name: getattr(self, name) for name in names} | {"not_covered": self._not_covered.total()}
 
-    def as_json(self) -> dict[str, Any]:
+    def as_data(self) -> dict[str, Any]:
         """Return all counts, rows not covered by reason, and the failures as sentences."""
         failures = [str(failure) for failure in self.failures]
         return {"share": self.share, **self.counts, "not_covered": self.not_covered, "failures": failures}
+
+    as_json = as_data
+    """The former name of `as_data`."""
 
     def wants_step(self) -> bool:
         """Return whether to check the next step; a chosen step is skipped if the queue is full."""
@@ -192,7 +195,9 @@ class Witness:
     def _start(self) -> None:
         """Start the thread if it is not running."""
         if self._thread is None:
-            self._thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._work), daemon=True)
+            self._thread = threading.Thread(
+                target=_check_until_closed, args=(weakref.ref(self), self._work), daemon=True
+            )
             _running[self._thread] = self._work
             self._thread.start()
 
@@ -228,7 +233,7 @@ class Witness:
             _LOGGER.warning("spectr: a step could not be checked", exc_info=error)
         self._not_covered[reason] += 1
 
-    def _check_row(self, record: StepRecord, evidence: Evidence, row: WatchedRow) -> None:
+    def _check_row(self, record: StepRecord, evidence: Evidence, row: RecordedRow) -> None:
         reason = uncovered(record, evidence, row)
         if reason is not None:
             self._not_covered[reason] += 1

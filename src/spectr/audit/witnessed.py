@@ -72,7 +72,7 @@ class Watched:
                 f"{found.near_ties or 'no'} near-ties"
             )
             holds = found.holds and not found.not_covered
-            return [Finding(self.section, self.name, holds, measured, found.as_json(), self.claim)]
+            return [Finding(self.section, self.name, holds, measured, found.as_data(), self.claim)]
 
         return Case(self.section, self.name, run)
 
@@ -156,12 +156,12 @@ def witnessed_faults(section: str) -> Iterator[Case]:
     policies: tuple[tuple[str, type[PolicyRows], int], ...] = (
         ("temperature off by 1 %", _OnePercent, 40),
         ("top_p keeps one token too few", OneTooFew, 3),
-        ("a penalty of the row beside", _OfTheNeighbour, 3),
+        ("a penalty of the neighbouring row", _OfTheNeighbour, 3),
         ("penalties see the committed text only", CommittedOnly, 3),
         ("presence penalty counts the prompt", PresenceOnPrompt, 6),
     )
     changes: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("seed of the row beside", {"coins": _neighbours_seed}),
+        ("seed of the neighbouring row", {"coins": _neighbours_seed}),
         ("seed taken from the place", {"coins": _seed_of_the_place}),
         ("coins of the position before", {"coins": _of_the_position_before}),
         ("a token swapped", {"verdict": _swapped}),

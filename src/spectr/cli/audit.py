@@ -228,7 +228,7 @@ def _examined(cases: Sequence[Case], level: Level) -> Report:
 
 def _print_report(report: Report, command: str, *, as_json: bool, out: Path | None) -> None:
     """Print the tables or JSON on stdout, and write JSON to a file if one is given."""
-    data = report.as_json(command)
+    data = report.as_data(command)
     if as_json:
         print_json(data)
     else:

@@ -64,7 +64,7 @@ _FAMILIES = ["bernoulli", "uniform", "zipf", "all"]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SelectedLaws:
     """The distributions that the flags select; None stands for a flag that was not given."""
 
     family: str | None
@@ -179,14 +179,14 @@ def compare_rules(
     token is one of the K drafted ones; it is computed, not sampled, and shown next to the optimum."""
     ks = numbers("--k", k, int, 1)
     shape = {"size": size, "exponent": exponent, "noise": noise, "seed": seed}
-    choice = Choice(family, target, draft, temperatures, {n: v for n, v in shape.items() if v is not None})
+    selected = SelectedLaws(family, target, draft, temperatures, {n: v for n, v in shape.items() if v is not None})
     from spectr.theory.figure import check_figure, save_figure
 
     if plot is not None:
         check_figure(plot)
-    found = _compared(choice.families(), ks)
+    found = _compared(selected.families(), ks)
     if _wants_json(context, as_json):
-        print_json({"comparisons": [one.to_json() for one in found]})
+        print_json({"comparisons": [one.as_data() for one in found]})
     else:
         _print_tables(found)
     if plot is not None:

@@ -90,7 +90,7 @@ def predict_length(
             raise ArgumentError("--operation-cost goes with --alpha: the count of operations is for one acceptance")
         more = {"operations": operations(alpha, operation_cost, found.gamma)}
     if as_json:
-        print_json({**found.to_json(), **more})
+        print_json({**found.as_data(), **more})
         return
     what = f"acceptance {alpha:g}" if alpha is not None else f"acceptance {by_depth} by depth"
     extra = f"; {more['operations']:.2f} times the operations" if more else ""

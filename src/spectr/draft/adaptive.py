@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spectr.draft.mixed import Mixed
 from spectr.draft.plan import Plan
-from spectr.draft.selector import PlanSelector
+from spectr.draft.selector import DrafterSelector
 from spectr.draft.traits import DrafterTraits, caches_text, drop_text, follows_plan
 from spectr.types import Draft, Drafter, Drafting, Layers, Opening, Scene, Siblings, TreeModel
 
@@ -63,6 +63,11 @@ class SwitchingDrafter:
         return max(drafter.nodes for drafter in self.drafters)
 
     @property
+    def scratch_slots(self) -> int:
+        """The slots that the drafter needs which needs most."""
+        return max(DrafterTraits(drafter).scratch_slots for drafter in self.drafters)
+
+    @property
     def feature_layers(self) -> Layers | None:
         """The layers whose features any of the drafters reads."""
         return Mixed(list(self.drafters)).feature_layers
@@ -88,16 +93,16 @@ def adaptive(drafters: Sequence[Drafter], start: Callable[[int], int]) -> Switch
     """Return a drafter that selects the fastest of `drafters` while running; for batches of n rows it begins with
     drafter `start(n)`. It learns for each power of two of the batch size, and keeps what it has learnt for later
     requests."""
-    selectors = dict[int, PlanSelector]()
+    selectors = dict[int, DrafterSelector]()
 
-    def selector(rows: int) -> PlanSelector:
+    def selector(rows: int) -> DrafterSelector:
         size = (rows - 1).bit_length()
         if size not in selectors:
-            selectors[size] = PlanSelector(len(drafters), start(rows))
+            selectors[size] = DrafterSelector(len(drafters), start(rows))
         return selectors[size]
 
-    def observe(rows: int, plan: int, tokens: float, seconds: float) -> None:
-        selector(rows).observe(plan, tokens, seconds)
+    def observe(rows: int, drafter: int, tokens: float, seconds: float) -> None:
+        selector(rows).observe(drafter, tokens, seconds)
 
     return SwitchingDrafter(tuple(drafters), lambda rows: selector(rows).choose(), observe)
 
@@ -138,10 +143,10 @@ class _SwitchingDrafting:
         self.is_behind = drafting is not self.draftings[before] and caches_text(drafting)
         return self._current
 
-    def observe(self, rows: int, choice: int, tokens: float, seconds: float) -> None:
+    def observe(self, rows: int, drafter_index: int, tokens: float, seconds: float) -> None:
         """Pass the measurement of a step to the selection."""
         if self.drafter.observe is not None:
-            self.drafter.observe(rows, choice, tokens, seconds)
+            self.drafter.observe(rows, drafter_index, tokens, seconds)
 
     def propose(self, scene: Scene) -> Draft:
         """Draft with the current drafter."""

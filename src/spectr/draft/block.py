@@ -17,10 +17,10 @@ from spectr.rows import cached_arange, pick_rows
 from spectr.trees import Frontier
 from spectr.types import Drafting, Layers, Opening, TreeModel
 
-__all__ = ["BlockDrafter", "BlockLaws"]
+__all__ = ["BlockCorrection", "BlockDrafter"]
 
 
-class BlockLaws(Protocol):
+class BlockCorrection(Protocol):
     """Turns the logits and states of a block into the distributions of nodes."""
 
     def corrected(self, logits: Tensor, states: Tensor, tokens: Tensor, carried: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,7 +53,7 @@ class BlockDrafter(Planned):
     block."""
 
     head: TreeModel
-    laws: BlockLaws
+    correction: BlockCorrection
     block: Block
     target: TreeModel
     plan: Plan
@@ -81,7 +81,7 @@ class _BlockDrafting(FeatureDrafting):
 
     def __init__(self, drafter: BlockDrafter, session: Any, opening: Opening) -> None:
         super().__init__(drafter, session, opening)
-        self.laws, self.block = drafter.laws, drafter.block
+        self.correction, self.block = drafter.correction, drafter.block
         self._block_logits: Tensor | None = None  # (B, D, U)
         self._states: Tensor | None = None  # (B, Q, H)
         self._carried: Tensor | None = None  # (B, S, R): path states of the nodes scored, the root first
@@ -105,7 +105,7 @@ class _BlockDrafting(FeatureDrafting):
         ancestors = seen[:, None].expand(-1, width + size, -1)
         self._block_logits = self._score(tokens, ancestors, depth, only=only)
         self._states = self._window.features
-        self._carried = self.laws.carried_from(self._window.features, root[:, 0])
+        self._carried = self.correction.carried_from(self._window.features, root[:, 0])
         return self._node_logits(0, root, self._carried)
 
     def _logits_below(self, pending: PendingTokens, frontier: Frontier) -> Tensor:
@@ -118,7 +118,7 @@ class _BlockDrafting(FeatureDrafting):
         assert self._states is not None
         at = self.block.first + depth
         logits, states = self._block_logits[:, depth : depth + 1], self._states[:, at : at + 1]
-        logits, carried = self.laws.corrected(logits, states, tokens, carried)
+        logits, carried = self.correction.corrected(logits, states, tokens, carried)
         if depth > 0:
             assert self._carried is not None
             carried = torch.cat([self._carried, carried], 1)

@@ -32,9 +32,9 @@ class DelegatingDrafting:
         """Call `inner.keep`."""
         self.inner.keep(path)
 
-    def observe(self, rows: int, choice: int, tokens: float, seconds: float) -> None:
+    def observe(self, rows: int, drafter_index: int, tokens: float, seconds: float) -> None:
         """Call `inner.observe`."""
-        self.inner.observe(rows, choice, tokens, seconds)
+        self.inner.observe(rows, drafter_index, tokens, seconds)
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> None:
         """Call `inner.begin`."""

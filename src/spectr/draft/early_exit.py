@@ -28,8 +28,8 @@ class EarlyExit(Planned):
     capturable: ClassVar[bool] = True
 
     @property
-    def nodes(self) -> int:
-        """The slots needed in the target's cache, for the tree and for the nodes scored while it is drawn."""
+    def scratch_slots(self) -> int:
+        """Slots for the tree, or for the nodes that are scored while it is drawn if these are more."""
         return max(self.plan.capacity, self.plan.scored)
 
     def open(self, opening: Opening) -> Drafting:

@@ -34,7 +34,8 @@ class Mixed:
             raise ArgumentError("mixed needs at least one drafter, got none; list the drafters to mix")
         self.parts = parts
         self.siblings: Siblings = "fixed" if all(part.siblings == "fixed" for part in parts) else "race"
-        self.nodes = max(1 + sum(part.nodes - 1 for part in parts), *(part.nodes for part in parts))
+        self.nodes = 1 + sum(part.nodes - 1 for part in parts)
+        self.scratch_slots = max(self.nodes, *(DrafterTraits(part).scratch_slots for part in parts))
         self.feature_layers = _feature_layers(parts)
 
     def open(self, opening: Opening) -> Drafting:

@@ -12,7 +12,7 @@ from typing import Any
 
 from spectr.errors import ArgumentError, MismatchError
 
-__all__ = ["PLAIN", "Choice", "DecodingPlan", "Profile", "read_profile"]
+__all__ = ["PLAIN", "DecodingPlan", "MeasuredBatch", "Profile", "read_profile"]
 
 PLAIN = 0
 """The index of plain decoding in every list of plans."""
@@ -50,7 +50,7 @@ class DecodingPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class MeasuredBatch:
     """The fastest plan for batches of `rows` rows, and the tokens per second of every plan that was measured."""
 
     rows: int
@@ -66,7 +66,7 @@ class Profile:
     device: str
     versions: Mapping[str, str | None]
     plans: tuple[DecodingPlan, ...]
-    choices: tuple[Choice, ...]
+    choices: tuple[MeasuredBatch, ...]
 
     def __post_init__(self) -> None:
         if not self.plans or self.plans[PLAIN] != DecodingPlan():
@@ -86,7 +86,7 @@ class Profile:
         """The rule of the chosen plans."""
         return self.plans[self.choices[0].plan].rule
 
-    def at(self, rows: int) -> Choice:
+    def at(self, rows: int) -> MeasuredBatch:
         """Return the choice for the nearest number of rows that was measured."""
         return min(self.choices, key=lambda choice: abs(choice.rows - rows))
 
@@ -132,7 +132,7 @@ def read_profile(path: Path) -> Profile:
         if data.get("format") != FORMAT:
             raise ValueError(f"its format must be {FORMAT}, got {data.get('format')}")
         plans = [_from(DecodingPlan, plan) for plan in data["plans"]]
-        choices = [_from(Choice, choice) for choice in data["choices"]]
+        choices = [_from(MeasuredBatch, choice) for choice in data["choices"]]
         profile: Profile = _from(Profile, {**data, "plans": plans, "choices": choices})
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ArgumentError(f"{path} is not a profile that spectr tune wrote: {error}; tune again") from None

@@ -1,6 +1,6 @@
-"""Selects the plan of the next step by the tokens and seconds of earlier steps.
+"""Selects the drafter of the next step by the tokens and seconds of earlier steps.
 
-The fastest plan so far drafts most steps. The others are tried in bursts of a few steps, the least recently tried
+The fastest drafter so far drafts most steps. The others are tried in bursts of a few steps, the least recently tried
 first, as long as the time lost by trying them stays within a budget. The module uses no clock and no randomness: the
 observations determine the choice.
 """
@@ -10,57 +10,57 @@ from statistics import fmean, median
 
 from spectr.draft.profile import PLAIN
 
-__all__ = ["PlanSelector"]
+__all__ = ["DrafterSelector"]
 
-SHARE = 0.02  # share of the time that may be lost by trying plans which turn out slower
-GRACE = 3  # steps of the fastest plan that may be lost in addition, so that every plan can be tried early
-_BURST = 6  # steps that a plan is tried for
-_RECENT = 64  # steps that the rate of a plan is estimated from
+SHARE = 0.02  # share of the time that may be lost by trying drafters which turn out slower
+GRACE = 3  # steps of the fastest drafter that may be lost in addition, so that every drafter can be tried early
+_BURST = 6  # steps that a drafter is tried for
+_RECENT = 64  # steps that the rate of a drafter is estimated from
 _STALE = 32  # of these, the steps that still count when it is tried again
-_RETRY = 500  # steps after which a plan is tried again, however slow it was
+_RETRY = 500  # steps after which a drafter is tried again, however slow it was
 _DECAY = 0.999  # of the time spent and lost, per step
 
 
-class PlanSelector:
-    """Chooses one of `count` plans for each step; the one at index `PLAIN` is plain decoding."""
+class DrafterSelector:
+    """Chooses one of `count` drafters for each step; the one at index `PLAIN` is plain decoding."""
 
     def __init__(self, count: int, start: int = PLAIN) -> None:
         self._steps: list[deque[tuple[float, float]]] = [deque(maxlen=_RECENT) for _ in range(count)]
-        self._tried = [-1] * count  # the step that each plan was last used in
-        self._plan, self._left = start, _BURST  # the plan in use, and for how many more steps
+        self._tried = [-1] * count  # the step that each drafter was last used in
+        self._drafter, self._left = start, _BURST  # the drafter in use, and for how many more steps
         self._last: int | None = None
         self._time = 0
         self._spent = self._lost = 0.0  # seconds
 
     def choose(self) -> int:
-        """Return the plan of the next step."""
+        """Return the drafter of the next step."""
         best = self.best
-        if self._plan != best and self._is_over_budget():
-            self._plan, self._left = best, 1
+        if self._drafter != best and self._is_over_budget():
+            self._drafter, self._left = best, 1
         elif self._left == 0:
-            self._plan, self._left = (best, 1) if self._is_over_budget() else (self._next_trial(best), _BURST)
-        return self._plan
+            self._drafter, self._left = (best, 1) if self._is_over_budget() else (self._next_trial(best), _BURST)
+        return self._drafter
 
-    def observe(self, plan: int, tokens: float, seconds: float) -> None:
-        """Record a step by `plan`, which added `tokens` tokens per row on average and took `seconds` seconds."""
-        if plan in (PLAIN, self._last):  # the first step after a pause also reads the text since then
-            self._steps[plan].append((tokens, seconds))
-        self._last, self._left, self._tried[plan] = plan, self._left - 1, self._time
+    def observe(self, drafter: int, tokens: float, seconds: float) -> None:
+        """Record a step by `drafter`, which added `tokens` tokens per row on average and took `seconds` seconds."""
+        if drafter in (PLAIN, self._last):  # the first step after a pause also reads the text since then
+            self._steps[drafter].append((tokens, seconds))
+        self._last, self._left, self._tried[drafter] = drafter, self._left - 1, self._time
         self._time += 1
         self._spent, self._lost = _DECAY * self._spent + seconds, _DECAY * self._lost
         if (fastest := self.rate(self.best)) > 0:
-            self._lost += max(0.0, seconds - tokens / fastest) if plan != self.best else 0.0
+            self._lost += max(0.0, seconds - tokens / fastest) if drafter != self.best else 0.0
 
-    def rate(self, plan: int) -> float:
-        """Return the tokens per second of a plan's recent steps, 0 if there are none. Seconds are a median, so that a
-        machine which is busy for a moment does not count against the plan."""
-        steps = self._steps[plan]
+    def rate(self, drafter: int) -> float:
+        """Return the tokens per second of a drafter's recent steps, 0 if there are none. Seconds are a median, so that
+        a machine which is busy for a moment does not count against the drafter."""
+        steps = self._steps[drafter]
         return fmean(tokens for tokens, _ in steps) / median(seconds for _, seconds in steps) if steps else 0.0
 
     @property
     def best(self) -> int:
-        """The fastest plan so far, the first among equals."""
-        return max(range(len(self._steps)), key=lambda plan: (self.rate(plan), -plan))
+        """The fastest drafter so far, the first among equals."""
+        return max(range(len(self._steps)), key=lambda drafter: (self.rate(drafter), -drafter))
 
     def _is_over_budget(self) -> bool:
         steps = self._steps[self.best]
@@ -68,15 +68,15 @@ class PlanSelector:
         return self._lost > SHARE * self._spent + GRACE * usual
 
     def _next_trial(self, best: int) -> int:
-        """Return the plan to try next, other than the best: one that was never tried, or the fastest, where every step
-        since its last trial counts in a plan's favour. Only its most recent steps count from then on."""
+        """Return the drafter to try next, other than the best: one that was never tried, or the fastest, where every
+        step since its last trial counts in a drafter's favour. Only its most recent steps count from then on."""
         fastest = self.rate(best)
 
-        def promise(plan: int) -> float:
-            age = (self._time - self._tried[plan]) / _RETRY
-            return self.rate(plan) + fastest * age if self._tried[plan] >= 0 else float("inf")
+        def promise(drafter: int) -> float:
+            age = (self._time - self._tried[drafter]) / _RETRY
+            return self.rate(drafter) + fastest * age if self._tried[drafter] >= 0 else float("inf")
 
-        plan = max((plan for plan in range(len(self._steps)) if plan != best), key=promise, default=best)
-        while len(self._steps[plan]) > _STALE:
-            self._steps[plan].popleft()
-        return plan
+        drafter = max((drafter for drafter in range(len(self._steps)) if drafter != best), key=promise, default=best)
+        while len(self._steps[drafter]) > _STALE:
+            self._steps[drafter].popleft()
+        return drafter

@@ -18,7 +18,7 @@ class SingleChoice:
         """Return 0, the only choice."""
         return 0
 
-    def observe(self, rows: int, choice: int, tokens: float, seconds: float) -> None:
+    def observe(self, rows: int, drafter_index: int, tokens: float, seconds: float) -> None:
         """Do nothing."""
 
 

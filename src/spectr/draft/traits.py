@@ -15,13 +15,13 @@ __all__ = [
     "CachingDrafting",
     "DrafterTraits",
     "PlannedDrafting",
-    "ReferringDrafting",
+    "PredictingDrafting",
     "caches_text",
     "drop_text",
     "follows_plan",
     "is_drafter",
     "table_version",
-    "takes_references",
+    "takes_predictions",
 ]
 
 
@@ -40,9 +40,19 @@ class DrafterTraits:
         return bool(getattr(self._drafter, "capturable", False))
 
     @property
+    def scratch_slots(self) -> int:
+        """The slots that a step needs in the target's cache behind the text. Default: one for each node of a tree. More
+        are needed by a drafter that scores further nodes in the target's cache while it draws the tree."""
+        return max(self._drafter.nodes, int(getattr(self._drafter, "scratch_slots", 0)))
+
+    @property
     def origin(self) -> str:
         """Where traces say that its drafts come from: one of `ORIGINS`. Default: "drafter"."""
         return str(getattr(self._drafter, "origin", "drafter"))
+
+    def origin_of(self, drafter_index: int) -> str:
+        """Return the origin of the drafts of a step for which `Drafting.choose` returned `drafter_index`."""
+        return DrafterTraits(self.drafters[drafter_index]).origin if self.drafters else self.origin
 
     @property
     def feature_layers(self) -> Layers | None:
@@ -130,23 +140,24 @@ def drop_text(drafting: Drafting, first: int, starts: Sequence[int]) -> None:
         drafting.read(first, [[] for _ in starts], starts)
 
 
-class ReferringDrafting(Drafting, Protocol):
-    """A drafting that drafts from references besides: texts that the rows will probably repeat, such as a request's
-    prediction, and text that a grammar forces."""
+class PredictingDrafting(Drafting, Protocol):
+    """A drafting that also drafts from predictions, texts that the rows will probably repeat, and text that a grammar
+    forces."""
 
-    def predict(self, row: int, tokens: Sequence[int], after: int) -> None:
-        """Draft from a reference, which continues the first `after` tokens of the row's text, until the row ends."""
+    def set_prediction(self, row: int, tokens: Sequence[int], after: int) -> None:
+        """Set the row's prediction, which is drafted until the row ends. It continues the first `after` tokens of the
+        row's text."""
         ...
 
-    def refer(self, row: int, tokens: Sequence[int]) -> None:
-        """Draft these tokens after the row's present text, in the next step only."""
+    def set_next_tokens(self, row: int, tokens: Sequence[int]) -> None:
+        """Set the tokens to draft in the next step only, after the row's present text."""
         ...
 
 
-def takes_references(drafting: Drafting) -> TypeGuard[ReferringDrafting]:
-    """Return whether a drafting is a `ReferringDrafting`. By default it is not; for requests that have references the
-    engine wraps the drafter in a `ReferenceDrafter`, whose drafting is one."""
-    return hasattr(drafting, "predict") and hasattr(drafting, "refer")
+def takes_predictions(drafting: Drafting) -> TypeGuard[PredictingDrafting]:
+    """Return whether a drafting is a `PredictingDrafting`. By default it is not; for requests with predictions the
+    engine wraps the drafter in a `PredictionDrafter`, whose drafting is one."""
+    return hasattr(drafting, "set_prediction") and hasattr(drafting, "set_next_tokens")
 
 
 def table_version(drafting: Drafting) -> int:

@@ -11,6 +11,7 @@
 `step`      one step of all active rows: draft, score, settle
 `readout`   copies what a step did to the host
 `handle`    hands steps to the thread or coroutine that waits for them
+`mailbox`   wakes coroutines from the thread that runs everything
 
 `state` is a request inside a lane, `memory` and `rows` are what the device holds for its rows, `grammars` are the masks
 of rows with a grammar, `record` is what a witness is given of a step, and `metrics` counts.
@@ -24,7 +25,7 @@ from typing import Any
 
 from spectr.checks import whole
 from spectr.coins import seed_word
-from spectr.draft.reference import fits
+from spectr.draft.prediction import fits
 from spectr.draft.traits import DrafterTraits
 from spectr.engine.handle import Handle
 from spectr.engine.parts import EngineParts
@@ -32,6 +33,7 @@ from spectr.engine.request import Reader, Request, Result, Step, StepTree, Token
 from spectr.engine.scheduler import LOCK, Load, Scheduler
 from spectr.errors import ArgumentError, MismatchError
 from spectr.grammar import CompiledGrammar
+from spectr.models.traits import ModelTraits
 from spectr.types import Drafter, TreeModel
 from spectr.verify import Rule
 
@@ -66,7 +68,7 @@ class Engine:
         captures: bool | None = None,
     ) -> None:
         _check_pair(drafter, rule)
-        captures = target.device.type == "cuda" and not _is_spread(target, drafter) if captures is None else captures
+        captures = _can_capture(target, drafter) if captures is None else captures
         self.parts = EngineParts(target, drafter, rule, stops, whole("rows", rows, 1), captures)
         self.scheduler = Scheduler(self.parts)
 
@@ -90,10 +92,6 @@ class Engine:
         """Tokens that end every text."""
         return self.parts.stops
 
-    def with_rule(self, rule: Rule) -> "Engine":
-        """Return an engine with the same target and drafter and another rule."""
-        return self.with_parts(rule=rule)
-
     def with_parts(self, **parts: Any) -> "Engine":
         """Return an engine with some parts replaced, by their names in `EngineParts`; it shares no rows with this
         one."""
@@ -107,7 +105,7 @@ class Engine:
         """Compile the layers of target and drafter, and generate a few tokens so that compilation happens now."""
         traits = DrafterTraits(self.drafter)
         for model in (self.target, traits.head, traits.model):
-            getattr(model, "compile", lambda: None)()
+            ModelTraits(model).compile()
         self.scheduler.close()  # its graphs hold the layers from before
         self.generate([Request([0], 0, min(4 * self.drafter.nodes, self.target.context - 1))])
         self.warm_up()
@@ -132,13 +130,18 @@ class Engine:
     def submit(self, request: Request) -> Handle:
         """Queue a request, which begins as soon as there is room for it. May be called from any thread."""
         self.check(request)
-        return self.scheduler.submit([request])[0]
+        return self.submit_checked([request])[0]
+
+    def submit_checked(self, requests: Sequence[Request]) -> list[Handle]:
+        """Queue requests in this order. `check` must have accepted each of them: it is not called again, because it
+        reads whole prompts."""
+        return self.scheduler.submit(requests)
 
     def generate(self, requests: Sequence[Request]) -> list[Result]:
         """Run requests to their ends; if one fails, the others are cancelled."""
         for request in requests:
             self.check(request)
-        handles = self.scheduler.submit(requests)
+        handles = self.submit_checked(requests)
         try:
             return [handle.result() for handle in handles]
         except BaseException:
@@ -165,15 +168,15 @@ class Engine:
             )
         if max(tokens) >= self.target.vocabulary or min(tokens) < 0:
             raise ArgumentError(f"tokens of a prompt must lie in 0 … {self.target.vocabulary - 1}, got {tokens}")
-        if request.reference:
-            _check_reference(request.reference, self.drafter, self.rule, self.target.vocabulary)
+        if request.prediction:
+            _check_prediction(request.prediction, self.drafter, self.rule, self.target.vocabulary)
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(request, name)) is not None:
                 whole(name, count, 0)
         request.policy.check_tokens(self.target.vocabulary)
         if request.grammar is not None:
             _check_grammar(request.grammar, request, self.stops | request.stop_ids, self.target.vocabulary)
-        getattr(self.target, "check_source", lambda _: None)(request.source)
+        ModelTraits(self.target).check_source(request.source)
 
 
 def _check_pair(drafter: Drafter, rule: Rule) -> None:
@@ -196,8 +199,8 @@ def _check_pair(drafter: Drafter, rule: Rule) -> None:
         )
 
 
-def _check_reference(reference: Sequence[int], drafter: Drafter, rule: Rule, vocabulary: int) -> None:
-    if unknown := [token for token in reference if not 0 <= token < vocabulary]:
+def _check_prediction(prediction: Sequence[int], drafter: Drafter, rule: Rule, vocabulary: int) -> None:
+    if unknown := [token for token in prediction if not 0 <= token < vocabulary]:
         raise ArgumentError(f"tokens of a prediction must lie in 0 … {vocabulary - 1}, got {unknown}")
     if not fits(drafter, rule.card):
         raise MismatchError(
@@ -225,11 +228,9 @@ def _check_grammar(grammar: CompiledGrammar, request: Request, stops: frozenset[
         raise ArgumentError("a text that is continued under a grammar must not contain a stop token, and this one does")
 
 
-def _is_spread(target: Any, drafter: Drafter) -> bool:
-    """Whether a model is spread over several devices or ranks, or has an encoder; such steps are not captured."""
-    if getattr(target, "is_sharded", False):
-        return True
-    traits = DrafterTraits(drafter)
-    models = [getattr(model, "model", None) for model in (target, traits.model, traits.head)]
-    places = {str(place) for m in models for place in (getattr(m, "hf_device_map", None) or {}).values()}
-    return len(places) > 1 or bool(getattr(getattr(target, "needs", None), "source", None))
+def _can_capture(target: TreeModel, drafter: Drafter) -> bool:
+    """Whether steps can be captured: the target is on a GPU and has no encoder, and no model is spread over several
+    devices or processes."""
+    own, traits = ModelTraits(target), DrafterTraits(drafter)
+    devices = frozenset[str]().union(*(ModelTraits(model).devices for model in (target, traits.model, traits.head)))
+    return target.device.type == "cuda" and not own.is_sharded and not own.has_encoder and len(devices) <= 1

@@ -5,11 +5,11 @@ request."""
 
 import asyncio
 import threading
-import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any
 
+from spectr.engine.mailbox import Mailbox
 from spectr.engine.metrics import Stats, StepCounts, count_step
 from spectr.engine.request import Request, Result, Step, TokenLogprobs
 
@@ -25,9 +25,8 @@ class Delivery:
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self.news = (
-            threading.Condition()
-        )  # its own, so that a step of one request does not wake those that wait for another
+        # Its own, so that a step of one request does not wake those that wait for another.
+        self.news = threading.Condition()
         self.reused = 0
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self.is_cancelled = False
@@ -88,46 +87,6 @@ class Delivery:
         self.news.notify_all()
 
 
-class Mailbox:
-    """Resolves futures of one event loop from other threads. A step of many rows makes one call to the loop, not one
-    per row."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = weakref.ref(loop)
-        self._futures: deque[asyncio.Future[None]] = deque()
-        self._is_called = False
-
-    @classmethod
-    def of(cls, loop: asyncio.AbstractEventLoop) -> "Mailbox":
-        """Return the mailbox of a loop."""
-        if loop not in _mailboxes:
-            _mailboxes[loop] = cls(loop)
-        return _mailboxes[loop]
-
-    def post(self, future: "asyncio.Future[None]") -> None:
-        """Resolve a future soon. May be called from any thread."""
-        self._futures.append(future)
-        loop = self._loop()
-        if not self._is_called and loop is not None:
-            self._is_called = True
-            try:
-                loop.call_soon_threadsafe(self._resolve)
-            except BaseException as error:
-                self._is_called = False  # a call that failed must not keep later posts from making one
-                if not isinstance(error, RuntimeError):  # the loop was closed meanwhile, so no coroutine waits
-                    raise
-
-    def _resolve(self) -> None:
-        self._is_called = False  # before the futures are taken: later posts make another call
-        while self._futures:
-            future = self._futures.popleft()
-            if not future.done():
-                future.set_result(None)
-
-
-_mailboxes: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox]" = weakref.WeakKeyDictionary()
-
-
 class Handle(Iterator[Step]):
     """Iterates over the steps of one request as they arrive, and holds the result so far. It can also be awaited, and
     iterated with `async for`."""
@@ -135,7 +94,7 @@ class Handle(Iterator[Step]):
     def __init__(self, delivery: Delivery, wake: Callable[[], None]) -> None:
         self.request = delivery.request
         self._delivery, self._wake = delivery, wake
-        stats = Stats(rejected_prediction_tokens=len(self.request.reference))
+        stats = Stats(rejected_prediction_tokens=len(self.request.prediction))
         self._result = Result(stats=stats, logprobs=[] if self.request.logprobs is not None else None)
 
     @property
@@ -218,6 +177,5 @@ class Handle(Iterator[Step]):
     def __del__(self) -> None:
         delivery = getattr(self, "_delivery", None)
         if delivery is not None and not delivery.has_ended:
-            delivery.is_cancelled = (
-                True  # without a lock: collection may happen in any thread; the lane checks this flag
-            )
+            # Without a lock, since collection may happen in any thread; the lane checks this flag.
+            delivery.is_cancelled = True

@@ -28,7 +28,7 @@ class Lane:
         self.memory = LaneMemory(parts)
         self.placement = Placement(parts, self.memory)
         self.runner = StepRunner(parts, self.placement, on_host=on_host, optimality_gap=optimality_gap, traces=traces)
-        self.starts_over = 0  # how often requests began again for want of memory
+        self.preemptions = 0  # how often requests began again because memory was short
         self._reserves_all = False  # whether rows are allocated up to the limit of their requests
 
     @property
@@ -147,23 +147,23 @@ class Lane:
     def _needed_slots(self, length: int, state: RequestState) -> int:
         """The slots that a row needs while its text has at most `length` tokens, or its limit if that is less."""
         longest = state.request.limit if self._reserves_all else min(state.request.limit, length)
-        return longest + 3 * self.runner.nodes + 2
+        return longest + 3 * self.runner.scratch_slots + 2
 
     def _has_room_for_a_step(self) -> bool:
-        """Make room for the tokens that another step may add. Where memory is short, all requests start over; False
+        """Make room for the tokens that another step may add. Where memory is short, all requests are preempted; False
         if none is active then."""
-        ahead = (len(self.runner.launched) + 1) * max(self.placement.widest, self.runner.nodes)
+        ahead = (len(self.runner.launched) + 1) * max(self.placement.widest, self.runner.scratch_slots)
         needed = max(self._needed_slots(len(state.text) + ahead, state) for state in self.active)
         if needed <= self.memory.slots:
             return True
         try:
             self.memory.grow(len(self.memory), rounded_slots(needed))
         except (ArgumentError, torch.OutOfMemoryError):
-            self._start_over()
+            self._preempt_all()
         return bool(self.active)
 
-    def _start_over(self) -> None:
-        """Free all memory and queue every request again with its text so far. As many as there is room for go on;
+    def _preempt_all(self) -> None:
+        """Free all memory and queue every request again with its text so far. As many as there is room for continue;
         the others wait."""
         while self.runner.launched:
             self._remove(self.runner.read_next())
@@ -173,4 +173,4 @@ class Lane:
         self.queue.extendleft(reversed(waiting))
         self.placement.clear()
         self._reserves_all = True
-        self.starts_over += 1
+        self.preemptions += 1

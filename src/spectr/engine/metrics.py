@@ -75,7 +75,7 @@ class StepCounts:
     corrected: bool
     ranks: list[int]  # of the accepted nodes
     best: list[float] | None  # acceptance probability of the best coupling at each node that a token was sampled from
-    predicted: int = 0  # leading tokens that the row's reference predicted
+    predicted: int = 0  # leading tokens that are those of the row's prediction
 
     def cut(self, count: int) -> "StepCounts":
         """Return the counts if only the first `count` tokens belong to the text. Where the text is cut does not depend

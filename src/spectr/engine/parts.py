@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from spectr.engine.record import StepChecker
+from spectr.engine.record import StepWitness
 from spectr.policy import PolicyRows
 from spectr.types import Drafter, TreeModel
 from spectr.verify import Rule
@@ -24,7 +24,7 @@ class EngineParts:
     reuses_prefixes: bool = True  # whether shared prefixes are copied between rows; benchmarks prefill every prompt
     min_rows: int = 4  # allocated where memory allows, so that ended texts stay available as prefixes
     policies: type[PolicyRows] = PolicyRows  # computes the policies of rows; audits plant faults here
-    witness: StepChecker | None = None  # checks some of the steps while they run
+    witness: StepWitness | None = None  # checks some of the steps while they run
     forced_text: bool = True  # whether text that a grammar forces is drafted; benchmarks compare both
 
     @property

@@ -9,7 +9,7 @@ that prefix and prefills the rest.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spectr.draft.traits import takes_references
+from spectr.draft.traits import takes_predictions
 from spectr.engine.memory import LaneMemory
 from spectr.engine.parts import EngineParts
 from spectr.engine.prefix import PrefixCache, common_prefix
@@ -54,8 +54,8 @@ class Placement:
             request, state.host_text = state.request, rows.history.host[row]
             state.prefilled = count
             drafting.begin(row, state.text, request.limit, request.source)
-            if takes_references(drafting):
-                drafting.predict(row, request.reference, len(request.prompt))
+            if takes_predictions(drafting):
+                drafting.set_prediction(row, request.prediction, len(request.prompt))
             if len(state.text) == len(request.tokens):
                 state.delivery.reused = state.prefilled
             if request.grammar is not None and state.walk is None:

@@ -72,8 +72,8 @@ class RowReadout:
 def pack(draft: Draft, tree: Topology, verdict: Verdict, ended: tuple[Tensor, Tensor, Tensor], fault: Tensor) -> Tensor:
     """Pack a step into integers (B, 8 + 2 D). Each row has the number of accepted nodes, whether the last token is a
     correction, the number of nodes drafted, the fault, how many tokens belong to the text, why the text ends, how many
-    tokens its reference predicted; then the D + 1 tokens and the ranks of the D accepted nodes. `ended` are the emitted
-    tokens (B, D + 1), their count (B,) and the reason (B,)."""
+    tokens agree with its prediction; then the D + 1 tokens and the ranks of the D accepted nodes. `ended` are the
+    emitted tokens (B, D + 1), their count (B,) and the reason (B,)."""
     emitted, count, reason = ended
     ranks = child_ranks(tree, verdict) if draft.tokens.shape[1] > 1 else torch.zeros_like(verdict.path)
     drafted = draft.alive.sum(-1) - 1
@@ -83,7 +83,7 @@ def pack(draft: Draft, tree: Topology, verdict: Verdict, ended: tuple[Tensor, Te
 
 
 def _predicted(draft: Draft, emitted: Tensor, count: Tensor) -> Tensor:
-    """(B,): how many of the first `count` (B,) emitted tokens (B, D + 1) agree with the row's reference, up to the
+    """(B,): how many of the first `count` (B,) emitted tokens (B, D + 1) agree with the row's prediction, up to the
     first that differs."""
     if draft.predicted is None:
         return torch.zeros_like(count)

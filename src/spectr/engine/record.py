@@ -15,7 +15,7 @@ from spectr.engine.request import Request
 from spectr.types import Draft
 from spectr.verify import Rule
 
-__all__ = ["Evidence", "PendingEvidence", "RowVerdict", "StepChecker", "StepRecord", "WatchedRow", "copy_evidence"]
+__all__ = ["Evidence", "PendingEvidence", "RecordedRow", "RowVerdict", "StepRecord", "StepWitness", "copy_evidence"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class RowVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class WatchedRow:
+class RecordedRow:
     """A row that took part in a step."""
 
     row: int  # its index in the tensors
@@ -69,11 +69,11 @@ class StepRecord:
 
     rule: Rule
     stops: frozenset[int]  # tokens that end every text
-    rows: list[WatchedRow]
+    rows: list[RecordedRow]
     evidence: PendingEvidence
 
 
-class StepChecker(Protocol):
+class StepWitness(Protocol):
     """Checks steps while the engine runs."""
 
     def wants_step(self) -> bool:

@@ -44,7 +44,7 @@ class Request:
     cache_scope: str = ""  # only requests of the same scope share prefixes
     trace: bool = False  # whether steps include their trees
     grammar: CompiledGrammar | None = None  # constrains the text; compiled for the target's vocabulary
-    reference: Sequence[int] = ()  # tokens that the text will probably repeat; they are only drafted
+    prediction: Sequence[int] = ()  # tokens that the text will probably repeat; they are only drafted
 
     @property
     def tokens(self) -> list[int]:
@@ -60,11 +60,6 @@ class Request:
     def runs_on_host(self) -> bool:
         """Whether a part of its steps runs on the host: users' functions, or a grammar."""
         return not self.policy.capturable or self.grammar is not None
-
-    @property
-    def refers(self) -> bool:
-        """Whether tokens are drafted from a reference, besides those of the drafter."""
-        return bool(self.reference)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,13 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spectr.draft.reference import LENGTH
-from spectr.draft.traits import DrafterTraits, table_version, takes_references
+from spectr.draft.prediction import LENGTH
+from spectr.draft.traits import DrafterTraits, table_version, takes_predictions
 from spectr.engine.grammars import RowGrammars
 from spectr.engine.parts import EngineParts
 from spectr.engine.placement import Placement
 from spectr.engine.readout import HostReadout, PendingReadout, StepReadout, copy_to_host
-from spectr.engine.record import PendingEvidence, StepRecord, WatchedRow, copy_evidence
+from spectr.engine.record import PendingEvidence, RecordedRow, StepRecord, copy_evidence
 from spectr.engine.request import Step
 from spectr.engine.state import RequestState
 from spectr.engine.step import StepParts, run_step
@@ -30,7 +30,7 @@ class LaunchedStep:
     states: list[RequestState]
     readout: PendingReadout
     marks: list[float]  # times before draft, target and rule, and after; empty if the step was replayed
-    choice: int  # the drafter's choice of a plan
+    drafter_index: int  # what the drafting chose
     evidence: PendingEvidence | None = None  # for the witness, if it wants this step
 
 
@@ -43,7 +43,7 @@ class StepRunner:
     ) -> None:
         self.parts, self.placement, self.memory = parts, placement, placement.memory
         self.optimality_gap, self.traces = optimality_gap, traces
-        self.nodes = parts.drafter.nodes  # counted once: some drafters add up a tree
+        self.scratch_slots = DrafterTraits(parts.drafter).scratch_slots  # read once: some drafters compute it
         self.device = parts.target.device
         can_lag = self.device.type == "cuda" and not on_host and DrafterTraits(parts.drafter).capturable
         self.lag = 1 if can_lag else 0
@@ -65,11 +65,11 @@ class StepRunner:
         rows, session, drafting = self.memory.opened()
         if not self.launched:
             self._since = time.perf_counter()  # the time before belongs to no step
-        choice = drafting.choose(len(self.placement.active))
-        if takes_references(drafting):
+        drafter_index = drafting.choose(len(self.placement.active))
+        if takes_predictions(drafting):
             for row, state in enumerate(self.placement.active):
                 if state.walk is not None:
-                    drafting.refer(row, state.walk.forced(LENGTH))
+                    drafting.set_next_tokens(row, state.walk.forced(LENGTH))
         may_wait = self.device.type == "cpu" or drafting.is_behind  # the drafter may wait for the device
         parts = self._step_parts(may_wait)
         count, longest = len(parts.rows), parts.longest
@@ -83,14 +83,14 @@ class StepRunner:
             version = rows.version + table_version(drafting)
             if self._version != version:
                 self.memory.graphs, self._version = Captured(), version
-            readout = self.memory.graphs(_graph_key(parts, choice), lambda _: step([]), rows.active)
+            readout = self.memory.graphs(_graph_key(parts, drafter_index), lambda _: step([]), rows.active)
         else:
             readout = step(marks)
         pending = copy_to_host(readout)
         self._width = readout.width
         self.placement.widest = max(self.placement.widest, self._width)
         states = list(self.placement.active)
-        self.launched.append(LaunchedStep(states, pending, marks, choice, self._evidence(readout)))
+        self.launched.append(LaunchedStep(states, pending, marks, drafter_index, self._evidence(readout)))
 
     def _step_parts(self, may_wait: bool) -> StepParts:
         """What a step of the active rows is called with, but for the target's session. Captured steps round the number
@@ -102,7 +102,7 @@ class StepRunner:
         stages |= frozenset() if grammars is None else {MASKED}
         longest = max(len(state.text) for state in active) + self.unread_tokens
         if self.captures:
-            longest = self.memory.rounded_length(longest + self.nodes) - self.nodes
+            longest = self.memory.rounded_length(longest + self.scratch_slots) - self.scratch_slots
         return StepParts(
             self.parts.target, None, drafting, self.parts.rule, rows.window(count), stages, longest,
             None if may_wait else self._width, self._logprob_count(), self.optimality_gap,
@@ -140,7 +140,7 @@ class StepRunner:
 
     def read(self, step: LaunchedStep) -> list[RequestState]:
         """Deliver a step to its requests, and return those that have ended or failed with it."""
-        readout = step.readout.wait(self._default_origin(step.choice))
+        readout = step.readout.wait(DrafterTraits(self.parts.drafter).origin_of(step.drafter_index))
         self.record(step, readout)
         now, ended, tokens = time.perf_counter(), list[RequestState](), 0
         replayed = [self._since, self._since, now, now]  # a replayed step is one piece, counted as the target's
@@ -153,22 +153,16 @@ class StepRunner:
                 ended.append(state)
         if step.marks or not self.has_prefilled:
             seconds = step.marks[-1] - step.marks[0] if step.marks else now - self._since
-            self.memory.opened()[2].observe(len(step.states), step.choice, tokens / len(step.states), seconds)
+            self.memory.opened()[2].observe(len(step.states), step.drafter_index, tokens / len(step.states), seconds)
         self._since, self.has_prefilled = now, False
         return ended
-
-    def _default_origin(self, choice: int) -> str:
-        """The origin of drafts in a step whose draft does not say it."""
-        drafters = DrafterTraits(self.parts.drafter).drafters
-        chosen = drafters[choice] if drafters else self.parts.drafter
-        return DrafterTraits(chosen).origin
 
     def record(self, step: LaunchedStep, readout: HostReadout) -> None:
         """Give the witness a step that it wants, with the texts from before the step: steps are read in order."""
         if step.evidence is None or self.parts.witness is None:
             return
         rows = [
-            WatchedRow(row, state.request, tuple(state.text), readout.verdict(row))
+            RecordedRow(row, state.request, tuple(state.text), readout.verdict(row))
             for row, state in enumerate(step.states)
             if not state.is_done
         ]
@@ -180,10 +174,10 @@ class StepRunner:
             self.launched.pop()
 
 
-def _graph_key(parts: StepParts, choice: int) -> tuple[Any, ...]:
+def _graph_key(parts: StepParts, drafter_index: int) -> tuple[Any, ...]:
     """What a captured step depends on besides its tensors."""
     reach = parts.rows.policies.reach if "no_repeat_ngram_size" in parts.policy_stages else 0
-    return len(parts.rows), parts.longest, choice, parts.policy_stages, parts.unread, parts.logprobs, reach
+    return len(parts.rows), parts.longest, drafter_index, parts.policy_stages, parts.unread, parts.logprobs, reach
 
 
 def _deliver(state: RequestState, readout: HostReadout, row: int, marks: list[float]) -> Step | None:

@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 import torch
 
-from spectr.draft.reference import ReferenceDrafter
+from spectr.draft.prediction import PredictionDrafter
 from spectr.engine.handle import Delivery, Handle
 from spectr.engine.lane import Lane
 from spectr.engine.parts import EngineParts
 from spectr.engine.request import Request
 from spectr.engine.state import RequestState
+from spectr.models.traits import ModelTraits
 
 __all__ = ["LOCK", "Load", "Scheduler", "end_threads"]
 
@@ -52,7 +53,7 @@ class Load:
     waiting: int  # requests without a row
     tokens: int  # tokens of the texts in rows
     slots: int  # tokens that the rows have room for
-    starts_over: int  # how often requests began again for want of memory
+    preemptions: int  # how often requests began again because memory was short
 
 
 class LaneKey(NamedTuple):
@@ -60,7 +61,7 @@ class LaneKey(NamedTuple):
 
     runs_on_host: bool  # users' functions or a grammar
     optimality_gap: bool
-    refers: bool  # a branch from a reference, or from text that a grammar forces
+    drafts_predictions: bool  # a branch from a prediction, or from text that a grammar forces
     traces: bool
 
 
@@ -75,22 +76,29 @@ class Scheduler:
         self.thread: threading.Thread | None = None
         self.threads = torch.get_num_threads()
 
-    def submit(self, requests: Sequence[Request]) -> list[Handle]:
-        """Queue requests, which begin in order as soon as there is room."""
+    def queue(self, requests: Sequence[Request]) -> list[Handle]:
+        """Queue requests for the next turn, which the caller takes."""
         deliveries = [Delivery(request) for request in requests]
         states = [RequestState(delivery, delivery.request.tokens) for delivery in deliveries]
-        handles = [Handle(delivery, self._wake) for delivery in deliveries]
+        with self._news:
+            self._waiting += states
+        return [Handle(delivery, self._wake) for delivery in deliveries]
+
+    def submit(self, requests: Sequence[Request]) -> list[Handle]:
+        """Queue requests, which begin in order as soon as there is room."""
         if getattr(_thread_local, "is_running", False):  # a user's function generates: it cannot wait here
             inner = Scheduler(self.parts)
-            inner._waiting += states
+            handles = inner.queue(requests)
             while inner.turn():
                 pass
             return handles
         with self._news:
-            self._waiting += states
-            self.threads = 1 if getattr(self.parts.target, "runs_own_threads", False) else torch.get_num_threads()
+            handles = self.queue(requests)
+            self.threads = 1 if ModelTraits(self.parts.target).runs_own_threads else torch.get_num_threads()
             if self.thread is None or not self.thread.is_alive():
-                self.thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._news), daemon=True)
+                self.thread = threading.Thread(
+                    target=_run_until_idle, args=(weakref.ref(self), self._news), daemon=True
+                )
                 _running[self.thread] = self._news
                 self.thread.start()
             self._news.notify_all()
@@ -110,9 +118,9 @@ class Scheduler:
         return self.is_busy
 
     @property
-    def starts_over(self) -> int:
-        """How often requests of the current lanes began again for want of memory."""
-        return sum(lane.starts_over for lane in self.lanes.values())
+    def preemptions(self) -> int:
+        """How often requests of the current lanes began again because memory was short."""
+        return sum(lane.preemptions for lane in self.lanes.values())
 
     @property
     def load(self) -> "Load":
@@ -124,7 +132,7 @@ class Scheduler:
             len(self._waiting) + sum(len(lane.queue) for lane in lanes),
             sum(lane.tokens for lane in lanes),
             sum(lane.room for lane in lanes),
-            self.starts_over,
+            self.preemptions,
         )
 
     @property
@@ -148,13 +156,13 @@ class Scheduler:
             self.lanes[key].queue.append(state)
 
     def _lane_key(self, request: Request) -> LaneKey:
-        refers = request.refers or (request.grammar is not None and self.parts.drafts_forced_text)
-        return LaneKey(request.runs_on_host, request.optimality_gap, refers, request.trace)
+        drafts_predictions = bool(request.prediction) or (request.grammar is not None and self.parts.drafts_forced_text)
+        return LaneKey(request.runs_on_host, request.optimality_gap, drafts_predictions, request.trace)
 
     def _new_lane(self, key: LaneKey) -> Lane:
         parts = self.parts
-        if key.refers:
-            drafter = ReferenceDrafter(parts.drafter, races=not parts.rule.card.text_depends_on_drafts)
+        if key.drafts_predictions:
+            drafter = PredictionDrafter(parts.drafter, races=not parts.rule.card.text_depends_on_drafts)
             parts = replace(parts, drafter=drafter)
         return Lane(parts, on_host=key.runs_on_host, optimality_gap=key.optimality_gap, traces=key.traces)
 
@@ -174,7 +182,7 @@ class Scheduler:
             _thread_local.is_running = False
 
 
-def _serve(reference: "weakref.ref[Scheduler]", news: threading.Condition) -> None:
+def _run_until_idle(reference: "weakref.ref[Scheduler]", news: threading.Condition) -> None:
     """Take turns until there has been nothing to do for a while, or the scheduler was collected."""
     try:
         while not _closing.is_set() and _take_turns(reference, news):

@@ -38,13 +38,12 @@ class StepParts:
     rows: Rows  # the rows that take part
     policy_stages: frozenset[str]  # the stages of policies that are computed
     longest: int  # an upper bound of the tokens of a row
-    unread: int | None = (
-        None  # an upper bound of the tokens that the last step added to a row; None: wait for the exact number
-    )
+    # An upper bound of the tokens that the last step added to a row; None: wait for the exact number.
+    unread: int | None = None
     logprobs: int | None = None  # of emitted tokens, and of this many of the likeliest tokens
     optimality_gap: bool = False
     traces: bool = False  # whether the readout has the trees
-    watched: bool = False  # whether the readout has the evidence for a witness
+    keeps_evidence: bool = False  # whether the readout has the evidence for a witness
     grammars: RowGrammars | None = None  # None if no row has one
 
 
@@ -76,7 +75,7 @@ def run_step(parts: StepParts, marks: list[float]) -> StepReadout:
     marks.append(time.perf_counter())
     readout = settle(parts, scored)
     marks.append(time.perf_counter())
-    return replace(readout, evidence=_evidence(scored)) if parts.watched else readout
+    return replace(readout, evidence=_evidence(scored)) if parts.keeps_evidence else readout
 
 
 def _evidence(scored: Scored) -> Evidence:
@@ -127,7 +126,10 @@ def score_trees(parts: StepParts, draft: Draft, coins: SeededCoins) -> Scored:
 
 def settle(parts: StepParts, scored: Scored) -> StepReadout:
     """Decide which path of each tree is accepted, by policy and rule; keep the path in the caches of target and
-    drafter; append the tokens to the texts, end those that end, and return what the host reads."""
+    drafter; append the tokens to the texts, end those that end, and return what the host reads.
+
+    Rows that have ended are computed and ignored: nothing is accepted, kept or appended for them, `active` stays False,
+    and the other values of their readout are arbitrary."""
     rows, draft, tree = parts.rows, scored.draft, scored.tree
 
     def policy_logits(nodes: Tensor | None) -> Tensor:

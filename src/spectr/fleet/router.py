@@ -10,7 +10,6 @@ answered again by another replica.
 import asyncio
 import json
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
@@ -20,6 +19,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from pydantic_core import from_json
 
+from spectr.coins import random_seed
 from spectr.fleet.metrics import RouterCounters
 from spectr.fleet.replicas import Answer, Call, NoReplicaError, ReplicaLostError, Replicas
 from spectr.fleet.ring import prefix_key
@@ -35,7 +35,6 @@ from spectr.version import __version__
 __all__ = ["Router", "build_router"]
 
 _LOG = logging.getLogger("spectr.serve")
-_SEED_BITS = 53  # any JSON reader represents such a seed exactly
 _FIRST_POLL = 0.5  # seconds for the first check of the replicas
 _TRIES = 3  # replicas per request: a request that crashes its replica must not crash all of them
 _REQUEST_HEADERS = ("authorization", "content-type", "content-encoding", "accept")
@@ -170,7 +169,7 @@ def admitted(data: bytes) -> dict[str, Any] | None:
         isinstance(body.get(name) or {}, dict) for name in ("spectr", "stream_options")
     ):
         return None
-    return body if body.get("seed") is not None else {**body, "seed": secrets.randbits(_SEED_BITS)}
+    return body if body.get("seed") is not None else {**body, "seed": random_seed()}
 
 
 def _headers(request: Request) -> dict[str, str]:

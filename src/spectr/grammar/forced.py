@@ -100,9 +100,8 @@ class Spellings:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self._seen: OrderedDict[bytes, tuple[tuple[int, ...], int]] = (
-            OrderedDict()
-        )  # tokens, and their lead in the majority vote
+        # Tokens, and their lead in the majority vote.
+        self._seen: OrderedDict[bytes, tuple[tuple[int, ...], int]] = OrderedDict()
 
     def learn(self, text: bytes, tokens: list[int]) -> None:
         """Record that the forced text `text` was generated as these tokens."""

@@ -126,7 +126,7 @@ def _ending(status: int) -> str:
     return "it ran out of memory"
 
 
-def serve() -> None:
+def answer_requests() -> None:
     """Answer requests from stdin until it is closed or idle."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # output of libraries must not be mistaken for an answer
@@ -175,4 +175,4 @@ def _limit(seconds: float, memory: int) -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    answer_requests()

@@ -37,9 +37,8 @@ class Vocabulary:
 
     pieces: tuple[bytes, ...]
     stops: frozenset[int]
-    encode: Callable[[str], list[int]] | None = field(
-        default=None, compare=False, repr=False
-    )  # splits a text into tokens
+    # Splits a text into tokens.
+    encode: Callable[[str], list[int]] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(

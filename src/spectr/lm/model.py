@@ -200,7 +200,7 @@ class LM:
         if grammar is not None:  # the grammar decides where a text ends, not the model's default
             policy_settings.setdefault("forced_eos_token_id", None)
         tokens, policy = self.encode(prompt, raw=own.raw), self._policy(policy_settings)
-        reference = self.encode_prediction(own.prediction)
+        prediction = self.encode_prediction(own.prediction)
         start, source = (tokens, None) if self.opened.start is None else (list(self.opened.start), tokens)
 
         def make(seed: int) -> Request:
@@ -208,7 +208,7 @@ class LM:
                 start, seed, limit, policy, tuple(own.generated or ()), frozenset(own.stop_ids or ()), source,
                 reader=self._reader(own.stops, own.generated), cache_scope=own.cache_scope,
                 logprobs=own.likeliest("logprobs"), prompt_logprobs=own.likeliest("prompt_logprobs"),
-                optimality_gap=own.optimality_gap, trace=own.trace, grammar=grammar, reference=reference,
+                optimality_gap=own.optimality_gap, trace=own.trace, grammar=grammar, prediction=prediction,
             )  # fmt: skip
 
         return make, own.n or 1

@@ -26,9 +26,8 @@ class Output:
     logprobs: list[float] | None = None  # of the tokens, under the model's distribution before the policy
     steps: list[Step] = field(default_factory=list, repr=False)  # what each target call added
     seed: int = 0  # generate(prompt, seed=out.seed) gives the same text again
-    top_logprobs: list[tuple[tuple[int, float], ...]] | None = (
-        None  # of the likeliest tokens in the place of each token
-    )
+    # Of the likeliest tokens in the place of each token.
+    top_logprobs: list[tuple[tuple[int, float], ...]] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # of the prompt's tokens; None for the first
     reused: int = 0  # prompt tokens that were copied from another text and not prefilled
     tokenizer: Any = field(default=None, repr=False, compare=False)  # decodes single tokens for pages

@@ -1,12 +1,11 @@
 """The settings of requests, with one value for all prompts or one for each, and the seeds of texts."""
 
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from spectr.checks import whole
-from spectr.coins import derived_seed
+from spectr.coins import derived_seed, random_seed
 from spectr.errors import ArgumentError
 from spectr.grammar import CompiledGrammar, Grammar
 from spectr.policy import Policy
@@ -24,7 +23,6 @@ __all__ = [
     "token_limit",
 ]
 
-_RANDOM_BITS = 53  # JSON readers keep such seeds exactly
 MAX_NEW_TOKENS = 128
 
 
@@ -39,9 +37,8 @@ class RequestSettings:
     stop_ids: Sequence[int] | None = None  # tokens that end a text, besides those of the model
     generated: Sequence[int] | None = None  # tokens that were generated before, if a text is continued
     cache_scope: str = ""  # only prompts of the same scope share prefixes
-    logprobs: bool | int | None = (
-        None  # of the tokens; a number: also of this many of the likeliest tokens in each place
-    )
+    # Of the tokens; a number: also of this many of the likeliest tokens in each place.
+    logprobs: bool | int | None = None
     prompt_logprobs: bool | int | None = None  # the same for the prompt
     optimality_gap: bool = False
     trace: bool = False  # whether steps include their trees
@@ -139,7 +136,7 @@ def settings_of_each(settings: Mapping[str, Any], count: int) -> list[dict[str, 
 
 def seed_or_random(seed: int | None) -> int:
     """Return `seed`, or a random seed for None."""
-    return secrets.randbits(_RANDOM_BITS) if seed is None else whole("seed", seed)
+    return random_seed() if seed is None else whole("seed", seed)
 
 
 def token_limit(max_new_tokens: int | None, settings: dict[str, Any], default: int) -> int:
@@ -154,7 +151,7 @@ def token_limit(max_new_tokens: int | None, settings: dict[str, Any], default: i
 
 
 def split_settings(settings: Mapping[str, Any]) -> tuple[RequestSettings, dict[str, Any]]:
-    """Splits settings into those of the request and those of the policy; raises ArgumentError for unknown ones."""
+    """Split settings into those of the request and those of the policy; raise ArgumentError for unknown ones."""
     of_request, of_policy = ([f.name for f in fields(kind)] for kind in (RequestSettings, Policy))
     if settings.get("num_beams", 1) != 1:
         raise ArgumentError(

@@ -19,10 +19,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import logging
 
 from spectr.errors import ArgumentError
+from spectr.models.fast_kernels import stock_kernels
 from spectr.models.hf import OpenedModel
 from spectr.models.internals import attention_name
 from spectr.models.packed import unpacked
-from spectr.models.tuned import stock_kernels
 from spectr.policy import Policy
 
 __all__ = [

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from spectr.models.head import Borrowing
+from spectr.models.borrowing import Borrowing
 from spectr.types import Layers
 
 __all__ = ["BlockwiseHead", "BlockwiseShape", "blockwise_of"]

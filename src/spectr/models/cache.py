@@ -65,9 +65,8 @@ class _Joint:
     def fits(self, keys: Tensor, values: Tensor) -> bool:
         """Return whether one more layer has the widths of the others and is on the same device."""
         pairs = ((self.keys, keys), (self.values, values))
-        return all(
-            a.shape[2] == b.shape[1] and a.shape[-1] == b.shape[-1] and a.device == b.device for a, b in pairs
-        )  # rows are not compared: a window has fewer
+        # Rows are not compared: a window has fewer.
+        return all(a.shape[2] == b.shape[1] and a.shape[-1] == b.shape[-1] and a.device == b.device for a, b in pairs)
 
 
 class SlotCache(Cache):

@@ -21,8 +21,9 @@ from spectr.models.cache import SlotCache
 from spectr.models.cpu_program import DecoderProgram, is_known_family, linear_layers
 from spectr.models.features import last_state
 from spectr.models.fresh_tokens import FreshTokens
-from spectr.models.head import FeatureHead, finished
+from spectr.models.head import FeatureHead
 from spectr.models.layers import layers_of
+from spectr.models.logits import scale_and_cap
 from spectr.models.packed import PackedLinear
 from spectr.models.session import Session
 from spectr.models.target import Target
@@ -135,7 +136,7 @@ class CpuTarget(Target):
         table = filled_table(CALL, **{name: _number(value) for name, value in called.items()})
         threads(self.threads).run(program.table.ctypes.data, table.ctypes.data)
         self._store_features(session, seen, features, slots)
-        return self._finished(logits[:, : program.output.rows].unflatten(0, (shape[0], -1)))
+        return self._scale_and_cap(logits[:, : program.output.rows].unflatten(0, (shape[0], -1)))
 
     def _entering(self, session: Session, fresh: FreshTokens, seen: _Seen) -> dict[str, Any]:
         """Return the input of the first layer: tokens, or for a head the rows that its joining layer reads."""
@@ -198,11 +199,11 @@ class CpuTarget(Target):
         if stored is not None and not session.is_view:
             stored[torch.from_numpy(seen.batch), torch.from_numpy(slots.ravel()[seen.flat])] = features
 
-    def _finished(self, logits: Tensor) -> Tensor:
+    def _scale_and_cap(self, logits: Tensor) -> Tensor:
         """Apply what the family does after its output layer; for a head, complete the vocabulary."""
         if isinstance(self.model, FeatureHead):
             return self.model.complete(logits)
-        return finished(logits, self.program.config)
+        return scale_and_cap(logits, self.program.config)
 
 
 def _selected_tokens(select: Callable[[Tensor], Tensor] | None, shape: torch.Size) -> NDArray[np.int64]:

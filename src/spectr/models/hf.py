@@ -13,6 +13,7 @@ from transformers.utils import logging
 from transformers.utils.hub import has_file
 
 from spectr.errors import ArgumentError, MismatchError
+from spectr.models.attention import group_heads
 from spectr.models.catalog import CATALOG, FetchError, Progress, catalog_hint, pull
 from spectr.models.cpu import target_of
 from spectr.models.cpu_program import is_known_family
@@ -29,7 +30,6 @@ from spectr.models.parallel.group import RankGroup, join
 from spectr.models.parallel.sharding import check_shards, shard, sharded_target, sharding_keywords
 from spectr.models.support import UNBOUNDED
 from spectr.models.target import Target
-from spectr.models.tuned import tune
 from spectr.notices import notice
 
 __all__ = ["OpenedModel", "is_gguf", "model_size", "open_loaded", "open_model"]
@@ -82,7 +82,7 @@ def open_model(model: str, progress: Progress = lambda _: None, tokenizer: Any =
     if not loading.is_placed:
         net.to(loading.place)  # type: ignore[arg-type]
         if loading.attn_implementation is None:
-            tune(net)
+            group_heads(net)
     return open_loaded(net, tokenizer, group)
 
 
@@ -133,7 +133,7 @@ def _open_gguf(
     if not packs:
         progress(f"{path.name}: its {file.kinds} weights are unpacked to {name} on {loading.place}")
         net.to(loading.place, dtype)
-        tune(net)
+        group_heads(net)
     return open_loaded(net, tokenizer or tokenizer_of(file, config), group)
 
 

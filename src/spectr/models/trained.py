@@ -14,12 +14,12 @@ from transformers import PreTrainedModel
 from spectr.errors import ArgumentError, MismatchError
 from spectr.kernels.cpu.kinds import GROUP
 from spectr.models.blockwise import BlockwiseHead, BlockwiseShape
+from spectr.models.fast_kernels import speed_up_head
 from spectr.models.few_bits import SCALE, decoded, decoded_int8, encoded
 from spectr.models.head import FeatureHead, HeadShape
 from spectr.models.int8 import Int8Linear
 from spectr.models.packed import PackedLinear, block_matrix, embedded_rows
 from spectr.models.saving import save_tensors, save_text
-from spectr.models.tuned import tune_head
 
 __all__ = [
     "Trained",
@@ -175,7 +175,7 @@ def load_drafter(folder: Path, target: PreTrainedModel, vocabulary: int | None =
     head.to(target.device, target.dtype).requires_grad_(False)
     head.borrow(target, None if count >= len(order) else order[:count].sort().values.to(target.device))
     if isinstance(head, FeatureHead):
-        tune_head(head)
+        speed_up_head(head)
     if isinstance(head.get_output_embeddings(), PackedLinear) and not getattr(head.shape, "light", False):
         _pack(head, decoded_int8(load_file(folder / _WEIGHTS)))
     made: FeatureHead | BlockwiseHead = head.eval()

@@ -1,6 +1,7 @@
 """Makes each kind of drafter: named drafters, models, trained heads and published heads."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +20,6 @@ if TYPE_CHECKING:
     from spectr.models.published.checkpoint import Checkpoint
 
 __all__ = ["make_drafter", "options_taken"]
-
-_TAKES = {
-    "none": (),
-    "lookup": ("drafts", "length", "nodes"),
-    "random": PLANNED,
-    "ngram": (*PLANNED, "order", "text"),
-    "early_exit": (*PLANNED, "layers"),
-}
 
 
 def _none(_: Pairing) -> Drafter:
@@ -109,7 +102,7 @@ def _published(pairing: Pairing, checkpoint: "Checkpoint") -> Drafter:
         return named_drafter("feature", plan=pairing.plan(**default_tree(pairing)), busy_reads=None, **common)
     form = head.shape
     block = Block(form.size, form.mask_token, 0 if form.from_root else 1)
-    return named_drafter("block", plan=plan_within(pairing, block.depths), laws=head, block=block, **common)
+    return named_drafter("block", plan=plan_within(pairing, block.depths), correction=head, block=block, **common)
 
 
 def _check_tokens(target: Any, drafter: Any) -> None:
@@ -125,21 +118,31 @@ def _check_tokens(target: Any, drafter: Any) -> None:
             )
 
 
-_MAKERS: dict[str, Callable[[Pairing], Drafter]] = {
-    "none": _none,
-    "lookup": _lookup,
-    "random": _random,
-    "ngram": _ngram,
-    "early_exit": _early_exit,
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """The options that a registered drafter takes, and how it is made by its name."""
+
+    options: tuple[str, ...]
+    make: Callable[[Pairing], Drafter] | None  # None: the name alone does not say of which model or parts
+
+
+_KINDS = {
+    "none": _Kind((), _none),
+    "lookup": _Kind(("drafts", "length", "nodes"), _lookup),
+    "random": _Kind(PLANNED, _random),
+    "ngram": _Kind((*PLANNED, "order", "text"), _ngram),
+    "early_exit": _Kind((*PLANNED, "layers"), _early_exit),
+    **dict.fromkeys(("model", "feature", "blockwise", "block", "masked", "mixed"), _Kind(PLANNED, None)),
 }
+"""Registered drafters that are not made of the options of a plan alone."""
 
 
 def options_taken(drafter: Any) -> tuple[str, ...]:
     """Return the names of the options that a drafter takes."""
     if is_drafter(drafter):
         return ()
-    if isinstance(drafter, str) and drafter in _TAKES:
-        return _TAKES[drafter]
+    if isinstance(drafter, str) and drafter in _KINDS:
+        return _KINDS[drafter].options
     if isinstance(drafter, str) and drafter in DRAFTERS:
         return PLANNED
     return (*PLANNED, "vocabulary" if _is_trained(drafter) else "hidden_states")
@@ -164,9 +167,9 @@ def make_drafter(drafter: Any, pairing: Pairing) -> Drafter:
         return made
     if not isinstance(drafter, str):
         return _model(pairing, open_loaded(drafter))
-    if drafter in _MAKERS:
-        return _MAKERS[drafter](pairing)
-    if drafter in ("model", "feature", "blockwise", "block", "masked", "mixed"):
+    if (kind := _KINDS.get(drafter)) is not None:
+        if kind.make is not None:
+            return kind.make(pairing)
         raise ArgumentError(
             f"drafter must be the name or folder of a model or of a trained drafter, such as 'smollm2-135m', or "
             f"several names joined by +, such as 'lookup+ngram', got {drafter!r}"
@@ -182,8 +185,8 @@ def make_drafter(drafter: Any, pairing: Pairing) -> Drafter:
     except FetchError as error:
         if "/" in drafter or Path(drafter).exists():
             raise
+        known = nearest(drafter, [AUTO, *(name for name, kind in _KINDS.items() if kind.make is not None)])
         raise UnknownNameError(
-            f"no drafter is called {drafter!r}; {nearest(drafter, [AUTO, *_MAKERS])}, the folder of a trained drafter, "
-            "or a model's name"
+            f"no drafter is called {drafter!r}; {known}, the folder of a trained drafter, or a model's name"
         ) from error
     return _model(pairing, opened)

@@ -210,10 +210,6 @@ def _add_tokens(app: FastAPI, handler: RequestHandler) -> None:
         )
 
 
-def _decoded(lm: Any, tokens: list[int]) -> Response:
-    return JSONResponse({"prompt": str(lm.tokenizer.decode(tokens))})
-
-
 async def _from_worker(request: Request, handler: RequestHandler, work: Callable[[Any], Response]) -> Response:
     """A response that a worker makes, unless the client disconnects before."""
     left = request.state.began + handler.service.settings.limits.request_time - time.monotonic()
@@ -229,11 +225,14 @@ def _add_operations(app: FastAPI, handler: RequestHandler) -> None:
     async def health() -> dict[str, Any]:
         return {"status": "alive"}
 
-    @app.get("/ready", **documented(None, Ready, "Whether it takes requests and its law is intact."))
+    @app.get(
+        "/ready",
+        **documented(None, Ready, "Whether the server accepts requests and the self-audit has found no violation."),
+    )
     async def ready() -> dict[str, Any]:
         if (reason := service.not_ready) is not None:
             raise ApiError(503, reason, code="not_ready", wait=5)
-        return {"status": "ready", **service.audited}
+        return {"status": "ready", **service.audit_counts}
 
     @app.get("/metrics", response_class=PlainTextResponse, **documented(None, None, "Counters for Prometheus."))
     async def metrics() -> Response:

@@ -17,7 +17,7 @@ STATUSES = {
     404: "There is no such model or page.",
     405: "The page does not take this method.",
     408: "The headers or the body of the request did not arrive in time.",
-    409: "A stream cannot go on here: the model, the rule or the text is another one.",
+    409: "The stream cannot be resumed here: the model, rule or text differs.",
     413: "The body of the request is too large.",
     415: "The body of the request is not JSON.",
     431: "The headers of the request are too large.",

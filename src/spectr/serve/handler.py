@@ -21,7 +21,7 @@ from spectr.serve.parsing import ParsedRequest, parse_request
 from spectr.serve.protocol import ChatRequest, CompletionRequest
 from spectr.serve.receipt import make_receipt
 from spectr.serve.replies import Reply
-from spectr.serve.resuming import Progress, Seen, read_places, steps_after, tokens_of
+from spectr.serve.resuming import Progress, Seen, read_positions, steps_after, tokens_of
 from spectr.serve.service import Service
 from spectr.serve.settings import ServerSettings
 from spectr.view.tokens import TokenTexts
@@ -44,7 +44,7 @@ class RequestHandler:
 
     @classmethod
     def of(cls, service: Service) -> "RequestHandler":
-        """The handler of a service."""
+        """Return the handler of a service."""
         admission = Admission(service.settings.limits, len(service.settings.keys))
         return cls(service, admission, ServerMetrics(service, admission), TokenTexts(service.lm.tokenizer))
 
@@ -58,30 +58,32 @@ class RequestHandler:
         deadline = request.state.began + limits.request_time
         left, tenant = deadline - time.monotonic(), request.state.tenant
         if not body.stream:
-            return await unless_disconnected(request.receive, self._whole(body, tenant), left, self.shutdown.future)
+            return await unless_disconnected(request.receive, self._complete(body, tenant), left, self.shutdown.future)
         seen = request.headers.get("last-event-id")
-        events = await unless_disconnected(request.receive, self._begun(body, tenant, seen), left, self.shutdown.future)
+        events = await unless_disconnected(
+            request.receive, self._start_stream(body, tenant, seen), left, self.shutdown.future
+        )
         return EventStream(events, settings.keep_alive, limits.write_time, deadline, self.shutdown.future)
 
     async def complete(self, body: CompletionRequest | ChatRequest, tenant: str) -> dict[str, Any]:
-        """The answer to a body as data, for requests that do not come over a connection."""
+        """Return the answer to a body as data, for requests that do not come over a connection."""
         job = await self._job(body, tenant)
         results = await job.results()
         return job.reply.whole(results, job.receipt(results))
 
-    async def _whole(self, body: CompletionRequest | ChatRequest, tenant: str) -> Response:
-        return await (await self._job(body, tenant)).whole()
+    async def _complete(self, body: CompletionRequest | ChatRequest, tenant: str) -> Response:
+        return await (await self._job(body, tenant)).complete()
 
-    async def _begun(
+    async def _start_stream(
         self, body: CompletionRequest | ChatRequest, tenant: str, seen: str | None
     ) -> AsyncIterator[Event]:
-        """The events of a stream, when the first is there. An error before the first event has a status of its own."""
+        """Return the events of a stream once the first is there. An error before it has a status of its own."""
         if seen is not None and (body.seed is None or (body.spectr and body.spectr.resume)):
             raise ApiError(400, "Last-Event-ID needs the seed of what was sent before, and no resume", "seed")
         job = await self._job(body, tenant)
         job.sends_ids = seen is not None or _wants_ids(body, self.service.settings)
         if seen is not None:
-            job.go_on(read_places(seen, job.parsed.count))
+            job.resume_after(read_positions(seen, job.parsed.count))
         events = job.events()
         return after(await anext(events), events)
 
@@ -91,13 +93,13 @@ class RequestHandler:
 
 
 def _wants_ids(body: CompletionRequest | ChatRequest, settings: ServerSettings) -> bool:
-    """Whether the events of a stream have ids."""
+    """Return whether the events of a stream have ids."""
     wanted = None if body.stream_options is None else body.stream_options.event_ids
     return settings.event_ids if wanted is None else wanted
 
 
 async def after(first: Event, rest: AsyncIterator[Event]) -> AsyncIterator[Event]:
-    """An iterator whose first item has been taken, so that an error before it was not yet part of a stream."""
+    """Yield the first event, which was taken before, and the rest: an error before it was not yet part of a stream."""
     try:
         yield first
         async for event in rest:
@@ -107,7 +109,7 @@ async def after(first: Event, rest: AsyncIterator[Event]) -> AsyncIterator[Event
 
 
 class _Job:
-    """The texts of one request, from its place in the queue to its end."""
+    """The texts of one request, from the wait for places to their ends."""
 
     def __init__(
         self, handler: RequestHandler, parsed: ParsedRequest, requests: Sequence[EngineRequest | None], tenant: str
@@ -117,15 +119,15 @@ class _Job:
         service = handler.service
         self.reply = Reply(parsed, service.name, service.shown_fingerprint, handler.texts)
         self.sends_ids = False
-        self.go_on([None] * parsed.count)
+        self.resume_after([None] * parsed.count)
         self.start = time.perf_counter()
 
-    def go_on(self, seen: list[Seen | None]) -> None:
-        """Send only what a client that reconnects has not seen."""
+    def resume_after(self, seen: list[Seen | None]) -> None:
+        """Send only what follows the text that a client which reconnects has seen."""
         self.seen, self.progress = seen, Progress(seen)
 
-    async def whole(self) -> Response:
-        """The answer once all texts have ended."""
+    async def complete(self) -> Response:
+        """Wait for the ends of all texts and return the answer."""
         results = await self.results()
 
         def written() -> Response:
@@ -136,15 +138,15 @@ class _Job:
         return await self.handler.service.in_worker(lambda _: written(), self.tenant)
 
     async def results(self) -> list[Result]:
-        """The texts, once all have ended."""
+        """Wait for the ends of all texts and return them."""
         async with AsyncExitStack() as stack:
             stack.push(self._count_failures)
             handles = await self._begin(stack)
-            await asyncio.gather(*(self._watched(handle) for handle in handles if handle is not None))
+            await asyncio.gather(*(self._wait_for(handle) for handle in handles if handle is not None))
             return [self._result(index, handle) for index, handle in enumerate(handles)]
 
     def _result(self, index: int, handle: Handle | None) -> Result:
-        """A text, with the part that another server generated if the stream is resumed."""
+        """Return a text, with the part that another server generated if the stream is resumed."""
         past = self.parsed.past(index)
         if handle is None:
             return Result([] if past is None else past.tokens, None if past is None else past.finish_reason)
@@ -159,7 +161,7 @@ class _Job:
             service.failures += 1
 
     async def events(self) -> AsyncIterator[Event]:
-        """The answer in pieces."""
+        """Yield the answer in pieces."""
         async with AsyncExitStack() as stack:
             stack.push(self._count_failures)
             handles = await self._begin(stack)
@@ -170,7 +172,7 @@ class _Job:
             yield await self._last(results)
 
     async def _last(self, results: Sequence[Result]) -> Event:
-        """The event after all texts; a worker makes it where the receipt repeats long prompts."""
+        """Return the event after all texts; a worker makes it where the receipt repeats long prompts."""
         options = self.parsed.body.stream_options
         usage = bool(options and options.include_usage)
 
@@ -190,13 +192,13 @@ class _Job:
         requests = [request for request in self.requests if request is not None]
         if requests:
             await stack.enter_async_context(self.handler.admission.place(self.tenant, len(requests)))
-        made = self.parsed.lm.engine.scheduler.submit(requests)  # they were checked when they were made
+        made = self.parsed.lm.engine.submit_checked(requests)  # `parse_request` has checked them
         stack.callback(self._end, made)
         handles = iter(made)
         return [None if request is None else next(handles) for request in self.requests]
 
     async def _chunks(self, handles: Sequence[Handle | None]) -> AsyncGenerator[Event]:
-        """Chunks of all texts, in the order in which they are generated."""
+        """Yield chunks of all texts, in the order in which they are generated."""
         running = [index for index, handle in enumerate(handles) if handle is not None]
         for index in range(len(handles)):
             if (past := self.parsed.past(index)) is not None and past.begun:
@@ -232,8 +234,8 @@ class _Job:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _chunks_of(self, index: int, handles: Sequence[Handle | None]) -> AsyncIterator[Event]:
-        """Chunks of one text. The first text of a prompt carries the prompt's log-probabilities; in a resumed stream
-        each text does."""
+        """Yield chunks of one text. The first text of a prompt carries the prompt's log-probabilities; in a resumed
+        stream each text does."""
         past, prompt, own = self.parsed.past(index), index // self.parsed.n, handles[index]
         begins = self.seen[index] is None and (past is None or not past.begun)
         first = index if past is not None else prompt * self.parsed.n
@@ -252,7 +254,7 @@ class _Job:
             begins = False
 
     async def _echo(self, index: int, result: Result) -> Event:
-        """The prompt of one text as an event, which a worker makes and writes: it can have megabytes."""
+        """Return the prompt of one text as an event, which a worker makes and writes: it can have megabytes."""
 
         def written(_: Any) -> tuple[dict[str, Any], bytes]:
             data = self.reply.echo(index, result)
@@ -262,7 +264,7 @@ class _Job:
         return replace(self._event(data, self.progress.move(index, ())), written=text)
 
     async def _unseen(self, index: int, handle: Handle | None) -> AsyncIterator[tuple[list[Step], list[int]]]:
-        """Steps of one text that the client has not seen, and the tokens that were not sent on this connection."""
+        """Yield steps of one text that the client has not seen, with the tokens that this connection has not sent."""
         seen, arrivals, held = self.seen[index], self._arrivals(handle), list[Step]()
         if seen is not None:
             async for steps in arrivals:
@@ -278,12 +280,13 @@ class _Job:
         async for steps in arrivals:
             yield steps, tokens_of(steps)
 
-    async def _watched(self, handle: Handle) -> None:
+    async def _wait_for(self, handle: Handle) -> None:
+        """Wait for the end of a text, with its times in the metrics."""
         async for _ in self._arrivals(handle):
             pass
 
     async def _arrivals(self, handle: Handle | None) -> AsyncIterator[list[Step]]:
-        """Steps as the engine delivers them, with their times in the metrics."""
+        """Yield steps as the engine delivers them, and put their times into the metrics."""
         assert handle is not None
         metrics, last = self.handler.metrics, 0.0
         async for steps in handle.arrivals():
@@ -297,13 +300,13 @@ class _Job:
             yield steps
 
     def receipt(self, results: Sequence[Result]) -> dict[str, Any] | None:
-        """The receipt of the texts, if the request or the settings ask for one."""
+        """Return the receipt of the texts, if the request or the settings ask for one."""
         fields, settings = self.parsed.body.spectr, self.handler.service.settings
         wanted = settings.receipts if fields is None or fields.receipt is None else fields.receipt
         return make_receipt(self.parsed, self.handler.service, results) if wanted else None
 
     def _end(self, handles: Sequence[Handle]) -> None:
-        """Cancel what has not ended, and count."""
+        """Cancel the handles that are still running, and update the metrics."""
         metrics = self.handler.metrics
         for handle in handles:
             handle.cancel()

@@ -49,16 +49,20 @@ class _Now:
             "num_requests_running": ("Texts that take part in steps.", load.running + load.prefilling),
             "num_requests_waiting": ("Texts that wait for a place.", self.admission.waiting + load.waiting),
             "kv_cache_usage_perc": ("Share of the cache that holds texts.", load.tokens / max(1, load.slots)),
-            "ready": ("Whether the server takes requests and its law is intact.", float(self.service.is_ready)),
+            "ready": (
+                "Whether the server accepts requests and the self-audit has found no violation.",
+                float(self.service.is_ready),
+            ),
         }
         for name, (what, value) in gauges.items():
             yield GaugeMetricFamily(f"spectr:{name}", what, value=value)
         yield CounterMetricFamily(
-            "spectr:num_preemptions", "Times that texts began again for want of memory.", value=load.starts_over
+            "spectr:num_preemptions", "How often texts began again because memory was short.", value=load.preemptions
         )
-        audited = self.service.audited
-        for name, value in audited.items():
-            yield CounterMetricFamily(f"spectr:audit_{name}", "Of the steps that were recomputed.", value=value)
+        for name, value in self.service.audit_counts.items():
+            yield CounterMetricFamily(
+                f"spectr:audit_{name}", "Steps recomputed by the self-audit, by outcome.", value=value
+            )
 
 
 class ServerMetrics:
@@ -79,7 +83,7 @@ class ServerMetrics:
             "spectr:time_to_first_token_seconds", "Until the first token.", registry=registry, buckets=_SECONDS
         )
         self.per_token = Histogram(
-            "spectr:time_per_output_token_seconds", "From token to token.", registry=registry, buckets=_FRACTIONS
+            "spectr:time_per_output_token_seconds", "Time per output token.", registry=registry, buckets=_FRACTIONS
         )
         self.whole = Histogram(
             "spectr:e2e_request_latency_seconds", "Until the last token.", registry=registry, buckets=_SECONDS

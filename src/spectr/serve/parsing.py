@@ -1,11 +1,10 @@
 """From the body of a request to requests of the engine."""
 
 import re
-import secrets
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spectr.coins import derived_seed
+from spectr.coins import derived_seed, random_seed
 from spectr.engine import Request
 from spectr.grammar import CompiledGrammar
 from spectr.lm import LM
@@ -25,7 +24,6 @@ from spectr.serve.settings import Limits
 
 __all__ = ["ParsedRequest", "as_turns", "characters", "parse_request"]
 
-_RANDOM_BITS = 53  # a seed that any JSON reader keeps whole
 _SAME = (
     "temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
 )  # fmt: skip
@@ -47,7 +45,7 @@ class ParsedRequest:
 
     @property
     def count(self) -> int:
-        """How many texts."""
+        """The number of texts."""
         return len(self.prompts) * self.n
 
     @property
@@ -67,20 +65,20 @@ class ParsedRequest:
 
     @property
     def resume(self) -> ResumeFields | None:
-        """What was sent before, if the stream goes on."""
+        """What was sent before, if a stream is resumed."""
         return None if self.body.spectr is None else self.body.spectr.resume
 
     def past(self, index: int) -> ResumedText | None:
-        """What was sent of one text before."""
+        """Return what was sent of one text before, if the stream is resumed."""
         return None if self.resume is None else self.resume.texts[index]
 
     def seed_of(self, index: int) -> int:
-        """The seed of one text: as `LM.generate` derives them."""
+        """Return the seed of one text, as `LM.generate` derives it."""
         return derived_seed(self.seed, index)
 
     def requests(self, scope: str) -> list[Request | None]:
-        """A checked request of the engine for each text; None for one that had ended before. The first text of a prompt
-        has the prompt's log-probabilities computed."""
+        """Return a checked request of the engine for each text; None for one that had ended before. The first text of a
+        prompt has the prompt's log-probabilities computed."""
         if self.resume is not None:
             return [self._resumed(index, scope) for index in range(self.count)]
         made: list[Request | None] = []
@@ -92,7 +90,7 @@ class ParsedRequest:
         return made
 
     def _resumed(self, index: int, scope: str) -> Request | None:
-        """The request of a text that is resumed. One that has not begun has its prompt scored."""
+        """Return the request of a text that is resumed. The prompt of one that has not begun is scored."""
         past, prompt = self.past(index), self.prompts[index // self.n]
         assert past is not None
         if past.finish_reason is not None:
@@ -124,7 +122,7 @@ async def parse_request(
 
 
 def _listed(body: CompletionRequest) -> list[Any]:
-    """The prompts of a body, as a list."""
+    """Return the prompts of a body as a list."""
     given: Any = body.prompt
     return [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
 
@@ -143,7 +141,7 @@ def _check_sizes(body: CompletionRequest | ChatRequest, service: Service, most_t
     last = service.lm.engine.target.vocabulary - 1
     stops = [*(body.stop if isinstance(body.stop, list) else ()), *(body.stop_token_ids or ())]
     if wrong := [stop for stop in stops if isinstance(stop, int) and stop > last]:
-        raise ApiError(400, f"tokens that end a text must be of the vocabulary, 0 … {last}, got {wrong[0]}",
+        raise ApiError(400, f"tokens that end a text must lie in 0 … {last}, got {wrong[0]}",
                        "stop_token_ids")  # fmt: skip
 
 
@@ -165,7 +163,7 @@ def _parsed(
         settings["grammar"] = grammar
     limit, drops = _limit(body)
     limits = [service.context - len(prompt) if limit is None else limit for prompt in prompts]
-    seed = secrets.randbits(_RANDOM_BITS) if body.seed is None else body.seed
+    seed = random_seed() if body.seed is None else body.seed
     parsed = ParsedRequest(body, lm, prompts, n, seed, settings, limits, drops)
     _check_logprobs(parsed, service.settings.limits.logprobs)
     if parsed.resume is not None:
@@ -202,7 +200,7 @@ def _check_bounds(body: GenerationFields, limits: Limits) -> None:
 
 
 def _limit(body: CompletionRequest | ChatRequest) -> tuple[int | None, bool]:
-    """Most new tokens, if the body says, and whether none is wanted."""
+    """Return the most new tokens, if the body has a limit, and whether no token is wanted."""
     given = body.max_tokens
     if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
         if given is not None and given != body.max_completion_tokens:
@@ -225,23 +223,23 @@ def _prompts(body: CompletionRequest | ChatRequest, tokenizing_lm: LM) -> list[l
 
 
 def as_turns(messages: list[Message]) -> list[dict[str, str]]:
-    """Messages as a chat template takes them."""
+    """Return messages as a chat template takes them."""
     roles = {"developer": "system"}
     return [{"role": roles.get(one.role, one.role), "content": joined(one.content)} for one in messages]
 
 
 def characters(messages: list[Message]) -> int:
-    """How many characters a conversation has."""
+    """Return the number of characters of a conversation."""
     return sum(len(joined(message.content)) for message in messages)
 
 
 def joined(content: str | list[TextPart]) -> str:
-    """The text of a content in parts."""
+    """Return the text of a content, which may be given in parts."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def _settings(body: CompletionRequest | ChatRequest, tokenizing_lm: LM, context: int) -> dict[str, Any]:
-    """What `LM.request` takes, with the model's own values for what the body leaves out."""
+    """Return the settings that `LM.request` takes; the model's own are used for those that the body leaves out."""
     found = {name: getattr(body, name) for name in _SAME if getattr(body, name) is not None}
     if body.top_k is not None:
         found["top_k"] = max(0, body.top_k)
@@ -264,7 +262,8 @@ def _settings(body: CompletionRequest | ChatRequest, tokenizing_lm: LM, context:
 
 
 def _logprobs(body: CompletionRequest | ChatRequest) -> int | None:
-    """How many log-probabilities are wanted in place of each token; 0 for that of the token alone, None for none."""
+    """Return how many log-probabilities are wanted in place of each token; 0 for that of the token alone, None for
+    none."""
     if isinstance(body, CompletionRequest):
         return body.logprobs
     return (body.top_logprobs or 0) if body.logprobs else None

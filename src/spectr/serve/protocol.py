@@ -53,7 +53,7 @@ Count = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 class StreamOptions(Fields):
-    """What a stream carries beside the text."""
+    """Optional contents of a stream."""
 
     include_usage: bool | None = None
     """Include `usage`, for the whole request, in the last chunk. Default: false."""
@@ -234,7 +234,7 @@ class GenerationFields(Body):
     """Token ids that end the text, besides the model's own stop tokens. Default: none."""
     max_tokens: Count | None = None
     """The most tokens to generate for each text, at least 1; prompt and text must fit into the context. 0 is allowed
-    for a completion with `echo` only. Default: what the context holds beside the prompt."""
+    for a completion with `echo` only. Default: what remains of the context after the prompt."""
     min_tokens: Count | None = None
     """No stop token is generated before so many tokens. Default, and what 0 means: the model's `generation_config`, or
     else 0."""
@@ -242,7 +242,7 @@ class GenerationFields(Body):
     """Send the texts as server-sent events while they are generated; one event may carry several tokens. Default:
     false."""
     stream_options: StreamOptions | None = None
-    """What a stream carries beside the text; allowed if `stream` is true."""
+    """Optional contents of a stream; allowed if `stream` is true."""
     response_format: ResponseFormat | None = None
     """The form that the text must have, as OpenAI's clients ask for it. Default: any text."""
     structured_outputs: StructuredOutputs | None = None

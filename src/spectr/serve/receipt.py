@@ -27,7 +27,7 @@ def _digest(tokens: Sequence[int]) -> str:
 
 
 def make_receipt(parsed: ParsedRequest, service: Service, results: Sequence[Result]) -> dict[str, Any]:
-    """Everything that the texts of one request depend on, and digests of the texts."""
+    """Return everything that the texts of one request depend on, and digests of the texts."""
     engine = parsed.lm.engine
     return {
         "format": _FORMAT,
@@ -56,7 +56,7 @@ def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_receipt(path: Path) -> dict[str, Any]:
-    """A receipt from a file: itself, or the response that it came in."""
+    """Read a receipt from a file, which has the receipt itself or the response that it came in."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -8,7 +8,6 @@ from itertools import accumulate
 from typing import Any
 
 from spectr.engine import Result, Step, TokenLogprobs
-from spectr.engine.metrics import Stats
 from spectr.serve.parsing import ParsedRequest
 from spectr.view.tokens import TokenTexts
 from spectr.view.trace import traced
@@ -17,7 +16,7 @@ __all__ = ["Reply", "speculation"]
 
 
 def speculation(results: Sequence[Result], nodes: int, *, detailed: bool) -> dict[str, Any]:
-    """Statistics in the form of vLLM's `metrics.speculative_decoding`, over all texts of a response."""
+    """Return statistics in the form of vLLM's `metrics.speculative_decoding`, over all texts of a response."""
     steps = [step for result in results for step in result.steps]
     stats = [result.stats for result in results]
     drafted, accepted = sum(one.drafted for one in stats), sum(one.accepted for one in stats)
@@ -39,16 +38,6 @@ def speculation(results: Sequence[Result], nodes: int, *, detailed: bool) -> dic
     return found
 
 
-def merged(stats: Sequence[Stats]) -> dict[str, list[int]]:
-    """Steps that came to each depth with a draft there, and those that accepted it, over several texts."""
-    depth = max((len(one.reached) for one in stats), default=0)
-
-    def summed(name: str) -> list[int]:
-        return [sum(values[at] for one in stats if at < len(values := getattr(one, name))) for at in range(depth)]
-
-    return {"reached": summed("reached"), "kept": summed("kept")}
-
-
 @dataclass(slots=True)
 class Reply:
     """One response: its id and time, and how its parts are written."""
@@ -57,7 +46,7 @@ class Reply:
     model: str
     fingerprint: str
     texts: TokenTexts
-    id: str = ""  # of the response; both are those of the stream that goes on, if one does
+    id: str = ""  # of the response; a resumed stream keeps its id and time
     created: int = 0
 
     def __post_init__(self) -> None:
@@ -67,14 +56,14 @@ class Reply:
         self.created = int(time.time()) if past is None else past.created
 
     def whole(self, results: Sequence[Result], receipt: dict[str, Any] | None) -> dict[str, Any]:
-        """The body of a response that is not streamed."""
+        """Return the body of a response that is not streamed."""
         n = self.parsed.n  # the first text of each prompt has the prompt's log-probabilities
         choices = [self._choice(at, result, results[at // n * n]) for at, result in enumerate(results)]
         return {**self._head(chunk=False), "choices": choices, **self.closing(results, receipt)}
 
     def chunk(self, index: int, steps: Sequence[Step], unsent: Sequence[int], *, begins: bool) -> dict[str, Any] | None:
-        """The chunk of a stream for steps of one text; None if it would be empty. `unsent` are the tokens that no chunk
-        before had."""
+        """Return the chunk of a stream for steps of one text; None if it would be empty. `unsent` are the tokens that
+        no earlier chunk had."""
         text, reason = "".join(step.text for step in steps), steps[-1].finish_reason if steps else None
         tokens = [token for step in steps for token in step.tokens]
         logprobs = [entry for step in steps for entry in step.logprobs or ()]
@@ -95,7 +84,7 @@ class Reply:
         return found
 
     def _shown(self, steps: Sequence[Step], tokens: Sequence[int]) -> dict[str, Any]:
-        """The trace and the tokens of steps, if the body asks for them."""
+        """Return the trace and the tokens of steps, if the body asks for them."""
         wanted = self.parsed.body.spectr
         found: dict[str, Any] = {}
         if wanted is not None and wanted.trace:
@@ -105,26 +94,26 @@ class Reply:
         return found
 
     def echo(self, index: int, result: Result) -> dict[str, Any]:
-        """The prompt of one text, as the first chunk of a stream. `result` is of the first text of that prompt."""
+        """Return the prompt of one text as the first chunk of a stream; `result` is of the prompt's first text."""
         prompt = self.parsed.prompts[index // self.parsed.n]
         logprobs = self._logprobs(prompt, result.prompt_logprobs or [], 0) if self.parsed.logprobs is not None else None
         choice = {"index": index, "text": self.texts.decode(prompt), "logprobs": logprobs, "finish_reason": None}
         return {**self._head(chunk=True), "choices": [choice]}
 
     def entries(self, results: Sequence[Result]) -> int:
-        """About how many numbers a response has: log-probabilities, or else tokens."""
+        """Estimate how many numbers a response has: log-probabilities, or else tokens."""
         tokens = sum(len(result.tokens) + len(result.prompt_logprobs or ()) * self.parsed.n for result in results)
         return tokens * (1 + (self.parsed.logprobs or 0))
 
     def last(self, results: Sequence[Result], receipt: dict[str, Any] | None, *, usage: bool) -> dict[str, Any]:
-        """The chunk after all texts: usage, statistics and receipt, and no choice."""
+        """Return the chunk after all texts, which has usage, statistics and receipt, and no choice."""
         closing = self.closing(results, receipt)
         if not usage:
             del closing["usage"]
         return {**self._head(chunk=True), "choices": [], **closing}
 
     def closing(self, results: Sequence[Result], receipt: dict[str, Any] | None) -> dict[str, Any]:
-        """Usage, statistics and receipt of the whole request."""
+        """Return usage, statistics and receipt of the whole request."""
         detailed = self.parsed.body.spectr is not None and bool(self.parsed.body.spectr.statistics)
         nodes = self.parsed.lm.engine.drafter.nodes
         said = {"seed": self.parsed.seed, **({} if receipt is None else {"receipt": receipt})}
@@ -212,5 +201,5 @@ class Reply:
         }
 
     def _by_text(self, likeliest: Sequence[tuple[int, float]]) -> dict[str, float]:
-        """Log-probabilities by text; of several tokens with one text that of the likeliest."""
+        """Return log-probabilities by text; of several tokens with one text that of the likeliest."""
         return {self.texts.text(token): value for token, value in reversed(likeliest)}

@@ -17,14 +17,14 @@ from spectr.serve.errors import ApiError
 from spectr.serve.protocol import ResumeFields
 from spectr.text.stream import TextStream
 
-__all__ = ["Place", "Progress", "Seen", "check_resume", "read_places", "steps_after", "tokens_of"]
+__all__ = ["Progress", "Seen", "TextPosition", "check_resume", "read_positions", "steps_after", "tokens_of"]
 
 _ENTRY = re.compile(r"[0-9]{1,10}:[0-9a-f]{8}\.?")
 
 
 @dataclass(slots=True)
-class Place:
-    """How far a text has come: its tokens, as a number and a hash."""
+class TextPosition:
+    """The position that a stream has reached in a text: the number of its tokens, and a hash of them."""
 
     count: int = 0
     has_ended: bool = False
@@ -36,8 +36,8 @@ class Place:
         self._hash.update(b"".join(token.to_bytes(4, "big") for token in tokens))
 
     @classmethod
-    def after(cls, tokens: Sequence[int]) -> "Place":
-        """The place after some tokens."""
+    def after(cls, tokens: Sequence[int]) -> "TextPosition":
+        """Return the position after some tokens."""
         made = cls()
         made.move(tokens)
         return made
@@ -48,7 +48,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a client that reconnects has of a text."""
+    """The position up to which a client that reconnects has a text."""
 
     count: int
     mark: str
@@ -58,42 +58,42 @@ class Seen:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the client has the end, too."""
+        """Whether the client has the whole text."""
         return self.mark.endswith(".")
 
     def check(self, tokens: Sequence[int]) -> None:
         """Refuse to continue after tokens that are not those the client has."""
-        if len(tokens) < self.count or str(Place.after(tokens[: self.count])) != self.mark.rstrip("."):
+        if len(tokens) < self.count or str(TextPosition.after(tokens[: self.count])) != self.mark.rstrip("."):
             raise ApiError(
-                409, f"the first {self.count} tokens are others than those that were sent: this server computes with "
-                "other numbers, or the body is another one; send the request again without Last-Event-ID",
+                409, f"the first {self.count} tokens differ from those that were sent: this server has different "
+                "weights or arithmetic, or the body differs; send the request again without Last-Event-ID",
                 code="other_text",
             )  # fmt: skip
 
 
 class Progress:
-    """How far the texts of a stream have come, as far as events were made of it."""
+    """The positions of all texts of a stream, as far as events were made of them."""
 
     def __init__(self, seen: Sequence[Seen | None]) -> None:
-        self._places: list[Place | Seen | None] = list(seen)
+        self._positions: list[TextPosition | Seen | None] = list(seen)
 
     def move(self, index: int, tokens: Sequence[int], *, ends: bool = False) -> str:
-        """The id of an event with these tokens of one text, and its end if it `ends`."""
-        place = self._places[index]
-        if not isinstance(place, Place):
-            place = self._places[index] = Place()
-        place.move(tokens)
-        place.has_ended = ends
+        """Advance one text by the tokens of an event, to its end if it `ends`, and return the id of that event."""
+        position = self._positions[index]
+        if not isinstance(position, TextPosition):
+            position = self._positions[index] = TextPosition()
+        position.move(tokens)
+        position.has_ended = ends
         return self.id
 
     @property
     def id(self) -> str:
         """The id of an event that is sent now."""
-        return ",".join("-" if place is None else str(place) for place in self._places)
+        return ",".join("-" if position is None else str(position) for position in self._positions)
 
 
-def read_places(given: str, texts: int) -> list[Seen | None]:
-    """What a client has of each text, from the last id that it got."""
+def read_positions(given: str, texts: int) -> list[Seen | None]:
+    """Return what a client has of each text, from the last id that it got."""
     entries = [entry.strip() for entry in given.split(",", texts)]
     if len(entries) != texts or not all(entry == "-" or _ENTRY.fullmatch(entry) for entry in entries):
         raise ApiError(400, f"Last-Event-ID must be the id of an event of this request, which has {texts} texts, got "
@@ -111,19 +111,19 @@ def check_resume(given: ResumeFields, texts: int, rule: str, fingerprint: str) -
                        "the request again", "spectr.resume", "other_model")  # fmt: skip
     if rule != "race":
         raise ApiError(
-            409, f"a text under rule {rule!r} cannot go on at another server: its draws belong to the tree of each "
-            "step, and not to places in the text; under the race it could", "spectr.resume", "not_resumable",
+            409, f"a text under rule {rule!r} cannot be resumed at another server: its draws belong to the tree of "
+            "each step, and not to positions of the text; under the race it could", "spectr.resume", "not_resumable",
         )  # fmt: skip
 
 
 def tokens_of(steps: Sequence[Step]) -> list[int]:
-    """The tokens of several steps."""
+    """Return the tokens of several steps."""
     return [token for step in steps for token in step.tokens]
 
 
 def steps_after(steps: Sequence[Step], count: int, reader: Reader | None) -> Step:
-    """The part of several steps after their first `count` tokens, as one step. The text shown for some tokens depends
-    on these tokens alone, so that a second reader finds what was shown for the first ones."""
+    """Return the part of several steps after their first `count` tokens, as one step. The text shown for some tokens
+    depends on these tokens alone, so that a second reader finds what was shown for the first ones."""
     shown = ""
     if isinstance(reader, TextReader):
         again = TextReader(TextStream(reader.stream.tokenizer, reader.stream.stops))

@@ -34,7 +34,7 @@ __all__ = ["DRAFTERS", "Service", "Variant"]
 DRAFTERS = ("auto", "none", "lookup", "ngram")
 """Drafters that a request may name. None of them is loaded from a file or a network."""
 
-_VARIANTS = 4  # engines beside the server's own that are kept
+_VARIANTS = 4  # engines besides the server's own that are kept
 _FAILURES = 3  # of the engine in a row, after which the server is not ready
 _TOKEN_CHARACTERS = 16  # of a prompt for each token of the context; texts have about four
 _LEAST_CHARACTERS = 1 << 16  # that a text may have however short the context is
@@ -55,7 +55,7 @@ class Service:
 
     def __init__(self, lm: LM, settings: ServerSettings) -> None:
         self.witness = Witness(settings.audit_share) if settings.audit_share else None
-        self.lm, self.settings = self._watched(lm), settings
+        self.lm, self.settings = self._with_witness(lm), settings
         self.name = settings.name or getattr(lm.opened.target.model, "name_or_path", "") or "model"
         self.created = int(time.time())
         self.is_draining = False
@@ -85,7 +85,7 @@ class Service:
 
     @property
     def arithmetic(self) -> dict[str, Any]:
-        """What the numbers of a text depend on beside the weights."""
+        """What the numbers of a text depend on besides the weights."""
         target: Any = self.lm.opened.target
         net, ranks = target.model, {"tensor_parallel": target.group.size} if target.is_sharded else {}
         device = net.device
@@ -96,15 +96,15 @@ class Service:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Of the programs that take part."""
+        """Return the versions of spectr, torch and transformers."""
         return {"spectr": __version__, "torch": torch.__version__, "transformers": package_version("transformers")}
 
     @property
-    def audited(self) -> dict[str, float]:
+    def audit_counts(self) -> dict[str, float]:
         """Counts of the self-audit; empty if there is none."""
         return {} if self.witness is None else self.witness.counts
 
-    def _watched(self, lm: LM) -> LM:
+    def _with_witness(self, lm: LM) -> LM:
         """The same model, with a share of its steps checked."""
         if self.witness is None:
             return lm
@@ -121,8 +121,8 @@ class Service:
             return "the server is shutting down"
         if self.failures >= _FAILURES:
             return f"the engine failed in the last {self.failures} requests; the log says why"
-        if self.audited.get("violations", 0):
-            return "a step of the engine broke the law it samples from; the log has the step"
+        if self.audit_counts.get("violations", 0):
+            return "the self-audit found a step that sampled from the wrong distribution; the log has the step"
         return None
 
     def check_length(self, characters: int, param: str) -> None:
@@ -182,14 +182,14 @@ class Service:
         own = self.lm.engine
         rule = own.rule if wanted.rule is None else as_rule(wanted.rule)
         if wanted.drafter is None and wanted.nodes is None and own.drafter.siblings in rule.card.siblings:
-            engine = own.with_rule(rule)
+            engine = own.with_parts(rule=rule)
         else:
             options = DraftOptions(nodes=None if wanted.drafter == "none" else wanted.nodes)
             drafter = pair(wanted.drafter or "auto", self.lm.opened, rule.card, options)
             engine = Engine(own.target, drafter, rule, own.stops, rows=min(8, own.parts.rows))
         made = copy.copy(self.lm)
         made.engine = engine
-        return self._watched(made)
+        return self._with_witness(made)
 
     def end(self) -> None:
         """Answer all requests that run with an error. From the event loop."""

@@ -45,7 +45,7 @@ class Workers:
         queue = self._queues.setdefault(tenant, deque())
         if len(queue) >= self._most:
             raise ApiError(
-                429, f"{len(queue)} requests of this key wait for a worker, which is as many as may; retry later",
+                429, f"{len(queue)} requests of this key wait for a worker, which is the limit; retry later",
                 code="queue_full", wait=1,
             )  # fmt: skip
         turn: asyncio.Future[None] = loop.create_future()

@@ -86,7 +86,7 @@ class Comparison:
         found = (values[at] for name, values in self.acceptance.items() if COLUMNS[name].sampled)
         return max(value for value in found if value is not None)
 
-    def to_json(self) -> dict[str, Any]:
+    def as_data(self) -> dict[str, Any]:
         """Return the comparison as JSON data."""
         return {
             "family": self.family.name,

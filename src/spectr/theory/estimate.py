@@ -32,7 +32,7 @@ class Estimate:
             else math.copysign(math.inf, difference)
         )
 
-    def to_json(self) -> dict[str, float | None]:
+    def as_data(self) -> dict[str, float | None]:
         """Return JSON data; an unknown error is null."""
         return {"value": self.value, "error": None if math.isnan(self.error) else self.error}
 

@@ -127,7 +127,7 @@ class Prediction:
     speedup: float
     expected_tokens: float
 
-    def to_json(self) -> dict[str, float]:
+    def as_data(self) -> dict[str, float]:
         """Return the prediction as JSON data."""
         return asdict(self)
 

@@ -241,6 +241,6 @@ def measure(study: Study, progress: Callable[[str], None]) -> dict[str, Any]:
         "dtype": str(net.dtype).removeprefix("torch."),
         "torch": torch.__version__,
         "vocabulary": bench.lm.opened.target.vocabulary,
-        "domains": findings.to_json(bench.lm.opened.target.vocabulary),
-        "lossy": [one.to_json() for one in over_accepting],
+        "domains": findings.as_data(bench.lm.opened.target.vocabulary),
+        "lossy": [one.as_data() for one in over_accepting],
     }

@@ -33,7 +33,7 @@ def _share(sums: Array) -> float:
 
 
 def _ratio(above: Array, below: Array) -> dict[str, Any]:
-    return jackknife(np.stack([above, below], -1), _share).to_json()
+    return jackknife(np.stack([above, below], -1), _share).as_data()
 
 
 def _depths(nodes: Nodes) -> int:
@@ -72,8 +72,8 @@ def _efficiency(laws: Nodes, counts: Nodes) -> dict[str, Any]:
     of the text cut."""
     predicted, observed = predicted_tokens(laws), observed_tokens(counts)
     return {
-        "predicted": predicted.to_json(),
-        "observed": observed.to_json(),
+        "predicted": predicted.as_data(),
+        "observed": observed.as_data(),
         "deviation": _finite(observed.off(predicted.value, predicted.error)),
         "cut": _ratio(counts.emitted, counts.calls),
     }
@@ -170,7 +170,7 @@ class Findings:
     race: tuple[Nodes, Nodes]
     trees: Mapping[int, Counts]
 
-    def to_json(self, vocabulary: int) -> dict[str, Any]:
+    def as_data(self, vocabulary: int) -> dict[str, Any]:
         """Return JSON data for every domain, and for all of them together."""
         found = {name: self._of(self.domain == at, vocabulary) for at, name in enumerate(self.domains)}
         return found if list(found) == ["all"] else {**found, "all": self._of(self.domain >= 0, vocabulary)}
@@ -195,7 +195,7 @@ class OverAccepting:
     after: str
     nodes: Nodes
 
-    def to_json(self) -> dict[str, Any]:
+    def as_data(self) -> dict[str, Any]:
         """Return rejections and bias per tested token, and score per emitted token, as JSON data."""
         nodes = self.nodes
         judged, everywhere = nodes.by_text(nodes.judged), nodes.by_text(np.ones_like(nodes.judged))
@@ -206,5 +206,5 @@ class OverAccepting:
             "expected": _ratio(nodes.by_text(nodes["rejected"], nodes.judged), judged),
             "bias": _ratio(nodes.by_text(nodes["bias"], nodes.judged), judged),
             "score": _ratio(nodes.by_text(nodes["score"]), everywhere),
-            "tokens_per_call": observed_tokens(nodes).to_json(),
+            "tokens_per_call": observed_tokens(nodes).as_data(),
         }

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spectr.errors import ArgumentError
 from spectr.models.features import capture_features, last_state
-from spectr.models.head import finished
+from spectr.models.logits import scale_and_cap
 from spectr.models.target import Target
 from spectr.train.samples import Text
 from spectr.types import Layers
@@ -53,7 +53,7 @@ def target_logits(target: Target, states: Tensor) -> Tensor:
     """Return the target's logits (N, V) for inputs (N, H) of its output layer."""
     output: Any = target.output_layer
     config = target.model.config.get_text_config(decoder=True)
-    return finished(output(states.to(output.weight.dtype)), config)
+    return scale_and_cap(output(states.to(output.weight.dtype)), config)
 
 
 class Corpus:

@@ -17,7 +17,8 @@ from spectr.data.prompts import read_prompts, split, training
 from spectr.errors import ArgumentError
 from spectr.lm import LM, load
 from spectr.models.blockwise import BlockwiseHead, blockwise_of
-from spectr.models.head import Borrowing, head_of
+from spectr.models.borrowing import Borrowing
+from spectr.models.head import head_of
 from spectr.models.packed import unpacked
 from spectr.models.published.eagle3 import Eagle3Head
 from spectr.models.published.making import Written, eagle3_of, save_eagle3

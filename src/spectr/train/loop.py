@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from spectr.models.blockwise import BlockwiseHead
+from spectr.models.borrowing import Borrowing
 from spectr.models.graphs import Captured
-from spectr.models.head import Borrowing, FeatureHead
+from spectr.models.head import FeatureHead
 from spectr.models.published.eagle3 import Eagle3Head
 from spectr.models.target import Target
 from spectr.train.corpus import Batch, Corpus, target_logits

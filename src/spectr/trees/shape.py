@@ -126,9 +126,8 @@ def _paths(parents: Tensor, reach: Tensor, depth: int) -> tuple[Tensor, Tensor]:
     level = reach.sum(-1) - 1  # (B, N)
     batch, nodes = parents.shape
     ids = cached_arange(nodes, parents.device).expand(batch, nodes, nodes)
-    at = torch.where(
-        reach, level.clamp_max(depth)[:, None, :], depth + 1
-    )  # entries that are no ancestors go to an extra last column
+    # Entries that are no ancestors go to an extra last column.
+    at = torch.where(reach, level.clamp_max(depth)[:, None, :], depth + 1)
     path = parents.new_full((batch, nodes, depth + 2), -1).scatter_(-1, at, ids)
     return level, path[..., : depth + 1]
 

@@ -17,7 +17,7 @@ from spectr.draft import Plan
 from spectr.draft.adaptive import SwitchingDrafter, replanned
 from spectr.draft.candidate_plans import candidate_plans
 from spectr.draft.options import DraftOptions
-from spectr.draft.profile import PLAIN, Choice, DecodingPlan, Profile
+from spectr.draft.profile import PLAIN, DecodingPlan, MeasuredBatch, Profile
 from spectr.draft.traits import DrafterTraits
 from spectr.errors import ArgumentError, MismatchError, SpectrError
 from spectr.lm import LM
@@ -186,7 +186,7 @@ class Tuner:
             return None
         rates = {rows: {one.plan: one.rate for one in several} for rows, several in found.items()}
         choices = tuple(
-            Choice(rows, plan, tuple(rates[rows].get(place) for place in range(len(self.plans))))
+            MeasuredBatch(rows, plan, tuple(rates[rows].get(place) for place in range(len(self.plans))))
             for rows, plan in choose(found, self.plans).items()
         )
         net = self.lm.opened.target.model

@@ -18,7 +18,7 @@ from spectr.types import Coins, Draft, LogitsAt, Verdict
 from spectr.verify.descent import conclude
 from spectr.verify.rule import Card, Descent, Rule, law_of, laws_in
 
-__all__ = ["Block", "ProposedPath", "keep_longest", "path_tokens"]
+__all__ = ["Block", "ProposedPath", "keep_longest", "next_tokens_on_path"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ProposedPath:
         return (self.nodes >= 0).sum(-1) - 1
 
 
-def path_tokens(draft: Draft, nodes: Tensor) -> Tensor:
+def next_tokens_on_path(draft: Draft, nodes: Tensor) -> Tensor:
     """Return the token after each of `nodes` (B, L + 1) on a path, and the root's token beyond its end."""
     after = torch.nn.functional.pad(nodes[:, 1:], (0, 1), value=0)
     return draft.tokens.gather(-1, after.clamp_min(0))
@@ -114,7 +114,7 @@ class Block(Rule):
             at = nodes.gather(-1, depth).clamp_min(0)
             return torch.stack([law_of(logits(at)), pick_rows(draft_laws, at)], -2)
 
-        path = ProposedPath(nodes, path_tokens(draft, nodes), laws)
+        path = ProposedPath(nodes, next_tokens_on_path(draft, nodes), laws)
         end, weights = keep_longest(path, coins, lazily=descent.lazily)
         bonus = coins.pick(weights[:, None], end[:, None], Purpose.BONUS).squeeze(1)
         return conclude(tree, end, bonus)

@@ -15,7 +15,7 @@ from spectr.rows import LazyRows, pick_rows
 from spectr.transport import coupling as named_coupling
 from spectr.transport.selection import SelectingCoupling
 from spectr.types import Coins, Draft, LogitsAt, Verdict
-from spectr.verify.block import ProposedPath, keep_longest, path_tokens
+from spectr.verify.block import ProposedPath, keep_longest, next_tokens_on_path
 from spectr.verify.descent import conclude, descend
 from spectr.verify.follow import child_in_slot, drafted_at, node_ids
 from spectr.verify.rule import Card, Descent, Rule, law_of, laws_in
@@ -57,7 +57,7 @@ class PathBlock(Rule):
             return child_in_slot(tree, children, slot), _with_target(target, chosen.law)
 
         trail = descend(decide, tree, lazily=descent.lazily)
-        path = ProposedPath(trail.nodes, path_tokens(draft, trail.nodes), trail.at)
+        path = ProposedPath(trail.nodes, next_tokens_on_path(draft, trail.nodes), trail.at)
         end, weights = keep_longest(path, coins, lazily=descent.lazily)
         bonus = coins.pick(weights[:, None], end[:, None], Purpose.BONUS).squeeze(1)
         return conclude(tree, end, bonus)

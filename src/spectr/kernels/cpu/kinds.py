@@ -58,10 +58,6 @@ class Kind:
         """The number of groups in a block."""
         return self.block // GROUP
 
-    def row_bytes(self, columns: int) -> int:
-        """Return the bytes of a row."""
-        return self.prefix + columns // self.block * self.bytes
-
 
 def interleaved(kind: Kind, rows: Bytes, lanes: int) -> Bytes:
     """Return rows (R, row bytes) as tiles (⌈R / lanes⌉, lanes · row bytes), padded with rows of zeros."""

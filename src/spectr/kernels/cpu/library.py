@@ -46,9 +46,10 @@ def _emit(name: str, processor: Processor) -> str:
 
 def _machine(processor: Processor) -> Any:
     target = llvm.Target.from_triple(llvm.get_process_triple())
+    # "large", because code and constants may be more than 2 GiB apart in a large process.
     return target.create_target_machine(
         cpu=processor.name, features=processor.features, opt=3, reloc="static", codemodel="large"
-    )  # in a large process, code and constants may be more than 2 GiB apart
+    )
 
 
 def _compiled(text: str, processor: Processor) -> bytes:

@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from spectr.errors import MismatchError
+from spectr.models.attention import group_heads
 from spectr.models.int8 import int8_products
 from spectr.models.packed import PackedLinear, pack
 from spectr.models.published.block import BlockHead
@@ -14,7 +15,6 @@ from spectr.models.published.checkpoint import Checkpoint
 from spectr.models.published.eagle3 import Eagle3Head
 from spectr.models.published.formats import Eagle3Form, Form, Source, form_of
 from spectr.models.published.sharing import only_bias_of
-from spectr.models.tuned import tune
 
 __all__ = ["head_from", "load_head"]
 
@@ -78,7 +78,7 @@ def load_head(
     head: Any = head_from(form, checkpoint.tensors(), checkpoint.name)
     head.to(target.device, target.dtype).requires_grad_(False)
     head.borrow(target)
-    tune(head)
+    group_heads(head)
     int8_products(head)
     head.readout.round()
     if isinstance(target.get_output_embeddings(), PackedLinear):  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
-"""Drafts from a reference: a text that the row's answer will probably repeat, with some edits.
+"""Drafts from a prediction: a text that the row's answer will probably repeat, with some edits.
 
-The tokens that continue the reference are drafted as a branch in addition to the tree of another drafter, and share
+The tokens that continue the prediction are drafted as a branch in addition to the tree of another drafter, and share
 nodes with it. The tables are on the device and are changed in place, because captured steps refer to their addresses.
 """
 
@@ -19,7 +19,7 @@ from spectr.rows import cached_arange, copy_to_device
 from spectr.types import ORIGINS, Draft, Drafter, Drafting, Layers, Opening, Scene, Siblings, TextState
 from spectr.verify import Card
 
-__all__ = ["LENGTH", "ReferenceDrafter", "ReferenceDrafting", "References", "fits"]
+__all__ = ["LENGTH", "PredictionDrafter", "PredictionDrafting", "Predictions", "fits"]
 
 LENGTH = 16
 """The most tokens of the branch."""
@@ -31,8 +31,8 @@ _NEAR = 12  # tokens around the expected place where a shorter match is enough
 
 
 @dataclass(frozen=True, slots=True)
-class ReferenceDrafter:
-    """Drafts with another drafter, and adds a branch from the row's reference. For rules that need no draft
+class PredictionDrafter:
+    """Drafts with another drafter, and adds a branch from the row's prediction. For rules that need no draft
     distributions."""
 
     drafter: Drafter
@@ -49,6 +49,11 @@ class ReferenceDrafter:
         return DrafterTraits(self.drafter).origin
 
     @property
+    def drafters(self) -> Sequence[Drafter]:
+        """The drafters that the other drafter chooses between, if it does."""
+        return DrafterTraits(self.drafter).drafters
+
+    @property
     def siblings(self) -> Siblings:
         """How children are drawn: a branch is a fixed set."""
         return "fixed" if self.drafter.siblings == "fixed" else "race"
@@ -57,6 +62,11 @@ class ReferenceDrafter:
     def nodes(self) -> int:
         """The nodes of the other drafter's tree and of the branch."""
         return self.drafter.nodes + LENGTH
+
+    @property
+    def scratch_slots(self) -> int:
+        """The slots that the other drafter needs, and the branch."""
+        return DrafterTraits(self.drafter).scratch_slots + LENGTH
 
     @property
     def gives_laws(self) -> bool:
@@ -73,53 +83,58 @@ class ReferenceDrafter:
         """The layers whose features the other drafter reads."""
         return DrafterTraits(self.drafter).feature_layers
 
-    def open(self, opening: Opening) -> "ReferenceDrafting":
-        """Open the other drafter and tables for references."""
-        return ReferenceDrafting(self, self.drafter.open(opening), opening)
+    def open(self, opening: Opening) -> "PredictionDrafting":
+        """Open the other drafter and tables for predictions."""
+        return PredictionDrafting(self, self.drafter.open(opening), opening)
 
 
 def fits(drafter: Drafter, card: Card) -> bool:
     """Whether a rule takes a branch without a draft distribution in addition to a drafter's tree: race and match do."""
-    return card.tree and not card.needs_laws and ReferenceDrafter(drafter).siblings in card.siblings
+    return card.tree and not card.needs_laws and PredictionDrafter(drafter).siblings in card.siblings
 
 
-class ReferenceDrafting(DelegatingDrafting):
-    """The drafting of the other drafter, and the references of the rows.
+class PredictionDrafting(DelegatingDrafting):
+    """The drafting of the other drafter, and the predictions of the rows.
 
-    A row begins without a reference. `predict` sets one until the row ends; `refer` sets tokens for the next step only,
-    which are drafted instead of the reference.
+    A row begins without a prediction. `set_prediction` sets one until the row ends, and `set_next_tokens` sets tokens
+    that are drafted instead in the next step only.
     """
 
-    def __init__(self, drafter: ReferenceDrafter, inner: Drafting, opening: Opening) -> None:
+    def __init__(self, drafter: PredictionDrafter, inner: Drafting, opening: Opening) -> None:
         super().__init__(inner)
-        self.drafter, self.references = drafter, References(opening.rows, torch.device(opening.device))
+        self.drafter, self.predictions = drafter, Predictions(opening.rows, torch.device(opening.device))
         self._selects = isinstance(drafter.drafter, SwitchingDrafter) and drafter.drafter.observe is not None
         self._has_branch = False  # in the last step some row had a branch
         self._is_alone = False  # in the last step the other drafter was left out
-        self._origin: Tensor | None = (
-            None  # (B, N): the node that each node was in the other drafter's tree; None: the same
-        )
+        self._drafter_index = 0  # what `choose` returned for the next step
+        # (B, N): the node that each node was in the other drafter's tree; None: the same
+        self._origin: Tensor | None = None
 
     @property
     def version(self) -> int:
         """A number that changes when a table is replaced: captured steps know tables by their addresses."""
-        return self.references.version
+        return self.predictions.version
 
-    def predict(self, row: int, tokens: Sequence[int], after: int) -> None:
-        """Drafts from a reference until the row ends. The reference continues the first `after` tokens of the row's
-        text; tokens of the text behind those were generated before, and are searched for in it."""
-        self.references.put(row, tokens, after)
+    def set_prediction(self, row: int, tokens: Sequence[int], after: int) -> None:
+        """Set the row's prediction, which is drafted until the row ends. It continues the first `after` tokens of the
+        row's text; tokens of the text behind those were generated before, and are searched for in it."""
+        self.predictions.put(row, tokens, after)
 
-    def refer(self, row: int, tokens: Sequence[int]) -> None:
-        """Drafts these tokens, at most `LENGTH` of them, after the row's present text in the next step only. Call it
+    def set_next_tokens(self, row: int, tokens: Sequence[int]) -> None:
+        """Set the tokens to draft in the next step only, at most `LENGTH`, after the row's present text. Call it
         between steps, in lanes that read steps at once, so that the present text is known. A second call replaces the
         tokens, and an empty sequence withdraws them."""
-        self.references.put_next(row, tokens)
+        self.predictions.put_next(row, tokens)
+
+    def choose(self, rows: int) -> int:
+        """Let the other drafter choose, and remember its choice."""
+        self._drafter_index = self.inner.choose(rows)
+        return self._drafter_index
 
     def propose(self, scene: Scene) -> Draft:
-        """Draft the other drafter's tree with the branch; the draft also has what the references predict. An adaptive
+        """Draft the other drafter's tree with the branch; the draft also has the predicted tokens. An adaptive
         drafter, which may select plain decoding, is left out of steps in which all rows have a branch."""
-        branch = self.references.follow(scene.texts, scene.active, self._longest(len(scene.root)))
+        branch = self.predictions.follow(scene.texts, scene.active, self._longest(len(scene.root)))
         chain = _chain(scene.root, branch.tokens, branch.count)
         self._has_branch = chain.tokens.shape[1] > 1
         may_skip = self._selects and self._has_branch and scene.root.device.type == "cpu"
@@ -136,7 +151,8 @@ class ReferenceDrafting(DelegatingDrafting):
         """(B, N): the origin of each node of the last tree; None if all are the other drafter's."""
         if self._origin is None:
             return draft.origin
-        own = torch.zeros_like(draft.tokens) if draft.origin is None else draft.origin
+        default = ORIGINS.index(DrafterTraits(self.drafter).origin_of(self._drafter_index))
+        own = torch.full_like(draft.tokens, default) if draft.origin is None else draft.origin
         code = torch.where(branch.is_next, ORIGINS.index("grammar"), ORIGINS.index("prediction"))
         return torch.where(self._origin >= 0, own.gather(1, self._origin.clamp_min(0)), code)
 
@@ -148,24 +164,24 @@ class ReferenceDrafting(DelegatingDrafting):
             path = torch.where(path >= 0, self._origin.gather(1, path.clamp_min(0)), -1)
         self.inner.keep(path)
 
-    def observe(self, rows: int, choice: int, tokens: float, seconds: float) -> None:
+    def observe(self, rows: int, drafter_index: int, tokens: float, seconds: float) -> None:
         """Pass measurements of steps without a branch to the other drafter; only those measure its own drafts."""
         if not self._has_branch:
-            self.inner.observe(rows, choice, tokens, seconds)
+            self.inner.observe(rows, drafter_index, tokens, seconds)
 
     def begin(self, row: int, text: Sequence[int], limit: int, source: Sequence[int] | None) -> None:
-        """Begin a row without a reference."""
-        self.references.put(row, (), len(text))
+        """Begin a row without a prediction."""
+        self.predictions.put(row, (), len(text))
         self.inner.begin(row, text, limit, source)
 
     def copy_rows(self, sources: list[int], targets: list[int], most: int) -> None:
-        """Copy the references of rows, and the rows of the other drafter."""
-        self.references.copy_rows(sources, targets)
+        """Copy the predictions of rows, and the rows of the other drafter."""
+        self.predictions.copy_rows(sources, targets)
         self.inner.copy_rows(sources, targets, most)
 
     def make_room(self, rows: int, slots: int) -> None:
-        """Allocate room for more rows; references do not depend on `slots`."""
-        self.references.make_room(rows)
+        """Allocate room for more rows; predictions do not depend on `slots`."""
+        self.predictions.make_room(rows)
         self.inner.make_room(rows, slots)
 
     def _longest(self, rows: int) -> int:
@@ -174,28 +190,28 @@ class ReferenceDrafting(DelegatingDrafting):
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """The tokens that follow the texts if they continue like their references."""
+    """The tokens that follow the texts if they continue like their predictions."""
 
     tokens: Tensor  # (B, L)
     count: Tensor  # (B,) int64: how many of them to draft
-    predicted: Tensor  # (B, L + 1): the next tokens of the reference, drafted or not, padded with -1
+    predicted: Tensor  # (B, L + 1): the next tokens of the prediction, drafted or not, padded with -1
     is_next: Tensor  # (B, 1) bool: whether the tokens were set for this step only
 
 
 _TABLES = {"tokens": -1, "size": 0, "start": 0, "since": 0, "place": 0, "reach": 0, "next_tokens": -1}
 
 
-class References:
-    """The references of R rows, and the position of each row's text in its reference.
+class Predictions:
+    """The predictions of R rows, and the position of each row's text in its prediction.
 
-    `place` is the index of the reference token that should follow the first `since` tokens of the row's text. After n
+    `place` is the index of the predicted token that should follow the first `since` tokens of the row's text. After n
     more tokens, `place` advances by n if they were all as predicted. Otherwise it becomes the place behind the longest
     match of the last tokens of the text, the nearest one among equals. An edited copy mostly continues close by, so a
     match of one token is enough there.
 
     `reach` is how many tokens to draft: a few at first, `LENGTH` after a step whose tokens were all predicted, and none
-    after a step whose first token was not. Predictions are compared with the text whether they were drafted or not, so
-    a reference that is right again is drafted again, and a wrong one costs almost nothing.
+    after a step whose first token was not. Predicted tokens are compared with the text whether they were drafted or
+    not, so a prediction that is right again is drafted again, and a wrong one costs almost nothing.
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
@@ -203,14 +219,14 @@ class References:
         with torch.inference_mode(False):
             self.tokens = torch.full((rows, 64), -1, device=device)  # (R, M), padded with -1
             self.size = torch.zeros(rows, dtype=torch.int64, device=device)
-            self.start, self.since = self.size.clone(), self.size.clone()  # tokens of text before the reference begins
+            self.start, self.since = self.size.clone(), self.size.clone()  # tokens of text before the prediction begins
             self.place, self.reach = self.size.clone(), self.size.clone()
             self.next_tokens = torch.full((rows, LENGTH), -1, device=device)  # for the next step only
         self._sizes = [0] * rows  # the same on the host
 
     @torch.inference_mode(False)
     def put(self, row: int, tokens: Sequence[int], after: int) -> None:
-        """Set the reference of a row, which begins after the first `after` tokens of its text."""
+        """Set the prediction of a row, which begins after the first `after` tokens of its text."""
         size, room = len(tokens), self.tokens.shape[1]
         if size > room:
             wide = 1 << (size - 1).bit_length()
@@ -273,7 +289,7 @@ class References:
         return _Branch(tokens, count, predicted, is_next)
 
     def _read(self, place: Tensor, count: int) -> Tensor:
-        """(B, count): the tokens of each reference from a place (B,) on, padded with -1."""
+        """(B, count): the tokens of each prediction from a place (B,) on, padded with -1."""
         at = place[:, None] + cached_arange(count, self.device)
         found = self.tokens[: len(place)].gather(1, at.clamp_max(self.tokens.shape[1] - 1))
         return torch.where(at < self.size[: len(place), None], found, -1)

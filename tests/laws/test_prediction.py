@@ -1,6 +1,6 @@
-"""The exact law of texts that are drafted from a reference, by full enumeration through the drafting code.
+"""The exact law of texts that are drafted from a prediction, by full enumeration through the drafting code.
 
-Lookup and references draft fixed sets, so only the rule's decisions are random. The position in the reference depends
+Lookup and predictions draft fixed sets, so only the rule's decisions are random. The position in the prediction depends
 on the text before, so several steps are enumerated, each text with its own drafting.
 """
 
@@ -16,18 +16,18 @@ from spectr.audit.step_law import LanguageModel, StepLaw
 from spectr.audit.toys import CORNERS, Corner, toy_pair
 from spectr.draft.lookup import Lookup
 from spectr.draft.none import NoDrafter
-from spectr.draft.reference import ReferenceDrafter, ReferenceDrafting
+from spectr.draft.prediction import PredictionDrafter, PredictionDrafting
 from spectr.policy import History
 from spectr.types import Draft, Drafter, Opening, Scene
 from spectr.verify import Rule
 
 PROMPT = (0, 1, 2, 0, 1)
 INNER: dict[str, Drafter] = {"none": NoDrafter(), "lookup": Lookup(drafts=2, length=2, shortest=1)}
-REFERENCES = [(0, 1, 2, 2), (2, 2), (1, 0, 1)]
+PREDICTIONS = [(0, 1, 2, 2), (2, 2), (1, 0, 1)]
 SEEN, ROUNDING = 1e-3, 1e-12
 
 
-def propose(drafting: ReferenceDrafting, text: tuple[int, ...], size: int) -> Draft:
+def propose(drafting: PredictionDrafting, text: tuple[int, ...], size: int) -> Draft:
     root = torch.tensor([text[-1]])
     scene = Scene(History.of([list(text)], size), root, root >= 0, None, None, None, None, 99)  # type: ignore[arg-type]
     return drafting.propose(scene)
@@ -58,11 +58,11 @@ def outcomes(
         yield tokens, chance * float(coins.weight), after
 
 
-def law_of_texts(rule: Rule, target: LanguageModel, drafting: ReferenceDrafting, size: int, steps: int) -> StepLaw:
+def law_of_texts(rule: Rule, target: LanguageModel, drafting: PredictionDrafting, size: int, steps: int) -> StepLaw:
     """Return the law of the texts that `steps` steps generate after the prompt."""
     states = [((), 1.0, KnownCoins.none(1), drafting)]
     for _ in range(steps):
-        found: list[tuple[tuple[int, ...], float, KnownCoins, ReferenceDrafting]] = []
+        found: list[tuple[tuple[int, ...], float, KnownCoins, PredictionDrafting]] = []
         for text, weight, known, own in states:
             draft = propose(own, (*PROMPT, *text), size)
             logits = logits_of(target, draft, text)
@@ -75,15 +75,15 @@ def law_of_texts(rule: Rule, target: LanguageModel, drafting: ReferenceDrafting,
     return StepLaw(chances)
 
 
-def opened(inner: str, reference: tuple[int, ...], size: int, *, races: bool) -> ReferenceDrafting:
-    drafting = ReferenceDrafter(INNER[inner], races).open(Opening(1, 99, size, None))
+def opened(inner: str, prediction: tuple[int, ...], size: int, *, races: bool) -> PredictionDrafting:
+    drafting = PredictionDrafter(INNER[inner], races).open(Opening(1, 99, size, None))
     drafting.begin(0, PROMPT, 99, None)
-    drafting.predict(0, [token % size for token in reference], len(PROMPT))
+    drafting.set_prediction(0, [token % size for token in prediction], len(PROMPT))
     return drafting
 
 
-CASES = [(corner, REFERENCES[at % 3], 3, 2) for at, corner in enumerate(CORNERS)]
-MORE = [(corner, reference, 2, 3) for corner in CORNERS for reference in REFERENCES]
+CASES = [(corner, PREDICTIONS[at % 3], 3, 2) for at, corner in enumerate(CORNERS)]
+MORE = [(corner, prediction, 2, 3) for corner in CORNERS for prediction in PREDICTIONS]
 
 
 def is_quick(name: str, inner: str, case: tuple[Corner, tuple[int, ...], int, int]) -> bool:
@@ -92,7 +92,7 @@ def is_quick(name: str, inner: str, case: tuple[Corner, tuple[int, ...], int, in
 
 
 @pytest.mark.parametrize(
-    ("name", "inner", "corner", "reference", "size", "steps"),
+    ("name", "inner", "corner", "prediction", "size", "steps"),
     [
         pytest.param(name, inner, *case, marks=() if is_quick(name, inner, case) else pytest.mark.slow)
         for case in [*CASES, *MORE]
@@ -101,10 +101,10 @@ def is_quick(name: str, inner: str, case: tuple[Corner, tuple[int, ...], int, in
     ],
 )
 def test_the_law_is_the_targets(
-    name: str, inner: str, corner: Corner, reference: tuple[int, ...], size: int, steps: int
+    name: str, inner: str, corner: Corner, prediction: tuple[int, ...], size: int, steps: int
 ) -> None:
     target, _ = toy_pair(corner, size, 4)
-    drafting = opened(inner, reference, size, races=name == "race")
+    drafting = opened(inner, prediction, size, races=name == "race")
     law = law_of_texts(spectr.rule(name), target, drafting, size, steps)
     assert sum(law.values()) == pytest.approx(1, abs=1e-12)
     assert law.deviation(target) < ROUNDING
@@ -113,7 +113,7 @@ def test_the_law_is_the_targets(
 
 
 @pytest.mark.parametrize("name", ["race", "match"])
-def test_a_reference_that_is_trusted_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prediction_that_is_trusted_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault, by which every node continues to its first child, is detected."""
     target, _ = toy_pair("plain", 3, 4)
 
@@ -121,5 +121,5 @@ def test_a_reference_that_is_trusted_is_seen(name: str, monkeypatch: pytest.Monk
         return tree.children.gather(1, nodes[..., None].expand(-1, -1, tree.children.shape[-1]))[..., 0]
 
     monkeypatch.setattr(f"spectr.verify.{name}.child_with_token", trusting)
-    law = law_of_texts(spectr.rule(name), target, opened("none", REFERENCES[1], 3, races=False), 3, 1)
+    law = law_of_texts(spectr.rule(name), target, opened("none", PREDICTIONS[1], 3, races=False), 3, 1)
     assert law.deviation(target) > SEEN

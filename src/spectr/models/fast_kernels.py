@@ -10,18 +10,13 @@ from spectr.models.head import FeatureHead
 from spectr.models.int8 import int8_products
 from spectr.models.internals import attention_name
 
-__all__ = ["stock_kernels", "tune", "tune_head"]
+__all__ = ["speed_up_head", "stock_kernels"]
 
 
-def tune(model: PreTrainedModel) -> None:
-    """Use attention that does not copy keys and values of grouped heads."""
-    group_heads(model)
-
-
-def tune_head(head: FeatureHead) -> None:
+def speed_up_head(head: FeatureHead) -> None:
     """Speed up a trained head. A drafter may round, so on a GPU its weights become int8."""
     head.shorten()
-    tune(head)
+    group_heads(head)
     int8_products(head)
     head.round_output()
 
@@ -34,4 +29,4 @@ def stock_kernels(model: PreTrainedModel) -> Iterator[None]:
     try:
         yield
     finally:
-        tune(model)
+        group_heads(model)
