@@ -21,7 +21,7 @@ from spectr.models.cache import SlotCache
 from spectr.models.cpu_program import DecoderProgram, is_known_family, linear_layers
 from spectr.models.features import last_state
 from spectr.models.fresh_tokens import FreshTokens
-from spectr.models.head import FeatureHead
+from spectr.models.head import FeatureHead, rotated
 from spectr.models.layers import layers_of
 from spectr.models.logits import scale_and_cap
 from spectr.models.packed import PackedLinear
@@ -36,7 +36,9 @@ _ROOM = 16  # floats that may be written behind the scores: one vector
 
 def target_of(model: PreTrainedModel) -> Target:
     """Return a `CpuTarget` if the model's weights are packed and its family is known, else a plain `Target`."""
-    return CpuTarget(model) if _is_packed(model) and is_known_family(model.config) else Target(model)
+    if not _is_packed(model) or not is_known_family(model.config):
+        return Target(model)
+    return LightCpuTarget(model) if isinstance(model, FeatureHead) and model.below is not None else CpuTarget(model)
 
 
 def _is_packed(model: Any) -> bool:
@@ -102,13 +104,16 @@ class CpuTarget(Target):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model, _CHUNK)
-        self.joint, self.program, self._scratch_buffers = True, DecoderProgram(model), _Buffers()
+        self.joint, self.program, self._scratch_buffers = True, self._whole_program(model), _Buffers()
         self.threads = torch.get_num_threads()
+
+    def _whole_program(self, model: PreTrainedModel) -> DecoderProgram:
+        return DecoderProgram(model)
 
     @property
     def _uniform_layers(self) -> int:
         """All layers cache the same, whether they have a sliding window or not."""
-        return len(self.program.layers)
+        return len(self.layers)
 
     def compile(self) -> None:
         """Do nothing: the decoder is compiled already."""
@@ -116,7 +121,7 @@ class CpuTarget(Target):
     def _run(self, session: Session, fresh: FreshTokens, select: Callable[[Tensor], Tensor] | None) -> Tensor:
         """Call the compiled decoder; return the logits of all fresh tokens, or of those that `select` picks. For a
         prompt no logits are computed."""
-        cache, shape, program = session.cache, fresh.tokens.shape, self.program
+        cache, shape, program = session.cache, fresh.tokens.shape, self._program_of(session)
         slots = np.ascontiguousarray(fresh.slots[:, -shape[1] :].numpy())
         filled, is_prompt = session.filled.numpy(), select is last_state
         seen = _causal(filled, slots, cache.size) if is_prompt else _tree(filled, fresh.within.numpy())
@@ -130,13 +135,17 @@ class CpuTarget(Target):
             "batch": seen.batch, "plain": seen.plain, "more": seen.more, "tail": seen.tail,
             "tail_stride": 8 * seen.tail.shape[1], "selected": len(chosen), "selection": chosen, "logits": logits,
             "logits_stride": 4 * program.output.padded,
-            **self._entering(session, fresh, seen), **self._places(cache), **self._leaving(session, features),
-            **self._scratch(len(seen.flat), fresh.attended),
+            **self._entering(session, fresh, seen), **self._places(cache, program),
+            **self._leaving(session, features, program), **self._scratch(len(seen.flat), fresh.attended),
         }  # fmt: skip
         table = filled_table(CALL, **{name: _number(value) for name, value in called.items()})
         threads(self.threads).run(program.table.ctypes.data, table.ctypes.data)
         self._store_features(session, seen, features, slots)
         return self._scale_and_cap(logits[:, : program.output.rows].unflatten(0, (shape[0], -1)))
+
+    def _program_of(self, session: Session) -> DecoderProgram:
+        """Return the program of the next call."""
+        return self.program
 
     def _entering(self, session: Session, fresh: FreshTokens, seen: _Seen) -> dict[str, Any]:
         """Return the input of the first layer: tokens, or for a head the rows that its joining layer reads."""
@@ -148,11 +157,10 @@ class CpuTarget(Target):
         rows = rows.flatten(0, 1)[torch.from_numpy(seen.flat)].contiguous()
         return {"given": rows, "given_stride": 4 * rows.shape[1], "join": joint.matrix.address}
 
-    def _places(self, cache: SlotCache) -> dict[str, Any]:
+    def _places(self, cache: SlotCache, program: DecoderProgram) -> dict[str, Any]:
         """Return the addresses and strides of the cache."""
-        program = self.program
-        keys, values = cache.joint_buffers(len(program.layers), program.kv_heads, program.head_width)
-        far = 4 * keys.stride(0) * np.arange(len(program.layers), dtype=np.int64)
+        keys, values = cache.joint_buffers(len(self.layers), program.kv_heads, program.head_width)
+        far = 4 * keys.stride(0) * (program.first + np.arange(len(program.layers), dtype=np.int64))
         return {
             "keys": keys.data_ptr() + far, "values": values.data_ptr() + far, "batch_stride": 4 * keys.stride(1),
             "head_stride": 4 * keys.stride(2), "slot_stride": 4 * keys.stride(3),
@@ -176,9 +184,9 @@ class CpuTarget(Target):
             "scores": take("scores", self.threads * scores), "scores_stride": scores,
         }  # fmt: skip
 
-    def _leaving(self, session: Session, features: Tensor | None) -> dict[str, Any]:
+    def _leaving(self, session: Session, features: Tensor | None, program: DecoderProgram) -> dict[str, Any]:
         """Return where the decoder writes the features: the output of the last norm and of the `feature_layers`."""
-        offsets = np.zeros(len(self.program.layers), np.int64)
+        offsets = np.zeros(len(program.layers), np.int64)
         if features is None:
             return {"feature_offsets": offsets}
         for place, layer in enumerate(session.feature_layers or (), start=1):
@@ -204,6 +212,47 @@ class CpuTarget(Target):
         if isinstance(self.model, FeatureHead):
             return self.model.complete(logits)
         return scale_and_cap(logits, self.program.config)
+
+
+class LightCpuTarget(CpuTarget):
+    """Runs a light head: all layers but the last where the target's features are known, else the last alone."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        head: Any = model
+        self.below = DecoderProgram(model, slice(len(self.layers) - 1, None), head.below.norm)
+
+    def _whole_program(self, model: PreTrainedModel) -> DecoderProgram:
+        head: Any = model
+        return DecoderProgram(model, slice(0, len(head.trunk.layers) - 1))
+
+    def _program_of(self, session: Session) -> DecoderProgram:
+        given = session.input_features
+        return self.below if given is not None and given.shape[-1] == self.width else self.program
+
+    def _run(self, session: Session, fresh: FreshTokens, select: Callable[[Tensor], Tensor] | None) -> Tensor:
+        """Call the program of these tokens. The predictions of those at the root are what the last layer attends to."""
+        is_below = self._program_of(session) is self.below
+        logits = super()._run(session, fresh, select)
+        if not is_below:
+            self._write_keys(session, fresh)
+        return logits
+
+    def _write_keys(self, session: Session, fresh: FreshTokens) -> None:
+        """Write the last layer's keys and values of the predictions of a call, at the slots of their tokens."""
+        head: Any = self.model
+        attention, count = head.trunk.layers[-1].self_attn, fresh.tokens.shape[1]
+        assert session.features is not None
+        states = head.below.text_norm(session.features)
+        rotary = head.trunk.rotary_emb(states, fresh.positions)
+        keys, values = (made(states).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+                        for made in (attention.k_proj, attention.v_proj))  # fmt: skip
+        cache = session.cache
+        buffers = cache.joint_buffers(len(self.layers), self.program.kv_heads, self.program.head_width)
+        slots = fresh.slots[:, -count:, None]  # padding goes to the slot that nothing attends to
+        row, heads = torch.arange(len(slots))[:, None, None], torch.arange(keys.shape[1])
+        for buffer, made in zip(buffers, (rotated(keys, rotary), values), strict=True):
+            buffer[-1][row, heads, slots] = made.transpose(1, 2)
 
 
 def _selected_tokens(select: Callable[[Tensor], Tensor] | None, shape: torch.Size) -> NDArray[np.int64]:

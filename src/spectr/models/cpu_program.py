@@ -88,13 +88,15 @@ class _RotaryTables:
 class DecoderProgram:
     """The tables that the compiled decoder reads, and the tensors that they point to."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, layers: slice = slice(None), norm: Any = None) -> None:
+        """Describe all layers of a model, or some of them and the norm behind them."""
         self.config = config = model.config.get_text_config(decoder=True)
         trunk = model.trunk if isinstance(model, FeatureHead) else model.model
-        self.layers, self.width = list(trunk.layers), int(config.hidden_size)
+        self.layers, self.width = list(trunk.layers)[layers], int(config.hidden_size)
+        self.first = range(len(trunk.layers))[layers].start  # the number of the first layer in the cache
         self.heads, self.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
         self.head_width, self.inner = _head_width(config), int(config.intermediate_size)
-        kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(self.layers)
+        kinds = (getattr(config, "layer_types", None) or ["full_attention"] * len(trunk.layers))[layers]
         self.ropes = _RotaryTables(trunk.rotary_emb, tuple(kinds), self.head_width)
         self.output: Matrix = model.get_output_embeddings().matrix
         self._kept: list[Any] = []
@@ -103,7 +105,7 @@ class DecoderProgram:
         self._layers = np.concatenate([self._layer(layer) for layer in self.layers])
         by_layer = self._layers.reshape(len(self.layers), -1)
         by_layer[:, LAYER.places["window"]] = [window if one_mask or "sliding" in kind else 0 for kind in kinds]
-        self.table = self._table(model, trunk)
+        self.table = self._table(model, norm or trunk.norm)
 
     def _layer(self, layer: Any) -> NDArray[np.int64]:
         attention, mlp = layer.self_attn, layer.mlp
@@ -123,7 +125,7 @@ class DecoderProgram:
             output_norm=_norm(layer.post_feedforward_layernorm, self._kept) if is_gemma else 0,
         )
 
-    def _table(self, model: Any, trunk: Any) -> NDArray[np.int64]:
+    def _table(self, model: Any, norm: Any) -> NDArray[np.int64]:
         config, is_head = self.config, isinstance(model, FeatureHead)
         embedding: Any = None if is_head else model.get_input_embeddings()  # a head reads features instead
         known = isinstance(embedding, PackedEmbedding)
@@ -144,7 +146,7 @@ class DecoderProgram:
             embed=embedding.matrix.address if known else 0,
             embed_rows=embedding.matrix.rows_address if known else 0,
             embed_scale=float(embedding.scale) if known else 1.0,
-            final_norm=_norm(trunk.norm, self._kept),
+            final_norm=_norm(norm, self._kept),
             output=self.output.address,
         )
 

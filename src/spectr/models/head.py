@@ -177,11 +177,8 @@ class FeatureHead(TakesFeatures, Borrowing, PreTrainedModel):  # type: ignore[no
         """Predict features with all layers but the last where the target's features are known, else with the last."""
         *layers, light = self.trunk.layers
         is_below = features.shape[-1] == self.shape.width
-        if is_below:
-            states = below.join(torch.cat([features.to(self.dtype), self.embed(tokens).to(self.dtype)], -1))
-        else:
-            rows, join = self.joining(tokens, features)
-            states = join(rows)
+        rows, join = self.joining(tokens, features)
+        states = join(rows)
         rotary = self.trunk.rotary_emb(states, attention["position_ids"])
         for layer in [light] if is_below else layers:
             states = layer(states, position_embeddings=rotary, **attention)
@@ -194,6 +191,8 @@ class FeatureHead(TakesFeatures, Borrowing, PreTrainedModel):  # type: ignore[no
         """Return the input (B, T, C) of the joining layer, and the layer to apply to it."""
         embedded, features = self.embed(tokens).to(self.dtype), features.to(self.dtype)
         short = None if self.training else self._short.get("join")
+        if self.below is not None:
+            short = self.below.join
         if short is not None and features.shape[-1] == self.shape.width:
             return torch.cat([features, embedded], -1), short
         return torch.cat([*self._split(features), embedded], -1), self.join
