@@ -52,8 +52,8 @@ test-clients: $(DEV) ## clients of others against the server: openai 2 and 3, sc
 test-oldest: $(OLDEST) ## the tests of `make test` with the oldest supported torch and transformers
 	.venv-oldest/bin/python $(PYTEST) -m $(QUICK)
 
-serve: $(SERVER) ## serve the default model on 127.0.0.1:8000 (installs the server once)
-	$(BIN)/spectr serve
+serve: $(SERVER) ## serve the default model on 127.0.0.1:8000 (installs the server once); FLAGS="--port 9000" adds flags
+	$(BIN)/spectr serve $(FLAGS)
 
 bench: $(RUNTIME) ## compare methods on the default model, at most ten minutes; an interrupted run goes on
 	@mkdir -p build

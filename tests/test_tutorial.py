@@ -6,6 +6,7 @@ the tests themselves were installed by.
 
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -27,7 +28,7 @@ pytestmark = [
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 INSTALL, *COMMANDS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-SERVE = next(command for command in COMMANDS if command.startswith("spectr serve"))
+SERVE = next(command for command in COMMANDS if command.startswith("make serve"))
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +54,13 @@ def run(command: str, bash: tuple[Path, dict[str, str]]) -> subprocess.Completed
 
 @pytest.fixture(scope="module")
 def url(bash: tuple[Path, dict[str, str]]) -> Iterator[str]:
-    """The server of the page, on a free port."""
+    """The server of the page, on a free port. The packages that `make serve` would install are those of the tests."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     folder, environment = bash
-    command = ["spectr", *SERVE.split()[1:], "--port", str(port)]
+    flags = shlex.split(SERVE)[-1].removeprefix("FLAGS=")
+    command = ["spectr", "serve", *flags.split(), "--port", str(port)]
     with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.DEVNULL) as server:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and server.poll() is None:
@@ -72,7 +74,7 @@ def url(bash: tuple[Path, dict[str, str]]) -> Iterator[str]:
 
 def test_the_page_installs_first_and_has_all_parts() -> None:
     assert INSTALL.startswith("make demo\n")
-    starts = ["spectr generate", "spectr generate", "spectr serve", "curl", "spectr replay", "curl", "spectr audit"]
+    starts = ["spectr generate", "spectr generate", "make serve", "curl", "spectr replay", "curl", "spectr audit"]
     assert [start for start, command in zip(starts, COMMANDS, strict=False) if not command.startswith(start)] == []
 
 

@@ -32,13 +32,13 @@ class Entry:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """Return the end of an error message, which suggests the nearest known names.
+    """Return the end of an error message, which suggests the nearest known name.
 
     >>> nearest("ksec", ["kseq", "race"])
     'did you mean kseq? Known: kseq, race'
     """
-    close = difflib.get_close_matches(name, known, n=2)
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
     return f"{hint}Known: {', '.join(known)}"
 
 

@@ -115,15 +115,20 @@ def test_flags_that_several_commands_share_mean_the_same() -> None:
 @pytest.mark.parametrize(
     ("arguments", "suggestion"),
     [
-        (("ruls",), "'rules'"),
-        (("rules", "compair"), "'compare'"),
+        (("ruls",), "there is no command 'ruls'; did you mean rules? (see spectr --help)"),
+        (("rules", "compair"), "did you mean compare?"),
         (("rules", "compare", "--famly", "zipf"), "--family"),
-        (("rules", "--jsn"), "--json"),
+        (("rules", "--jsn"), "there is no option --jsn; did you mean --json? (see spectr rules --help)"),
         (("rules", "compare", "--family", "zpf"), "did you mean zipf?"),
         (("cite", "ksec"), "did you mean kseq"),
         (("bench", "rules", "--rules", "rase"), "did you mean race?"),
-        (("generate", "x", "--nodes", "one"), "spectr generate --help"),
-        (("generate",), "PROMPT"),
+        (("generate", "x", "--nodes", "one"), "--nodes must be a whole number, got 'one' (see spectr generate --help)"),
+        (("generate", "x", "--nodes", "-4"), "--nodes must be at least 2, got -4 (see spectr generate --help)"),
+        (("serve", "--port", "99999"), "--port must be at most 65535, got 99999 (see spectr serve --help)"),
+        (("generate", "x", "--nodes"), "--nodes must have a value (see spectr generate --help)"),
+        (("generate", "x", "--json=3"), "--json takes no value (see spectr generate --help)"),
+        (("generate", "x", "--\x1b[31m"), "there is no option '--\\x1b[31m' (see"),
+        (("generate",), "PROMPT must be given (see spectr generate --help)"),
     ],
 )
 def test_what_is_unknown_is_answered_with_a_suggestion(

@@ -409,7 +409,8 @@ def test_tokenizers(folder: Path, tmp_path: Path) -> None:
 def test_bad_loads(folder: Path, foreign: Path) -> None:
     """`load` refuses bad names, options and combinations with a sentence that says what must hold."""
     bad: list[tuple[type[SpectrError], str, dict[str, object]]] = [
-        (UnknownNameError, "did you mean lookup", {"drafter": "lokup"}),
+        (UnknownNameError, "did you mean lookup\\? Known: auto, none, lookup", {"drafter": "lookupp"}),
+        (ArgumentError, "did you mean nodes\\? Known", {"node": 4}),
         (UnknownNameError, "race", {"rule": "raec"}),
         (MismatchError, "must share their tokens", {"drafter": str(foreign)}),
         (MismatchError, "holds for siblings", {"drafter": "lookup", "rule": "recursive_wor"}),
@@ -430,7 +431,7 @@ def test_bad_loads(folder: Path, foreign: Path) -> None:
         (ArgumentError, "rule must be a name", {"rule": None}),
         (ArgumentError, "device must be cpu, cuda", {"device": "gpu"}),
         (ArgumentError, "needs float64, which is not tested on mps; use device='cpu'", {"device": "mps"}),
-        (UnknownNameError, "no drafter is called 'nosuch'; Known: none, lookup", {"drafter": "nosuch"}),
+        (UnknownNameError, "no drafter is called 'nosuch'; Known: auto, none, lookup", {"drafter": "nosuch"}),
     ]
     for kind, sentence, options in bad:
         with pytest.raises(kind, match=sentence):

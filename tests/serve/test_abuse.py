@@ -48,13 +48,13 @@ Body = Callable[[], bytes]  # made in the test: as values, bodies of megabytes w
     ("body", "words"),
     [
         (lambda: b'{"prompt":[' + b"0," * MANY + b'"x"]}', "prompt"),
-        (lambda: b'{"prompt":[' + b"0," * 300_000 + b"0]}", "at most 262144 items"),
+        (lambda: b'{"prompt":[' + b"0," * 300_000 + b"0]}", "at most 262144 entries"),
         (lambda: b'{"prompt":[' + b"-1," * MANY + b"0]}", "prompt"),
-        (lambda: b'{"prompt":[' + b"[]," * MANY + b"[0]]}", "at most 1024 items"),
+        (lambda: b'{"prompt":[' + b"[]," * MANY + b"[0]]}", "at most 1024 entries"),
         (lambda: b'{"prompt":"a",' + many('"x#":1') + b"}", "at most 64 fields"),
         (lambda: b'{"prompt":"a","spectr":{' + many('"x#":1') + b"}}", "at most 64 fields"),
         (lambda: b'{"prompt":"a","logit_bias":{' + many('"#":999') + b"}}", "at most 4096"),
-        (lambda: b'{"prompt":"a","stop_token_ids":[' + b"1," * MANY + b"1]}", "at most 64 items"),
+        (lambda: b'{"prompt":"a","stop_token_ids":[' + b"1," * MANY + b"1]}", "at most 64 entries"),
         (lambda: b'{"prompt":"a","stop":[' + b"-1," * MANY + b"1]}", "stop"),
     ],
 )
@@ -125,7 +125,7 @@ def test_what_is_refused_before_it_is_tokenized(client: httpx2.Client, monkeypat
         ({"prompt": "a " * 100_000}, "characters"),
         ({"prompt": ["one"] * 65}, "may ask for 64 texts"),
         ({"prompt": ["one"] * 9, "n": 8}, "may ask for 64 texts"),
-        ({"prompt": "one", "spectr": {"nodes": 65}}, "less than or equal to 64"),
+        ({"prompt": "one", "spectr": {"nodes": 65}}, "spectr.nodes must be at most 64, got 65"),
     ):
         found = client.post("/v1/completions", json=body)
         assert found.status_code == 400

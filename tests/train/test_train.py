@@ -88,6 +88,31 @@ def test_the_kernel_equals_the_plain_objective(partial: bool) -> None:
     assert torch.allclose(written, grad, atol=1e-6)
 
 
+def test_a_bad_batch_does_not_destroy_the_head(net: PreTrainedModel) -> None:
+    """A text whose features are not finite changes no weight, and the other texts still train the head."""
+    target, head = Target(net), head_of(net, 1)
+    corpus = Corpus(texts(), torch.device("cpu"), head.shape.feature_layers)
+    corpus.compute_features(target, 40)
+    assert corpus.features is not None
+    corpus.features[: len(texts()[0].tokens)] = torch.nan
+    trainer = Trainer(head, target, Course(depths=2, warm_up=1, budget=40))
+
+    def change(text: int) -> float:
+        before = [weights.detach().clone() for weights in head.parameters()]
+        trainer._step(corpus, [text], 1.0)
+        return max(float((now.detach() - old).abs().max()) for now, old in zip(head.parameters(), before, strict=True))
+
+    assert change(1) > 0
+    trainer.optimizers[0].state.clear()  # no momentum and no weight decay: what is left comes from the bad text
+    trainer.optimizers[1].state.clear()
+    for optimizer in trainer.optimizers:
+        for group in optimizer.param_groups:
+            group["weight_decay"] = 0.0
+    assert change(0) == 0
+    assert change(2) > 0
+    assert all(bool(torch.isfinite(weights).all()) for weights in head.parameters())
+
+
 def test_features_of_a_corpus_are_those_of_drafting(net: PreTrainedModel) -> None:
     """Features of texts of different lengths are causal and equal to those of drafting."""
     target, corpus = Target(net), Corpus(texts(), torch.device("cpu"), (0,))

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from spectr.cli.group import LazyCommand, LazyGroup
+from spectr.cli.usage import usage_message
 from spectr.errors import SpectrError
 from spectr.version import __version__
 
@@ -81,19 +82,12 @@ def _refuse(sentence: str) -> int:
     return 2
 
 
-def _usage(error: Any) -> str:
-    """Return the message for a wrong flag or argument, with the command that lists the right ones."""
-    context = getattr(error, "ctx", None)
-    hint = "" if context is None else f" See: {context.command_path} --help"
-    return f"{error.format_message()}{hint}"
-
-
 def _run(arguments: Sequence[str] | None) -> int:
     """Run a command and return its exit code."""
     try:
         code = app(arguments, prog_name="spectr", standalone_mode=False)
     except (SpectrError, _ClickError) as error:
-        return _refuse(_usage(error) if isinstance(error, _ClickError) else str(error))
+        return _refuse(usage_message(error) if isinstance(error, _ClickError) else str(error))
     return code if isinstance(code, int) else 0
 
 

@@ -1,6 +1,7 @@
 """Command groups: a command's module is imported when it is used, lists of commands show whole sentences, and an
 interrupt or a closed pipe ends a command without a traceback."""
 
+import difflib
 import errno
 import os
 import shlex
@@ -21,8 +22,19 @@ INTERRUPTED, PIPE_CLOSED = 130, 141  # exit codes that shells report for SIGINT 
 _WHOLE = 10_000  # characters; longer than any sentence
 
 
+_UsageError: Any = typer.BadParameter.__base__  # typer may bundle its own click and exports only some of its errors
+
+
 class Command(TyperCommand):
     """A command whose help lists its flags under the headings that they name (`rich_help_panel`), in plain text."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the flags; every error says which command it is about."""
+        try:
+            return super().parse_args(ctx, args)
+        except _UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, then flags heading by heading, in the order in which headings first appear."""
@@ -52,6 +64,14 @@ class Group(TyperGroup):
         rows = [(name, text) for name in self.list_commands(ctx) if (text := self.sentence(ctx, name)) is not None]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find a command; an unknown one is refused with the nearest name."""
+        name = args[0]
+        if not (ctx.resilient_parsing or name.startswith("-") or self.get_command(ctx, name)):
+            close = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
+            ctx.fail(f"there is no command {name!r}" + (f"; did you mean {close[0]}?" if close else ""))
+        return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Print the help of a group that is called without a command."""

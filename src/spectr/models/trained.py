@@ -176,7 +176,7 @@ def load_drafter(folder: Path, target: PreTrainedModel, vocabulary: int | None =
     head.borrow(target, None if count >= len(order) else order[:count].sort().values.to(target.device))
     if isinstance(head, FeatureHead):
         speed_up_head(head)
-    if isinstance(head.get_output_embeddings(), PackedLinear):
+    if isinstance(head.get_output_embeddings(), PackedLinear) and not getattr(head.shape, "light", False):
         _pack(head, decoded_int8(load_file(folder / _WEIGHTS)))
     made: FeatureHead | BlockwiseHead = head.eval()
     return made

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from spectr.checks import whole
 from spectr.draft import DRAFTERS
 from spectr.draft import drafter as named_drafter
-from spectr.draft.options import PLANNED
+from spectr.draft.options import AUTO, PLANNED
 from spectr.draft.traits import is_drafter
 from spectr.errors import ArgumentError, MismatchError, UnknownNameError
 from spectr.pairing.fit import Pairing, default_tree, plan_within
@@ -185,7 +185,7 @@ def make_drafter(drafter: Any, pairing: Pairing) -> Drafter:
     except FetchError as error:
         if "/" in drafter or Path(drafter).exists():
             raise
-        known = nearest(drafter, [name for name, kind in _KINDS.items() if kind.make is not None])
+        known = nearest(drafter, [AUTO, *(name for name, kind in _KINDS.items() if kind.make is not None)])
         raise UnknownNameError(
             f"no drafter is called {drafter!r}; {known}, the folder of a trained drafter, or a model's name"
         ) from error

@@ -1,5 +1,6 @@
 """The endpoints."""
 
+import difflib
 import time
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
@@ -7,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import FastAPI, Request, Response
 from fastapi import Path as PathField
 from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
@@ -101,11 +103,11 @@ def build_app(service: Service) -> Any:
 def add_errors(app: FastAPI) -> None:
     """Answer errors in the form that OpenAI's clients read."""
 
-    async def respond(_request: Request, error: Exception) -> Response:
+    async def respond(request: Request, error: Exception) -> Response:
         if isinstance(error, Disconnected | ClientDisconnect):
             return Response(status_code=499)
         if isinstance(error, HTTPException):
-            error = ApiError(error.status_code, str(error.detail))
+            error = ApiError(error.status_code, _wrong_address(request, error, app))
         elif not isinstance(error, ApiError):
             error = as_api_error(error)
         return JSONResponse(error.body, error.status, dict(error.headers))
@@ -121,6 +123,18 @@ def add_errors(app: FastAPI) -> None:
         Exception,
     ):
         app.add_exception_handler(kind, respond)
+
+
+def _wrong_address(request: Request, error: HTTPException, app: FastAPI) -> str:
+    """Return the message for a page that does not exist, or does not take the method of the request."""
+    path, methods = request.url.path[:80], (error.headers or {}).get("Allow")
+    if error.status_code == 405 and methods:
+        return f"{path} takes {methods}, got {request.method[:80]}"
+    if error.status_code != 404:
+        return str(error.detail)
+    pages = [route.path for route in app.routes if isinstance(route, APIRoute) and "{" not in route.path]
+    close = difflib.get_close_matches(path, pages, n=1)
+    return f"there is no page {path!r}" + (f"; did you mean {close[0]}?" if close else "")
 
 
 def _add_texts(app: FastAPI, handler: RequestHandler) -> None:

@@ -1,10 +1,12 @@
 """The base of every request body, and errors that name a field. A body takes its declared fields and refuses others."""
 
 import reprlib
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from spectr.checks import requirement
 from spectr.registry import nearest
 from spectr.serve.errors import ApiError
 
@@ -73,19 +75,68 @@ def _is_union_tag(part: str) -> bool:
 
 def as_field_error(error: ValidationError, known: type[BaseModel]) -> ApiError:
     """The first thing that is wrong with a body, in one sentence, with the name of the field."""
-    errors = error.errors(include_url=False, include_context=False)
-    first = next(
-        (one for one in errors if one["type"] == "too_long"), errors[0]
-    )  # of a union: the branch that was meant
-    places = [str(part) for part in first["loc"] if not _is_union_tag(str(part))]
-    param = ".".join(places)[:200] or None
+    errors = error.errors(include_url=False)
+    first = _meant(errors)
+    param = ".".join(_places(first))[:200] or None
     if first["type"] == "extra_forbidden":
         return _unknown(param or "", known)
-    if first["type"] in ("json_invalid", "model_type", "model_attributes_type", "dict_type") and param is None:
-        return ApiError(400, f"the body must be a JSON object: {first['msg']}", code="invalid_json")
+    if param is None and first["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return ApiError(400, f"the body must be a JSON object, got {_shown(first.get('input'))}", code="invalid_json")
     if first["type"] == "missing":
         return ApiError(400, f"{param} must be given, and is missing", param, "missing_field")
-    return ApiError(400, f"{param}: {first['msg']}; got {_shown(first.get('input'))}", param, "invalid_value")
+    same = [first] if first["type"] == "too_long" else [one for one in errors if _places(one) == _places(first)]
+    return ApiError(400, f"{param} {_must(same, known)}, got {_got(first)}", param, "invalid_value")
+
+
+def _places(error: Any) -> list[str]:
+    """Return the names and numbers that lead to the value that an error is about."""
+    return [str(part) for part in error["loc"] if not _is_union_tag(str(part))]
+
+
+def _meant(errors: list[Any]) -> Any:
+    """Return the first error; of a value that fits no type of a union, that of the type which fits furthest."""
+    if (long := next((one for one in errors if one["type"] == "too_long"), None)) is not None:
+        return long
+    places = _places(errors[0])
+    branches = [(_places(one)[len(places) :], one) for one in errors if _places(one)[: len(places)] == places]
+    return max(branches, key=lambda branch: (len(branch[0]), [int(p) for p in branch[0] if p.isdecimal()]))[1]
+
+
+def _must(errors: list[Any], known: type[BaseModel]) -> str:
+    """Return what must hold of a value, from its errors: one for each type of a union. A value of one of the types is
+    out of its bounds."""
+    bound = next((one for one in errors if not one["type"].endswith(("_type", "_parsing"))), None)
+    found = list(dict.fromkeys(requirement(one["type"], one.get("ctx", {})) for one in [bound or errors[0], *errors]))
+    if bound is not None or None in found:
+        return f"must {found[0]}" if found[0] else f"is not valid: {(bound or errors[0])['msg']}"
+    kinds = [str(words).removeprefix("be ") for words in found]
+    items = _items(known, _places(errors[0]))
+    return "must be " + " or ".join(f"{kind}{items}" if kind == "a list" else kind for kind in kinds)
+
+
+def _items(known: type[BaseModel], places: list[str]) -> str:
+    """Return what the entries of a list must be, if it is a field of the body and they are objects."""
+    field = known.model_fields.get(places[0]) if len(places) == 1 else None
+    item = None if field is None else next(_models(field.annotation), None)
+    if item is None:
+        return ""
+    return " of objects with " + " and ".join(name for name, one in item.model_fields.items() if one.is_required())
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the kinds of objects that an annotation mentions."""
+    for part in get_args(annotation):
+        if isinstance(part, type) and issubclass(part, BaseModel):
+            yield part
+        yield from _models(part)
+
+
+def _got(error: Any) -> str:
+    """Return what was given: the number of entries or characters if that is wrong, else the value."""
+    value = error.get("input")
+    if error["type"].endswith(("too_long", "too_short")) and hasattr(value, "__len__"):
+        return str(len(value))
+    return _shown(value)
 
 
 def _unknown(param: str, known: type[BaseModel]) -> ApiError:

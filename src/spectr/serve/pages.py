@@ -3,7 +3,7 @@
 from importlib.resources import files
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from spectr.draft.traits import DrafterTraits
@@ -46,9 +46,9 @@ def add_pages(app: FastAPI, service: Service) -> None:
         }  # fmt: skip
 
     @app.get("/play/{name}", include_in_schema=False)
-    async def page(name: str) -> Response:
+    async def page(request: Request, name: str) -> Response:
         if name not in pages:
-            raise ApiError(404, "there is no such page")
+            raise ApiError(404, f"there is no page {request.url.path[:80]!r}")
         return Response(pages[name], media_type=_KINDS[name.rpartition(".")[2]], headers=_SAFE)
 
 

@@ -87,6 +87,15 @@ def _optimizers(head: torch.nn.Module, course: Course) -> list[torch.optim.Optim
     return [first, adam(rest, weight_decay=0.0)]
 
 
+def _clip(parameters: list[torch.nn.Parameter]) -> None:
+    """Clip the gradients to norm 1. Gradients with a value that is not finite become zero, so that one bad batch does
+    not destroy the head; nothing waits for the device."""
+    norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    for weights in parameters:
+        if weights.grad is not None:
+            weights.grad = torch.where(torch.isfinite(norm), weights.grad, 0.0)
+
+
 def _filled(group: list[int], rows: int) -> Tensor:
     """Return the texts of a group (B,), with -1 for empty rows."""
     return torch.tensor(group + [-1] * (rows - len(group)))
@@ -174,7 +183,7 @@ class Trainer:
         def learn(texts: Tensor) -> Tensor:
             loss = self._loss(corpus.batch(texts, width), temperature)
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
+            _clip(list(self.head.parameters()))
             for optimizer in self.optimizers:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
