@@ -9,11 +9,16 @@ import torch
 from tests.architectures import PARENTS, ancestors
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from spectr.coins import SeededCoins
+from spectr.draft import Plan, drafter
 from spectr.models.cpu import CpuTarget, target_of
 from spectr.models.cpu_program import is_known_family
 from spectr.models.early import truncated
+from spectr.models.head import head_of
 from spectr.models.packed import PackedLinear, pack, packed_bytes
 from spectr.models.target import Target
+from spectr.policy import History
+from spectr.types import Opening, Scene
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -165,3 +170,49 @@ def test_unknown_configs_are_not_compiled() -> None:
     for change in ({"intermediate_size": 100}, {"hidden_act": "relu"}, {"num_attention_heads": 16}):
         assert not is_known_family(AutoConfig.for_model("llama", **{**known, **change}))
     assert not is_known_family(AutoConfig.for_model("gpt2"))
+
+
+@pytest.mark.parametrize("light", [False, True])
+def test_compiled_heads_draft_what_plain_ones_do(light: bool) -> None:
+    """The features of a tree of three depths, on two rows of different lengths that grow by steps of several tokens."""
+    net = made("llama")
+    pack(net)
+    target = target_of(net)
+    head = head_of(net, 2, (1,), light=light)
+    with torch.no_grad():
+        for weights in head.parameters():
+            weights.normal_(0, 0.2) if weights.dim() > 1 else weights.add_(torch.randn_like(weights) * 0.1)
+    pack(head)
+    head.eval()
+    compiled = target_of(head)
+    assert isinstance(compiled, CpuTarget)
+    texts = [[*PROMPTS[0], *words(9, 5)], [*PROMPTS[1], *words(9, 6)]]
+    session = target.open(2, 64, feature_layers=(1,))
+    target.read(session, [text[:-10] for text in PROMPTS])
+    plan = Plan("fixed", tree=(3, 2, 1))
+    draftings = [
+        drafter("feature", head=one, target=target, plan=plan, feature_layers=(1,)).open(Opening(2, 60, 61, session))
+        for one in (compiled, Target(head))
+    ]
+    lengths = [len(text) - 10 for text in PROMPTS]
+    for drafting in draftings:
+        for row, text in enumerate(texts):
+            drafting.begin(row, text[: lengths[row] + 1], 60, None)
+        drafting.read(0, [text[:length] for text, length in zip(texts, lengths, strict=True)], [0, 0])
+    for accepted in (2, 0, 1, 3):
+        known = [text[: length + 1] for text, length in zip(texts, lengths, strict=True)]
+        root, active, warm = torch.tensor([text[-1] for text in known]), torch.ones(2) > 0, torch.ones(2)
+        for drafting in draftings:
+            scene = Scene(
+                History.of(known, 61), root, active, SeededCoins(root, root), lambda x, _: x, lambda x, _: x, warm,
+                max(map(len, known)),
+            )  # fmt: skip
+            drafting.propose(scene)
+        mine, meant = (drafting._predicted for drafting in draftings)  # type: ignore[attr-defined]
+        assert mine.shape == meant.shape == (2, 10, 64)
+        assert torch.allclose(mine, meant, atol=1e-4 * float(meant.abs().max()))
+        fresh = [text[length : length + 1 + accepted] for text, length in zip(texts, lengths, strict=True)]
+        target.read(session, fresh)
+        lengths = [length + 1 + accepted for length in lengths]
+        for drafting in draftings:
+            drafting.keep(torch.tensor([[1, 4, 10][:accepted] + [-1] * (3 - accepted)] * 2))
