@@ -9,18 +9,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.inflate.speed import graphs_of
 from benchmarks.record import Circumstances, Found, Part, Record, chosen, measure
 from benchmarks.serving.alone import run_alone
 from benchmarks.traffic.flow import percentiles
 from benchmarks.traffic.order import Order
 from benchmarks.traffic.subject import DEFAULT, Subject, subject_of
+from spectr.engine import Engine
 from spectr.lm import LM
 from spectr.serve import Limits, ServerSettings
 from spectr.serve.run import background
@@ -30,6 +32,7 @@ __all__ = ["run"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _ALONE, _HTTP = "engine", "server"
+_WARM_UPS = 3  # the most runs before the measured ones
 _EVERY = 10.0  # seconds between two measurements of memory
 
 
@@ -101,14 +104,25 @@ def _clients(subject: Subject, count: int, requests: int) -> Iterator[Found]:
             _ALONE: lambda bodies: run_alone(lm, count, bodies, scope=next(scopes)),
             _HTTP: lambda bodies: _over_http(url, count, bodies),
         }
-        for way in ways.values():  # warm-up: graphs are captured and kernels compiled
-            way(_bodies(subject, 1, 4 * count))
+        _warm_up(subject, lm.engine, count, ways)
         for repeat in range(repeats):
             bodies = _bodies(subject, 2 + repeat, requests * count)
             order = list(ways) if repeat % 2 == 0 else list(reversed(ways))
             for name in order:
-                rows[name].append(_row(ways[name](bodies)))
+                before = graphs_of(lm.engine)
+                row = _row(ways[name](bodies))
+                rows[name].append({**row, "new_graphs": graphs_of(lm.engine) != before})
             yield {"clients": count, **_summary(rows), "runs": rows, "left": repeats - repeat - 1}
+
+
+def _warm_up(subject: Subject, engine: Engine, count: int, ways: Mapping[str, Callable[[list[Found]], Any]]) -> None:
+    """Run other requests until all graphs that such requests need are captured, a few times at most."""
+    for attempt in range(_WARM_UPS):
+        before = graphs_of(engine)
+        for way in ways.values():
+            way(_bodies(subject, 1_000_000 + attempt, 4 * count))
+        if graphs_of(engine) == before:
+            break
 
 
 def _row(found: list[Found]) -> Found:

@@ -19,6 +19,7 @@ __all__ = ["bound", "traffic"]
 _SIZES = (256, 512, 1024, 2048, 4096, 8192)  # window sizes of captured steps, in tokens of a row
 _WARM_TOKENS = 24  # enough for every shape to be run, captured and replayed
 _RAMP = 0.25  # time before the measurement, as a share of the measured time
+_SETTLING = 4  # the most times that unmeasured traffic runs
 _MOST = 3600.0  # time limit in seconds; the loop ends by itself when there are no more requests
 _TOGETHER = 0.0005  # seconds within which the host receives all rows of a step
 
@@ -44,9 +45,11 @@ def _compared(cells: dict[str, Found]) -> Found:
 def _cell(subject: Subject, way: str, in_flight: int) -> Found:
     load, engine = subject.load, subject.engine(way, in_flight)
     other, stream = subject.stream(1 + 2 * in_flight), subject.stream(2 * in_flight)  # the same for every way
+    seconds = 60 * load.minutes
     _warm_up(engine, other, in_flight)
     static = _static(engine, other, in_flight)
-    before, seconds = graphs_of(engine), 60 * load.minutes
+    _settle(engine, other, in_flight, _RAMP * seconds)
+    before = graphs_of(engine)
     found = flow(engine, stream.next, in_flight, load.delay, (_RAMP * seconds, seconds))
     after = graphs_of(engine)
     row, prefill = found.row(), _prefill(engine, found.requests[: load.prefills], in_flight, static)
@@ -76,6 +79,15 @@ def _warm_up(engine: Engine, stream: Stream, in_flight: int) -> None:
         for length in lengths if rows <= 4 else lengths[-2:]:
             for first in range(len(load.temperatures) if rows <= 2 else 1):
                 watched(engine, _side_by_side(stream, min(rows, in_flight), length, first), enough=1)
+
+
+def _settle(engine: Engine, stream: Stream, in_flight: int, seconds: float) -> None:
+    """Run other traffic for some seconds, again and again while that captures new graphs, a few times at most."""
+    for _ in range(_SETTLING):
+        before = graphs_of(engine)
+        flow(engine, stream.next, in_flight, stream.load.delay, (0.0, seconds))
+        if graphs_of(engine) == before:
+            break
 
 
 def _lengths(load: Load) -> list[int]:
