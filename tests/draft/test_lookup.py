@@ -2,7 +2,9 @@
 
 import itertools
 import random
+from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,8 +56,11 @@ def drawn(draft: Draft) -> list[list[Path]]:
 
 
 def continuations(lookup: Lookup, text: list[int]) -> list[Path]:
+    """Search on the device and on the host, which must find the same."""
     found, count = lookup.continuations(torch.tensor([[*text, -1, -1]]), torch.tensor([len(text)]))
-    return [tuple(path[:n]) for path, n in zip(found[0].tolist(), count[0].tolist(), strict=True) if n]
+    paths = [tuple(path[:n]) for path, n in zip(found[0].tolist(), count[0].tolist(), strict=True) if n]
+    assert lookup.paths(np.array(text)) == paths
+    return paths
 
 
 def opened(lookup: Lookup, rows: int) -> Drafting:
@@ -100,12 +105,14 @@ def test_drafts_equal_a_direct_search(lookup: Lookup, with_sources: bool) -> Non
         sources = [random_text(draws, size) if with_sources and draws.random() < 0.7 else [] for _ in range(rows)]
         draft = proposed(begun(lookup, texts, sources), texts)
         meant = [searched(lookup, source + text) for source, text in zip(sources, texts, strict=True)]
-        assert drawn(draft) == [nodes_of(paths, lookup.nodes) for paths in meant]
+        kept = [nodes_of(paths, lookup.nodes) for paths in meant]
+        assert drawn(draft) == kept
         assert draft.tokens.shape[1] <= lookup.nodes
-        assert draft.depth >= max(map(len, itertools.chain([()], *meant)))
-        assert draft.width >= max(map(len, meant))
+        assert draft.depth >= max(map(len, itertools.chain(*kept)))
+        assert draft.width >= max(Counter(map(len, row)).most_common(1)[0][1] for row in kept)
         assert not draft.fixed[:, 0].any()
         assert torch.equal(draft.fixed[:, 1:], draft.alive[:, 1:])
+        assert [continuations(lookup, text) for text in texts] == [searched(lookup, text) for text in texts]
         hits += sum(map(len, meant))
     assert hits > 50
 

@@ -123,7 +123,7 @@ def proposed(lookup: Lookup, texts: list[list[int]], sources: list[list[int]]) -
 @pytest.mark.parametrize("lookup", SETTINGS[:4], ids=name_of)
 def test_drafting_with_sources(lookup: Lookup, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafting uses the kernel, and searches the sources of rows with it, too."""
-    monkeypatch.setattr(plain, "merge", lambda *_: pytest.fail("the plain code was used"))
+    monkeypatch.setattr(plain, "draft_of_paths", lambda *_: pytest.fail("the plain code was used"))
     monkeypatch.setattr(plain, "usable", lambda _: True)
     draws = random.Random(8)
     for _ in range(3):

@@ -1,20 +1,23 @@
 """Prompt lookup: drafts what followed the last few tokens where they occurred earlier in the text. The continuations of
 several places form one tree.
 
-The search consists of tensor operations on the texts on the device, so that a step needs nothing from the host. On a
-GPU one kernel does all of them: each takes little time there, but there are more than a hundred.
+The search consists of tensor operations on the texts on the device, so that a step needs nothing from the host. There
+are more than a hundred of them, and each takes some microseconds. So on a GPU one kernel does all of it, and on a CPU a
+text is searched with a few operations of NumPy: there most steps find nothing, and should cost nothing.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from spectr.checks import whole
-from spectr.draft.mixed import merge
 from spectr.draft.stateless import SingleChoice
+from spectr.draft.trie import draft_of_paths
 from spectr.kernels import usable
 from spectr.notices import notice
 from spectr.rows import cached_arange
@@ -69,6 +72,32 @@ class Lookup:
         count = torch.minimum(count, inside.long().cumprod(-1).sum(-1))
         fresh = self._is_new(following, count)
         return _first(self.drafts, following, torch.where(fresh, count, 0))
+
+    def paths(self, text: NDArray[np.int64]) -> list[tuple[int, ...]]:
+        """Return what `continuations` returns for one text (M,), on the host and without padding.
+
+        >>> Lookup(drafts=2, length=2).paths(np.array([1, 2, 3, 4, 9, 1, 2, 3]))
+        [(4, 9)]
+        """
+        end, found = len(text), list[tuple[int, ...]]()
+        if end <= self.shortest:
+            return found
+        places = np.arange(self.shortest, end)
+        for back in range(1, self.shortest + 1):
+            places = places[(text[places - back] == text[end - back]) & (text[places - back] >= 0)]
+        matched = np.full(len(places), self.shortest)
+        going = np.ones(len(places), dtype=bool)
+        for back in range(self.shortest + 1, min(self.longest, end) + 1):
+            before = text[np.maximum(places - back, 0)]
+            going &= (places >= back) & (before == text[end - back]) & (before >= 0)
+            matched += going
+        best = np.lexsort((-places, -matched))[: _PLACES * self.drafts]
+        for place, count in zip(places[best].tolist(), (matched[best] - self.shortest + 1).tolist(), strict=True):
+            fresh = tuple(text[place : place + count].tolist())
+            fresh = fresh[: fresh.index(-1)] if -1 in fresh else fresh
+            if fresh and all(better[: len(fresh)] != fresh for better in found):
+                found.append(fresh)
+        return found[: self.drafts]
 
     def _matched(self, tokens: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
         """Return how many tokens (B, P) before each of the best places equal those before the end, and the places (B,
@@ -144,12 +173,10 @@ class _LookupDrafting(SingleChoice):
         tokens, end = self._searched(scene.texts)
         if (draft := _drafted_by_kernel(self.lookup, scene.root, tokens, end)) is not None:
             return draft
-        chains = _chains(scene.root, *self.lookup.continuations(tokens, end))
-        if (
-            scene.root.device.type == "cpu"
-        ):  # fewer nodes take less time; on a GPU merging would take longer than it saves
-            chains = merge([chains], "fixed").draft
-        return _cut(chains, self.lookup.nodes)
+        if tokens.device.type == "cpu":
+            texts = [row[:length] for row, length in zip(tokens.numpy(), end.tolist(), strict=True)]
+            return draft_of_paths(scene.root, [self.lookup.paths(text) for text in texts], self.lookup.nodes)
+        return _cut(_chains(scene.root, *self.lookup.continuations(tokens, end)), self.lookup.nodes)
 
     def keep(self, path: Tensor) -> None:
         """Do nothing: the texts have the accepted tokens."""

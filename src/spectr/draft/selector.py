@@ -21,11 +21,37 @@ _RETRY = 500  # steps after which a drafter is tried again, however slow it was
 _DECAY = 0.999  # of the time spent and lost, per step
 
 
+class _Recent:
+    """The recent steps of one drafter. Seconds are a median, so that a machine which is busy for a moment does not
+    count against the drafter. Both figures are asked for several times in each step, and so are kept."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+        self.rate = 0.0  # tokens per second, 0 if there are no steps
+        self.seconds = float("inf")  # of a step
+
+    def add(self, tokens: float, seconds: float) -> None:
+        """Record a step."""
+        self._steps.append((tokens, seconds))
+        self._summarise()
+
+    def forget(self) -> None:
+        """Keep only the latest steps, before the drafter is tried again."""
+        while len(self._steps) > _STALE:
+            self._steps.popleft()
+        if self._steps:
+            self._summarise()
+
+    def _summarise(self) -> None:
+        self.seconds = median([seconds for _, seconds in self._steps])
+        self.rate = fmean([tokens for tokens, _ in self._steps]) / self.seconds
+
+
 class DrafterSelector:
     """Chooses one of `count` drafters for each step; the one at index `PLAIN` is plain decoding."""
 
     def __init__(self, count: int, start: int = PLAIN) -> None:
-        self._steps: list[deque[tuple[float, float]]] = [deque(maxlen=_RECENT) for _ in range(count)]
+        self._recent = [_Recent() for _ in range(count)]
         self._tried = [-1] * count  # the step that each drafter was last used in
         self._drafter, self._left = start, _BURST  # the drafter in use, and for how many more steps
         self._last: int | None = None
@@ -44,7 +70,7 @@ class DrafterSelector:
     def observe(self, drafter: int, tokens: float, seconds: float) -> None:
         """Record a step by `drafter`, which added `tokens` tokens per row on average and took `seconds` seconds."""
         if drafter in (PLAIN, self._last):  # the first step after a pause also reads the text since then
-            self._steps[drafter].append((tokens, seconds))
+            self._recent[drafter].add(tokens, seconds)
         self._last, self._left, self._tried[drafter] = drafter, self._left - 1, self._time
         self._time += 1
         self._spent, self._lost = _DECAY * self._spent + seconds, _DECAY * self._lost
@@ -52,20 +78,16 @@ class DrafterSelector:
             self._lost += max(0.0, seconds - tokens / fastest) if drafter != self.best else 0.0
 
     def rate(self, drafter: int) -> float:
-        """Return the tokens per second of a drafter's recent steps, 0 if there are none. Seconds are a median, so that
-        a machine which is busy for a moment does not count against the drafter."""
-        steps = self._steps[drafter]
-        return fmean(tokens for tokens, _ in steps) / median(seconds for _, seconds in steps) if steps else 0.0
+        """Return the tokens per second of a drafter's recent steps, 0 if there are none."""
+        return self._recent[drafter].rate
 
     @property
     def best(self) -> int:
         """The fastest drafter so far, the first among equals."""
-        return max(range(len(self._steps)), key=lambda drafter: (self.rate(drafter), -drafter))
+        return max(range(len(self._recent)), key=lambda drafter: (self.rate(drafter), -drafter))
 
     def _is_over_budget(self) -> bool:
-        steps = self._steps[self.best]
-        usual = median(seconds for _, seconds in steps) if steps else float("inf")
-        return self._lost > SHARE * self._spent + GRACE * usual
+        return self._lost > SHARE * self._spent + GRACE * self._recent[self.best].seconds
 
     def _next_trial(self, best: int) -> int:
         """Return the drafter to try next, other than the best: one that was never tried, or the fastest, where every
@@ -76,7 +98,6 @@ class DrafterSelector:
             age = (self._time - self._tried[drafter]) / _RETRY
             return self.rate(drafter) + fastest * age if self._tried[drafter] >= 0 else float("inf")
 
-        drafter = max((drafter for drafter in range(len(self._steps)) if drafter != best), key=promise, default=best)
-        while len(self._steps[drafter]) > _STALE:
-            self._steps[drafter].popleft()
+        drafter = max((drafter for drafter in range(len(self._recent)) if drafter != best), key=promise, default=best)
+        self._recent[drafter].forget()
         return drafter
