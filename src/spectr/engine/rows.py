@@ -60,7 +60,7 @@ class Rows:
         `exactly`, the set is rounded up to one of few, so that few graphs are captured."""
         stages: frozenset[str] = frozenset().union(*set(self.policies.used[:rows]))
         stages = stages if exactly else rounded(stages)
-        self.history.look_back(seen="repetition_penalty" in stages, counts="counts" in stages)
+        self.history.look_back(seen="repetition_penalty" in stages, counts="count_penalties" in stages)
         if "bias" in stages:
             self.policies.make_bias()
         return stages

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FUSED_EDITS", "FUSED_SHAPING", "edited", "fusible", "shaped"]
 
-FUSED_EDITS = frozenset({"bias", "repetition_penalty", "counts", "least"})
-FUSED_SHAPING = frozenset({"temperature", "cold", "top_k", "top_p", "min_p", "greedy"})
+FUSED_EDITS = frozenset({"bias", "repetition_penalty", "count_penalties", "minimum_lengths"})
+FUSED_SHAPING = frozenset({"temperature", "low_temperature", "top_k", "top_p", "min_p", "greedy"})
 
 
 def fusible(logits: Tensor) -> bool:
@@ -36,12 +36,12 @@ def edited(rows: PolicyTables, logits: Tensor, past: Past | None, stages: frozen
     if past is not None and "repetition_penalty" in stages:
         penalty = rows.number("repetition_penalty")
         repetition = Repetition(rows.users("repetition_penalty"), past.history.seen, penalty)
-    if past is not None and "counts" in stages:
+    if past is not None and "count_penalties" in stages:
         presence, frequency = rows.number("presence_penalty"), rows.number("frequency_penalty")
-        counts = Counts(rows.users("counts"), past.history.counts, presence, frequency)
+        counts = Counts(rows.users("count_penalties"), past.history.counts, presence, frequency)
     paths = logits.new_empty(*logits.shape[:2], 0, dtype=torch.int64) if past is None else past.paths
     found = penalised(logits, paths, bias, repetition, counts)
-    if past is not None and "least" in stages:
+    if past is not None and "minimum_lengths" in stages:
         strike_stops(found, paths, _stops(rows, past))
     return found
 
@@ -51,7 +51,7 @@ def _stops(rows: PolicyTables, past: Past) -> "Stops":
 
     history = past.history
     least = rows.number("min_new_tokens"), rows.number("min_length")
-    return Stops(rows.users("least"), history.stop_ids, history.length, history.prompt_length, *least)
+    return Stops(rows.users("minimum_lengths"), history.stop_ids, history.length, history.prompt_length, *least)
 
 
 def shaped(rows: PolicyTables, logits: Tensor, stages: frozenset[str], *, roughly: bool) -> Tensor:
@@ -64,7 +64,7 @@ def shaped(rows: PolicyTables, logits: Tensor, stages: frozenset[str], *, roughl
     settings = shaping.Shaping(
         rows.users("greedy"),
         "greedy" in stages,
-        rows.users("cold") if "cold" in stages else None,
+        rows.users("low_temperature") if "low_temperature" in stages else None,
         (rows.number("temperature"), rows.users("temperature")) if "temperature" in stages else None,
         number("top_k"), number("top_p"), number("min_p"),
     )  # fmt: skip

@@ -25,7 +25,7 @@ from spectr.policy.penalties import (
     strike_stops,
     strike_words,
 )
-from spectr.policy.stages import HOOKS, LOOKING, MASKED, SHAPING, STAGES
+from spectr.policy.stages import HOOKS, MASKED, SHAPING, STAGES, TEXT_DEPENDENT
 from spectr.policy.tables import PolicyTables, distinct
 
 __all__ = ["PolicyRows"]
@@ -81,12 +81,12 @@ class PolicyRows(PolicyTables):
         functions: list[tuple[str, Callable[..., Tensor]]] = [
             ("repetition_penalty", lambda rows, x, p: penalise_repetition(
                 x, p, rows._setting("repetition_penalty", x))),
-            ("counts", lambda rows, x, p: penalise_counts(
+            ("count_penalties", lambda rows, x, p: penalise_counts(
                 x, p, rows._setting("presence_penalty", x), rows._setting("frequency_penalty", x))),
             ("no_repeat_ngram_size", lambda rows, x, p: strike_repeats(
                 x, p, rows.number("no_repeat_ngram_size"), rows.reach)),
             ("bad_words", lambda rows, x, p: strike_words(x, p, rows.last, rows.before)),
-            ("least", lambda rows, x, p: strike_stops(
+            ("minimum_lengths", lambda rows, x, p: strike_stops(
                 x, p, rows.number("min_new_tokens"), rows.number("min_length"))),
             ("allowed", lambda rows, x, p: strike_disallowed(x, p, [policy.allowed for policy in rows.policies])),
             ("begin_suppress_tokens", lambda rows, x, p: strike_first(x, p, rows.sets["begin_suppress_tokens"])),
@@ -104,7 +104,7 @@ class PolicyRows(PolicyTables):
     def _apply_shaping(self, logits: Tensor, stages: frozenset[str]) -> Tensor:
         """Apply the temperature and then the filters, or the point mass."""
         functions: list[tuple[str, Callable[..., Tensor]]] = [
-            ("cold", lambda _, x: x - x.amax(-1, keepdim=True)),  # otherwise the division could overflow
+            ("low_temperature", lambda _, x: x - x.amax(-1, keepdim=True)),  # otherwise the division could overflow
             ("temperature", lambda rows, x: x / rows._setting("temperature", x)),
             ("top_k", lambda rows, x: filters.keep_top_k(x, rows.number("top_k")[:, None, None])),
             ("top_p", lambda rows, x: filters.keep_top_p(x, rows._exact_setting("top_p"))),
@@ -148,7 +148,7 @@ class PolicyRows(PolicyTables):
 
     def _checked_past(self, logits: Tensor, past: Past | None, stages: frozenset[str]) -> Past | None:
         """Return the past if a stage needs it; raise ArgumentError if it is missing or has other shapes."""
-        looking = stages & {*LOOKING, *HOOKS}
+        looking = stages & {*TEXT_DEPENDENT, *HOOKS}
         if past is None and looking:
             raise ArgumentError("this policy looks at the text and needs a past; call policy(logits, past)")
         if past is None or not looking:

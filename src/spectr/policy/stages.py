@@ -6,11 +6,11 @@ __all__ = [
     "EDITS",
     "FLOATS",
     "HOOKS",
-    "LOOKING",
     "MASKED",
     "SETS",
     "SHAPING",
     "STAGES",
+    "TEXT_DEPENDENT",
     "WHOLES",
     "rounded",
     "stages_of",
@@ -24,19 +24,21 @@ FLOATS = {
 WHOLES = {"top_k": 0, "no_repeat_ngram_size": 0, "min_new_tokens": 0, "min_length": 0}
 # Settings that are sets of tokens.
 SETS = ("begin_suppress_tokens", "forced_eos_token_id")
-# Stages by group; `spectr.policy.rows` has the order in which they are applied. "cold" is a temperature close to 0,
-# "bias" everything that is added to tokens everywhere, "counts" the presence and frequency penalties, and "least" the
-# minimum lengths.
-SHAPING = ("temperature", "cold", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "greedy")
-EDITS = ("bias", "repetition_penalty", "counts", "no_repeat_ngram_size", "bad_words", "least", *SETS)
+# Stages by group; `spectr.policy.rows` has the order in which they are applied. "low_temperature" is one close to 0,
+# "bias" everything that is added to tokens everywhere, "count_penalties" the presence and frequency penalties, and
+# "minimum_lengths" those with and without the prompt.
+SHAPING = (
+    "temperature", "low_temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "greedy",
+)  # fmt: skip
+EDITS = ("bias", "repetition_penalty", "count_penalties", "no_repeat_ngram_size", "bad_words", "minimum_lengths", *SETS)
 HOOKS = ("allowed", "processors")
 STAGES = (*SHAPING, *EDITS, *HOOKS)
 MASKED = "masked"
 """Not a stage of a policy but one before it: a grammar has excluded some tokens."""
-LOOKING = frozenset(EDITS) - {"bias"}  # stages that depend on the text
-_ALWAYS = frozenset({"temperature", "cold", "greedy"})
-_COMMON = frozenset({"temperature", "greedy", "cold", "top_k", "top_p", "min_p"})
-_PENALTIES = _ALWAYS | {"bias", "repetition_penalty", "counts", "least"}
+TEXT_DEPENDENT = frozenset(EDITS) - {"bias"}  # stages that depend on the text
+_ALWAYS = frozenset({"temperature", "low_temperature", "greedy"})
+_COMMON = frozenset({"temperature", "greedy", "low_temperature", "top_k", "top_p", "min_p"})
+_PENALTIES = _ALWAYS | {"bias", "repetition_penalty", "count_penalties", "minimum_lengths"}
 _ALL = frozenset(SHAPING) | frozenset(EDITS)
 
 
@@ -50,9 +52,9 @@ def stages_of(policy: Policy) -> frozenset[str]:
     """Return the stages that a policy uses."""
     used = {name for name, off in (FLOATS | WHOLES).items() if getattr(policy, name) != off}
     if used & {"presence_penalty", "frequency_penalty"}:
-        used.add("counts")
+        used.add("count_penalties")
     if used & {"min_new_tokens", "min_length"}:
-        used.add("least")
+        used.add("minimum_lengths")
     if policy.logit_bias or policy.suppress_tokens or any(len(word) == 1 for word in policy.bad_words):
         used.add("bias")
     if any(len(word) > 1 for word in policy.bad_words):
@@ -63,5 +65,5 @@ def stages_of(policy: Policy) -> frozenset[str]:
     if policy.temperature == 0:  # the filters would change nothing
         used = (used - set(SHAPING)) | {"greedy"}
     elif policy.temperature < 1e-3:
-        used.add("cold")
+        used.add("low_temperature")
     return frozenset(used) & frozenset(STAGES)
