@@ -111,7 +111,7 @@ def test_inference_mode_may_end_in_between() -> None:
 def test_windows_end_where_the_path_ends() -> None:
     past = Past(History.of([[1, 2, 3], [4]], 8), torch.tensor([[[5, 6], [5, -1]], [[-1, -1], [7, -1]]]))
     assert past.lengths.tolist() == [[2, 1], [0, 1]]
-    assert past.window(3).tolist() == [[[3, 5, 6], [2, 3, 5]], [[-1, -1, 4], [-1, 4, 7]]]
+    assert past.tail(3).tolist() == [[[3, 5, 6], [2, 3, 5]], [[-1, -1, 4], [-1, 4, 7]]]
     assert past.lists() == [[(5, 6), (5,)], [(), (7,)]]
 
 

@@ -310,7 +310,7 @@ class Past:
         """(B, M) int64: how many tokens each path has."""
         return (self.paths >= 0).sum(-1)
 
-    def window(self, length: int) -> Tensor:
+    def tail(self, length: int) -> Tensor:
         """(B, M, length) int64: the last tokens of each node's text, padded with -1 at the front."""
         B, M, _ = self.paths.shape
         tail = self.history.tail(length)[:, None].expand(B, M, length)

@@ -67,7 +67,7 @@ def _strike(logits: Tensor, tokens: Tensor, hit: Tensor) -> Tensor:
 def strike_words(logits: Tensor, past: Past, last: Tensor, before: Tensor) -> Tensor:
     """Exclude the `last` tokens (B, W) of bad words, padded with -1, where the node's text ends with the tokens
     `before` them (B, W, reach), padded with -1."""
-    window = past.window(before.shape[-1])[..., None, :]  # (B, M, 1, reach)
+    window = past.tail(before.shape[-1])[..., None, :]  # (B, M, 1, reach)
     hit = ((window == before[:, None]) | (before[:, None] < 0)).all(-1) & (last >= 0)[:, None]
     return _strike(logits, last.clamp_min(0)[:, None], hit)
 
@@ -100,7 +100,7 @@ def strike_repeats(logits: Tensor, past: Past, sizes: Tensor, longest: int) -> T
     """Exclude the tokens that would repeat a sequence of `sizes` (B,) tokens of a node's text; a size of 0 excludes
     none. No size is above `longest`."""
     longest = max(longest, 1)
-    before = past.window(longest - 1)  # (B, M, longest - 1)
+    before = past.tail(longest - 1)  # (B, M, longest - 1)
     text = torch.nn.functional.pad(past.history.tokens, (longest - 1, 0), value=-1)
     logits = _strike_completions(logits, text.unfold(-1, longest, 1)[:, None], before, sizes)
     if not past.paths.shape[-1]:
