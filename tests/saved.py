@@ -6,7 +6,7 @@ import torch
 from tests.tiny import byte_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-__all__ = ["TEMPLATE", "TEXTS", "save_model", "small_llama", "tokenizer"]
+__all__ = ["TEMPLATE", "TEXTS", "TOOL_TEMPLATE", "save_model", "small_llama", "tokenizer"]
 
 TEXTS = [
     "the quick brown fox jumps over the lazy dog", "tides rise and fall with the moon — twice a day",
@@ -16,9 +16,18 @@ TEMPLATE = (
     "{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+TOOL_TEMPLATE = (
+    "{% if tools %}<system>{{ tools | map(attribute='function') | list | tojson }}</s>{% endif %}"
+    "{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}{% for call in turn.tool_calls or [] %}"
+    '{{ \'<tool_call>\n{"name": "\' + call.function.name + \'", "arguments": \' }}'
+    "{{ call.function.arguments | tojson }}{{ '}\n</tool_call>' if loop.last else '}\n</tool_call>\n' }}{% endfor %}"
+    "</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""A chat template that shows functions to the model, and writes calls as many models do."""
 
 
-def tokenizer(texts: list[str] = TEXTS, template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
+def tokenizer(texts: list[str] = TEXTS, template: str | None = TOOL_TEMPLATE) -> PreTrainedTokenizerFast:
     """A byte-level tokenizer of 320 tokens, with a chat template."""
     made = byte_tokenizer(320, texts, ["<pad>", "</s>", "<user>", "<assistant>", "<system>"])
     made.chat_template = template

@@ -72,21 +72,21 @@ def test_a_body_of_a_wrong_type_is_described(client: httpx2.Client) -> None:
     def said(path: str, body: Any) -> str:
         return str(client.post(path, json=body).json()["error"]["message"])
 
-    words = "messages must be a list of objects with role and content, got 'hello'"
+    words = "messages must be a list of objects with role, got 'hello'"
     assert said("/v1/chat/completions", {"messages": "hello"}) == words
     assert said("/tokenize", {"messages": "hello"}) == words
     assert said("/v1/chat/completions", {"messages": ["hello"]}) == "messages.0 must be an object, got 'hello'"
     assert said("/v1/chat/completions", {"messages": []}) == "messages must have 1 or more entries, got 0"
     assert said("/v1/completions", [1]) == "the body must be a JSON object, got [1]"
-    role = "messages.0.role must be 'system', 'developer', 'user' or 'assistant', got 'tool'"
-    assert said("/v1/chat/completions", {"messages": [{"role": "tool", "content": "a"}]}) == role
+    role = "messages.0.role must be 'system', 'developer', 'user', 'assistant' or 'tool', got 'robot'"
+    assert said("/v1/chat/completions", {"messages": [{"role": "robot", "content": "a"}]}) == role
 
 
 @pytest.mark.parametrize(
     ("more", "param"),
     [
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages.0.content.0.type",

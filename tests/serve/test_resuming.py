@@ -11,6 +11,8 @@ import pytest
 from spectr.serve.resuming import Progress, TextPosition, read_positions
 
 CHAT = {"messages": [{"role": "user", "content": "tides rise"}]}
+BY = {"type": "object", "properties": {"by": {"type": "integer", "maximum": 99, "minimum": 0}}, "required": ["by"]}
+TOOL = {"type": "function", "function": {"name": "rise", "parameters": BY}}
 TEXT = {"prompt": "naïve café ☕"}
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "completion": ("/v1/completions", TEXT),
@@ -21,6 +23,10 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "stop": ("/v1/completions", {**TEXT, "stop": ["e", "zz"], "min_tokens": 20, "max_tokens": 48}),
     "penalties": ("/v1/completions", {**TEXT, "frequency_penalty": 1.5, "repetition_penalty": 1.3, "top_p": 0.9}),
     "grammar": ("/v1/completions", {**TEXT, "structured_outputs": {"regex": "[a-f]{30}[0-9]{5}"}, "max_tokens": 48}),
+    "tools": (
+        "/v1/chat/completions",
+        {**CHAT, "tools": [TOOL], "tool_choice": "required", "n": 2, "max_tokens": 100},
+    ),
     "one token": ("/v1/completions", {**TEXT, "max_tokens": 1}),
 }  # fmt: skip
 
@@ -60,7 +66,10 @@ def as_texts(events: list[Received]) -> dict[int, dict[str, Any]]:
         for choice in event.data["choices"]:
             own = found.setdefault(choice["index"], {"text": "", "tokens": [], "end": None, "roles": 0, "logprobs": []})
             delta = choice.get("delta", {})
-            own["text"] += choice.get("text", delta.get("content", ""))
+            own["text"] += choice.get("text", delta.get("content") or "")
+            for part in delta.get("tool_calls", []):
+                name = part["function"].get("name", "")
+                own["text"] += f"[{part['index']} {name} {part.get('id')}]" * bool(name) + part["function"]["arguments"]
             own["roles"] += "role" in delta
             own["tokens"] += event.data.get("spectr", {}).get("tokens", [])
             own["end"] = choice["finish_reason"] or own["end"]
@@ -94,7 +103,7 @@ SOME = [pytest.param(name, marks=() if at == 0 else pytest.mark.slow) for at, na
 def test_a_stream_goes_on_with_the_tokens_sent_before(client: httpx2.Client, name: str) -> None:
     """Cut after any event and continued with `resume`, a stream has the same texts, ids, usage and receipt."""
     path, given = BODIES[name]
-    if "structured_outputs" in given:
+    if "structured_outputs" in given or "tools" in given:
         pytest.importorskip("xgrammar", reason="needs xgrammar: pip install 'spectr-lm[grammar]'")
     body = asked(given)
     whole = stream(client, path, body)
@@ -115,7 +124,7 @@ def test_a_stream_goes_on_with_the_tokens_sent_before(client: httpx2.Client, nam
 def test_a_client_reconnects(client: httpx2.Client, name: str) -> None:
     """A client that reconnects with Last-Event-ID after any event gets exactly the rest of the stream."""
     path, given = BODIES[name]
-    if "structured_outputs" in given:
+    if "structured_outputs" in given or "tools" in given:
         pytest.importorskip("xgrammar", reason="needs xgrammar: pip install 'spectr-lm[grammar]'")
     body = asked(given)
     whole = stream(client, path, body)

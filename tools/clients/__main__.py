@@ -36,7 +36,10 @@ WORDS = [
     "six", "seven", "eight", "nine", "ten",
 ]  # fmt: skip
 TEMPLATE = (
-    "{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}</s>{% endfor %}"
+    "{% if tools %}<system>{{ tools | tojson }}</s>{% endif %}"
+    "{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}{% for call in turn.tool_calls or [] %}"
+    '{{ \'<tool_call>\\n{"name": "\' + call.function.name + \'", "arguments": \' }}'
+    "{{ call.function.arguments | tojson }}{{ '}\\n</tool_call>' }}{% endfor %}</s>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 

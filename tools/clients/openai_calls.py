@@ -1,6 +1,7 @@
 """Calls every endpoint with OpenAI's client, streamed and not. It runs in the client's environment, without spectr."""
 
 import asyncio
+import json
 import sys
 
 import openai
@@ -50,7 +51,7 @@ def check_chat(client: OpenAI) -> None:
     assert text == whole.choices[0].message.content
     extra = client.chat.completions.create(**asked, extra_body={"spectr": {"drafter": "none"}, "top_k": 5})
     assert extra.model_extra["metrics"]["speculative_decoding"]["num_spec_steps"] == extra.usage.completion_tokens
-    for wrong in ({"temperature": -1}, {"tools": [{"type": "function", "function": {"name": "f"}}]}):
+    for wrong in ({"temperature": -1}, {"store": True}):
         try:
             client.chat.completions.create(**asked, **wrong)
             raise AssertionError(f"{wrong} was not refused")
@@ -60,6 +61,34 @@ def check_chat(client: OpenAI) -> None:
         with client.chat.completions.stream(model="tiny", messages=TURNS, max_tokens=5, seed=1) as events:
             kinds = {event.type for event in events}
         assert {"chunk", "content.delta", "content.done"} <= kinds
+
+
+def check_tools(client: OpenAI) -> None:
+    """Let the model call functions, streamed and not, and send the results back."""
+    schema = {"type": "object", "properties": {"x": {"enum": ["a", "b"]}}, "required": ["x"]}
+    tool = {"type": "function", "function": {"name": "pick", "parameters": schema, "strict": True}}
+    asked = {"model": "tiny", "messages": TURNS, "tools": [tool], "tool_choice": "required", "seed": 3}
+    asked |= {"parallel_tool_calls": False}
+    whole = client.chat.completions.create(**asked).choices[0]
+    (call,) = whole.message.tool_calls
+    assert (whole.finish_reason, whole.message.content, call.function.name) == ("tool_calls", None, "pick")
+    assert json.loads(call.function.arguments)["x"] in ("a", "b")
+    parts = [
+        part
+        for piece in client.chat.completions.create(**asked, stream=True)
+        if piece.choices
+        for part in piece.choices[0].delta.tool_calls or ()
+    ]
+    assert parts[0].id == call.id
+    assert parts[0].function.name == "pick"
+    assert "".join(part.function.arguments for part in parts) == call.function.arguments
+    if hasattr(client.chat.completions, "stream"):
+        with client.chat.completions.stream(**asked) as events:
+            final = events.get_final_completion()
+        assert final.choices[0].message.tool_calls[0].function.arguments == call.function.arguments
+    turns = [*TURNS, whole.message, {"role": "tool", "tool_call_id": call.id, "content": "12"}]
+    answer = client.chat.completions.create(model="tiny", messages=turns, tools=[tool], max_tokens=5)
+    assert answer.usage.completion_tokens > 0
 
 
 async def check_async() -> None:
@@ -85,5 +114,6 @@ if __name__ == "__main__":
         check_models(made)
         check_completions(made)
         check_chat(made)
+        check_tools(made)
     asyncio.run(check_async())
-    print(f"openai {openai.__version__}: models, completions, chat, streams, refusals")
+    print(f"openai {openai.__version__}: models, completions, chat, tools, streams, refusals")

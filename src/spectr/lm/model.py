@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from jinja2 import TemplateError
 
+from spectr.calls import CallForm
 from spectr.checks import whole
 from spectr.engine import Engine, Request
 from spectr.errors import ArgumentError, MismatchError
@@ -22,7 +23,7 @@ from spectr.lm.settings import (
     token_limit,
 )
 from spectr.policy import Policy, merge_settings
-from spectr.text.prompt import Message, Prompt, as_ids, as_messages, check_text, is_single
+from spectr.text.prompt import Prompt, as_ids, as_messages, check_text, is_single
 from spectr.text.stream import TextStream, tokenizer_lock
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class LM:
         self.engine, self.opened, self.tokenizer = engine, opened, opened.tokenizer
         self._grammars: GrammarCompiler | None = None
         self._compiling = threading.Lock()
+        self._call_form: CallForm | ArgumentError | None = None  # once it was looked for
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -73,22 +75,57 @@ class LM:
                 return list(self.tokenizer(text)["input_ids"])
         return self.encode_turns([{"role": "user", "content": text}])
 
-    def encode_turns(self, turns: Sequence[Message]) -> list[int]:
-        """Return the token ids of a conversation, up to where the model's answer begins."""
-        self.require_tokenizer()
-        if not getattr(self.tokenizer, "chat_template", None):
-            raise ArgumentError("a conversation needs a model with a chat template; this tokenizer has none")
+    def encode_turns(
+        self, turns: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """Return the token ids of a conversation, up to where the model's answer begins. `functions` describes what the
+        model may call, as OpenAI's interface does. A message with `tool_calls`, and one with the role `tool`, may be
+        empty."""
+        self._require_template()
+        if functions or any(turn.get("tool_calls") for turn in turns):
+            _ = self.call_form  # a template that has no form for calls would leave them out
         for turn in turns:
-            check_text(turn["content"], "the content of a message")
+            if turn["content"] or not (turn.get("tool_calls") or turn["role"] == "tool"):
+                check_text(turn["content"], "the content of a message")
         try:
             with tokenizer_lock(self.tokenizer):
                 encoded = self.tokenizer.apply_chat_template(
-                    [dict(turn) for turn in turns], add_generation_prompt=True, return_dict=True
-                )
+                    [dict(turn) for turn in turns], tools=[*functions] or None, add_generation_prompt=True,
+                    return_dict=True,
+                )  # fmt: skip
         except TemplateError as error:
             roles = ", ".join(str(turn["role"]) for turn in turns)
             raise ArgumentError(f"the model's chat template refuses messages of {roles}: {error}") from error
         return list(encoded["input_ids"])
+
+    @property
+    def call_form(self) -> CallForm:
+        """How the model writes calls of functions; raises ArgumentError if its chat template has no form for them that
+        is known."""
+        if isinstance(self._call_form, ArgumentError):
+            raise ArgumentError(str(self._call_form))
+        if self._call_form is None:
+            self._require_template()
+            try:
+                self._call_form = CallForm.of(self._render)
+            except ArgumentError as error:
+                self._call_form = error
+                raise
+        return self._call_form
+
+    def _require_template(self) -> None:
+        """Raise ArgumentError if the model has no chat template."""
+        self.require_tokenizer()
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise ArgumentError("a conversation needs a model with a chat template; this tokenizer has none")
+
+    def _render(self, turns: Sequence[dict[str, Any]], functions: Sequence[dict[str, Any]], is_open: bool) -> str:
+        with tokenizer_lock(self.tokenizer):
+            return str(
+                self.tokenizer.apply_chat_template(
+                    [*turns], tools=[*functions], add_generation_prompt=is_open, tokenize=False
+                )
+            )
 
     @overload
     def generate(self, prompts: Prompt, max_new_tokens: Any = None, seed: Any = None, **settings: Any) -> Output: ...

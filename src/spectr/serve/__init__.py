@@ -1,11 +1,13 @@
 """`spectr serve`: the engine behind the HTTP interface that OpenAI's clients speak. Read in this order.
 
 `settings`   what an operator chooses: addresses, keys, limits
-`protocol`   the fields of request bodies; `fields` refuses others, and `errors` has the errors that clients get
+`protocol`   the fields of request bodies, and `chat_fields` those of conversations; `fields` refuses others, and
+             `errors` has the errors that clients get
 `responses`  the fields of responses; `text_responses` has those of texts, and `reports` those that are ours
 `gate`       middleware: keys, hosts, body sizes, request ids
 `admission`  the queue: fair shares of keys, rates
 `service`    the model, and variants of it that requests name; `grammars` compiles their schemas and grammars
+`messages`   conversations for chat templates; `tools` has the functions that the model may call
 `parsing`    from a body to requests of the engine
 `replies`    from generated texts to bodies; `events` sends them, `json_text` writes them
 `receipt`    what is needed to generate a text again

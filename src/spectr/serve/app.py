@@ -22,9 +22,9 @@ from spectr.serve.events import Disconnected, unless_disconnected
 from spectr.serve.fields import as_field_error
 from spectr.serve.gate import Gate
 from spectr.serve.handler import RequestHandler
+from spectr.serve.messages import as_turns, characters
 from spectr.serve.openapi import describe, documented
 from spectr.serve.pages import add_pages
-from spectr.serve.parsing import as_turns, characters
 from spectr.serve.protocol import (
     ChatRequest,
     CompletionRequest,

@@ -27,8 +27,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 _USE_INSTEAD = {
     "guided_json": "use structured_outputs.json", "guided_regex": "use structured_outputs.regex",
     "guided_choice": "use structured_outputs.choice", "guided_grammar": "use structured_outputs.grammar",
-    "best_of": "use n and choose by logprobs", "tools": "describe the tools in a message and ask for a json_schema",
-    "functions": "describe them in a message and ask for a json_schema",
+    "best_of": "use n and choose by logprobs", "tools": "use /v1/chat/completions",
+    "functions": "use tools", "function_call": "use tool_choice",
 }  # fmt: skip
 
 MOST_FIELDS = 64  # of one JSON object that is checked field by field: each unknown one would be an error to collect
@@ -69,8 +69,8 @@ class Body(Fields):
 
 def _is_union_tag(part: str) -> bool:
     """Return whether a part of an error's place is the name of a type in a union, and not of a field."""
-    is_plain = part in ("str", "int", "float", "bool", "TextPart")
-    return is_plain or part.startswith(("list[", "dict[", "function-", "constrained-", "lax-or-strict"))
+    is_plain = part in ("str", "int", "float", "bool", "TextPart", "NamedTool")
+    return is_plain or part.startswith(("list[", "dict[", "literal[", "function-", "constrained-", "lax-or-strict"))
 
 
 def as_field_error(error: ValidationError, known: type[BaseModel]) -> ApiError:

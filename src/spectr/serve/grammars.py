@@ -3,14 +3,17 @@
 import json
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from spectr.errors import ArgumentError
 from spectr.grammar import CompiledGrammar, Grammar, GrammarCompiler
 from spectr.lm import LM
 from spectr.serve.errors import ApiError
-from spectr.serve.protocol import ChatRequest, CompletionRequest
+from spectr.serve.protocol import ChatRequest, CompletionRequest, ResponseFormat
 from spectr.serve.settings import Limits
+from spectr.serve.tools import Calling
 from spectr.serve.workers import Workers
 
 __all__ = ["GrammarCache"]
@@ -40,43 +43,49 @@ class GrammarCache:
             self._compiler = compiler
         return self._compiler
 
-    async def compiled(self, body: CompletionRequest | ChatRequest, tenant: str) -> CompiledGrammar | None:
-        """The grammar that a body asks for, or None."""
-        if (wanted := _wanted(body)) is None:
+    async def compiled(
+        self, body: CompletionRequest | ChatRequest, calling: Calling | None, tenant: str
+    ) -> CompiledGrammar | None:
+        """The grammar that a body asks for, by itself or for the functions that it lets the model call; or None."""
+        if (wanted := _wanted(body, calling)) is None:
             return None
-        kind, value = wanted
-        text, param = json.dumps(value), "structured_outputs" if body.structured_outputs else "response_format"
-        if len(text) > (most := self._limits.grammar_bytes):
-            raise ApiError(400, f"a schema, regex or grammar must have at most {most} bytes, got {len(text)}", param,
-                           "invalid_grammar")  # fmt: skip
-        if (found := self._find(kind, text)) is not None:
+        if len(wanted.text) > (most := self._limits.grammar_bytes):
+            raise ApiError(400, f"a schema, regex or grammar must have at most {most} bytes, got {len(wanted.text)}",
+                           wanted.param, "invalid_grammar")  # fmt: skip
+        if (found := self._find(wanted)) is not None:
             return found
         try:
-            made = await self._workers.run(tenant, lambda: self._compile(kind, value))
+            made = await self._workers.run(tenant, lambda: self.prepare().compile(wanted.make()))
         except ArgumentError as error:
-            raise ApiError(400, str(error), param, "invalid_grammar") from error
-        self._known[kind, text] = made.grammar
+            raise ApiError(400, str(error), wanted.param, "invalid_grammar") from error
+        self._known[wanted.kind, wanted.text] = made.grammar
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)
         return made
 
-    def _find(self, kind: str, text: str) -> CompiledGrammar | None:
-        known = self._known.get((kind, text))
+    def _find(self, wanted: "_Wanted") -> CompiledGrammar | None:
+        known = self._known.get((wanted.kind, wanted.text))
         if known is None or self._compiler is None or (found := self._compiler.find(known)) is None:
             return None
-        self._known.move_to_end((kind, text))
+        self._known.move_to_end((wanted.kind, wanted.text))
         return found
-
-    def _compile(self, kind: str, value: Any) -> CompiledGrammar:
-        return self.prepare().compile(_MAKERS[kind](value))
 
     def close(self) -> None:
         """End the thread."""
         self._workers.close()
 
 
-def _wanted(body: CompletionRequest | ChatRequest) -> tuple[str, Any] | None:
-    """The kind of grammar that a body asks for, and its text or schema."""
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A grammar that a body asks for."""
+
+    kind: str
+    text: str  # all that it depends on
+    param: str  # the field of the body
+    make: Callable[[], Grammar]
+
+
+def _wanted(body: CompletionRequest | ChatRequest, calling: Calling | None) -> _Wanted | None:
     outputs, form = body.structured_outputs, body.response_format
     given: dict[str, Any] = {}
     if outputs is not None:
@@ -87,10 +96,21 @@ def _wanted(body: CompletionRequest | ChatRequest) -> tuple[str, Any] | None:
     if form is not None and form.type != "text":
         if given:
             raise ApiError(400, "response_format and structured_outputs cannot both be given", "response_format")
-        schema = None if form.json_schema is None else form.json_schema.schema_
-        if form.type == "json_schema" and schema is None:
-            raise ApiError(
-                400, "a response_format of type json_schema needs json_schema.schema", "response_format.json_schema"
-            )
-        given = {"json_object": True} if form.type == "json_object" else {"json_": schema}
-    return next(iter(given.items()), None)
+        given = _of_form(form)
+    param = "structured_outputs" if outputs else "response_format"
+    if calling is not None and given:
+        raise ApiError(400, f"{param} and tools cannot both be given, unless tool_choice is none", param)
+    if calling is not None:
+        return _Wanted("calls", calling.key, "tools", calling.grammar) if calling.needs_grammar else None
+    for kind, value in given.items():
+        return _Wanted(kind, json.dumps(value), param, partial(_MAKERS[kind], value))
+    return None
+
+
+def _of_form(form: ResponseFormat) -> dict[str, Any]:
+    """Return the kind of grammar of a response_format, with its schema."""
+    schema = None if form.json_schema is None else form.json_schema.schema_
+    if form.type == "json_schema" and schema is None:
+        raise ApiError(400, "a response_format of type json_schema needs json_schema.schema",
+                       "response_format.json_schema")  # fmt: skip
+    return {"json_object": True} if form.type == "json_object" else {"json_": schema}

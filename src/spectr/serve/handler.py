@@ -21,7 +21,7 @@ from spectr.serve.parsing import ParsedRequest, parse_request
 from spectr.serve.protocol import ChatRequest, CompletionRequest
 from spectr.serve.receipt import make_receipt
 from spectr.serve.replies import Reply
-from spectr.serve.resuming import Progress, Seen, read_positions, steps_after, tokens_of
+from spectr.serve.resuming import Progress, Seen, read_positions, shown_text, steps_after, tokens_of
 from spectr.serve.service import Service
 from spectr.serve.settings import ServerSettings
 from spectr.view.tokens import TokenTexts
@@ -203,6 +203,8 @@ class _Job:
         for index in range(len(handles)):
             if (past := self.parsed.past(index)) is not None and past.begun:
                 self.progress.move(index, past.tokens, ends=past.finish_reason is not None)
+                if self.parsed.calling is not None:
+                    self.reply.skip(index, self._shown(index, past.tokens))
         if len(running) == 1:
             async for chunk in self._chunks_of(running[0], handles):
                 yield chunk
@@ -274,11 +276,16 @@ class _Job:
             seen.check(tokens_of(held))
             if seen.is_whole:
                 return
-            request = self.requests[index]
-            reader = None if request is None else request.reader
-            yield [steps_after(held, seen.count, reader)], tokens_of(held)
+            shown = self._shown(index, tokens_of(held)[: seen.count])
+            self.reply.skip(index, shown)
+            yield [steps_after(held, seen.count, shown)], tokens_of(held)
         async for steps in arrivals:
             yield steps, tokens_of(steps)
+
+    def _shown(self, index: int, tokens: Sequence[int]) -> str:
+        """Return the text that was sent for the first tokens of a text."""
+        request = self.requests[index]
+        return "" if request is None else shown_text(request.reader, tokens)
 
     async def _wait_for(self, handle: Handle) -> None:
         """Wait for the end of a text, with its times in the metrics."""

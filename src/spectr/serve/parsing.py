@@ -9,20 +9,20 @@ from spectr.engine import Request
 from spectr.grammar import CompiledGrammar
 from spectr.lm import LM
 from spectr.serve.errors import ApiError
+from spectr.serve.messages import as_turns, characters, joined
 from spectr.serve.protocol import (
     ChatRequest,
     CompletionRequest,
     GenerationFields,
-    Message,
     ResumedText,
     ResumeFields,
-    TextPart,
 )
 from spectr.serve.resuming import check_resume
 from spectr.serve.service import Service
 from spectr.serve.settings import Limits
+from spectr.serve.tools import Calling, calling_of
 
-__all__ = ["ParsedRequest", "as_turns", "characters", "parse_request"]
+__all__ = ["ParsedRequest", "parse_request"]
 
 _SAME = (
     "temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
@@ -42,6 +42,7 @@ class ParsedRequest:
     settings: dict[str, Any]  # of `LM.request`, but for the number of new tokens
     limits: list[int]  # most new tokens, for each prompt
     drops_text: bool  # no new token is wanted, and one is generated nevertheless
+    calling: Calling | None = None  # the functions that the model may call
 
     @property
     def count(self) -> int:
@@ -110,12 +111,13 @@ async def parse_request(
     """Check a body, tokenize its prompts and make a request of the engine for each text, mostly in a worker."""
     service.check_name(body.model)
     _check_bounds(body, service.settings.limits)
-    _check_sizes(body, service, most_texts)
+    calling = calling_of(body, service.lm)
+    _check_sizes(body, service, most_texts, calling)
     scope = tenant if service.settings.keys else ""
-    grammar = await service.grammars.compiled(body, tenant)
+    grammar = await service.grammars.compiled(body, calling, tenant)
 
     def work(tokenizing_lm: LM) -> tuple[ParsedRequest, list[Request | None]]:
-        parsed = _parsed(body, service, tokenizing_lm, grammar)
+        parsed = _parsed(body, service, tokenizing_lm, grammar, calling)
         return parsed, parsed.requests(scope)
 
     return await service.in_worker(work, tenant)
@@ -127,13 +129,17 @@ def _listed(body: CompletionRequest) -> list[Any]:
     return [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
 
 
-def _check_sizes(body: CompletionRequest | ChatRequest, service: Service, most_texts: int) -> None:
+def _check_sizes(
+    body: CompletionRequest | ChatRequest, service: Service, most_texts: int, calling: Calling | None
+) -> None:
     """Refuse too many texts, and texts that cannot fit into the context, before anything is tokenized."""
     prompts = [] if isinstance(body, ChatRequest) else _listed(body)
     if (count := (body.n or 1) * max(1, len(prompts))) > most_texts:
         raise ApiError(400, f"one request may ask for {most_texts} texts, got {count}", "n")
     if isinstance(body, ChatRequest):
         service.check_length(characters(body.messages), "messages")
+    if calling is not None:
+        service.check_length(calling.characters, "tools")
     for prompt in prompts:
         service.check_length(len(prompt), "prompt")
     if body.prediction is not None:
@@ -146,10 +152,14 @@ def _check_sizes(body: CompletionRequest | ChatRequest, service: Service, most_t
 
 
 def _parsed(
-    body: CompletionRequest | ChatRequest, service: Service, tokenizing_lm: LM, grammar: CompiledGrammar | None
+    body: CompletionRequest | ChatRequest,
+    service: Service,
+    tokenizing_lm: LM,
+    grammar: CompiledGrammar | None,
+    calling: Calling | None,
 ) -> ParsedRequest:
     lm = service.variant(body.spectr)
-    prompts = _prompts(body, tokenizing_lm)
+    prompts = _prompts(body, tokenizing_lm, calling)
     n = body.n or 1
     most = service.settings.limits.prompt_tokens
     longest = max(map(len, prompts))
@@ -164,7 +174,7 @@ def _parsed(
     limit, drops = _limit(body)
     limits = [service.context - len(prompt) if limit is None else limit for prompt in prompts]
     seed = random_seed() if body.seed is None else body.seed
-    parsed = ParsedRequest(body, lm, prompts, n, seed, settings, limits, drops)
+    parsed = ParsedRequest(body, lm, prompts, n, seed, settings, limits, drops, calling)
     _check_logprobs(parsed, service.settings.limits.logprobs)
     if parsed.resume is not None:
         check_resume(parsed.resume, parsed.count, lm.engine.rule.card.name, service.shown_fingerprint)
@@ -213,29 +223,13 @@ def _limit(body: CompletionRequest | ChatRequest) -> tuple[int | None, bool]:
     return given, False
 
 
-def _prompts(body: CompletionRequest | ChatRequest, tokenizing_lm: LM) -> list[list[int]]:
+def _prompts(body: CompletionRequest | ChatRequest, tokenizing_lm: LM, calling: Calling | None) -> list[list[int]]:
     if isinstance(body, ChatRequest):
-        return [tokenizing_lm.encode_turns(as_turns(body.messages))]
+        return [tokenizing_lm.encode_turns(as_turns(body.messages), () if calling is None else calling.shown)]
     given = _listed(body)
     if not given or not all(given):
         raise ApiError(400, "a prompt must not be empty", "prompt")
     return [tokenizing_lm.encode(prompt, raw=True) for prompt in given]
-
-
-def as_turns(messages: list[Message]) -> list[dict[str, str]]:
-    """Return messages as a chat template takes them."""
-    roles = {"developer": "system"}
-    return [{"role": roles.get(one.role, one.role), "content": joined(one.content)} for one in messages]
-
-
-def characters(messages: list[Message]) -> int:
-    """Return the number of characters of a conversation."""
-    return sum(len(joined(message.content)) for message in messages)
-
-
-def joined(content: str | list[TextPart]) -> str:
-    """Return the text of a content, which may be given in parts."""
-    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def _settings(body: CompletionRequest | ChatRequest, tokenizing_lm: LM, context: int) -> dict[str, Any]:

@@ -8,28 +8,25 @@ change the answer, and is never ignored.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
+from spectr.serve.chat_fields import MOST_TOOLS, Content, Messages, NamedTool, Tool
 from spectr.serve.errors import ApiError
-from spectr.serve.fields import MOST_FIELDS, Body, Fields
+from spectr.serve.fields import Body, Fields
 
 __all__ = [
     "ChatRequest",
     "CompletionRequest",
     "DetokenizeRequest",
     "GenerationFields",
-    "Message",
     "ResumeFields",
     "ResumedText",
     "SpeculationFields",
-    "TextPart",
     "TokenizeRequest",
 ]
 
 MOST_TOKENS = 1 << 18  # of one list of token ids; the model's context is the narrower bound
 MOST_PROMPTS = 1024  # and most texts for each; `Limits.texts` is the narrower bound
-MOST_MESSAGES = 4096
-MOST_PARTS = 1024  # of the content of one message
 MOST_CHOICES = 1024
 MOST_BIASES = 4096  # `Limits.bias_tokens` is the narrower bound
 MOST_STOPS = 64
@@ -102,41 +99,6 @@ class StructuredOutputs(Fields):
     """True: the text must be a JSON object."""
 
 
-class TextPart(BaseModel):
-    """A part of a message."""
-
-    model_config = Fields.model_config  # no `Fields`: `_parts` bounds how many fields it has
-    type: Literal["text"]
-    """The kind of the part; only text is supported."""
-    text: str
-    """The text of the part. The parts of a content are joined without a separator."""
-
-
-def _parts(given: Any) -> Any:
-    """Refuse parts that are many, or have many fields, before each is checked."""
-    if isinstance(given, list) and (
-        len(given) > MOST_PARTS or any(isinstance(part, dict) and len(part) > MOST_FIELDS for part in given)
-    ):
-        raise ApiError(400, f"a content must have at most {MOST_PARTS} parts of {MOST_FIELDS} fields", "content",
-                       "invalid_value")  # fmt: skip
-    return given
-
-
-def _together(given: Any) -> Any:
-    """Refuse messages that have too many parts together."""
-    if not isinstance(given, list) or len(given) > MOST_MESSAGES:
-        return given
-    contents = [one.get("content") for one in given if isinstance(one, dict)]
-    parts = sum(len(content) for content in contents if isinstance(content, list))
-    if parts > MOST_MESSAGES:
-        raise ApiError(400, f"messages must have at most {MOST_MESSAGES} parts together, got {parts}", "messages",
-                       "invalid_value")  # fmt: skip
-    return given
-
-
-Content = str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MOST_PARTS), BeforeValidator(_parts)]
-
-
 class Prediction(Fields):
     """A text that the answer will probably repeat. It saves time where it is right, and changes nothing else."""
 
@@ -153,7 +115,7 @@ class ResumedText(Fields):
     """The ids of the tokens that were generated."""
     begun: bool
     """Whether any chunk of the text was sent, even one without tokens."""
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
     """Why the text ended; null if it has not."""
 
 
@@ -269,25 +231,18 @@ class CompletionRequest(GenerationFields):
     token alone), under the model's own distribution, before temperature, filters and penalties. Default: none."""
 
 
-class Message(Fields):
-    """One message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    """Who speaks; developer means the same as system."""
-    content: Content
-    """What is said, as a string or in parts."""
-
-
-Messages = Annotated[
-    list[Message], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES), BeforeValidator(_together)
-]
-
-
 class ChatRequest(GenerationFields):
     """The body of `/v1/chat/completions`."""
 
     messages: Messages
     """The conversation so far. The model's chat template turns it into a prompt."""
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
+    """Functions that the model may call. Its chat template must have a place for them. Default: none."""
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    """`auto`: the model answers or calls functions, as it likes. `required`: it calls at least one. `none`: it does not
+    see them. An object with a function's name: it calls this one. Default: `auto` if there are tools."""
+    parallel_tool_calls: bool | None = None
+    """False: the answer has one call at the most. Default: true."""
     max_completion_tokens: Count | None = None
     """OpenAI's newer name of `max_tokens`; if both are given they must be equal."""
     logprobs: bool | None = None

@@ -3,10 +3,12 @@
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import accumulate
 from typing import Any
 
+from spectr.calls import CallReader, Piece
 from spectr.engine import Result, Step, TokenLogprobs
 from spectr.serve.parsing import ParsedRequest
 from spectr.view.tokens import TokenTexts
@@ -48,6 +50,7 @@ class Reply:
     texts: TokenTexts
     id: str = ""  # of the response; a resumed stream keeps its id and time
     created: int = 0
+    readers: dict[int, CallReader] = field(default_factory=dict)  # of texts in which the model may call functions
 
     def __post_init__(self) -> None:
         past = self.parsed.resume
@@ -69,19 +72,65 @@ class Reply:
         logprobs = [entry for step in steps for entry in step.logprobs or ()]
         if self.parsed.drops_text:
             text, tokens, logprobs = "", [], []
-        if not (text or reason or begins or logprobs):
+        piece = self._read(index, text, ends=reason is not None)
+        if not (piece or reason or begins or logprobs):
             return None
         said = self._logprobs(tokens, logprobs, 0) if self.parsed.logprobs is not None and logprobs else None
-        choice: dict[str, Any] = {"index": index, "logprobs": said, "finish_reason": self._reason(reason)}
+        choice: dict[str, Any] = {"index": index, "logprobs": said, "finish_reason": self._reason(index, reason)}
         if self.parsed.is_chat:
-            delta = ({"role": "assistant"} if begins else {}) | ({"content": text} if text or begins else {})
-            choice["delta"] = delta
+            begin = {"role": "assistant", "content": None if piece.calls else ""} if begins else {}
+            shown = {"content": piece.text} if piece.text else {}
+            choice["delta"] = {**begin, **shown, **self._calls(index, piece)}
         else:
             choice["text"] = text
         found = {**self._head(chunk=True), "choices": [choice]}
         if shown := self._shown(steps, unsent):
             found["spectr"] = shown
         return found
+
+    def skip(self, index: int, text: str) -> None:
+        """Read the beginning of a text that was sent before."""
+        self._read(index, text, ends=False)
+
+    def _read(self, index: int, text: str, *, ends: bool) -> Piece:
+        """Return what is text and what are calls of functions in the next piece of a text."""
+        calling = self.parsed.calling
+        if calling is None:
+            return Piece(text)
+        reader = self.readers.setdefault(index, calling.reader())
+        piece = reader.feed(text)
+        if ends:
+            piece.text += reader.finish().text
+        return piece
+
+    def _calls(self, index: int, piece: Piece) -> dict[str, Any]:
+        """Return the parts of calls as a chunk of a stream has them."""
+        parts: list[dict[str, Any]] = []
+        for call in piece.calls:
+            part: dict[str, Any] = {"index": call.number, "function": {"arguments": call.arguments}}
+            if call.name is not None:
+                part = {"index": call.number, "id": self._call_id(index, call.number), "type": "function",
+                        "function": {"name": call.name, "arguments": call.arguments}}  # fmt: skip
+            parts.append(part)
+        return {"tool_calls": parts} if parts else {}
+
+    def _call_id(self, index: int, number: int) -> str:
+        """Return the id of a call. It depends on what the text depends on, so that a stream that breaks off and
+        continues has the same."""
+        place = f"{self.parsed.prompts}-{self.parsed.seed}-{index}-{number}"
+        return "call_" + sha256(place.encode()).hexdigest()[:24]
+
+    def _message(self, index: int, text: str) -> dict[str, Any]:
+        """Return a whole answer."""
+        piece = self._read(index, text, ends=True)
+        message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
+        if piece.calls:
+            message["content"] = piece.text or None
+            message["tool_calls"] = [
+                {name: value for name, value in call.items() if name != "index"}
+                for call in self._calls(index, piece)["tool_calls"]
+            ]
+        return message
 
     def _shown(self, steps: Sequence[Step], tokens: Sequence[int]) -> dict[str, Any]:
         """Return the trace and the tokens of steps, if the body asks for them."""
@@ -143,16 +192,16 @@ class Reply:
             tokens, text = [*prompt, *tokens], self.texts.decode(prompt) + text
             logprobs = [*(first.prompt_logprobs or []), *logprobs]
         said = self._logprobs(tokens, logprobs, 0) if self.parsed.logprobs is not None else None
-        choice: dict[str, Any] = {"index": index, "logprobs": said, "finish_reason": self._reason(result.finish_reason)}
-        if self.parsed.is_chat:
-            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
-        else:
-            choice["text"] = text
+        place = {"message": self._message(index, text)} if self.parsed.is_chat else {"text": text}
+        reason = self._reason(index, result.finish_reason)
+        choice: dict[str, Any] = {"index": index, "logprobs": said, "finish_reason": reason, **place}
         if shown := self._shown(result.steps, result.tokens):
             choice["spectr"] = shown
         return choice
 
-    def _reason(self, reason: str | None) -> str | None:
+    def _reason(self, index: int, reason: str | None) -> str | None:
+        if reason == "stop" and index in self.readers and self.readers[index].count:
+            return "tool_calls"
         return "length" if self.parsed.drops_text and reason is not None else reason
 
     def _usage(self, results: Sequence[Result]) -> dict[str, Any]:

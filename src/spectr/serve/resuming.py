@@ -17,7 +17,8 @@ from spectr.serve.errors import ApiError
 from spectr.serve.protocol import ResumeFields
 from spectr.text.stream import TextStream
 
-__all__ = ["Progress", "Seen", "TextPosition", "check_resume", "read_positions", "steps_after", "tokens_of"]
+__all__ = ["Progress", "Seen", "TextPosition", "check_resume", "read_positions", "shown_text", "steps_after",
+           "tokens_of"]  # fmt: skip
 
 _ENTRY = re.compile(r"[0-9]{1,10}:[0-9a-f]{8}\.?")
 
@@ -121,13 +122,17 @@ def tokens_of(steps: Sequence[Step]) -> list[int]:
     return [token for step in steps for token in step.tokens]
 
 
-def steps_after(steps: Sequence[Step], count: int, reader: Reader | None) -> Step:
-    """Return the part of several steps after their first `count` tokens, as one step. The text shown for some tokens
-    depends on these tokens alone, so that a second reader finds what was shown for the first ones."""
-    shown = ""
-    if isinstance(reader, TextReader):
-        again = TextReader(TextStream(reader.stream.tokenizer, reader.stream.stops))
-        shown = again.feed(tokens_of(steps)[:count])[0]
+def shown_text(reader: Reader | None, tokens: Sequence[int]) -> str:
+    """Return the text that was shown for the first tokens of a text. It depends on these tokens alone, so that another
+    reader with the same stop strings finds it."""
+    if not isinstance(reader, TextReader):
+        return ""
+    return TextReader(TextStream(reader.stream.tokenizer, reader.stream.stops)).feed(list(tokens))[0]
+
+
+def steps_after(steps: Sequence[Step], count: int, shown: str) -> Step:
+    """Return the part of several steps after their first `count` tokens, for which the text `shown` was sent, as one
+    step."""
     logprobs = [entry for step in steps for entry in step.logprobs or ()]
     return Step(
         tokens_of(steps)[count:],

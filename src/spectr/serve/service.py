@@ -144,6 +144,8 @@ class Service:
         _ = self.fingerprint
         with suppress(SpectrError):  # without xgrammar or a tokenizer, requests for grammars are refused one by one
             self.grammars.prepare()
+        with suppress(SpectrError):  # so are requests with tools, if the chat template has no place for them
+            _ = self.lm.call_form
         self.is_warm = True
 
     def check_name(self, name: str | None) -> None:

@@ -11,6 +11,7 @@ from spectr.serve.reports import Answer, ChoiceReport, ChunkReport, ResponseRepo
 __all__ = ["ChatChunk", "ChatResponse", "CompletionChunk", "CompletionResponse"]
 
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class PromptDetails(Answer):
@@ -162,13 +163,57 @@ class ChatLogprobs(Answer):
     """Always null; OpenAI's clients expect the field."""
 
 
+class CalledFunction(Answer):
+    """A function that the model calls."""
+
+    name: str
+    """The function's name."""
+    arguments: str
+    """The arguments: a JSON object as a string, valid under the function's schema if `strict` was set."""
+
+
+class MadeCall(Answer):
+    """A call of a function. The client runs it and sends the result in a message with the role tool."""
+
+    id: str
+    """The id of the call, for the message with its result."""
+    type: Literal["function"]
+    """The kind of the tool."""
+    function: CalledFunction
+    """The function that is called."""
+
+
+class CalledPart(Answer):
+    """The next part of a function that the model calls."""
+
+    name: str | None = None
+    """The function's name; in the first part of a call only."""
+    arguments: str
+    """The next part of the arguments."""
+
+
+class CallPart(Answer):
+    """The next part of a call."""
+
+    index: int
+    """The number of the call in the answer, from 0."""
+    id: str | None = None
+    """The id of the call; in its first part only."""
+    type: Literal["function"] | None = None
+    """The kind of the tool; in the first part of a call only."""
+    function: CalledPart
+    """The next part of the function that is called."""
+
+
 class ChatMessage(Answer):
     """The answer to a conversation."""
 
     role: Literal["assistant"]
     """Who speaks: the model."""
-    content: str
-    """The text of the answer."""
+    content: str | None
+    """The text of the answer; null if it has calls and no text."""
+    tool_calls: list[MadeCall] | None = None
+    """The functions that the model calls; absent if it calls none."""
     refusal: None
     """Always null; OpenAI's clients expect the field."""
 
@@ -179,7 +224,10 @@ class ChatDelta(Answer):
     role: Literal["assistant"] | None = None
     """Who speaks: the model; in the first part only."""
     content: str | None = None
-    """The next part of the text; absent if it is empty."""
+    """The next part of the text; absent if it is empty, and null in the first part of an answer that begins with a
+    call."""
+    tool_calls: list[CallPart] | None = None
+    """The next parts of calls; absent if there are none."""
 
 
 class _ChatText(Answer):
@@ -187,8 +235,9 @@ class _ChatText(Answer):
     """The number of the answer, from 0."""
     logprobs: ChatLogprobs | None
     """Log-probabilities of the tokens, if the request asks for them."""
-    finish_reason: FinishReason | None
-    """`stop` if a stop token or stop string ended the text, `length` if `max_tokens` did; null while it goes on."""
+    finish_reason: ChatFinishReason | None
+    """`tool_calls` if the model ended the answer and called functions in it; otherwise `stop` if a stop token or stop
+    string ended the text, `length` if `max_tokens` did; null while it goes on."""
 
 
 class ChatChoice(_ChatText):

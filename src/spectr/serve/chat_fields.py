@@ -1,0 +1,134 @@
+"""The fields of conversations: messages, and the tools that the model may use.
+
+The docstring below a field is its description in `/openapi.json` and in docs/http.md.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field
+
+from spectr.serve.errors import ApiError
+from spectr.serve.fields import MOST_FIELDS, Fields
+
+__all__ = ["Content", "Message", "Messages", "NamedTool", "TextPart", "Tool", "ToolCall"]
+
+MOST_MESSAGES = 4096
+MOST_PARTS = 1024  # of the content of one message
+MOST_TOOLS = 128
+
+
+class TextPart(BaseModel):
+    """A part of a message."""
+
+    model_config = Fields.model_config  # no `Fields`: `_parts` bounds how many fields it has
+    type: Literal["text"]
+    """The kind of the part; only text is supported."""
+    text: str
+    """The text of the part. The parts of a content are joined without a separator."""
+
+
+def _parts(given: Any) -> Any:
+    """Refuse parts that are many, or have many fields, before each is checked."""
+    if isinstance(given, list) and (
+        len(given) > MOST_PARTS or any(isinstance(part, dict) and len(part) > MOST_FIELDS for part in given)
+    ):
+        raise ApiError(400, f"a content must have at most {MOST_PARTS} parts of {MOST_FIELDS} fields", "content",
+                       "invalid_value")  # fmt: skip
+    return given
+
+
+def _together(given: Any) -> Any:
+    """Refuse messages that have too many parts together."""
+    if not isinstance(given, list) or len(given) > MOST_MESSAGES:
+        return given
+    contents = [one.get("content") for one in given if isinstance(one, dict)]
+    parts = sum(len(content) for content in contents if isinstance(content, list))
+    if parts > MOST_MESSAGES:
+        raise ApiError(400, f"messages must have at most {MOST_MESSAGES} parts together, got {parts}", "messages",
+                       "invalid_value")  # fmt: skip
+    return given
+
+
+Content = str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MOST_PARTS), BeforeValidator(_parts)]
+
+
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+
+
+class CalledFunction(Fields):
+    """A function that the model called, with its arguments."""
+
+    name: FunctionName
+    """The function's name."""
+    arguments: str
+    """The arguments, a JSON object as a string."""
+
+
+class ToolCall(Fields):
+    """A call that the model made earlier in the conversation."""
+
+    id: Annotated[str, Field(min_length=1, max_length=128)]
+    """The id of the call, by which the message with its result names it."""
+    type: Literal["function"]
+    """The kind of the tool; only functions are supported."""
+    function: CalledFunction
+    """The function that was called."""
+
+
+class Message(Fields):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    """Who speaks; developer means the same as system, and tool is the result of a call."""
+    content: Content | None = None
+    """What is said, as a string or in parts; null is allowed for an assistant's message with `tool_calls` only."""
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
+    """The calls of an assistant's message."""
+    tool_call_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    """The id of the call whose result a message with the role tool has."""
+    refusal: None = None
+    """Always null; accepted because responses have it, so that a client can send their messages back."""
+
+
+Messages = Annotated[
+    list[Message], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES), BeforeValidator(_together)
+]
+
+
+class FunctionDefinition(Fields):
+    """A function that the model may call. The model sees the definition through its chat template."""
+
+    name: FunctionName
+    """The function's name."""
+    description: str | None = None
+    """What the function does, and when to call it."""
+    parameters: dict[str, Any] | None = None
+    """A JSON schema of the arguments, of the type object. Default: no parameters."""
+    strict: bool | None = None
+    """True: the arguments of every call are valid under `parameters`. False: they need not be. Default: true where
+    `tool_choice` makes the model call a function, false otherwise."""
+
+
+class Tool(Fields):
+    """A tool that the model may use."""
+
+    type: Literal["function"]
+    """The kind of the tool; only functions are supported."""
+    function: FunctionDefinition
+    """The function."""
+
+
+class NamedFunction(Fields):
+    """The name of a function."""
+
+    name: FunctionName
+    """The name of one of the functions in `tools`."""
+
+
+class NamedTool(Fields):
+    """The one tool that the model must use."""
+
+    type: Literal["function"]
+    """The kind of the tool."""
+    function: NamedFunction
+    """The function that must be called."""

@@ -1,0 +1,98 @@
+"""The functions that a request lets the model call."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from spectr.calls import CallForm, CallReader, Function, call_grammar
+from spectr.errors import ArgumentError
+from spectr.grammar import Grammar
+from spectr.lm import LM
+from spectr.serve.chat_fields import NamedTool, Tool
+from spectr.serve.errors import ApiError
+from spectr.serve.protocol import ChatRequest, CompletionRequest
+
+__all__ = ["Calling", "calling_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """What an answer may call, and what must hold of its calls."""
+
+    form: CallForm
+    shown: tuple[dict[str, Any], ...]  # the tools as the chat template takes them
+    functions: tuple[Function, ...]  # those that may be called
+    is_required: bool  # whether the answer consists of calls
+    several: bool  # whether it may have more than one
+
+    @property
+    def needs_grammar(self) -> bool:
+        """Whether more must hold than that the model may call what it likes."""
+        is_single_anyway = not self.form.marker
+        is_enforced = any(function.is_enforced for function in self.functions)
+        return self.is_required or is_enforced or not (self.several or is_single_anyway)
+
+    @property
+    def key(self) -> str:
+        """Everything that the grammar depends on, as text."""
+        functions = [asdict(function) for function in self.functions]
+        return json.dumps([asdict(self.form), functions, self.is_required, self.several])
+
+    @property
+    def characters(self) -> int:
+        """The number of characters of what the model sees of the functions."""
+        return len(json.dumps(self.shown, ensure_ascii=False))
+
+    def grammar(self) -> Grammar:
+        """Return the grammar of the answer."""
+        return call_grammar(self.form, self.functions, is_required=self.is_required, several=self.several)
+
+    def reader(self) -> CallReader:
+        """Return a reader for one answer."""
+        return CallReader(self.form, [function.name for function in self.functions])
+
+
+def calling_of(body: CompletionRequest | ChatRequest, lm: LM) -> Calling | None:
+    """Return what an answer to a body may call; None if nothing. Raises ApiError for tools that do not fit together or
+    the model."""
+    if not isinstance(body, ChatRequest):
+        return None
+    _check_choice(body)
+    choice = body.tool_choice
+    if not body.tools or choice == "none":
+        return None
+    try:
+        form = lm.call_form
+    except ArgumentError as error:
+        raise ApiError(400, str(error), "tools", "unsupported_tools") from error
+    is_required = choice == "required" or isinstance(choice, NamedTool)
+    chosen = [tool for tool in body.tools if not isinstance(choice, NamedTool) or _name(tool) == choice.function.name]
+    functions = [_function(tool, body.tools.index(tool), is_required) for tool in chosen]
+    several = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
+    shown = tuple(tool.model_dump(exclude_none=True) for tool in body.tools)
+    return Calling(form, shown, tuple(functions), is_required, several)
+
+
+def _name(tool: Tool) -> str:
+    return tool.function.name
+
+
+def _check_choice(body: ChatRequest) -> None:
+    """Refuse choices among tools that are not there, and tools with one name."""
+    names = [_name(tool) for tool in body.tools or ()]
+    if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
+        raise ApiError(400, f"tools must have different names, and {twice!r} is there twice", "tools", "invalid_value")
+    if not names and body.tool_choice not in (None, "none"):
+        raise ApiError(400, "tool_choice needs tools to choose from", "tool_choice", "invalid_value")
+    if isinstance(body.tool_choice, NamedTool) and body.tool_choice.function.name not in names:
+        raise ApiError(400, f"tool_choice must name one of the tools, got {body.tool_choice.function.name!r}",
+                       "tool_choice.function.name", "invalid_value")  # fmt: skip
+
+
+def _function(tool: Tool, at: int, is_required: bool) -> Function:
+    given = tool.function
+    is_enforced = is_required if given.strict is None else given.strict
+    if is_enforced and given.parameters and given.parameters.get("type") != "object":
+        raise ApiError(400, 'the parameters of a function must be a JSON schema with "type": "object"',
+                       f"tools.{at}.function.parameters", "invalid_value")  # fmt: skip
+    return Function(given.name, given.parameters or None, is_enforced)
