@@ -82,7 +82,7 @@ def test_large_enums_are_intersected_soon(client: Any) -> None:
 def test_a_known_grammar_is_not_converted_again(other: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     client, service = other()
     texts = [structured(client, regex="[ab]{3}").json()["choices"][0]["text"]]
-    monkeypatch.setattr(GrammarCache, "_compile", None)
+    monkeypatch.setattr(GrammarCache, "prepare", None)
     texts.append(structured(client, regex="[ab]{3}").json()["choices"][0]["text"])
     assert texts[0] == texts[1]
     assert len(service.grammars._known) == 1
