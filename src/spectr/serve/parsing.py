@@ -111,7 +111,8 @@ async def parse_request(
     """Check a body, tokenize its prompts and make a request of the engine for each text, mostly in a worker."""
     service.check_name(body.model)
     _check_bounds(body, service.settings.limits)
-    calling = calling_of(body, service.lm)
+    has_tools = isinstance(body, ChatRequest) and (body.tools or body.tool_choice)
+    calling = await service.in_worker(lambda _: calling_of(body, service.lm), tenant) if has_tools else None
     _check_sizes(body, service, most_texts, calling)
     scope = tenant if service.settings.keys else ""
     grammar = await service.grammars.compiled(body, calling, tenant)

@@ -69,12 +69,18 @@ def calling_of(body: CompletionRequest | ChatRequest, lm: LM) -> Calling | None:
     chosen = [tool for tool in body.tools if not isinstance(choice, NamedTool) or _name(tool) == choice.function.name]
     functions = [_function(tool, body.tools.index(tool), is_required) for tool in chosen]
     several = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
-    shown = tuple(tool.model_dump(exclude_none=True) for tool in body.tools)
-    return Calling(form, shown, tuple(functions), is_required, several)
+    return Calling(form, tuple(map(_shown, body.tools)), tuple(functions), is_required, several)
 
 
 def _name(tool: Tool) -> str:
     return tool.function.name
+
+
+def _shown(tool: Tool) -> dict[str, Any]:
+    """Return what the model sees of a tool: what was given, except for what only the server uses."""
+    given = tool.function
+    known = {"name": given.name, "description": given.description, "parameters": given.parameters}
+    return {"type": "function", "function": {name: value for name, value in known.items() if value is not None}}
 
 
 def _check_choice(body: ChatRequest) -> None:
