@@ -130,11 +130,11 @@ def test_calls_in_a_text_that_may_have_some(tmp_path: Path, other: Callable[...,
     folder = save_model(small_llama(0, len(words)), tmp_path / "model", words)
     client, _ = other(model=spectr.load(str(folder), "lookup", dtype="float64"))
     tools = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]  # type: ignore[dict-item]
-    more = {"tools": tools, "logit_bias": {str(len(words) - 1): 3}, "n": 8}
+    more = {"tools": tools, "logit_bias": {str(len(words) - 1): 3}, "n": 16}
     messages = [choice["message"] for choice in ask(client, **more)["choices"]]
     assert any(message["content"] for message in messages)
     calls = [call["function"] for message in messages for call in message.get("tool_calls", [])]
-    assert len(calls) > 8
+    assert len(calls) > 4
     for message in messages:
         for call in message.get("tool_calls", [])[:-1]:  # the last may break off
             check(call["function"])

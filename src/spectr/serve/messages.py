@@ -31,8 +31,8 @@ def _check(message: Message, place: str) -> None:
         raise ApiError(400, f"only a message of the assistant may have tool_calls; the role of this message is "
                        f"{message.role}", f"{place}.tool_calls", "invalid_value")  # fmt: skip
     if (message.tool_call_id is not None) != (message.role == "tool"):
-        raise ApiError(400, "a message with the role tool must have a tool_call_id, and no other message may; the role of "
-                       f"this message is {message.role}", f"{place}.tool_call_id", "invalid_value")  # fmt: skip
+        raise ApiError(400, "a message with the role tool must have a tool_call_id, and no other message may; the "
+                       f"role of this message is {message.role}", f"{place}.tool_call_id", "invalid_value")  # fmt: skip
     if message.content is None and not message.tool_calls:
         raise ApiError(400, "a message must have a content, unless it is of the assistant and has tool_calls",
                        f"{place}.content", "missing_field")  # fmt: skip
