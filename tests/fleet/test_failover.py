@@ -72,6 +72,13 @@ def test_whole_answers_and_reconnections(fleet: Fleet, undisturbed: list[Receive
         found = client.post("/v1/completions", content=b"{", headers={"content-type": "application/json"})
         assert (found.status_code, json.loads(found.text)["error"]["code"]) == (400, "invalid_json")
         assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
+        own = {"input": "one two 3", "max_output_tokens": 12, "seed": 3}
+        chat = {"messages": [{"role": "user", "content": "one two 3"}], "max_tokens": 12, "seed": 3}
+        response = client.post("/v1/responses", json=own).json()
+        meant = client.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]["content"]
+        assert response["output"][0]["content"][0]["text"] == meant
+        streamed = client.post("/v1/responses", json={**own, "stream": True}).text
+        assert json.loads(streamed.split("data: ")[-1])["response"]["output"][0]["content"][0]["text"] == meant
         chosen = client.post("/v1/completions", json={**body, "seed": None}).json()["spectr"]["seed"]
         assert isinstance(chosen, int)
 

@@ -91,6 +91,36 @@ def check_tools(client: OpenAI) -> None:
     assert answer.usage.completion_tokens > 0
 
 
+def check_responses(client: OpenAI) -> None:
+    """Use the newer interface: texts, streams, and calls of functions."""
+    asked = {"model": "tiny", "input": "the tides rise", "max_output_tokens": 12, "extra_body": {"seed": 3}}
+    whole = client.responses.create(**asked)
+    chat = client.chat.completions.create(model="tiny", messages=TURNS, max_tokens=12, seed=3)
+    assert whole.output_text == chat.choices[0].message.content
+    assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert whole.usage.output_tokens == 12
+    events = list(client.responses.create(**asked, stream=True))
+    assert "".join(one.delta for one in events if one.type == "response.output_text.delta") == whole.output_text
+    assert events[-1].response.output_text == whole.output_text
+    with client.responses.stream(**asked) as stream:
+        assert [event.type for event in stream][-1] == "response.incomplete"
+    schema = {"type": "object", "properties": {"x": {"enum": ["a", "b"]}}, "required": ["x"]}
+    tool = {"type": "function", "name": "pick", "parameters": schema, "strict": True}
+    called = client.responses.create(
+        model="tiny", input="go", tools=[tool], tool_choice={"type": "function", "name": "pick"}, extra_body={"seed": 3}
+    )
+    (call,) = called.output
+    assert json.loads(call.arguments)["x"] in ("a", "b")
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "12"}
+    turns = [{"role": "user", "content": "go"}, *called.output, result]
+    assert client.responses.create(model="tiny", input=turns, tools=[tool], max_output_tokens=5).output
+    try:
+        client.responses.create(model="tiny", input="go", previous_response_id="resp_1")
+        raise AssertionError("previous_response_id was not refused")
+    except openai.BadRequestError as error:
+        assert error.param == "previous_response_id"
+
+
 async def check_async() -> None:
     """Run many requests at once, and abandon some in the middle of their stream."""
     async with AsyncOpenAI(base_url=f"{URL}/v1", api_key="none") as client:
@@ -115,5 +145,6 @@ if __name__ == "__main__":
         check_completions(made)
         check_chat(made)
         check_tools(made)
+        check_responses(made)
     asyncio.run(check_async())
-    print(f"openai {openai.__version__}: models, completions, chat, tools, streams, refusals")
+    print(f"openai {openai.__version__}: models, completions, chat, tools, responses, streams, refusals")

@@ -10,7 +10,6 @@ answered again by another replica.
 import asyncio
 import json
 import logging
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -24,11 +23,13 @@ from spectr.fleet.metrics import RouterCounters
 from spectr.fleet.replicas import Answer, Call, NoReplicaError, ReplicaLostError, Replicas
 from spectr.fleet.ring import prefix_key
 from spectr.fleet.stream_record import StreamRecord, blocks
-from spectr.serve.app import add_errors
+from spectr.serve.app import add_errors, read_body
 from spectr.serve.errors import ApiError
 from spectr.serve.events import Event, EventStream, Shutdown, unless_disconnected
 from spectr.serve.gate import Gate
 from spectr.serve.handler import after
+from spectr.serve.protocol import ChatRequest, SamplingFields
+from spectr.serve.responses_api import ResponsesRequest, answer_response
 from spectr.serve.settings import ServerSettings
 from spectr.version import __version__
 
@@ -64,25 +65,35 @@ class Router:
 
     async def answer(self, request: Request) -> Response:
         """Send a request to a replica and return its answer."""
-        if self.is_draining:
-            raise ApiError(503, "the router is shutting down; send the request elsewhere", code="draining", wait=30)
-        limits = self.settings.limits
-        deadline = request.state.began + limits.request_time
+        deadline = self.begin(request)
         data = await request.body()
         body = admitted(data) if request.url.path.endswith("/completions") else None
         query = f"?{request.url.query}" if request.url.query else ""
         call = Call(request.method, f"{request.url.path}{query}", _headers(request), data)
-        seconds_left = deadline - time.monotonic()
         if body is None:
-            return await unless_disconnected(request.receive, self._complete(call), seconds_left, self.shutdown.future)
+            return await unless_disconnected(request.receive, self._complete(call), deadline, self.shutdown.future)
         call = replace(call, key=prefix_key(body), body=json.dumps(body).encode())
         if body.get("stream") is not True:
-            return await unless_disconnected(request.receive, self._complete(call), seconds_left, self.shutdown.future)
+            return await unless_disconnected(request.receive, self._complete(call), deadline, self.shutdown.future)
         record = StreamRecord(body, request.headers.get("last-event-id"), event_ids=self.settings.event_ids)
         events = await unless_disconnected(
-            request.receive, self._start_stream(record, call), seconds_left, self.shutdown.future
+            request.receive, self._start_stream(record, call), deadline, self.shutdown.future
         )
-        return EventStream(events, self.settings.keep_alive, limits.write_time, deadline, self.shutdown.future)
+        settings = self.settings
+        return EventStream(events, settings.keep_alive, settings.limits.write_time, deadline, self.shutdown.future)
+
+    def begin(self, request: Request, _: SamplingFields | None = None) -> float:
+        """Take a request unless the router is shutting down, and return by when it must be answered."""
+        if self.is_draining:
+            raise ApiError(503, "the router is shutting down; send the request elsewhere", code="draining", wait=30)
+        return float(request.state.began + self.settings.limits.request_time)
+
+    async def converse(self, request: Request, body: ChatRequest) -> AsyncIterator[Event]:
+        """Return the chunks of the answer to a conversation, once the first is there."""
+        given = body.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        given["seed"] = random_seed() if body.seed is None else body.seed
+        call = Call("POST", "/v1/chat/completions", _headers(request), b"", key=prefix_key(given))
+        return await self._start_stream(StreamRecord(given, None, event_ids=False), call)
 
     async def _complete(self, call: Call) -> Response:
         """Return a complete answer. If a replica is lost, send the request to another one."""
@@ -233,6 +244,11 @@ def build_router(router: Router) -> Any:
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(router.counters.page(), media_type="text/plain; version=0.0.4")
+
+    @app.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        router.watch()
+        return await answer_response(router, request, await read_body(request, ResponsesRequest))
 
     @app.api_route("/{path:path}", methods=["GET", "POST"])
     async def others(request: Request) -> Response:

@@ -15,6 +15,7 @@
 `pages`      the playground, whose files are in `playground/`
 `metrics`    counters for Prometheus
 `handler`    runs requests for text, from admission to their answers
+`responses_api` OpenAI's newer interface, over conversations; a folder
 `app`        the endpoints; `openapi` describes them
 `workers`    threads for work that would block the event loop; `wire` bounds what a connection can hold
 `run`        start, signals, drain, end

@@ -1,7 +1,6 @@
 """The endpoints."""
 
 import difflib
-import time
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
@@ -41,16 +40,17 @@ from spectr.serve.responses import (
     TokenizeResponse,
     Versions,
 )
+from spectr.serve.responses_api import ResponseEvent, ResponseObject, ResponsesRequest, answer_response
 from spectr.serve.service import Service
 from spectr.serve.text_responses import ChatChunk, ChatResponse, CompletionChunk, CompletionResponse
 from spectr.version import __version__
 
-__all__ = ["add_errors", "build_app"]
+__all__ = ["add_errors", "build_app", "read_body"]
 
 _OBJECTS = (
-    CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest,
-    CompletionResponse, CompletionChunk, ChatResponse, ChatChunk, TokenizeResponse, DetokenizeResponse,
-    ModelCard, ModelList, Alive, Ready, Versions, Error,
+    CompletionRequest, ChatRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest,
+    ResponseObject, ResponseEvent, CompletionResponse, CompletionChunk, ChatResponse, ChatChunk,
+    TokenizeResponse, DetokenizeResponse, ModelCard, ModelList, Alive, Ready, Versions, Error,
 )  # fmt: skip
 """Bodies and answers of the endpoints."""
 Body = TypeVar("Body", bound=BaseModel)
@@ -152,6 +152,16 @@ def _add_texts(app: FastAPI, handler: RequestHandler) -> None:
     async def chat(request: Request) -> Response:
         return await handler.answer(request, await read_body(request, ChatRequest))
 
+    @app.post(
+        "/v1/responses",
+        **documented(
+            ResponsesRequest, ResponseObject, "Answer a conversation, as OpenAI's newer interface does.", 429, 504,
+            chunk=ResponseEvent, resumes=False,
+        ),
+    )  # fmt: skip
+    async def responses(request: Request) -> Response:
+        return await answer_response(handler, request, await read_body(request, ResponsesRequest))
+
     def card() -> dict[str, Any]:
         service = handler.service
         return {
@@ -212,9 +222,9 @@ def _add_tokens(app: FastAPI, handler: RequestHandler) -> None:
 
 async def _from_worker(request: Request, handler: RequestHandler, work: Callable[[Any], Response]) -> Response:
     """A response that a worker makes, unless the client disconnects before."""
-    left = request.state.began + handler.service.settings.limits.request_time - time.monotonic()
+    deadline = request.state.began + handler.service.settings.limits.request_time
     return await unless_disconnected(
-        request.receive, handler.service.in_worker(work, request.state.tenant), left, handler.shutdown.future
+        request.receive, handler.service.in_worker(work, request.state.tenant), deadline, handler.shutdown.future
     )
 
 

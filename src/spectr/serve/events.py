@@ -32,11 +32,13 @@ class Event:
     data: Mapping[str, Any]
     id: str | None = None
     written: bytes | None = None  # its data as JSON, where a thread has written them beforehand
+    name: str | None = None  # the kind of event, where a client listens for kinds
 
     @property
     def wire(self) -> bytes:
         """The event as it is sent."""
         head = b"" if self.id is None else f"id: {self.id}\n".encode()
+        head += b"" if self.name is None else f"event: {self.name}\n".encode()
         return head + b"data: " + (json_bytes(self.data) if self.written is None else self.written) + b"\n\n"
 
 
@@ -75,15 +77,15 @@ class Shutdown:
 
 
 async def unless_disconnected(
-    receive: Receive, work: Awaitable[Found], most: float, shutdown: "asyncio.Future[None]"
+    receive: Receive, work: Awaitable[Found], deadline: float, shutdown: "asyncio.Future[None]"
 ) -> Found:
-    """Do some work for a client. It is cancelled if the client disconnects, if it takes more than `most` seconds, or
-    when `shutdown` is done."""
+    """Do some work for a client. It is cancelled if the client disconnects, at the deadline (a time of the monotonic
+    clock), or when `shutdown` is done."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnection(receive))
     try:
         waits: set[asyncio.Future[Any]] = {working, leaving, shutdown}
-        await asyncio.wait(waits, timeout=max(0.0, most), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waits, timeout=max(0.0, deadline - time.monotonic()), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
         if shutdown.done():
@@ -151,11 +153,13 @@ class EventStream(Response):
             return
         await self._end(send)
 
+    def ending(self, error: ApiError | None) -> bytes:
+        """Return the last events: an error, if there is one, and the mark of the end."""
+        failed = b"" if error is None else b"data: " + json.dumps(error.body).encode() + b"\n\n"
+        return failed + b"data: [DONE]\n\n"
+
     async def _end(self, send: Send, error: ApiError | None = None) -> None:
-        """The last events: an error, if there is one, and the mark of the end."""
-        if error is not None:
-            await self._write(send, b"data: " + json.dumps(error.body).encode() + b"\n\n")
-        await self._write(send, b"data: [DONE]\n\n")
+        await self._write(send, self.ending(error))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, send: Send, data: bytes) -> None:

@@ -20,6 +20,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (), "chat_template": (), "chat_template_kwargs": ({},), "guided_json": (),
     "guided_regex": (), "guided_choice": (), "guided_grammar": (), "length_penalty": (1.0,), "bad_words": ([],),
     "add_generation_prompt": (True,), "continue_final_message": (False,), "prompt_cache_key": (), "documents": (),
+    "background": (False,), "previous_response_id": (), "conversation": (), "reasoning": (), "max_tool_calls": (),
     "safety_identifier": (), "prompt_cache_retention": (), "include_stop_str_in_output": (False,),
 }  # fmt: skip
 """Fields of OpenAI's and vLLM's interfaces that are not supported, with the values that ask for nothing."""
@@ -29,6 +30,8 @@ _USE_INSTEAD = {
     "guided_choice": "use structured_outputs.choice", "guided_grammar": "use structured_outputs.grammar",
     "best_of": "use n and choose by logprobs", "tools": "use /v1/chat/completions",
     "functions": "use tools", "function_call": "use tool_choice",
+    "previous_response_id": "nothing is stored: send the whole conversation in input",
+    "conversation": "nothing is stored: send the whole conversation in input",
 }  # fmt: skip
 
 MOST_FIELDS = 64  # of one JSON object that is checked field by field: each unknown one would be an error to collect
@@ -69,8 +72,9 @@ class Body(Fields):
 
 def _is_union_tag(part: str) -> bool:
     """Return whether a part of an error's place is the name of a type in a union, and not of a field."""
-    is_plain = part in ("str", "int", "float", "bool", "TextPart", "NamedTool")
-    return is_plain or part.startswith(("list[", "dict[", "literal[", "function-", "constrained-", "lax-or-strict"))
+    is_plain = part in ("str", "int", "float", "bool", "TextPart", "NamedTool", "NamedFunctionTool")
+    starts = ("list[", "dict[", "literal[", "item:", "function-", "constrained-", "lax-or-strict")
+    return is_plain or part.startswith(starts)
 
 
 def as_field_error(error: ValidationError, known: type[BaseModel]) -> ApiError:

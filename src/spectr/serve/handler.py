@@ -18,7 +18,7 @@ from spectr.serve.events import Event, EventStream, Shutdown, unless_disconnecte
 from spectr.serve.json_text import json_bytes
 from spectr.serve.metrics import ServerMetrics
 from spectr.serve.parsing import ParsedRequest, parse_request
-from spectr.serve.protocol import ChatRequest, CompletionRequest
+from spectr.serve.protocol import ChatRequest, CompletionRequest, SamplingFields
 from spectr.serve.receipt import make_receipt
 from spectr.serve.replies import Reply
 from spectr.serve.resuming import Progress, Seen, read_positions, shown_text, steps_after, tokens_of
@@ -48,22 +48,23 @@ class RequestHandler:
         admission = Admission(service.settings.limits, len(service.settings.keys))
         return cls(service, admission, ServerMetrics(service, admission), TokenTexts(service.lm.tokenizer))
 
-    async def answer(self, request: Request, body: CompletionRequest | ChatRequest) -> Response:
-        """Answer a request for text, whole or in a stream."""
+    def begin(self, request: Request, body: SamplingFields) -> float:
+        """Take a request unless the server is shutting down, and return by when it must be answered."""
         if self.service.is_draining:
             raise ApiError(503, "the server is shutting down; send the request elsewhere", code="draining", wait=30)
-        if self.service.settings.logs_prompts:
+        if self.settings.logs_prompts:
             _LOG.info("%s requests %s", request.state.request_id, body.model_dump_json(exclude_none=True))
-        limits, settings = self.service.settings.limits, self.service.settings
-        deadline = request.state.began + limits.request_time
-        left, tenant = deadline - time.monotonic(), request.state.tenant
+        return float(request.state.began + self.settings.limits.request_time)
+
+    async def answer(self, request: Request, body: CompletionRequest | ChatRequest) -> Response:
+        """Answer a request for text, whole or in a stream."""
+        deadline, tenant = self.begin(request, body), request.state.tenant
+        shutdown = self.shutdown.future
         if not body.stream:
-            return await unless_disconnected(request.receive, self._complete(body, tenant), left, self.shutdown.future)
+            return await unless_disconnected(request.receive, self._complete(body, tenant), deadline, shutdown)
         seen = request.headers.get("last-event-id")
-        events = await unless_disconnected(
-            request.receive, self._start_stream(body, tenant, seen), left, self.shutdown.future
-        )
-        return EventStream(events, settings.keep_alive, limits.write_time, deadline, self.shutdown.future)
+        events = await unless_disconnected(request.receive, self._start_stream(body, tenant, seen), deadline, shutdown)
+        return EventStream(events, self.settings.keep_alive, self.settings.limits.write_time, deadline, shutdown)
 
     async def complete(self, body: CompletionRequest | ChatRequest, tenant: str) -> dict[str, Any]:
         """Return the answer to a body as data, for requests that do not come over a connection."""
@@ -74,6 +75,15 @@ class RequestHandler:
     async def _complete(self, body: CompletionRequest | ChatRequest, tenant: str) -> Response:
         return await (await self._job(body, tenant)).complete()
 
+    @property
+    def settings(self) -> ServerSettings:
+        """The settings of the server."""
+        return self.service.settings
+
+    async def converse(self, request: Request, body: ChatRequest) -> AsyncIterator[Event]:
+        """Return the chunks of the answer to a conversation, once the first is there."""
+        return await self._start_stream(body, request.state.tenant, None)
+
     async def _start_stream(
         self, body: CompletionRequest | ChatRequest, tenant: str, seen: str | None
     ) -> AsyncIterator[Event]:
@@ -81,7 +91,7 @@ class RequestHandler:
         if seen is not None and (body.seed is None or (body.spectr and body.spectr.resume)):
             raise ApiError(400, "Last-Event-ID needs the seed of what was sent before, and no resume", "seed")
         job = await self._job(body, tenant)
-        job.sends_ids = seen is not None or _wants_ids(body, self.service.settings)
+        job.sends_ids = seen is not None or _wants_ids(body, self.settings)
         if seen is not None:
             job.resume_after(read_positions(seen, job.parsed.count))
         events = job.events()

@@ -42,10 +42,10 @@ _HEADERS_OF = {401: ["WWW-Authenticate"], 429: ["Retry-After"], 503: ["Retry-Aft
 
 def documented(
     body: type[BaseModel] | None, answer: type[BaseModel] | None, summary: str, *statuses: int,
-    chunk: type[BaseModel] | None = None,
+    chunk: type[BaseModel] | None = None, resumes: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
     """The description of an endpoint as arguments of FastAPI: its body, which `read_body` reads, its answer, and the
-    events of a stream. Without an answer the response is plain text."""
+    events of a stream, which `resumes` if it breaks off. Without an answer the response is plain text."""
     known = sorted({200, *_ALWAYS, *statuses, *(_OF_BODIES if body is not None else ())})
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     responses: dict[int | str, Any] = {
@@ -56,7 +56,7 @@ def documented(
         }
         for status in known
     }
-    extra: dict[str, Any] = {"parameters": [_REQUEST_ID, *([] if chunk is None else [_LAST_EVENT])]}
+    extra: dict[str, Any] = {"parameters": [_REQUEST_ID, *([_LAST_EVENT] if chunk is not None and resumes else [])]}
     if body is not None:
         content = {"application/json": {"schema": _ref("schemas", body.__name__)}}
         extra["requestBody"] = {"required": True, "content": content}

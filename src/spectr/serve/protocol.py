@@ -21,6 +21,7 @@ __all__ = [
     "GenerationFields",
     "ResumeFields",
     "ResumedText",
+    "SamplingFields",
     "SpeculationFields",
     "TokenizeRequest",
 ]
@@ -155,14 +156,11 @@ class SpeculationFields(Fields):
     """Continue a stream that broke off at another server; a router fills this in. It needs `stream` and the seed."""
 
 
-class GenerationFields(Body):
+class SamplingFields(Body):
     """What all requests for text have in common."""
 
     model: str | None = None
     """The model's name; another name is refused with 404. Default: the server's only model."""
-    n: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """How many texts to generate for each prompt. One request gets at most `--max-texts` texts (64 unless the server
-    is configured otherwise). Default: 1."""
     seed: Seed | None = None
     """The seed of the texts: the same request with the same seed gives the same texts. Default: a random seed, which
     the response reports as `spectr.seed`."""
@@ -194,19 +192,12 @@ class GenerationFields(Body):
     not part of the text. The model's own stop tokens end it as well. Default: none."""
     stop_token_ids: Annotated[list[Token], Field(fail_fast=True, max_length=MOST_STOPS)] | None = None
     """Token ids that end the text, besides the model's own stop tokens. Default: none."""
-    max_tokens: Count | None = None
-    """The most tokens to generate for each text, at least 1; prompt and text must fit into the context. 0 is allowed
-    for a completion with `echo` only. Default: what remains of the context after the prompt."""
     min_tokens: Count | None = None
     """No stop token is generated before so many tokens. Default, and what 0 means: the model's `generation_config`, or
     else 0."""
     stream: bool | None = None
     """Send the texts as server-sent events while they are generated; one event may carry several tokens. Default:
     false."""
-    stream_options: StreamOptions | None = None
-    """Optional contents of a stream; allowed if `stream` is true."""
-    response_format: ResponseFormat | None = None
-    """The form that the text must have, as OpenAI's clients ask for it. Default: any text."""
     structured_outputs: StructuredOutputs | None = None
     """The form that the text must have, as vLLM's clients ask for it; not together with a `response_format` other than
     text. Default: any text."""
@@ -217,6 +208,21 @@ class GenerationFields(Body):
     """The user on whose behalf the request is made; accepted and not used."""
     spectr: SpeculationFields | None = None
     """How speculation works for this request, and what the response reports of it."""
+
+
+class GenerationFields(SamplingFields):
+    """What completions and conversations have in common."""
+
+    n: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """How many texts to generate for each prompt. One request gets at most `--max-texts` texts (64 unless the server
+    is configured otherwise). Default: 1."""
+    max_tokens: Count | None = None
+    """The most tokens to generate for each text, at least 1; prompt and text must fit into the context. 0 is allowed
+    for a completion with `echo` only. Default: what remains of the context after the prompt."""
+    stream_options: StreamOptions | None = None
+    """Optional contents of a stream; allowed if `stream` is true."""
+    response_format: ResponseFormat | None = None
+    """The form that the text must have, as OpenAI's clients ask for it. Default: any text."""
 
 
 class CompletionRequest(GenerationFields):

@@ -1,0 +1,16 @@
+"""`/v1/responses`, OpenAI's newer interface, over `/v1/chat/completions`. Read in this order.
+
+`fields`     the fields of request bodies
+`conversion` from a body to the body of a conversation
+`objects`    the fields of responses and events
+`assembly`   from the chunks of a conversation to events and a response
+`answering`  runs a request: the conversation, and what is made of its chunks
+
+Nothing is stored: a response cannot be retrieved, and a conversation is sent as a whole.
+"""
+
+from spectr.serve.responses_api.answering import answer_response
+from spectr.serve.responses_api.fields import ResponsesRequest
+from spectr.serve.responses_api.objects import ResponseEvent, ResponseObject
+
+__all__ = ["ResponseEvent", "ResponseObject", "ResponsesRequest", "answer_response"]

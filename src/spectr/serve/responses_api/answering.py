@@ -1,0 +1,88 @@
+"""Answers a body of `/v1/responses` by the events of a conversation."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from fastapi import Request, Response
+
+from spectr.serve.errors import ApiError
+from spectr.serve.events import Event, EventStream, Shutdown, unless_disconnected
+from spectr.serve.json_text import json_bytes
+from spectr.serve.protocol import ChatRequest, SamplingFields
+from spectr.serve.responses_api.assembly import ResponseAssembly
+from spectr.serve.responses_api.conversion import as_chat_request, as_response_error
+from spectr.serve.responses_api.fields import ResponsesRequest
+from spectr.serve.settings import ServerSettings
+
+__all__ = ["Conversations", "answer_response"]
+
+
+class Conversations(Protocol):
+    """What answers conversations: a server, or a router in front of several."""
+
+    shutdown: Shutdown
+
+    @property
+    def settings(self) -> ServerSettings:
+        """How long clients and requests may take."""
+        ...
+
+    def begin(self, request: Request, body: SamplingFields) -> float:
+        """Take a request, or refuse it; return by when it must be answered."""
+        ...
+
+    async def converse(self, request: Request, body: ChatRequest) -> AsyncIterator[Event]:
+        """Return the chunks of the answer to a conversation, once the first is there."""
+        ...
+
+
+async def answer_response(conversations: Conversations, request: Request, body: ResponsesRequest) -> Response:
+    """Answer a request, whole or in a stream."""
+    if "last-event-id" in request.headers:
+        raise ApiError(400, "a stream of /v1/responses cannot be resumed; send the request again without "
+                       "Last-Event-ID", code="not_resumable")  # fmt: skip
+    chat, assembly, shutdown = as_chat_request(body), ResponseAssembly(body), conversations.shutdown.future
+    deadline, limits = conversations.begin(request, body), conversations.settings.limits
+    try:
+        events = await unless_disconnected(request.receive, conversations.converse(request, chat), deadline, shutdown)
+        if not body.stream:
+            whole = await unless_disconnected(request.receive, _whole(events, assembly), deadline, shutdown)
+            return Response(whole, media_type="application/json")
+    except ApiError as error:
+        raise as_response_error(error) from error
+    translated, keep_alive = _translated(events, assembly), conversations.settings.keep_alive
+    made = _ResponseStream(translated, keep_alive, limits.write_time, deadline, shutdown)
+    made.assembly = assembly
+    return made
+
+
+class _ResponseStream(EventStream):
+    """Sends the events of a response; the last of them is the end."""
+
+    assembly: ResponseAssembly
+
+    def ending(self, error: ApiError | None) -> bytes:
+        """Return the event of an error, if there is one."""
+        return b"" if error is None else _event(self.assembly.error(as_response_error(error))).wire
+
+
+async def _translated(events: AsyncIterator[Event], assembly: ResponseAssembly) -> AsyncIterator[Event]:
+    """Yield the events of a response."""
+    async with aclosing(events):  # type: ignore[type-var]
+        async for event in events:
+            for made in assembly.events(event.data):
+                yield _event(made)
+
+
+def _event(data: dict[str, Any]) -> Event:
+    return Event(data, name=data["type"])
+
+
+async def _whole(events: AsyncIterator[Event], assembly: ResponseAssembly) -> bytes:
+    """Return the response at the end of all events."""
+    async with aclosing(events):  # type: ignore[type-var]
+        async for event in events:
+            for _ in assembly.events(event.data):
+                pass
+    return json_bytes(assembly.response)

@@ -1,0 +1,94 @@
+"""From a body of `/v1/responses` to the body of a conversation, and from the errors of a conversation back."""
+
+from typing import Any
+
+from spectr.serve.chat_fields import Message, NamedTool, Tool
+from spectr.serve.errors import ApiError
+from spectr.serve.protocol import ChatRequest, SamplingFields
+from spectr.serve.responses_api.fields import CallItem, Content, InputItem, MessageItem, ResponsesRequest
+
+__all__ = ["as_chat_request", "as_response_error"]
+
+_RENAMED = {
+    "messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format",
+    "logprobs": "include", "stream_options": "stream_options",
+}  # fmt: skip
+"""Fields of a conversation that have another name here."""
+
+
+def as_chat_request(body: ResponsesRequest) -> ChatRequest:
+    """Return the body of a conversation, which is always streamed: events and responses are made of its chunks."""
+    if body.spectr is not None and body.spectr.resume is not None:
+        raise ApiError(400, "a stream of /v1/responses cannot be resumed; send the request again", "spectr.resume",
+                       "not_resumable")  # fmt: skip
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream to be true", "stream_options")
+    wants_logprobs = bool(body.include)
+    if body.top_logprobs and not wants_logprobs:
+        raise ApiError(400, "top_logprobs needs include to name message.output_text.logprobs", "top_logprobs")
+    return ChatRequest.model_validate({
+        **{name: getattr(body, name) for name in SamplingFields.model_fields if getattr(body, name) is not None},
+        "stream": True,
+        "stream_options": {"include_usage": True, "event_ids": False},
+        "messages": _messages(body),
+        "max_completion_tokens": body.max_output_tokens,
+        "tools": [_as_tool(tool.model_dump(exclude={"type"}, exclude_unset=True)) for tool in body.tools or ()],
+        "tool_choice": _choice(body),
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "response_format": _form(body),
+        "logprobs": wants_logprobs or None,
+        "top_logprobs": body.top_logprobs if wants_logprobs else None,
+    })  # fmt: skip
+
+
+def _messages(body: ResponsesRequest) -> list[Message]:
+    """Return the items of a conversation as messages. Calls belong to the message of the assistant before them."""
+    items: list[InputItem] = (
+        [MessageItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    )
+    found = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
+    for item in items:
+        if isinstance(item, MessageItem):
+            found.append(Message(role=item.role, content=_text(item.content)))
+        elif isinstance(item, CallItem):
+            function = {"name": item.name, "arguments": item.arguments}
+            call = {"id": item.call_id, "type": "function", "function": function}
+            last = found.pop() if found and found[-1].role == "assistant" else Message(role="assistant")
+            calls = [*(one.model_dump() for one in last.tool_calls or ()), call]
+            found.append(Message.model_validate({"role": "assistant", "content": last.content, "tool_calls": calls}))
+        else:
+            found.append(Message(role="tool", content=_text(item.output), tool_call_id=item.call_id))
+    return found
+
+
+def _text(content: Content) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _as_tool(function: dict[str, Any]) -> Tool:
+    return Tool.model_validate({"type": "function", "function": function})
+
+
+def _choice(body: ResponsesRequest) -> Any:
+    if body.tool_choice is None or isinstance(body.tool_choice, str):
+        return body.tool_choice
+    return NamedTool.model_validate({"type": "function", "function": {"name": body.tool_choice.name}})
+
+
+def _form(body: ResponsesRequest) -> dict[str, Any] | None:
+    form = None if body.text is None else body.text.format
+    if form is None:
+        return None
+    if form.type == "json_schema" and form.schema_ is None:
+        raise ApiError(400, "a text.format of type json_schema needs a schema", "text.format.schema", "missing_field")
+    schema = {} if form.schema_ is None else {"json_schema": {"name": form.name, "schema": form.schema_}}
+    return {"type": form.type, **schema}
+
+
+def as_response_error(error: ApiError) -> ApiError:
+    """Return an error about a conversation with the names of the fields that it was made of."""
+    if error.param is None:
+        return error
+    first, dot, rest = error.param.partition(".")
+    place = "" if first == "messages" else dot + rest  # calls and instructions shift the numbers of messages
+    return ApiError(error.status, error.message, _RENAMED.get(first, first) + place, error.code, error.wait)
