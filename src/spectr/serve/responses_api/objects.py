@@ -68,7 +68,7 @@ class Incomplete(Answer):
 
 
 class OutputDetails(Answer):
-    """More about the generated tokens."""
+    """How much of the prediction came true."""
 
     reasoning_tokens: int
     """Always 0; OpenAI's clients expect the field."""
