@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 import spectr
 from spectr.draft import Plan, drafter
+from spectr.draft.adaptive import SwitchingDrafter
 from spectr.engine import Engine, Request, Step
 from spectr.errors import LawError, MismatchError
 from spectr.models.target import Target
@@ -89,6 +90,20 @@ def test_a_stop_string_is_cut_though_it_is_seen_late(net: PreTrainedModel) -> No
     result = late.generate([Request([3], 1, 40, reader=reader)])[0]
     assert result.tokens == free[: free.index(5) + 1]
     assert result.finish_reason == "stop"
+
+
+@pytest.mark.usefixtures("_late")
+def test_steps_after_the_end_of_all_texts_measure_no_drafter(net: PreTrainedModel) -> None:
+    """The step that was launched before the host saw the end adds no token, which says nothing about its drafter."""
+    seen: list[tuple[int, int, float]] = []
+    both = SwitchingDrafter(
+        (drafter("none"), drafter("lookup")), lambda _: 0, lambda *measured: seen.append(measured[:3])
+    )
+    engine = Engine(Target(net), both, spectr.rule("race"))
+    for seed in range(3):
+        engine.generate([Request([3], seed, 5)])
+    assert seen == [(1, 0, 1.0)] * len(seen)
+    assert seen
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -74,6 +74,22 @@ def test_a_change_is_noticed(seed: int) -> None:
         assert chosen[400:].count(best) > 0.7 * 200
 
 
+@pytest.mark.parametrize("length", [1, 2, 5, 9])
+def test_steps_that_are_observed_late_do_not_end_the_search(length: int) -> None:
+    """On a GPU a step is read after the next one was launched, and the last two of a text together."""
+    selector, draws, chosen = DrafterSelector(4), random.Random(0), list[int]()
+    for _ in range(600 // length):
+        launched = list[int]()
+        for _ in range(length):
+            launched.append(selector.choose())
+            for drafter in launched[-2:-1]:
+                selector.observe(drafter, *USEFUL[drafter].draw(draws))
+        selector.observe(launched[-1], *USEFUL[launched[-1]].draw(draws))
+        chosen += launched
+    assert set(chosen) == {0, 1, 2, 3}
+    assert chosen[300:].count(2) > 0.6 * len(chosen[300:])
+
+
 def test_the_start_is_used_first() -> None:
     assert DrafterSelector(4, start=2).choose() == 2
     assert DrafterSelector(4).choose() == 0

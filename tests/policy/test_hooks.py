@@ -91,6 +91,19 @@ def as_mask(text: list[int]) -> Tensor:
     return torch.tensor([token in after(text) for token in range(V)])
 
 
+def test_tokens_that_processors_force_share_the_whole_probability() -> None:
+    """Infinite logits have no softmax, which under most rules ended the step of all rows."""
+
+    def force(_: Tensor, scores: Tensor) -> Tensor:
+        return scores.index_fill(-1, torch.tensor([1, 4]), torch.inf)
+
+    for temperature in (1.0, 0.5, 1e-5):
+        law = Policy(temperature, processors=[force])(LOGITS, past()).softmax(-1)
+        assert torch.equal(law, torch.eye(V)[[1, 4]].mean(0).expand(law.shape))
+    greedy = Policy(0, processors=[force])(LOGITS, past())
+    assert greedy.argmax(-1).unique().tolist() == [1]
+
+
 @pytest.mark.parametrize(
     "hook",
     [after, as_mask, lambda text: torch.tensor(sorted(after(text))), lambda text: as_mask(text).numpy()],

@@ -31,6 +31,33 @@ def test_temperature() -> None:
     assert Policy()(LOGITS.bfloat16()).dtype == torch.float32
 
 
+@pytest.mark.parametrize(
+    ("setting", "likeliest"),
+    [
+        ({"temperature": 1e-300}, [[1, 4], [4]]),
+        ({"temperature": 1e300, "suppress_tokens": (2,)}, [[0, 1, 3, 4]] * 2),
+        ({"logit_bias": {1: 1e300, 2: 1e300}, "temperature": 0.01}, [[1, 2]] * 2),
+        ({"logit_bias": dict.fromkeys(range(5), -1e300)}, [[0, 1, 2, 3, 4]] * 2),
+        ({"presence_penalty": 1e300}, [[4], [4]]),
+        ({"frequency_penalty": -1e300, "temperature": 0.01}, [[1], [1]]),
+        ({"presence_penalty": 1e300, "frequency_penalty": -1e300}, [[1], [1]]),
+        ({"repetition_penalty": 1e300}, [[4], [4]]),
+        ({"repetition_penalty": 1e-300, "temperature": 0.01}, [[1], [1]]),
+    ],
+    ids=str,
+)
+def test_numbers_that_float32_does_not_have_still_give_a_law(
+    setting: dict[str, Any], likeliest: list[list[int]]
+) -> None:
+    """An infinite bias or a temperature of 0 in float32 would make NaN, and of NaN any token could be drawn."""
+    history = History.of([[0], [0]], 5)
+    history.commit([[1, 1], [1, 1]])
+    past = Past(history, torch.full((2, 1, 0), -1))
+    law = Policy(**setting)(LOGITS[:, None], past)[:, 0].softmax(-1)
+    assert not bool(law.isnan().any())
+    assert [(row > row.max() / 2).nonzero().flatten().tolist() for row in law] == likeliest
+
+
 def test_greedy_is_the_point_mass_on_the_first_of_equals() -> None:
     assert kept(Policy(0)) == [[1], [4]]
     assert Policy(0)(LOGITS).softmax(-1)[0, 1] == 1

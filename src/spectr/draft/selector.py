@@ -63,7 +63,7 @@ class DrafterSelector:
         best = self.best
         if self._drafter != best and self._is_over_budget():
             self._drafter, self._left = best, 1
-        elif self._left == 0:
+        elif self._left <= 0:  # two steps may be observed between two choices
             self._drafter, self._left = (best, 1) if self._is_over_budget() else (self._next_trial(best), _BURST)
         return self._drafter
 

@@ -143,6 +143,7 @@ class StepRunner:
         readout = step.readout.wait(DrafterTraits(self.parts.drafter).origin_of(step.drafter_index))
         self.record(step, readout)
         now, ended, tokens = time.perf_counter(), list[RequestState](), 0
+        was_needed = not all(state.is_done for state in step.states)  # else launched before the host saw the ends
         replayed = [self._since, self._since, now, now]  # a replayed step is one piece, counted as the target's
         for row, state in enumerate(step.states):
             if state.is_done:
@@ -151,7 +152,7 @@ class StepRunner:
             tokens += 0 if delivered is None else len(delivered.tokens)
             if delivered is None or delivered.finish_reason is not None:
                 ended.append(state)
-        if step.marks or not self.has_prefilled:
+        if was_needed and (step.marks or not self.has_prefilled):
             seconds = step.marks[-1] - step.marks[0] if step.marks else now - self._since
             self.memory.opened()[2].observe(len(step.states), step.drafter_index, tokens / len(step.states), seconds)
         self._since, self.has_prefilled = now, False

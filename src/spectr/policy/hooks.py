@@ -138,8 +138,16 @@ def process(logits: Tensor, past: Past, processors: Sequence[Sequence[Processor]
     for rows in alike.values():
         own = processors[min(rows)]
         for group in _groups(past, rows) if own else ():
-            processed[group.rows, group.nodes] = _processed(logits, past, own, group).to(logits.dtype)
+            result = _processed(logits, past, own, group).to(logits.dtype)
+            processed[group.rows, group.nodes] = _without_infinity(result)
     return processed
+
+
+def _without_infinity(logits: Tensor) -> Tensor:
+    """Return logits (K, V) with the limit of the softmax, where some are infinite: they share the whole probability. A
+    row with NaN keeps it."""
+    forced = torch.where(logits == torch.inf, 0.0, -torch.inf)
+    return torch.where(logits.amax(-1, keepdim=True) == torch.inf, forced, logits)
 
 
 def _processed(logits: Tensor, past: Past, processors: Sequence[Processor], group: _Group) -> Tensor:

@@ -6,6 +6,7 @@ __all__ = [
     "EDITS",
     "FLOATS",
     "HOOKS",
+    "LIMITS",
     "MASKED",
     "SETS",
     "SHAPING",
@@ -20,6 +21,13 @@ __all__ = [
 FLOATS = {
     "temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0,
     "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+}  # fmt: skip
+# Numbers beyond these are taken for the limit: they could become 0 or infinite in float32, and logits NaN. Logits of
+# models are far smaller, so the distribution is the same but for rounding, unless a temperature above a million divides
+# a bias or a penalty above the limit. At 1e9 the race's noise still decides between tokens with the same bias.
+LIMITS = {
+    "temperature": (1e-30, 1e30), "repetition_penalty": (1e-15, 1e15), "logit_bias": (-1e9, 1e9),
+    "presence_penalty": (-1e9, 1e9), "frequency_penalty": (-1e9, 1e9),
 }  # fmt: skip
 WHOLES = {"top_k": 0, "no_repeat_ngram_size": 0, "min_new_tokens": 0, "min_length": 0}
 # Settings that are sets of tokens.

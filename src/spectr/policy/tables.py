@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spectr.policy.policy import Policy
-from spectr.policy.stages import FLOATS, SETS, STAGES, WHOLES, stages_of
+from spectr.policy.stages import FLOATS, LIMITS, SETS, STAGES, WHOLES, stages_of
 from spectr.rows import copy_to_device
 
 __all__ = ["PolicyTables", "distinct"]
@@ -59,7 +59,8 @@ class PolicyTables:
         self.policies[rows], self.used[rows] = [policy] * count, [used] * count
         self._uses[rows] = copy_to_device([name in used for name in STAGES], self.device, torch.bool)
         for table, names in ((self._floats, FLOATS), (self._wholes, WHOLES)):
-            table[rows] = copy_to_device([getattr(policy, name) for name in names], self.device, table.dtype)
+            values = [_limited(name, getattr(policy, name)) for name in names]
+            table[rows] = copy_to_device(values, self.device, table.dtype)
         for name in SETS:
             self._put_set(name, rows, list(getattr(policy, name)))
         self._put_bias(rows, policy)
@@ -82,7 +83,8 @@ class PolicyTables:
         assert self.bias is not None
         self.bias[rows] = 0.0
         struck = [word[0] for word in policy.bad_words if len(word) == 1] + list(policy.suppress_tokens)
-        added = {**policy.logit_bias, **dict.fromkeys(struck, -math.inf)}
+        given = {token: _limited("logit_bias", value) for token, value in policy.logit_bias.items()}
+        added = {**given, **dict.fromkeys(struck, -math.inf)}
         if added:
             values = copy_to_device(list(added.values()), self.device, self.bias.dtype)
             self.bias[rows, copy_to_device(list(added), self.device)] = values
@@ -188,6 +190,15 @@ def distinct(policies: Sequence[Policy]) -> list[Policy]:
     """Return each policy object once. Objects are compared by identity: many rows share one, and comparing settings is
     slow."""
     return list({id(policy): policy for policy in policies}.values())
+
+
+def _limited(setting: str, value: float) -> float:
+    """Return a number within the limits of its setting; a temperature of 0, for greedy decoding, and a bias of -inf,
+    which excludes a token, stay."""
+    if setting not in LIMITS or value in (0, -math.inf):
+        return value
+    least, most = LIMITS[setting]
+    return min(max(value, least), most)
 
 
 def _padded(values: Tensor, shape: tuple[int, ...]) -> Tensor:
