@@ -38,6 +38,7 @@ def _quantiles(histogram: str) -> dict[str, str]:
 _STEPS = _per_second("spectr:spec_decode_num_drafts_total")
 _DRAFTED = _per_second("spectr:spec_decode_num_draft_tokens_total")
 _ACCEPTED = _per_second("spectr:spec_decode_num_accepted_tokens_total")
+_BY_DEPTH = "spectr:spec_decode_num_accepted_tokens_per_pos_total"
 _GENERATED = _per_second("spectr:generation_tokens_total")
 PANELS = (
     Panel("Tokens per second", "Generated tokens, and tokens of prompts.", "short",
@@ -56,8 +57,7 @@ PANELS = (
     Panel("Accepted drafts", "Share of the drafted tokens that were accepted.", "percentunit",
           {"accepted": f"{_ACCEPTED} / {_DRAFTED}"}),
     Panel("Acceptance by depth", "Accepted drafts at each depth of the tree, for each call.", "short",
-          {"depth {{position}}": f"sum by (position) (rate(spectr:spec_decode_num_accepted_tokens_per_pos_total{_RATE})) "
-                                 f"/ scalar({_STEPS})"}),
+          {"depth {{position}}": f"sum by (position) (rate({_BY_DEPTH}{_RATE})) / scalar({_STEPS})"}),
     Panel("Cache", "Share of the cache that holds texts, and of prompt tokens that were known.", "percentunit",
           {"used": "avg(spectr:kv_cache_usage_perc)",
            "known tokens": f"{_per_second('spectr:prefix_cache_hits_total')} / "
