@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,6 @@ from spectr.engine import Engine
 from spectr.lm import LM
 from spectr.serve import Limits, ServerSettings
 from spectr.serve.run import background
-from spectr.serve.service import Service
 
 __all__ = ["run"]
 
@@ -68,9 +67,16 @@ def _lm(subject: Subject, rows: int) -> LM:
     return made
 
 
-def _serving(lm: LM, count: int) -> AbstractContextManager[tuple[str, Service]]:
+@contextmanager
+def _serving(lm: LM, count: int) -> Iterator[str]:
+    """Run a server within the block, and yield its address. Then free the memory of its rows: FastAPI keeps the last
+    apps in a cache, and they keep their engines."""
     limits = Limits(running=max(64, count), queue=10_000, texts=64)
-    return background(lm, ServerSettings(port=0, name="measured", receipts=False, limits=limits))
+    try:
+        with background(lm, ServerSettings(port=0, name="measured", receipts=False, limits=limits)) as (url, _):
+            yield url
+    finally:
+        lm.engine.scheduler.close()
 
 
 def _bodies(subject: Subject, seed: int, count: int) -> list[Found]:
@@ -100,7 +106,7 @@ def _clients(subject: Subject, count: int, requests: int, before: Mapping[str, A
     repeats, scopes = subject.load.repeats, (f"engine {number}" for number in itertools.count())
     lm = _lm(subject, count)
     rows: dict[str, list[Found]] = {name: list(before.get("runs", {}).get(name, [])) for name in (_ALONE, _HTTP)}
-    with _serving(lm, count) as (url, _):
+    with _serving(lm, count) as url:
         ways: dict[str, Callable[[list[Found]], list[Found]]] = {
             _ALONE: lambda bodies: run_alone(lm, count, bodies, scope=next(scopes)),
             _HTTP: lambda bodies: _over_http(url, count, bodies),
@@ -110,9 +116,9 @@ def _clients(subject: Subject, count: int, requests: int, before: Mapping[str, A
             bodies = _bodies(subject, 2 + repeat, requests * count)
             order = list(ways) if repeat % 2 == 0 else list(reversed(ways))
             for name in order:
-                before = graphs_of(lm.engine)
+                graphs = graphs_of(lm.engine)
                 row = _row(ways[name](bodies))
-                rows[name].append({**row, "new_graphs": graphs_of(lm.engine) != before})
+                rows[name].append({**row, "new_graphs": graphs_of(lm.engine) != graphs})
             yield {"clients": count, **_summary(rows), "runs": rows, "left": repeats - repeat - 1}
 
 
@@ -171,7 +177,7 @@ def _soak(subject: Subject, count: int, minutes: float) -> Iterator[Found]:
         while not is_over.wait(_EVERY):
             seen.append((time.perf_counter() - start, _memory()))
 
-    with _serving(lm, count) as (url, _):
+    with _serving(lm, count) as url:
         _over_http(url, count, _bodies(subject, 1, 2 * count))
         threading.Thread(target=watch, daemon=True).start()
         found = _over_http(url, count, _bodies(subject, 2, 4000), str(60 * minutes))

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.serving.__main__ import serving
 from benchmarks.serving.alone import run_alone
-from benchmarks.serving.run import _CLIENT, _row, run
+from benchmarks.serving.run import _CLIENT, _row, _serving, run
 from benchmarks.traffic.order import Load, Order
 from spectr.lm import load
 
@@ -24,6 +24,14 @@ def test_a_request_that_fails_ends_the_run(target: str, monkeypatch: pytest.Monk
     lm, body = load(target, "none", device="cpu"), {"prompt": [5, 6], "max_tokens": 4, "seed": 0, "temperature": 1.0}
     with pytest.raises(RuntimeError, match="cannot be decoded"):
         run_alone(lm, 1, [body], "it")
+
+
+def test_a_server_that_has_ended_holds_no_rows(target: str) -> None:
+    lm = load(target, "none", device="cpu")
+    with _serving(lm, 1):
+        lm.generate([5, 6], 4)
+        assert lm.engine.load.slots > 0
+    assert lm.engine.load.slots == 0
 
 
 def test_the_client_imports_nothing_but_the_standard_library(tmp_path: Path) -> None:
