@@ -1,7 +1,7 @@
 """The result file of a benchmark: one entry per part, rewritten whenever a part has new results.
 
-Parts are measured one after the other. If a part fails, its error is recorded with the results it had, and the others
-are still measured. Parts that are complete in the file are not measured again.
+Parts are measured one after the other. If a part fails, its error is recorded with the results it had, those of an
+earlier run included, and the others are still measured. Parts that are complete in the file are not measured again.
 """
 
 import gc
@@ -74,6 +74,11 @@ class Record:
         part = self.parts.get(name, {})
         return part.get("left") == 0 and "error" not in part
 
+    def begun(self, name: str, settings: Mapping[str, Any]) -> Found:
+        """Return the results so far of a part that was measured with the same settings, else nothing."""
+        part: Found = self.parts.get(name, {})
+        return part if all(part.get(key) == value for key, value in settings.items()) else {}
+
     def put(self, name: str, found: Found) -> None:
         """Store the results of a part; they are on disk when this returns."""
         self.parts[name] = json.loads(json.dumps(found))
@@ -117,8 +122,7 @@ def measure(name: str, part: Part, how: Circumstances, record: Record, say: Call
     except Exception as error:  # any error ends this part only, not the run
         say(traceback.format_exc())
         part_so_far = record.parts.get(name, {})
-        kept = part_so_far if part_so_far.get("begun") == made["begun"] else made
-        record.put(name, {**kept, "error": said(error)})
+        record.put(name, {**(part_so_far if "left" in part_so_far else made), "error": said(error)})
     let_go()
     say(f"{name}: {_state(record.parts[name])} after {time.monotonic() - start:.0f} s")
 

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -34,9 +35,23 @@ class Line:
     module: str
     arguments: tuple[str, ...]
 
+    def into(self, folder: Path) -> "Line":
+        """Return the same benchmark with its result file in another folder."""
+        places = zip(("", *self.arguments), self.arguments, strict=False)
+        moved = tuple(str(folder / Path(word).name) if flag == "--out" else word for flag, word in places)
+        return Line(self.module, moved)
+
+    def make_folder(self) -> None:
+        """Make the folder of the result file, in which the benchmark looks for earlier results."""
+        for flag, word in pairwise(self.arguments):
+            if flag == "--out":
+                Path(word).parent.mkdir(parents=True, exist_ok=True)
+
     def run(self) -> int:
         """Run the benchmark as a command would, and return its exit status. An error of any kind ends only this one."""
         before, sys.argv = sys.argv, [self.module, *self.arguments]
+        main = f"{self.module}.__main__"
+        imported = sys.modules.pop(main, None)  # runpy warns of a module that was imported before
         try:
             runpy.run_module(self.module, run_name="__main__")
         except SystemExit as ended:
@@ -46,6 +61,8 @@ class Line:
             return 1
         finally:
             sys.argv = before
+            if imported is not None:
+                sys.modules[main] = imported
         return 0
 
 
@@ -71,6 +88,7 @@ def run(every: Sequence[Line], seconds: float, say: Callable[[str], None]) -> li
         if begun - start > seconds:
             say(f"no time is left for {line.module} {shlex.join(line.arguments)}")
             continue
+        line.make_folder()
         status = line.run()
         let_go()
         failed += [line] if status else []
@@ -81,9 +99,13 @@ def run(every: Sequence[Line], seconds: float, say: Callable[[str], None]) -> li
 def several(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="One benchmark with its flags on each line.")],
     minutes: Annotated[float, typer.Option(min=0.001, metavar="M", help="Begin no benchmark after M minutes.")] = 60.0,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", metavar="FOLDER", help="Write results here. [default: as the file says]")
+    ] = None,
 ) -> None:
     """Run several benchmarks in one process, so that those with the same inflated model share it."""
-    if run(lines(file), 60 * minutes, talk):
+    every = lines(file)
+    if run(every if folder is None else [line.into(folder) for line in every], 60 * minutes, talk):
         raise typer.Exit(1)
 
 

@@ -15,7 +15,8 @@ from spectr.policy import Policy
 
 __all__ = ["many", "random_request"]
 
-_PARTS = 20  # measurements over the run; the first part is the warm-up
+_PARTS = 20  # measurements over the run
+_WARM_UP = 50  # one of so many requests runs before them, for each number of requests in flight
 _LONGEST = 48  # maximum tokens of a prompt
 _MOST = 3600.0  # time limit in seconds; the loop ends by itself when there are no more requests
 
@@ -62,19 +63,37 @@ def _look(engine: Engine) -> Found:
     return found
 
 
+def _numbers(most: int) -> list[int]:
+    """Return the powers of two below a number, and the number.
+
+    >>> _numbers(6)
+    [1, 2, 4, 6]
+    """
+    return [*(1 << power for power in range((most - 1).bit_length())), most]
+
+
+def _run(engine: Engine, chance: random.Random, count: int, in_flight: int) -> None:
+    """Run random requests to their ends."""
+    given = iter([random_request(chance, engine.target.vocabulary) for _ in range(count)])
+    found = flow(engine, lambda: next(given, None), in_flight, 0.0, (0.0, _MOST))
+    assert len(found.results) == count
+
+
 def many(subject: Subject) -> Iterator[Found]:
     """Run requests in a closed loop, and measure after each part of them.
 
-    The measurements after the first part and after the last should be the same.
+    The measurements after the first part and after the last should be the same. At the end of a part fewer and fewer
+    requests are in flight, and each number of rows has graphs of its own, so requests run with all of these numbers
+    first.
     """
     trial, engine = subject.trial, subject.engine(subject.lm.engine.drafter)
-    chance, vocabulary = random.Random(trial.seed), engine.target.vocabulary
+    chance = random.Random(trial.seed)
+    for in_flight in _numbers(trial.in_flight):
+        _run(engine, chance, -(-trial.requests // _WARM_UP), in_flight)
     looks, done, size = list[Found](), 0, -(-trial.requests // _PARTS)
     while done < trial.requests:
         count, start = min(size, trial.requests - done), time.perf_counter()
-        given = iter([random_request(chance, vocabulary) for _ in range(count)])
-        found = flow(engine, lambda given=given: next(given, None), trial.in_flight, 0.0, (0.0, _MOST))  # type: ignore[misc]
-        assert len(found.results) == count
+        _run(engine, chance, count, trial.in_flight)
         done += count
         looks.append({"requests": done, "seconds": time.perf_counter() - start, **_look(engine)})
         yield {"before": looks[0], "after": looks[-1], "looks": looks, **_growth(looks), "left": trial.requests - done}

@@ -59,7 +59,6 @@ def run(order: Order, say: Callable[[str], None]) -> Found:
     settings = {"trial": json.loads(json.dumps(asdict(order.trial)))}
     how = Circumstances(order.command, subject.plain.opened.target.device, settings, 60 * order.minutes)
     for name in missing:
-        before = record.parts.get(name, {})
-        kept = before if not order.again and before.get("trial") == settings["trial"] else {}
-        measure(name, partial(every[name].part, subject, data[every[name].task], kept), how, record, say)
+        before = {} if order.again else record.begun(name, settings)
+        measure(name, partial(every[name].part, subject, data[every[name].task], before), how, record, say)
     return record.data

@@ -2,14 +2,19 @@
 
 import queue
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from benchmarks.record import Found
+from spectr.engine import Handle
 from spectr.lm import LM
 from spectr.lm.output import TextReader
 from spectr.text.stream import TextStream
 
 __all__ = ["run_alone"]
+
+_PATIENCE = 1.0  # seconds between checks whether requests have failed, which their readers are not told
 
 
 @dataclass(slots=True)
@@ -35,12 +40,19 @@ class _Noted(TextReader):
         return super(_Noted, self).finish()
 
 
+def _raise_errors(handles: Iterable[Handle]) -> None:
+    """Raise the error of a request that has failed."""
+    for handle in handles:
+        with suppress(TimeoutError):  # still running
+            handle.result(timeout=0)
+
+
 def run_alone(lm: LM, count: int, bodies: list[Found], scope: str) -> list[Found]:
     """Run requests in the given order with `count` in flight, and return the measurements of each. Only requests of the
     same `scope` share prefixes."""
     ended: queue.SimpleQueue[int] = queue.SimpleQueue()
     found: list[Found] = [{} for _ in bodies]
-    handles, waiting = dict[int, object](), iter(enumerate(bodies))
+    handles, waiting = dict[int, Handle](), iter(enumerate(bodies))
 
     def submit() -> None:
         number, body = next(waiting, (None, None))
@@ -54,6 +66,10 @@ def run_alone(lm: LM, count: int, bodies: list[Found], scope: str) -> list[Found
     for _ in range(count):
         submit()
     while handles:
-        del handles[ended.get(timeout=600)]
-        submit()
+        try:
+            del handles[ended.get(timeout=_PATIENCE)]
+        except queue.Empty:
+            _raise_errors(handles.values())
+        else:
+            submit()
     return found

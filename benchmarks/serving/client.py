@@ -1,4 +1,4 @@
-"""A load generator in a separate process: `python -m benchmarks.serving.client URL COUNT [SECONDS] < requests.json`.
+"""A load generator in a separate process: `python benchmarks/serving/client.py URL COUNT [SECONDS] < requests.json`.
 
 It keeps COUNT requests in flight, in the given order, and starts no new ones after SECONDS. It prints JSON: for each
 request its tokens, when it was sent, when its first and last token arrived, and the error if it failed.

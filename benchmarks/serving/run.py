@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -26,11 +26,10 @@ from spectr.engine import Engine
 from spectr.lm import LM
 from spectr.serve import Limits, ServerSettings
 from spectr.serve.run import background
-from spectr.serve.service import Service
 
 __all__ = ["run"]
 
-_ROOT = Path(__file__).resolve().parents[2]
+_CLIENT = Path(__file__).with_name("client.py")  # run as a file, since a module would import torch first
 _ALONE, _HTTP = "engine", "server"
 _WARM_UPS = 3  # the most runs before the measured ones
 _EVERY = 10.0  # seconds between two measurements of memory
@@ -39,7 +38,8 @@ _EVERY = 10.0  # seconds between two measurements of memory
 def run(order: Order, requests: int, soak: tuple[int, float], say: Callable[[str], None]) -> Found:
     """Measure the parts that are missing, and return all results.
 
-    `requests` is the number per client, and `soak` the clients and minutes of the soak test.
+    `requests` is the number per client, and `soak` the clients and minutes of the soak test. A part with clients that
+    was interrupted continues if its settings are the same.
     """
     names = [*(f"clients_{count}" for count in order.load.in_flight), *([f"soak_{soak[0]}"] if soak[1] else [])]
     about = {**order.about(), "what": "the server under load, against the engine alone"}
@@ -48,17 +48,16 @@ def run(order: Order, requests: int, soak: tuple[int, float], say: Callable[[str
     say(f"to measure: {', '.join(missing)}" if missing else "everything is measured already")
     if missing:
         subject = subject_of(order, say)
-        settings = {"load": asdict(order.load), "requests": requests}
+        settings = {"load": json.loads(json.dumps(asdict(order.load))), "requests": requests}
         how = Circumstances(order.command, subject.target.device, settings)
         for name in missing:
-            measure(name, _part(name, subject, requests, soak), how, record, say)
+            if name.startswith("soak"):
+                part: Part = partial(_soak, subject, *soak)
+            else:
+                before = {} if order.again else record.begun(name, settings)
+                part = partial(_clients, subject, int(name.rpartition("_")[2]), requests, before)
+            measure(name, part, how, record, say)
     return record.data
-
-
-def _part(name: str, subject: Subject, requests: int, soak: tuple[int, float]) -> Part:
-    if name.startswith("soak"):
-        return partial(_soak, subject, *soak)
-    return partial(_clients, subject, int(name.rpartition("_")[2]), requests)
 
 
 def _lm(subject: Subject, rows: int) -> LM:
@@ -68,9 +67,16 @@ def _lm(subject: Subject, rows: int) -> LM:
     return made
 
 
-def _serving(lm: LM, count: int) -> AbstractContextManager[tuple[str, Service]]:
+@contextmanager
+def _serving(lm: LM, count: int) -> Iterator[str]:
+    """Run a server within the block, and yield its address. Then free the memory of its rows: FastAPI keeps the last
+    apps in a cache, and they keep their engines."""
     limits = Limits(running=max(64, count), queue=10_000, texts=64)
-    return background(lm, ServerSettings(port=0, name="measured", receipts=False, limits=limits))
+    try:
+        with background(lm, ServerSettings(port=0, name="measured", receipts=False, limits=limits)) as (url, _):
+            yield url
+    finally:
+        lm.engine.scheduler.close()
 
 
 def _bodies(subject: Subject, seed: int, count: int) -> list[Found]:
@@ -84,34 +90,35 @@ def _bodies(subject: Subject, seed: int, count: int) -> list[Found]:
 
 
 def _over_http(url: str, count: int, bodies: list[Found], *more: str) -> list[Found]:
-    command = [sys.executable, "-m", "benchmarks.serving.client", url, str(count), *more]
-    ran = subprocess.run(command, input=json.dumps(bodies), capture_output=True, text=True, check=True, cwd=_ROOT)
+    command = [sys.executable, str(_CLIENT), url, str(count), *more]
+    ran = subprocess.run(command, input=json.dumps(bodies), capture_output=True, text=True, check=True)
     found: list[Found] = json.loads(ran.stdout)
     return found
 
 
-def _clients(subject: Subject, count: int, requests: int) -> Iterator[Found]:
-    """Measure engine and server in turns on the same requests; every repeat has new requests.
+def _clients(subject: Subject, count: int, requests: int, before: Mapping[str, Any]) -> Iterator[Found]:
+    """Measure engine and server in turns on the same requests; every repeat has new requests, and those that `before`
+    has are not measured again.
 
     Both use one engine, whose captured graphs are kept. Requests of the engine alone have a cache scope of their own,
     so that neither way finds prefixes of the other.
     """
     repeats, scopes = subject.load.repeats, (f"engine {number}" for number in itertools.count())
     lm = _lm(subject, count)
-    rows: dict[str, list[Found]] = {_ALONE: [], _HTTP: []}
-    with _serving(lm, count) as (url, _):
+    rows: dict[str, list[Found]] = {name: list(before.get("runs", {}).get(name, [])) for name in (_ALONE, _HTTP)}
+    with _serving(lm, count) as url:
         ways: dict[str, Callable[[list[Found]], list[Found]]] = {
             _ALONE: lambda bodies: run_alone(lm, count, bodies, scope=next(scopes)),
             _HTTP: lambda bodies: _over_http(url, count, bodies),
         }
         _warm_up(subject, lm.engine, count, ways)
-        for repeat in range(repeats):
+        for repeat in range(len(rows[_HTTP]), repeats):
             bodies = _bodies(subject, 2 + repeat, requests * count)
             order = list(ways) if repeat % 2 == 0 else list(reversed(ways))
             for name in order:
-                before = graphs_of(lm.engine)
+                graphs = graphs_of(lm.engine)
                 row = _row(ways[name](bodies))
-                rows[name].append({**row, "new_graphs": graphs_of(lm.engine) != before})
+                rows[name].append({**row, "new_graphs": graphs_of(lm.engine) != graphs})
             yield {"clients": count, **_summary(rows), "runs": rows, "left": repeats - repeat - 1}
 
 
@@ -128,6 +135,8 @@ def _warm_up(subject: Subject, engine: Engine, count: int, ways: Mapping[str, Ca
 def _row(found: list[Found]) -> Found:
     """Summarise one run."""
     fine = [one for one in found if "error" not in one]
+    if not fine:
+        raise RuntimeError(f"all {len(found)} requests failed: {found[0]['error']}")
     seconds = max(one["last"] for one in fine) - min(one["sent"] for one in found)
     tokens = sum(one["tokens"] for one in fine)
     paces = [(one["last"] - one["first"]) / (one["tokens"] - 1) for one in fine if one["tokens"] > 1]
@@ -168,7 +177,7 @@ def _soak(subject: Subject, count: int, minutes: float) -> Iterator[Found]:
         while not is_over.wait(_EVERY):
             seen.append((time.perf_counter() - start, _memory()))
 
-    with _serving(lm, count) as (url, _):
+    with _serving(lm, count) as url:
         _over_http(url, count, _bodies(subject, 1, 2 * count))
         threading.Thread(target=watch, daemon=True).start()
         found = _over_http(url, count, _bodies(subject, 2, 4000), str(60 * minutes))

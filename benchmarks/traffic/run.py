@@ -1,5 +1,6 @@
 """Runs one part for each number of requests in flight, and one for prompts with shared prefixes."""
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -19,21 +20,24 @@ def _names(load: Load) -> list[str]:
     return [*(f"in_flight_{count}" for count in load.in_flight), *([_SHARED] if load.shared else [])]
 
 
-def _part(name: str, subject: Subject) -> Part:
+def _part(name: str, subject: Subject, before: Found) -> Part:
     if name == _SHARED:
         return partial(shared, subject)
-    return partial(traffic, subject, int(name.rpartition("_")[2]))
+    return partial(traffic, subject, int(name.rpartition("_")[2]), before)
 
 
 def run(order: Order, say: Callable[[str], None]) -> Found:
-    """Measure the parts that are missing, and return all results."""
+    """Measure the parts that are missing, and return all results. A part that was interrupted continues if its load is
+    the same."""
     names = chosen(_names(order.load), order.only)
     record = Record(order.out, order.about(), "benchmarks.traffic")
     missing = [name for name in names if order.again or not record.is_done(name)]
     say(f"to measure: {', '.join(missing)}" if missing else "everything is measured already")
     if missing:
         subject = subject_of(order, say)
-        how = Circumstances(order.command, subject.target.device, {"load": asdict(order.load)})
+        settings = {"load": json.loads(json.dumps(asdict(order.load)))}
+        how = Circumstances(order.command, subject.target.device, settings)
         for name in missing:
-            measure(name, _part(name, subject), how, record, say)
+            before = {} if order.again else record.begun(name, settings)
+            measure(name, _part(name, subject, before), how, record, say)
     return record.data

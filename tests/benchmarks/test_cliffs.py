@@ -15,6 +15,8 @@ from benchmarks.cliffs.__main__ import cliffs
 from benchmarks.cliffs.compare import Case
 from benchmarks.cliffs.many import random_request
 from benchmarks.cliffs.parts import _headless_auto
+from benchmarks.traffic.flow import Flow, flow
+from spectr.engine import Engine
 from spectr.lm import load
 from spectr.policy import Policy
 
@@ -81,8 +83,19 @@ def test_auto_without_a_trained_drafter(target: str) -> None:
     assert torch.equal(table.weight, before)
 
 
-def test_many_requests(order: Order) -> None:
+def test_many_requests(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[tuple[int, int]]()
+
+    def counted(engine: Engine, given: Any, in_flight: int, delay: float, times: tuple[float, float]) -> Flow:
+        found = flow(engine, given, in_flight, delay, times)
+        asked.append((in_flight, len(found.results)))
+        return found
+
+    monkeypatch.setattr("benchmarks.cliffs.many.flow", counted)
     found = part(order, "many")
+    most = order.trial.in_flight
+    assert asked[:-15] == [(number, 1) for number in (1, 2, 4, 8) if number < most] + [(most, 1)]  # the warm-up
+    assert asked[-15:] == [(most, 2)] * 15
     assert found["after"]["requests"] == 30
     assert found["growth"] == {"graphs": 0, "shapes": 0}
     assert len(found["looks"]) == 15

@@ -1,6 +1,8 @@
 """`benchmarks.serving` on a small model: both ways run the same requests, and the part that lasts counts errors."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,58 @@ from typing import Any
 import pytest
 
 from benchmarks.serving.__main__ import serving
+from benchmarks.serving.alone import run_alone
+from benchmarks.serving.run import _CLIENT, _row, _serving, run
+from benchmarks.traffic.order import Load, Order
+from spectr.lm import load
+
+
+def test_a_request_that_fails_ends_the_run(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("a text that cannot be decoded")
+
+    monkeypatch.setattr("benchmarks.serving.alone._Noted.feed", fail)
+    lm, body = load(target, "none", device="cpu"), {"prompt": [5, 6], "max_tokens": 4, "seed": 0, "temperature": 1.0}
+    with pytest.raises(RuntimeError, match="cannot be decoded"):
+        run_alone(lm, 1, [body], "it")
+
+
+def test_a_server_that_has_ended_holds_no_rows(target: str) -> None:
+    lm = load(target, "none", device="cpu")
+    with _serving(lm, 1):
+        lm.generate([5, 6], 4)
+        assert lm.engine.load.slots > 0
+    assert lm.engine.load.slots == 0
+
+
+def test_the_client_imports_nothing_but_the_standard_library(tmp_path: Path) -> None:
+    """Importing torch would take longer than a run."""
+    ran = subprocess.run(
+        [sys.executable, "-I", "-S", str(_CLIENT), "http://127.0.0.1:9", "1"], input="[]", capture_output=True,
+        text=True, check=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert json.loads(ran.stdout) == []
+
+
+def test_runs_from_before_an_interruption_are_kept(
+    target: str, head: str, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = list[int]()
+
+    def row(found: list[Any]) -> Any:
+        counts.append(len(found))
+        if len(counts) == 3:
+            raise RuntimeError("out of memory")
+        return _row(found)
+
+    monkeypatch.setattr(sys.modules["benchmarks.serving.run"], "_row", row)  # the package has a function of that name
+    load = Load((2,), (10, 40), (4, 12), repeats=2)
+    order = Order(tmp_path / "found.json", target, head, device="cpu", command="it", prompts=prompts, load=load)
+    failed = run(order, 1, (1, 0.0), lambda _: None)["parts"]["clients_2"]
+    assert (failed["left"], failed["error"]) == (1, "RuntimeError: out of memory")
+    part = run(order, 1, (1, 0.0), lambda _: None)["parts"]["clients_2"]
+    assert (part["left"], len(counts), "error" in part) == (0, 5, False)
+    assert {way: runs[0] for way, runs in part["runs"].items()} == {way: r[0] for way, r in failed["runs"].items()}
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """`benchmarks.several`: benchmarks share one process and one inflated model, and one that fails ends no other."""
 
+import importlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,14 @@ def test_comments_and_empty_lines_are_skipped(tmp_path: Path) -> None:
         lines(tmp_path / "missing.txt")
 
 
+def test_results_go_to_another_folder(tmp_path: Path) -> None:
+    line = Line("benchmarks.cliffs", ("--tokens", "6", "--out", "build/gpu/cliffs.json", "--only", "many"))
+    moved = ("--tokens", "6", "--out", str(tmp_path / "cliffs.json"), "--only", "many")
+    assert line.into(tmp_path) == Line("benchmarks.cliffs", moved)
+    bare = Line("benchmarks.cliffs", ("--only", "many"))
+    assert bare.into(tmp_path) == bare
+
+
 def test_every_line_for_a_gpu_has_flags_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
     for line in lines(ROOT / "benchmarks" / "gpu.txt"):
         flags = [word for word in line.arguments if word.startswith("--")]
@@ -34,7 +44,7 @@ def test_every_line_for_a_gpu_has_flags_that_exist(capsys: pytest.CaptureFixture
 
 
 def test_a_failure_ends_no_other_benchmark(target: str, head: str, tmp_path: Path) -> None:
-    out, said = tmp_path / "cliffs.json", list[str]()
+    out, said = tmp_path / "a new folder" / "cliffs.json", list[str]()
     small = ("--tokens", "6", "--rounds", "1", "--only", "lookup", "--device", "cpu", "--out", str(out))
     every = [
         Line("benchmarks.traffic", ("--in-flight", "none")),
@@ -45,6 +55,13 @@ def test_a_failure_ends_no_other_benchmark(target: str, head: str, tmp_path: Pat
     assert found["left"] == 0
     assert found["command"].startswith(f"python -m benchmarks.cliffs --model {target}")
     assert len(said) == 2
+
+
+def test_a_benchmark_that_was_imported_before_runs_too(capsys: pytest.CaptureFixture[str]) -> None:
+    imported = importlib.import_module("benchmarks.cliffs.__main__")
+    assert Line("benchmarks.cliffs", ("--help",)).run() == 0
+    assert "--rounds" in capsys.readouterr().out
+    assert sys.modules["benchmarks.cliffs.__main__"] is imported
 
 
 def test_no_benchmark_begins_when_the_time_is_over() -> None:

@@ -2,14 +2,16 @@
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.inflate.model import Size
+from benchmarks.record import Circumstances, Record, measure
 from benchmarks.traffic import Load, Order, run, tables
 from benchmarks.traffic.__main__ import traffic
 from benchmarks.traffic.cells import _lengths, bound
@@ -155,6 +157,45 @@ def test_both_ways_run_the_same_traffic(order: Order, size: Size | None) -> None
     ((title, (heads, rows)),) = tables(found)
     assert (title, len(rows)) == ("traffic", 2)
     assert all(len(row) == len(heads) for row in rows)
+
+
+def test_a_way_that_was_measured_before_an_interruption_is_kept(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = list[str]()
+
+    def cell(_: Subject, way: str, __: int) -> dict[str, Any]:
+        measured.append(way)
+        if len(measured) == 2:
+            raise RuntimeError("out of memory")
+        return {"tokens_per_second": 5.0, "static": {}}
+
+    monkeypatch.setattr("benchmarks.traffic.cells._cell", cell)
+    only = replace(order, load=replace(SMALL, shared=0))
+    failed = run(only, lambda _: None)["parts"]["in_flight_3"]
+    assert (list(failed["cells"]), failed["left"], "out of memory" in failed["error"]) == (["plain"], 1, True)
+    part = run(only, lambda _: None)["parts"]["in_flight_3"]
+    assert measured == ["plain", "default", "default"]
+    assert (part["ratio_to_plain"], part["left"], "error" in part) == (1.0, 0, False)
+    other = run(replace(only, again=True), lambda _: None)["parts"]["in_flight_3"]
+    assert measured[3:] == ["plain", "default"]
+    assert other["left"] == 0
+
+
+def test_an_error_leaves_the_results_of_an_earlier_run(tmp_path: Path) -> None:
+    record = Record(tmp_path / "found.json", {}, "benchmarks.traffic")
+    how, counts = Circumstances("it", torch.device("cpu"), {"load": 1}, seconds=0.0), [1, 2]
+
+    def part() -> Iterator[dict[str, Any]]:
+        if not counts:
+            raise RuntimeError("out of memory")
+        yield {"left": counts.pop(), "rows": [7]}
+
+    for _ in range(3):
+        measure("it", part, how, record, lambda _: None)
+    assert (record.parts["it"]["rows"], record.parts["it"]["left"]) == ([7], 1)
+    assert record.parts["it"]["error"] == "RuntimeError: out of memory"
+    assert not record.is_done("it")
+    assert record.begun("it", {"load": 1})["left"] == 1
+    assert record.begun("it", {"load": 2}) == {}
 
 
 @pytest.mark.slow
