@@ -129,11 +129,16 @@ def test_bad_arguments_are_refused(spectr: Spectr, talk: Callable[..., Any], pla
     assert "--system must be UTF-8" in spectr("chat", "--model", "nowhere", "--system", "\udcff").err
 
 
+_PRESSES = 10  # of Ctrl-C, after which a command does not react to it
+
+
 class Terminal:
     """A command in a pseudo-terminal."""
 
     def __init__(self, *arguments: str) -> None:
-        spawn = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+        # Where the tests run in the background of a shell, they and their children ignore Ctrl-C.
+        heed = "import os, pty, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+        spawn = heed + "sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
         self.process = subprocess.Popen(
             [sys.executable, "-c", spawn, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -172,19 +177,24 @@ class Terminal:
         """Press Ctrl-C until a text is shown: Python's line editor does not notice an interrupt between a key and its
         next wait."""
         assert self.process.stdout is not None
-        while shown not in self.seen:
+        for _ in range(_PRESSES):
             self.type("\x03")
             time.sleep(1)
             while select.select([self.process.stdout], [], [], 10)[0] and shown not in self.seen:
                 self._read()
+            if shown in self.seen:
+                break
+        assert shown in self.seen, f"nothing else comes after {self.seen!r}"
         self.expect(shown)
 
     def leave(self) -> int:
         """Press Ctrl-C until the process ends, and return its exit code."""
-        while self.process.poll() is None:
-            self.type("\x03")
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout=20)
+        for _ in range(_PRESSES):
+            if self.process.poll() is None:
+                self.type("\x03")
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(timeout=20)
+        assert self.process.returncode is not None, f"it has not ended after {self.seen!r}"
         return self.process.returncode
 
     def __enter__(self) -> "Terminal":
