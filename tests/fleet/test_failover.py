@@ -99,7 +99,7 @@ def test_a_coupling_rule_says_why_it_cannot_go_on(fleet: Fleet) -> None:
         assert one.has_ended
         assert one.error is not None
         assert one.error["code"] == "not_resumable"
-        assert "rule 'kseq' cannot go on" in one.error["message"]
+        assert "rule 'kseq' cannot be resumed" in one.error["message"]
 
 
 def test_a_killed_replica_loses_no_token(fleet: Fleet, undisturbed: list[Received]) -> None:
