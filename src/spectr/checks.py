@@ -33,6 +33,7 @@ _REQUIREMENTS = {
     "literal_error": "be {expected}", "too_short": "have {min_length} or more entries",
     "too_long": "have at most {max_length} entries", "string_too_short": "have {min_length} or more characters",
     "string_too_long": "have at most {max_length} characters", "string_pattern_mismatch": "match {pattern}",
+    "none_required": "be null",
 }  # fmt: skip
 _TYPES = {
     "int": "a whole number", "float": "a number", "bool": "true or false", "string": "a string", "list": "a list",

@@ -141,3 +141,25 @@ def test_marks_that_are_special_tokens_are_refused(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(ArgumentError, match="ordinary tokens"):
             _ = lm.call_form
+
+
+def test_functions_of_many_indented_lines_are_refused(client: httpx2.Client) -> None:
+    """Some chat templates indent functions, which makes megabytes of deep nesting. What they could write is bounded."""
+    deep: Any = [0] * 10_000
+    for _ in range(150):
+        deep = [deep]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "examples": deep}}}]
+    found = client.post("/v1/chat/completions", json={**ASKED, "tools": tools})
+    assert (found.status_code, found.json()["error"]["param"]) == (400, "tools")
+    assert "at most 65536 characters" in found.json()["error"]["message"]
+
+
+def test_integers_beyond_the_range_of_floats(client: httpx2.Client) -> None:
+    """A bound that no float can hold is refused with its place, where a function or a schema has it."""
+    number = {"type": "object", "properties": {"x": {"type": "integer", "minimum": 10**400}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": number, "strict": True}}]
+    form = {"type": "json_schema", "json_schema": {"schema": number}}
+    for more in ({"tools": tools}, {"tools": None, "response_format": form}):
+        found = client.post("/v1/chat/completions", json={**ASKED, **more})
+        assert found.status_code == 400, found.text
+        assert "properties/x: minimum must be a number within the range" in found.json()["error"]["message"]

@@ -19,13 +19,17 @@ def json_bytes(data: Any) -> bytes:
     return b"".join(piece.encode() for piece in _pieces(data))
 
 
-def json_length(data: Any) -> int:
-    """Return the number of characters of data as JSON, without holding up other threads.
+def json_length(data: Any, indent: int | None = None) -> int:
+    """Return the number of characters of data as JSON, without holding up other threads. With `indent`, every entry has
+    a line of its own.
 
-    >>> json_length({"a": "é"})
-    10
+    >>> json_length({"a": "é"}), json_length({"a": "é"}, indent=1)
+    (10, 13)
     """
-    return sum(map(len, _pieces(data)))
+    if indent is None:
+        return sum(map(len, _pieces(data)))
+    encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, indent=indent)
+    return sum(map(len, encoder.iterencode(data)))
 
 
 def _pieces(value: Any) -> Iterator[str]:

@@ -133,7 +133,8 @@ def _form_of(body: CompletionRequest | ChatRequest, service: Service) -> tuple[C
     calling = calling_of(body, service.lm)
     if calling is not None:
         try:
-            service.check_length(calling.characters, "tools")
+            for indent in (None, 1):  # deep nesting is bounded as well: its lines begin with very many spaces
+                service.check_length(calling.characters(indent), "tools")
         except ValueError as error:
             raise ApiError(400, f"tools must be JSON with finite numbers: {error}", "tools", "invalid_value") from error
     return calling, wanted_grammar(body, calling)

@@ -38,10 +38,10 @@ class Calling:
         functions = [[function.name, function.parameters, function.is_enforced] for function in self.functions]
         return json_bytes([asdict(self.form), functions, self.is_required, self.several])
 
-    @property
-    def characters(self) -> int:
-        """The number of characters of what the model sees of the functions."""
-        return json_length([*self.shown])
+    def characters(self, indent: int | None = None) -> int:
+        """Return the number of characters of what the model sees of the functions, which a chat template writes in one
+        line or with each entry in a line of its own."""
+        return json_length([*self.shown], indent)
 
     def grammar(self) -> Grammar:
         """Return the grammar of the answer."""
