@@ -34,6 +34,7 @@ _REQUIREMENTS = {
     "too_long": "have at most {max_length} entries", "string_too_short": "have {min_length} or more characters",
     "string_too_long": "have at most {max_length} characters", "string_pattern_mismatch": "match {pattern}",
     "unknown_item": "be an object of the type message, function_call or function_call_output",
+    "none_required": "be null",
 }  # fmt: skip
 _TYPES = {
     "int": "a whole number", "float": "a number", "bool": "true or false", "string": "a string", "list": "a list",

@@ -198,7 +198,8 @@ REFUSED: dict[str, list[Any]] = {
         {"$defs": {"n": obj(n={"$ref": "#/$defs/n"})}, "$ref": "#/$defs/n"}, {"minLength": 3, "maxLength": 2},
     ],
     "type must be": [{"type": "int"}, {"type": []}, {"type": 3}],
-    "minimum must be a number": [{"minimum": "3"}, {"minimum": True}],
+    "minimum must be a number": [{"minimum": "3"}, {"minimum": True}, {"minimum": 10**400}, {"minimum": -(10**400)}],
+    "maxItems must be an integer": [{"maxItems": 10**400}],
     "minLength must be an integer": [{"minLength": -1}, {"minLength": 1.5}],
     "multipleOf must be": [{"multipleOf": 0.1}, {"multipleOf": 0}, {"type": "integer", "multipleOf": 7, "minimum": 1}],
     "required must be": [{"required": "a"}, {"required": [1]}],
@@ -230,6 +231,13 @@ REFUSED: dict[str, list[Any]] = {
 def test_what_a_grammar_cannot_express_is_refused(said: str, schema: Any) -> None:
     with pytest.raises(ArgumentError, match=said):
         Grammar.json_schema(schema)
+
+
+def test_constants_beyond_the_range_of_floats() -> None:
+    """JSON has integers of any size, and a constant may be one."""
+    value = 10**400
+    grammar = Grammar.json_schema({"type": "integer", "enum": [value]})
+    assert str(value) in grammar.text
 
 
 def test_layouts_and_strictness(compiler: GrammarCompiler) -> None:

@@ -134,7 +134,7 @@ def test_calls_in_a_text_that_may_have_some(tmp_path: Path, other: Callable[...,
     messages = [choice["message"] for choice in ask(client, **more)["choices"]]
     assert any(message["content"] for message in messages)
     calls = [call["function"] for message in messages for call in message.get("tool_calls", [])]
-    assert len(calls) > 4
+    assert len(calls) >= 4
     for message in messages:
         for call in message.get("tool_calls", [])[:-1]:  # the last may break off
             check(call["function"])

@@ -8,8 +8,8 @@ with the result. In reading order:
 The folder does not depend on models or the engine.
 """
 
-from spectr.calls.form import CallForm
+from spectr.calls.form import TEMPLATE_ERRORS, CallForm
 from spectr.calls.reader import CallPart, CallReader, Piece
 from spectr.calls.rules import Function, call_grammar
 
-__all__ = ["CallForm", "CallPart", "CallReader", "Function", "Piece", "call_grammar"]
+__all__ = ["TEMPLATE_ERRORS", "CallForm", "CallPart", "CallReader", "Function", "Piece", "call_grammar"]

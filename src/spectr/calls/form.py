@@ -10,10 +10,15 @@ from jinja2 import TemplateError
 
 from spectr.errors import ArgumentError
 
-__all__ = ["CallForm", "Render"]
+__all__ = ["TEMPLATE_ERRORS", "CallForm", "Render"]
 
 Render = Callable[[Sequence[dict[str, Any]], Sequence[dict[str, Any]], bool], str]
 """Returns the text of a conversation with functions; if the flag is set, up to where the model's answer begins."""
+
+TEMPLATE_ERRORS = (
+    TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
+)  # fmt: skip
+"""What a chat template raises on a conversation, or functions, of a form that it does not expect: it is a program."""
 
 _NAME, _ARGUMENTS, _ANSWER = "probe_function", {"probe_key": "probe value"}, "Probe answer"
 _FUNCTION = {
@@ -71,7 +76,7 @@ class CallForm:
 def _rendered(render: Render, turns: Sequence[dict[str, Any]], *, is_open: bool = False) -> str:
     try:
         return render(turns, [_FUNCTION], is_open)
-    except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+    except TEMPLATE_ERRORS as error:
         raise _refusal(f"this one fails: {error}") from error
 
 

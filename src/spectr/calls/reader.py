@@ -60,6 +60,11 @@ class CallReader:
         self._head = re.compile("".join(atoms))
         self._head_beginning = re.compile("".join(f"(?:{atom}" for atom in atoms) + ")?" * len(atoms))
 
+    @property
+    def is_within_call(self) -> bool:
+        """Whether the text so far ends within the arguments of a call."""
+        return self._place is _Place.ARGUMENTS
+
     def feed(self, text: str) -> Piece:
         """Take the next piece of the text, and return what is known of it."""
         self._waiting += text

@@ -1,7 +1,7 @@
 """Keywords of JSON Schema: the types they apply to, checks of their values, and constants that satisfy them."""
 
 import json
-import math
+import sys
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -71,7 +71,7 @@ def is_kind(value: Any, kind: str) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"
     if isinstance(value, int | float):
-        return kind == "number" or (kind == "integer" and float(value).is_integer())
+        return kind == "number" or (kind == "integer" and (isinstance(value, int) or value.is_integer()))
     return {"object": dict, "array": list, "string": str, "null": type(None)}.get(kind) is type(value)
 
 
@@ -132,7 +132,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _is_types(value: Any) -> bool:
@@ -145,7 +145,7 @@ def _is_names(value: Any) -> bool:
 
 
 _COUNT = (_is_count, "an integer of at least 0")
-_NUMBER = (_is_number, "a number")
+_NUMBER = (_is_number, "a number within the range of floats")
 _SCHEMAS = (lambda value: isinstance(value, dict), "an object of schemas")
 _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _COUNT),

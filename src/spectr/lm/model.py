@@ -4,9 +4,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from jinja2 import TemplateError
-
-from spectr.calls import CallForm
+from spectr.calls import TEMPLATE_ERRORS, CallForm
 from spectr.checks import whole
 from spectr.engine import Engine, Request
 from spectr.errors import ArgumentError, MismatchError
@@ -31,6 +29,9 @@ if TYPE_CHECKING:
     from spectr.models.hf import OpenedModel
 
 __all__ = ["LM"]
+
+
+_MOST_ROLES = 8  # that an error lists: with those of a long conversation, its reason would be cut off
 
 
 class LM:
@@ -93,9 +94,11 @@ class LM:
                     [dict(turn) for turn in turns], tools=[*functions] or None, add_generation_prompt=True,
                     return_dict=True,
                 )  # fmt: skip
-        except TemplateError as error:
-            roles = ", ".join(str(turn["role"]) for turn in turns)
-            raise ArgumentError(f"the model's chat template refuses messages of {roles}: {error}") from error
+        except TEMPLATE_ERRORS as error:
+            roles = ", ".join(str(turn["role"]) for turn in turns[:_MOST_ROLES])
+            others = " and others" if len(turns) > _MOST_ROLES else ""
+            given = f"messages of {roles}{others}" + (" with these functions" if functions else "")
+            raise ArgumentError(f"the model's chat template refuses {given}: {error}") from error
         return list(encoded["input_ids"])
 
     @property
@@ -107,11 +110,24 @@ class LM:
         if self._call_form is None:
             self._require_template()
             try:
-                self._call_form = CallForm.of(self._render)
+                form = CallForm.of(self._render)
+                self._check_marks(form)
+                self._call_form = form
             except ArgumentError as error:
                 self._call_form = error
                 raise
         return self._call_form
+
+    def _check_marks(self, form: CallForm) -> None:
+        """Refuse marks that are special tokens: these do not appear in texts, so that no call would be found."""
+        with tokenizer_lock(self.tokenizer):
+            tokens = self.tokenizer(form.begin + form.end, add_special_tokens=False)["input_ids"]
+            shown = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        if not (form.marker in shown and form.closing in shown):
+            raise ArgumentError(
+                "tools need a model that marks calls by ordinary tokens; this one marks them by special tokens, which "
+                f"are not part of its texts: {form.marker!r}, {form.closing!r}"
+            )
 
     def _require_template(self) -> None:
         """Raise ArgumentError if the model has no chat template."""

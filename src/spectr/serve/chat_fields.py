@@ -15,6 +15,7 @@ __all__ = ["Content", "Message", "Messages", "NamedTool", "TextPart", "Tool", "T
 MOST_MESSAGES = 4096
 MOST_PARTS = 1024  # of the content of one message
 MOST_TOOLS = 128
+MOST_CALLS = 4096  # of all messages together
 
 
 class TextPart(BaseModel):
@@ -38,14 +39,14 @@ def _parts(given: Any) -> Any:
 
 
 def _together(given: Any) -> Any:
-    """Refuse messages that have too many parts together."""
+    """Refuse messages that have too many parts or calls together, before each is checked."""
     if not isinstance(given, list) or len(given) > MOST_MESSAGES:
         return given
-    contents = [one.get("content") for one in given if isinstance(one, dict)]
-    parts = sum(len(content) for content in contents if isinstance(content, list))
-    if parts > MOST_MESSAGES:
-        raise ApiError(400, f"messages must have at most {MOST_MESSAGES} parts together, got {parts}", "messages",
-                       "invalid_value")  # fmt: skip
+    for name, noun, most in (("content", "parts", MOST_MESSAGES), ("tool_calls", "tool_calls", MOST_CALLS)):
+        lists = [one.get(name) for one in given if isinstance(one, dict)]
+        if (count := sum(len(found) for found in lists if isinstance(found, list))) > most:
+            raise ApiError(400, f"messages must have at most {most} {noun} together, got {count}", "messages",
+                           "invalid_value")  # fmt: skip
     return given
 
 

@@ -1,6 +1,5 @@
 """Compiles the schemas, regexes and grammars of requests in a thread of their own, within the server's time limit."""
 
-import json
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,12 +10,13 @@ from spectr.errors import ArgumentError
 from spectr.grammar import CompiledGrammar, Grammar, GrammarCompiler
 from spectr.lm import LM
 from spectr.serve.errors import ApiError
+from spectr.serve.json_text import json_bytes
 from spectr.serve.protocol import ChatRequest, CompletionRequest, ResponseFormat
 from spectr.serve.settings import Limits
 from spectr.serve.tools import Calling
 from spectr.serve.workers import Workers
 
-__all__ = ["GrammarCache"]
+__all__ = ["GrammarCache", "WantedGrammar", "wanted_grammar"]
 
 _KEPT = 64  # bodies whose grammar is known without converting it again
 _MAKERS: dict[str, Callable[[Any], Grammar]] = {
@@ -32,7 +32,7 @@ class GrammarCache:
     def __init__(self, lm: LM, limits: Limits) -> None:
         self._lm, self._limits = lm, limits
         self._workers = Workers(1, max(1, limits.queue), "spectr-grammars")
-        self._known: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
+        self._known: OrderedDict[tuple[str, bytes], Grammar] = OrderedDict()
         self._compiler: GrammarCompiler | None = None
 
     def prepare(self) -> GrammarCompiler:
@@ -43,12 +43,8 @@ class GrammarCache:
             self._compiler = compiler
         return self._compiler
 
-    async def compiled(
-        self, body: CompletionRequest | ChatRequest, calling: Calling | None, tenant: str
-    ) -> CompiledGrammar | None:
-        """The grammar that a body asks for, by itself or for the functions that it lets the model call; or None."""
-        if (wanted := _wanted(body, calling)) is None:
-            return None
+    async def compiled(self, wanted: "WantedGrammar", tenant: str) -> CompiledGrammar:
+        """The grammar that a body asks for."""
         if len(wanted.text) > (most := self._limits.grammar_bytes):
             raise ApiError(400, f"a schema, regex or grammar must have at most {most} bytes, got {len(wanted.text)}",
                            wanted.param, "invalid_grammar")  # fmt: skip
@@ -63,7 +59,7 @@ class GrammarCache:
             self._known.popitem(last=False)
         return made
 
-    def _find(self, wanted: "_Wanted") -> CompiledGrammar | None:
+    def _find(self, wanted: "WantedGrammar") -> CompiledGrammar | None:
         known = self._known.get((wanted.kind, wanted.text))
         if known is None or self._compiler is None or (found := self._compiler.find(known)) is None:
             return None
@@ -76,16 +72,18 @@ class GrammarCache:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class WantedGrammar:
     """A grammar that a body asks for."""
 
     kind: str
-    text: str  # all that it depends on
+    text: bytes  # all that it depends on
     param: str  # the field of the body
     make: Callable[[], Grammar]
 
 
-def _wanted(body: CompletionRequest | ChatRequest, calling: Calling | None) -> _Wanted | None:
+def wanted_grammar(body: CompletionRequest | ChatRequest, calling: Calling | None) -> WantedGrammar | None:
+    """Return the grammar that a body asks for, by itself or for the functions that it lets the model call; or None. It
+    belongs in a worker: a schema may have megabytes."""
     outputs, form = body.structured_outputs, body.response_format
     given: dict[str, Any] = {}
     if outputs is not None:
@@ -101,10 +99,17 @@ def _wanted(body: CompletionRequest | ChatRequest, calling: Calling | None) -> _
     if calling is not None and given:
         raise ApiError(400, f"{param} and tools cannot both be given, unless tool_choice is none", param)
     if calling is not None:
-        return _Wanted("calls", calling.key, "tools", calling.grammar) if calling.needs_grammar else None
+        return WantedGrammar("calls", calling.key, "tools", calling.grammar) if calling.needs_grammar else None
     for kind, value in given.items():
-        return _Wanted(kind, json.dumps(value), param, partial(_MAKERS[kind], value))
+        return WantedGrammar(kind, _written(value, param), param, partial(_MAKERS[kind], value))
     return None
+
+
+def _written(value: Any, param: str) -> bytes:
+    try:
+        return json_bytes(value)
+    except ValueError as error:
+        raise ApiError(400, f"a schema must be JSON with finite numbers: {error}", param, "invalid_grammar") from error
 
 
 def _of_form(form: ResponseFormat) -> dict[str, Any]:

@@ -214,7 +214,7 @@ class _Job:
             if (past := self.parsed.past(index)) is not None and past.begun:
                 self.progress.move(index, past.tokens, ends=past.finish_reason is not None)
                 if self.parsed.calling is not None:
-                    self.reply.skip(index, self._shown(index, past.tokens))
+                    await self._skip(index, past.tokens)
         if len(running) == 1:
             async for chunk in self._chunks_of(running[0], handles):
                 yield chunk
@@ -286,16 +286,22 @@ class _Job:
             seen.check(tokens_of(held))
             if seen.is_whole:
                 return
-            shown = self._shown(index, tokens_of(held)[: seen.count])
-            self.reply.skip(index, shown)
+            shown = await self._skip(index, tokens_of(held)[: seen.count])
             yield [steps_after(held, seen.count, shown)], tokens_of(held)
         async for steps in arrivals:
             yield steps, tokens_of(steps)
 
-    def _shown(self, index: int, tokens: Sequence[int]) -> str:
-        """Return the text that was sent for the first tokens of a text."""
+    async def _skip(self, index: int, tokens: Sequence[int]) -> str:
+        """Pass over the first tokens of a text, which were sent before, and return the text that was sent for them. A
+        worker decodes long texts."""
         request = self.requests[index]
-        return "" if request is None else shown_text(request.reader, tokens)
+
+        def skip(_: Any = None) -> str:
+            shown = "" if request is None else shown_text(request.reader, tokens)
+            self.reply.skip(index, shown)
+            return shown
+
+        return skip() if len(tokens) <= _SMALL else await self.handler.service.in_worker(skip, self.tenant)
 
     async def _wait_for(self, handle: Handle) -> None:
         """Wait for the end of a text, with its times in the metrics."""

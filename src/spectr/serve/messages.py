@@ -1,7 +1,8 @@
 """The messages of a conversation, as a chat template takes them."""
 
-import json
 from typing import Any
+
+from pydantic_core import from_json
 
 from spectr.serve.chat_fields import Message, TextPart, ToolCall
 from spectr.serve.errors import ApiError
@@ -39,9 +40,10 @@ def _check(message: Message, place: str) -> None:
 
 
 def _as_call(call: ToolCall, place: str) -> dict[str, Any]:
-    """Return a call with its arguments as an object, as chat templates write them."""
+    """Return a call with its arguments as an object, as chat templates write them. They are read as strictly as the
+    body: what is no JSON or no Unicode, or is nested very deep, could not be written into a prompt."""
     try:
-        arguments = json.loads(call.function.arguments or "{}")
+        arguments = from_json(call.function.arguments or "{}", allow_inf_nan=False)
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
@@ -52,8 +54,8 @@ def _as_call(call: ToolCall, place: str) -> dict[str, Any]:
 
 def characters(messages: list[Message]) -> int:
     """Return the number of characters of a conversation."""
-    calls = [call.function for message in messages for call in message.tool_calls or ()]
-    called = sum(len(call.name) + len(call.arguments) for call in calls)
+    calls = [call for message in messages for call in message.tool_calls or ()]
+    called = sum(len(call.id) + len(call.function.name) + len(call.function.arguments) for call in calls)
     return called + sum(len(joined(message.content)) for message in messages)
 
 

@@ -9,6 +9,7 @@ from spectr.engine import Request
 from spectr.grammar import CompiledGrammar
 from spectr.lm import LM
 from spectr.serve.errors import ApiError
+from spectr.serve.grammars import WantedGrammar, wanted_grammar
 from spectr.serve.messages import as_turns, characters, joined
 from spectr.serve.protocol import (
     ChatRequest,
@@ -111,11 +112,14 @@ async def parse_request(
     """Check a body, tokenize its prompts and make a request of the engine for each text, mostly in a worker."""
     service.check_name(body.model)
     _check_bounds(body, service.settings.limits)
+    _check_sizes(body, service, most_texts)
     has_tools = isinstance(body, ChatRequest) and (body.tools or body.tool_choice)
-    calling = await service.in_worker(lambda _: calling_of(body, service.lm), tenant) if has_tools else None
-    _check_sizes(body, service, most_texts, calling)
+    has_form = bool(body.response_format or body.structured_outputs)
+    calling, wanted = None, None
+    if has_tools or has_form:
+        calling, wanted = await service.in_worker(lambda _: _form_of(body, service), tenant)
+    grammar = None if wanted is None else await service.grammars.compiled(wanted, tenant)
     scope = tenant if service.settings.keys else ""
-    grammar = await service.grammars.compiled(body, calling, tenant)
 
     def work(tokenizing_lm: LM) -> tuple[ParsedRequest, list[Request | None]]:
         parsed = _parsed(body, service, tokenizing_lm, grammar, calling)
@@ -124,23 +128,31 @@ async def parse_request(
     return await service.in_worker(work, tenant)
 
 
+def _form_of(body: CompletionRequest | ChatRequest, service: Service) -> tuple[Calling | None, WantedGrammar | None]:
+    """Return what an answer may call, and the grammar that it must match. Tools and schemas may have megabytes."""
+    calling = calling_of(body, service.lm)
+    if calling is not None:
+        try:
+            for indent in (None, 1):  # deep nesting is bounded as well: its lines begin with very many spaces
+                service.check_length(calling.characters(indent), "tools")
+        except ValueError as error:
+            raise ApiError(400, f"tools must be JSON with finite numbers: {error}", "tools", "invalid_value") from error
+    return calling, wanted_grammar(body, calling)
+
+
 def _listed(body: CompletionRequest) -> list[Any]:
     """Return the prompts of a body as a list."""
     given: Any = body.prompt
     return [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
 
 
-def _check_sizes(
-    body: CompletionRequest | ChatRequest, service: Service, most_texts: int, calling: Calling | None
-) -> None:
+def _check_sizes(body: CompletionRequest | ChatRequest, service: Service, most_texts: int) -> None:
     """Refuse too many texts, and texts that cannot fit into the context, before anything is tokenized."""
     prompts = [] if isinstance(body, ChatRequest) else _listed(body)
     if (count := (body.n or 1) * max(1, len(prompts))) > most_texts:
         raise ApiError(400, f"one request may ask for {most_texts} texts, got {count}", "n")
     if isinstance(body, ChatRequest):
         service.check_length(characters(body.messages), "messages")
-    if calling is not None:
-        service.check_length(calling.characters, "tools")
     for prompt in prompts:
         service.check_length(len(prompt), "prompt")
     if body.prediction is not None:

@@ -51,6 +51,8 @@ class Reply:
     id: str = ""  # of the response; a resumed stream keeps its id and time
     created: int = 0
     readers: dict[int, CallReader] = field(default_factory=dict)  # of texts in which the model may call functions
+    _unshown: dict[int, list[Step]] = field(default_factory=dict, init=False)  # steps that no chunk has shown
+    _origin: str = field(default="", init=False)  # a digest of what the texts depend on, for the ids of calls
 
     def __post_init__(self) -> None:
         past = self.parsed.resume
@@ -73,6 +75,7 @@ class Reply:
         if self.parsed.drops_text:
             text, tokens, logprobs = "", [], []
         piece = self._read(index, text, ends=reason is not None)
+        self._unshown.setdefault(index, []).extend(steps)
         if not (piece or reason or begins or logprobs):
             return None
         said = self._logprobs(tokens, logprobs, 0) if self.parsed.logprobs is not None and logprobs else None
@@ -84,7 +87,7 @@ class Reply:
         else:
             choice["text"] = text
         found = {**self._head(chunk=True), "choices": [choice]}
-        if shown := self._shown(steps, unsent):
+        if shown := self._shown(self._unshown.pop(index), unsent):
             found["spectr"] = shown
         return found
 
@@ -97,7 +100,8 @@ class Reply:
         calling = self.parsed.calling
         if calling is None:
             return Piece(text)
-        reader = self.readers.setdefault(index, calling.reader())
+        if (reader := self.readers.get(index)) is None:
+            reader = self.readers[index] = calling.reader()
         piece = reader.feed(text)
         if ends:
             piece.text += reader.finish().text
@@ -117,8 +121,9 @@ class Reply:
     def _call_id(self, index: int, number: int) -> str:
         """Return the id of a call. It depends on what the text depends on, so that a stream that breaks off and
         continues has the same."""
-        place = f"{self.parsed.prompts}-{self.parsed.seed}-{index}-{number}"
-        return "call_" + sha256(place.encode()).hexdigest()[:24]
+        if not self._origin:  # once: the prompts may have very many tokens, and the texts many calls
+            self._origin = sha256(f"{self.parsed.prompts}-{self.parsed.seed}".encode()).hexdigest()
+        return "call_" + sha256(f"{self._origin}-{index}-{number}".encode()).hexdigest()[:24]
 
     def _message(self, index: int, text: str) -> dict[str, Any]:
         """Return a whole answer."""
@@ -200,7 +205,8 @@ class Reply:
         return choice
 
     def _reason(self, index: int, reason: str | None) -> str | None:
-        if reason == "stop" and index in self.readers and self.readers[index].count:
+        reader = self.readers.get(index)
+        if reason == "stop" and reader is not None and reader.count and not reader.is_within_call:
             return "tool_calls"
         return "length" if self.parsed.drops_text and reason is not None else reason
 

@@ -237,7 +237,8 @@ class _ChatText(Answer):
     """Log-probabilities of the tokens, if the request asks for them."""
     finish_reason: ChatFinishReason | None
     """`tool_calls` if the model ended the answer and called functions in it; otherwise `stop` if a stop token or stop
-    string ended the text, `length` if `max_tokens` did; null while it goes on."""
+    string ended the text, which may have been within the arguments of a call, and `length` if `max_tokens` did; null
+    while it goes on."""
 
 
 class ChatChoice(_ChatText):

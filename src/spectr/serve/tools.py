@@ -1,6 +1,5 @@
 """The functions that a request lets the model call."""
 
-import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ from spectr.grammar import Grammar
 from spectr.lm import LM
 from spectr.serve.chat_fields import NamedTool, Tool
 from spectr.serve.errors import ApiError
+from spectr.serve.json_text import json_bytes, json_length
 from spectr.serve.protocol import ChatRequest, CompletionRequest
 
 __all__ = ["Calling", "calling_of"]
@@ -33,15 +33,15 @@ class Calling:
         return self.is_required or is_enforced or not (self.several or is_single_anyway)
 
     @property
-    def key(self) -> str:
-        """Everything that the grammar depends on, as text."""
-        functions = [asdict(function) for function in self.functions]
-        return json.dumps([asdict(self.form), functions, self.is_required, self.several])
+    def key(self) -> bytes:
+        """Everything that the grammar depends on, as JSON."""
+        functions = [[function.name, function.parameters, function.is_enforced] for function in self.functions]
+        return json_bytes([asdict(self.form), functions, self.is_required, self.several])
 
-    @property
-    def characters(self) -> int:
-        """The number of characters of what the model sees of the functions."""
-        return len(json.dumps(self.shown, ensure_ascii=False))
+    def characters(self, indent: int | None = None) -> int:
+        """Return the number of characters of what the model sees of the functions, which a chat template writes in one
+        line or with each entry in a line of its own."""
+        return json_length([*self.shown], indent)
 
     def grammar(self) -> Grammar:
         """Return the grammar of the answer."""
