@@ -15,6 +15,7 @@ from spectr.serve.responses_api.objects import ResponseEvent, ResponseObject
 ASKED: dict[str, Any] = {"input": "tides rise", "max_output_tokens": 24, "seed": 4}
 PICK = {"type": "object", "properties": {"x": {"enum": ["a", "b"]}}, "required": ["x"], "additionalProperties": False}
 TOOL = {"type": "function", "name": "pick", "description": "Pick one.", "parameters": PICK}
+PART = {"type": "input_text", "text": "a"}
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
 
 
@@ -200,6 +201,12 @@ def test_text_after_a_call_is_another_item() -> None:
             {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "["}]},
             "input", "a JSON object",
         ),
+        (
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}] * 129},
+            "input", "at most 128",
+        ),
+        ({"input": [{"role": "user", "content": [PART] * 1000}] * 5}, "input", "4096 parts"),
+        ({"input": [{"role": "user", "content": "a"}] * 4096, "instructions": "b"}, "input", "at most 4096"),
         ({"input": ""}, None, "must not be empty"),
         ({"input": "tides " * 400}, "input", "must have at most"),
         ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),

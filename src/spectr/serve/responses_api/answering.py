@@ -1,7 +1,9 @@
 """Answers a body of `/v1/responses` by the events of a conversation."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Protocol
 
 from fastapi import Request, Response
@@ -16,6 +18,8 @@ from spectr.serve.responses_api.fields import ResponsesRequest
 from spectr.serve.settings import ServerSettings
 
 __all__ = ["Conversations", "answer_response"]
+
+_ENDS = (".created", ".done", ".completed", ".incomplete")  # of the types of events that can be large
 
 
 class Conversations(Protocol):
@@ -72,11 +76,16 @@ async def _translated(events: AsyncIterator[Event], assembly: ResponseAssembly) 
     async with aclosing(events):  # type: ignore[type-var]
         async for event in events:
             for made in assembly.events(event.data):
-                yield _event(made)
+                yield await _written(made) if made["type"].endswith(_ENDS) else _event(made)
 
 
 def _event(data: dict[str, Any]) -> Event:
     return Event(data, name=data["type"])
+
+
+async def _written(data: dict[str, Any]) -> Event:
+    """Return an event that a thread has written: a whole text with log-probabilities can have megabytes."""
+    return replace(_event(data), written=await asyncio.to_thread(json_bytes, data))
 
 
 async def _whole(events: AsyncIterator[Event], assembly: ResponseAssembly) -> bytes:
@@ -85,4 +94,4 @@ async def _whole(events: AsyncIterator[Event], assembly: ResponseAssembly) -> by
         async for event in events:
             for _ in assembly.events(event.data):
                 pass
-    return json_bytes(assembly.response)
+    return await asyncio.to_thread(json_bytes, assembly.response)

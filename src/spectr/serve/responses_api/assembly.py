@@ -82,7 +82,9 @@ class ResponseAssembly:
                       "content": []}  # fmt: skip
         yield self._begin(item)
         part: Data = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        yield self._event("response.content_part.added", **self._place(), content_index=0, part=dict(part))
+        yield self._event(
+            "response.content_part.added", **self._place(), content_index=0, part={**part, "logprobs": []}
+        )
         item["content"] = [part]
 
     def _open_call(self, part: Mapping[str, Any]) -> Iterator[Data]:
@@ -100,7 +102,7 @@ class ResponseAssembly:
         (part,) = self._open["content"]
         part["text"] += text
         said, self._unsent = self._unsent, []
-        part["logprobs"] = [*part["logprobs"], *said]
+        part["logprobs"] += said
         yield self._event("response.output_text.delta", **self._place(), content_index=0, delta=text, logprobs=said)
 
     def _add_arguments(self, text: str) -> Iterator[Data]:
@@ -147,7 +149,7 @@ def _begun(body: ResponsesRequest) -> Data:
         "max_output_tokens": body.max_output_tokens, "temperature": body.temperature, "top_p": body.top_p,
         "top_logprobs": body.top_logprobs or 0,
         "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_unset=True)},
-        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "tools": [dict(tool) for tool in body.tools or ()],
         "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
         "parallel_tool_calls": body.parallel_tool_calls is not False, "truncation": "disabled", "store": False,
         "previous_response_id": None, "metadata": body.metadata or {}, "user": body.user, "usage": None,

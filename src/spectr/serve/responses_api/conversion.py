@@ -2,10 +2,12 @@
 
 from typing import Any
 
-from spectr.serve.chat_fields import Message, NamedTool, Tool
+from pydantic import ValidationError
+
 from spectr.serve.errors import ApiError
+from spectr.serve.fields import as_field_error
 from spectr.serve.protocol import ChatRequest, SamplingFields
-from spectr.serve.responses_api.fields import CallItem, Content, InputItem, MessageItem, ResponsesRequest
+from spectr.serve.responses_api.fields import CallItem, Content, FunctionTool, MessageItem, ResponsesRequest
 
 __all__ = ["as_chat_request", "as_response_error"]
 
@@ -26,38 +28,45 @@ def as_chat_request(body: ResponsesRequest) -> ChatRequest:
     wants_logprobs = bool(body.include)
     if body.top_logprobs and not wants_logprobs:
         raise ApiError(400, "top_logprobs needs include to name message.output_text.logprobs", "top_logprobs")
-    return ChatRequest.model_validate({
+    made = {
         **{name: getattr(body, name) for name in SamplingFields.model_fields if getattr(body, name) is not None},
         "stream": True,
         "stream_options": {"include_usage": True, "event_ids": False},
         "messages": _messages(body),
         "max_completion_tokens": body.max_output_tokens,
-        "tools": [_as_tool(tool.model_dump(exclude={"type"}, exclude_unset=True)) for tool in body.tools or ()],
+        "tools": [_as_tool(tool) for tool in body.tools or ()],
         "tool_choice": _choice(body),
         "parallel_tool_calls": body.parallel_tool_calls,
         "response_format": _form(body),
         "logprobs": wants_logprobs or None,
         "top_logprobs": body.top_logprobs if wants_logprobs else None,
-    })  # fmt: skip
+    }
+    try:
+        return ChatRequest.model_validate(made)
+    except ValidationError as error:
+        raise as_response_error(as_field_error(error, ChatRequest)) from error
+    except ApiError as error:
+        raise as_response_error(error) from error
 
 
-def _messages(body: ResponsesRequest) -> list[Message]:
+def _messages(body: ResponsesRequest) -> list[dict[str, Any]]:
     """Return the items of a conversation as messages. Calls belong to the message of the assistant before them."""
-    items: list[InputItem] = (
-        [MessageItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
-    )
-    found = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
-    for item in items:
+    found: list[dict[str, Any]] = []
+    if body.instructions is not None:
+        found.append({"role": "system", "content": body.instructions})
+    if isinstance(body.input, str):
+        return [*found, {"role": "user", "content": body.input}]
+    for item in body.input:
         if isinstance(item, MessageItem):
-            found.append(Message(role=item.role, content=_text(item.content)))
+            found.append({"role": item.role, "content": _text(item.content)})
         elif isinstance(item, CallItem):
+            if not found or found[-1]["role"] != "assistant":
+                found.append({"role": "assistant"})
             function = {"name": item.name, "arguments": item.arguments}
             call = {"id": item.call_id, "type": "function", "function": function}
-            last = found.pop() if found and found[-1].role == "assistant" else Message(role="assistant")
-            calls = [*(one.model_dump() for one in last.tool_calls or ()), call]
-            found.append(Message.model_validate({"role": "assistant", "content": last.content, "tool_calls": calls}))
+            found[-1].setdefault("tool_calls", []).append(call)
         else:
-            found.append(Message(role="tool", content=_text(item.output), tool_call_id=item.call_id))
+            found.append({"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id})
     return found
 
 
@@ -65,14 +74,14 @@ def _text(content: Content) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-def _as_tool(function: dict[str, Any]) -> Tool:
-    return Tool.model_validate({"type": "function", "function": function})
+def _as_tool(tool: FunctionTool) -> dict[str, Any]:
+    return {"type": "function", "function": {name: value for name, value in tool if name != "type"}}
 
 
 def _choice(body: ResponsesRequest) -> Any:
     if body.tool_choice is None or isinstance(body.tool_choice, str):
         return body.tool_choice
-    return NamedTool.model_validate({"type": "function", "function": {"name": body.tool_choice.name}})
+    return {"type": "function", "function": {"name": body.tool_choice.name}}
 
 
 def _form(body: ResponsesRequest) -> dict[str, Any] | None:

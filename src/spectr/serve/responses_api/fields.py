@@ -5,9 +5,10 @@ The docstring below a field is its description in `/openapi.json` and in docs/ht
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from spectr.serve.chat_fields import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, FunctionName
+from spectr.serve.errors import ApiError
 from spectr.serve.fields import Fields
 from spectr.serve.protocol import Count, SamplingFields
 
@@ -106,6 +107,16 @@ InputItem = Annotated[
 ]
 
 
+def _bounded(given: Any) -> Any:
+    """Refuse items that have too many parts together, before each is checked."""
+    if isinstance(given, list) and len(given) <= MOST_MESSAGES:
+        lists = [item.get(name) for item in given if isinstance(item, dict) for name in ("content", "output")]
+        if (count := sum(len(parts) for parts in lists if isinstance(parts, list))) > MOST_MESSAGES:
+            raise ApiError(400, f"input must have at most {MOST_MESSAGES} parts together, got {count}", "input",
+                           "invalid_value")  # fmt: skip
+    return given
+
+
 class FunctionTool(Fields):
     """A function that the model may call."""
 
@@ -163,7 +174,14 @@ class ResponseStreamOptions(Fields):
 class ResponsesRequest(SamplingFields):
     """The body of `/v1/responses`. Nothing is stored, so that the whole conversation is in `input`."""
 
-    input: str | Annotated[list[InputItem], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)]
+    input: (
+        str
+        | Annotated[
+            list[InputItem],
+            Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES),
+            BeforeValidator(_bounded),
+        ]
+    )
     """The conversation so far: a string for a message of the user, or messages, calls of functions and their results.
     The model's chat template turns it into a prompt."""
     instructions: str | None = None
