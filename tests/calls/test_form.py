@@ -78,7 +78,7 @@ def test_what_stands_before_every_answer_is_no_part_of_a_call() -> None:
         (PYTHONIC, "<a>", TOOLS, r"writes '\[probe_function\(\)\]'"),
         ("<a>{{ turn.content }}</a>", "<a>", TOOLS, "writes ''"),
         ("<a>{{ turn.content }}</a>", "<b>", TOOLS, "differently from where an answer begins"),
-        ("<a>{{ turn.content }}{{ fail('no') }}</a>", "<a>", TOOLS, "this one fails: no"),
+        ("<a>{{ turn.content }}{{ fail('no') }}</a>", "<a>", TOOLS, "that of this model fails: no"),
         ("<a>{{ turn.content }}{% if turn.tool_calls %}</b>{% else %}</a>{% endif %}", "<a>", TOOLS, "not known"),
     ],
     ids=["no functions", "no JSON", "calls left out", "another opening", "an error", "another end"],

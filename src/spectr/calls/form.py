@@ -38,7 +38,7 @@ def _call(number: int) -> dict[str, Any]:
 
 
 def _refusal(why: str) -> ArgumentError:
-    return ArgumentError(f"tools need a model whose chat template writes calls as JSON objects; {why}")
+    return ArgumentError(f"tools need a model whose template writes calls as JSON objects; that of this model {why}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class CallForm:
         is not known."""
         prompt = _rendered(render, [_QUESTION], is_open=True)
         if _NAME not in prompt:
-            raise _refusal("this one does not show functions to the model")
+            raise _refusal("does not show functions")
         before, after = _around_answers(render, prompt)
         body = _answer(render, [_call(1)], before, after)
         begin, end, key = _parts(body)
@@ -77,7 +77,7 @@ def _rendered(render: Render, turns: Sequence[dict[str, Any]], *, is_open: bool 
     try:
         return render(turns, [_FUNCTION], is_open)
     except TEMPLATE_ERRORS as error:
-        raise _refusal(f"this one fails: {error}") from error
+        raise _refusal(f"fails: {error}") from error
 
 
 def _around_answers(render: Render, prompt: str) -> tuple[str, str]:
@@ -85,7 +85,7 @@ def _around_answers(render: Render, prompt: str) -> tuple[str, str]:
     answered = _rendered(render, [_QUESTION, {"role": "assistant", "content": _ANSWER}])
     before, found, after = answered.partition(_ANSWER)
     if not found or not before.startswith(prompt):
-        raise _refusal("this one writes earlier answers differently from where an answer begins")
+        raise _refusal("writes earlier answers differently from where an answer begins")
     return before, after
 
 
@@ -93,7 +93,7 @@ def _answer(render: Render, calls: list[dict[str, Any]], before: str, after: str
     """Return what stands for some calls in the place of an answer."""
     text = _rendered(render, [_QUESTION, {"role": "assistant", "content": "", "tool_calls": calls}])
     if not text.startswith(before) or not text.endswith(after):
-        raise _refusal("this one writes them in a form that is not known")
+        raise _refusal("writes them in a form that is not known")
     return text[len(before) : len(text) - len(after)]
 
 
@@ -107,7 +107,7 @@ def _parts(body: str) -> tuple[str, str, str]:
     for key in _KEYS:
         if isinstance(found, dict) and list(found.items()) == [("name", _NAME), (key, _ARGUMENTS)]:
             return body[:place], body[end:], key
-    raise _refusal(f"this one writes {body.strip()[:200]!r}")
+    raise _refusal(f"writes {body.strip()[:200]!r}")
 
 
 def _between(render: Render, one: str, before: str, after: str) -> str | None:

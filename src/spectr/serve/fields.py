@@ -34,6 +34,13 @@ _USE_INSTEAD = {
     "conversation": "nothing is stored: send the whole conversation in input",
 }  # fmt: skip
 
+_OTHER_NAMES = {
+    "messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens",
+    "response_format": "text", "logprobs": "include",
+    "input": "messages", "max_output_tokens": "max_tokens", "text": "response_format",
+}  # fmt: skip
+"""Fields of `/v1/chat/completions` and of `/v1/responses`, with their names in the other one."""
+
 MOST_FIELDS = 64  # of one JSON object that is checked field by field: each unknown one would be an error to collect
 
 
@@ -149,6 +156,8 @@ def _unknown(param: str, known: type[BaseModel]) -> ApiError:
         return ApiError(400, f"{param} is not supported by this server; {instead}", param, "unsupported_field")
     names = [field.alias or name for name, field in known.model_fields.items()]
     hint = nearest(param[:80], names) if "." not in param else "leave it out"
+    if (other := _OTHER_NAMES.get(param)) in names:
+        hint = f"use {other}"
     return ApiError(400, f"there is no field {param!r}; {hint}", param, "unknown_field")
 
 

@@ -12,10 +12,11 @@ from spectr.serve.responses_api.fields import CallItem, Content, FunctionTool, M
 __all__ = ["as_chat_request", "as_response_error"]
 
 _RENAMED = {
-    "messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format",
-    "logprobs": "include", "stream_options": "stream_options",
+    "messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format", "logprobs": "include",
 }  # fmt: skip
 """Fields of a conversation that have another name here."""
+_REWORDED = {"response_format": ("response_format", "text.format"), "tools": (".function.", ".")}
+"""What is replaced in messages about a field of a conversation: a tool has its fields one level higher here."""
 
 
 def as_chat_request(body: ResponsesRequest) -> ChatRequest:
@@ -95,9 +96,11 @@ def _form(body: ResponsesRequest) -> dict[str, Any] | None:
 
 
 def as_response_error(error: ApiError) -> ApiError:
-    """Return an error about a conversation with the names of the fields that it was made of."""
+    """Return an error about a conversation with the names that its fields have in the body it was made from."""
     if error.param is None:
         return error
     first, dot, rest = error.param.partition(".")
-    place = "" if first == "messages" else dot + rest  # calls and instructions shift the numbers of messages
-    return ApiError(error.status, error.message, _RENAMED.get(first, first) + place, error.code, error.wait)
+    rest = (dot + rest).replace(".function.", ".")
+    place = "" if first == "messages" else rest  # calls and instructions shift the numbers of messages
+    message = error.message.replace(*_REWORDED[first]) if first in _REWORDED else error.message
+    return ApiError(error.status, message, _RENAMED.get(first, first) + place, error.code, error.wait)
