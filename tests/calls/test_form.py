@@ -62,7 +62,7 @@ def test_calls_between_marks() -> None:
 
 
 def test_a_call_without_marks() -> None:
-    """The form of Llama 3: the answer is an object, and there is one call at the most."""
+    """The form of Llama 3: the answer is an object, and there is at most one call."""
     assert form_of(LLAMA) == CallForm("", "", "parameters", None)
 
 

@@ -1,5 +1,5 @@
-"""How a model writes calls of functions. Nothing is known by a model's name: its chat template is given a conversation
-with calls, and what it writes for them is what the model was trained to write."""
+"""How a model writes calls of functions. This does not depend on the model's name: its chat template is given a
+conversation with calls, and the model was trained to write them as the template does."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -38,17 +38,19 @@ def _call(number: int) -> dict[str, Any]:
 
 
 def _refusal(why: str) -> ArgumentError:
-    return ArgumentError(f"tools need a model whose template writes calls as JSON objects; that of this model {why}")
+    return ArgumentError(
+        f"tools need a model whose chat template writes calls as JSON objects; that of this model {why}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
     """How a call is written: a JSON object of a name and arguments, between two texts."""
 
-    begin: str  # the text before the object; a model without one writes a single call, and nothing else
+    begin: str  # the text before the object; if it is empty, an answer is either a single call or text
     end: str  # the text after the object
-    key: str  # the key of the arguments
-    between: str | None  # the text between two calls; None if an answer has one call at the most
+    key: str  # the key of the arguments in the object
+    between: str | None  # the text between two calls; None if an answer has at most one call
 
     @property
     def marker(self) -> str:
@@ -62,8 +64,8 @@ class CallForm:
 
     @classmethod
     def of(cls, render: Render) -> "CallForm":
-        """Return the form in which a chat template writes calls; raises ArgumentError if there is none, or if the form
-        is not known."""
+        """Return the form in which a chat template writes calls; raises ArgumentError if it writes none, or writes them
+        in another form than a JSON object."""
         prompt = _rendered(render, [_QUESTION], is_open=True)
         if _NAME not in prompt:
             raise _refusal("does not show functions")
@@ -81,7 +83,7 @@ def _rendered(render: Render, turns: Sequence[dict[str, Any]], *, is_open: bool 
 
 
 def _around_answers(render: Render, prompt: str) -> tuple[str, str]:
-    """Return the texts before and after an answer, which calls have around them as well."""
+    """Return the texts that the template writes before and after an answer, and so before and after calls."""
     answered = _rendered(render, [_QUESTION, {"role": "assistant", "content": _ANSWER}])
     before, found, after = answered.partition(_ANSWER)
     if not found or not before.startswith(prompt):
@@ -90,7 +92,7 @@ def _around_answers(render: Render, prompt: str) -> tuple[str, str]:
 
 
 def _answer(render: Render, calls: list[dict[str, Any]], before: str, after: str) -> str:
-    """Return what stands for some calls in the place of an answer."""
+    """Return what the template writes for some calls, without the texts before and after an answer."""
     text = _rendered(render, [_QUESTION, {"role": "assistant", "content": "", "tool_calls": calls}])
     if not text.startswith(before) or not text.endswith(after):
         raise _refusal("writes them in a form that is not known")

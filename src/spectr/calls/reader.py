@@ -26,7 +26,7 @@ class CallPart:
 
 @dataclass(slots=True)
 class Piece:
-    """What was read from a piece of a text: text that is no call, and parts of calls, one for each call at most."""
+    """What was read from a piece of a text: text outside of calls, and at most one part of each call."""
 
     text: str = ""
     calls: list[CallPart] = field(default_factory=list)
@@ -46,14 +46,14 @@ class _Place(Enum):
 
 
 class CallReader:
-    """Splits a text into calls of some functions and everything else. Text that looks like a call and is none, because
-    the function is unknown or the object has another form, is text. White space before a call is left out."""
+    """Splits a text into calls of some functions and other text. What begins like a call is text if the function is
+    unknown or the object has another form. White space before a call is left out."""
 
     def __init__(self, form: CallForm, names: Collection[str]) -> None:
         self.form, self.names = form, frozenset(names)
         self.count = 0  # calls so far
         self._place = _Place.TEXT if form.marker else _Place.HEAD
-        self._waiting = ""  # text that has not been understood yet
+        self._waiting = ""  # text of which it is not yet known whether it belongs to a call
         self._before = ""  # white space and marker before the call that may be beginning
         self._depth, self._in_string, self._is_escaped = 0, False, False
         atoms = _head_atoms(form.key)
@@ -66,7 +66,7 @@ class CallReader:
         return self._place is _Place.ARGUMENTS
 
     def feed(self, text: str) -> Piece:
-        """Take the next piece of the text, and return what is known of it."""
+        """Take the next piece of the text, and return what has become certain by it."""
         self._waiting += text
         piece = Piece()
         while self._advance(piece):
@@ -74,7 +74,7 @@ class CallReader:
         return piece
 
     def finish(self) -> Piece:
-        """Return what was held back, once no more text follows."""
+        """Return the text that was held back, at the end of the text."""
         piece, waiting = Piece(), self._waiting
         if self._place is _Place.HEAD:
             waiting = self._before + waiting
@@ -101,7 +101,7 @@ class CallReader:
                 return False
 
     def _read_text(self, piece: Piece) -> bool:
-        """Show text up to the marker of a call, without white space that may belong to it."""
+        """Pass on text up to the marker of a call; white space that may stand before a marker is held back."""
         marker, waiting = self.form.marker, self._waiting
         place = waiting.find(marker)
         end = place if place >= 0 else len(waiting) - _overlap(waiting, marker)
@@ -116,7 +116,7 @@ class CallReader:
         return True
 
     def _read_head(self, piece: Piece) -> bool:
-        """Read up to the arguments of a call."""
+        """Read up to the arguments of a call. If this turns out to be no call, pass it on as text."""
         waiting = self._waiting
         found = self._head.match(waiting)
         end = len(waiting) if found is None else found.end()
@@ -150,28 +150,28 @@ class CallReader:
 
     def _scan(self, text: str) -> tuple[int, bool]:
         """Return how many characters belong to the arguments, and whether these are over."""
-        for place, sign in enumerate(text):
+        for place, character in enumerate(text):
             if self._in_string:
                 if self._is_escaped:
                     self._is_escaped = False
-                elif sign == "\\":
+                elif character == "\\":
                     self._is_escaped = True
-                elif sign == '"':
+                elif character == '"':
                     self._in_string = False
-            elif sign not in _JSON:
+            elif character not in _JSON:
                 return place, True
-            elif sign == '"':
+            elif character == '"':
                 self._in_string = True
-            elif sign in "{[":
+            elif character in "{[":
                 self._depth += 1
-            elif sign in "}]":
+            elif character in "}]":
                 self._depth -= 1
                 if self._depth == 0:
                     return place + 1, True
         return len(text), False
 
     def _read_tail(self) -> bool:
-        """Skip what follows the arguments, up to the end of the call."""
+        """Skip what follows the arguments, up to the end of the call or the beginning of the next one."""
         ends = [self.form.closing or "}", *filter(None, [self.form.marker])]
         found = min(((at, end) for end in ends if (at := self._waiting.find(end)) >= 0), default=None)
         if found is None:
@@ -191,6 +191,6 @@ def _head_atoms(key: str) -> list[str]:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """Return the length of the longest end of a text with which the marker begins, short of all of it."""
+    """Return the length of the longest end of a text that is a beginning of the marker, but not the whole marker."""
     lengths = range(min(len(marker) - 1, len(text)), 0, -1)
     return next((length for length in lengths if marker.startswith(text[-length:])), 0)

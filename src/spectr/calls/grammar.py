@@ -12,9 +12,10 @@ from spectr.grammar.expressions import EMPTY, Literal, Ref, choice, sequence
 
 __all__ = ["Function", "call_grammar"]
 
-_ROOT, _CALL, _MORE = "tool-calls", "tool-call", "tool-more"  # rules besides those of the schema
-_DATA = ("const", "enum", "default", "examples")  # keywords whose values are no schemas
+_ROOT, _CALL, _MORE = "tool-calls", "tool-call", "tool-more"  # names of rules, besides those of the schema
+_DATA = ("const", "enum", "default", "examples")  # keywords whose values are not schemas
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose values are objects of schemas, under names that the schema's author chose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def call_grammar(form: CallForm, functions: Sequence[Function], *, is_required: 
 
 
 def _object(key: str, function: Function, path: str) -> dict[str, Any]:
-    """Return the schema of the object of a call; `path` is where it will be found."""
+    """Return the schema of the object of a call, which stands at `path` of the whole schema."""
     nothing = {"type": "object", "properties": {}, "additionalProperties": False}
     schema: Any = nothing if function.parameters is None else function.parameters
     if not function.is_enforced:
@@ -60,8 +61,8 @@ def _object(key: str, function: Function, path: str) -> dict[str, Any]:
 
 
 def _moved(schema: Any, path: str, *, is_named: bool = False) -> Any:
-    """Return a schema whose references are right where it stands at `path` of another schema; or several schemas by
-    names of the user's."""
+    """Return a schema with its references changed so that they hold at `path` of another schema. If `is_named`, the
+    keys are names and not keywords, as those of `properties` are."""
     if isinstance(schema, list):
         return [_moved(part, path) for part in schema]
     if not isinstance(schema, dict):
@@ -77,7 +78,7 @@ def _moved(schema: Any, path: str, *, is_named: bool = False) -> Any:
 
 
 def _in_place(message: str, key: str, functions: Sequence[Function]) -> str:
-    """Return an error with the places of schemas as the client knows them."""
+    """Return an error message in which schemas are named by their places in the request."""
     for at in reversed(range(len(functions))):
         message = message.replace(f"#/anyOf/{at}/properties/{key}", f"tools.{at}.function.parameters")
     return message
@@ -94,7 +95,7 @@ def _required(form: CallForm, several: bool) -> str:
 
 
 def _optional(form: CallForm, several: bool) -> str:
-    """Return the rules of texts that may contain calls: any text, in which a call follows every marker."""
+    """Return the rules of texts that may contain calls: any text in which every marker is followed by a call."""
     rest = form.begin.lstrip().removeprefix(form.marker)
     mark = format_rules({"x": Literal(form.marker)}).removeprefix("x ::= ").strip()
     loop = "true" if several else "false"
@@ -103,4 +104,5 @@ def _optional(form: CallForm, several: bool) -> str:
 
 
 def _bounded(form: CallForm, begin: str) -> Any:
+    """Return a call: `begin`, the object, and the text after it."""
     return sequence(Literal(begin), Ref("root"), Literal(form.end))
