@@ -1,5 +1,5 @@
-"""Writes a dashboard for Grafana, deploy/grafana.json, over the counters of `/metrics`; a test checks that the file is
-up to date and that the server has every counter that it names.
+"""Writes deploy/grafana.json, a dashboard for Grafana of the counters of `/metrics`. A test checks that the file is up
+to date, and that the server has every counter that it names.
 """
 
 import argparse
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).resolve().parents[1] / "deploy" / "grafana.json"
+FILE = Path(__file__).resolve().parents[1] / "deploy" / "grafana.json"
 _RATE = "[$__rate_interval]"
-_WIDTH, _HEIGHT, _COLUMNS = 8, 8, 3
+_WIDTH, _HEIGHT, _COLUMNS = 8, 8, 3  # Grafana's grid has 24 columns
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A graph: its title, what it means, its unit, and its curves by their names."""
+    """A graph: its title, what it shows, its unit, and the queries of its curves by their names."""
 
     title: str
     description: str
@@ -41,30 +41,31 @@ _ACCEPTED = _per_second("spectr:spec_decode_num_accepted_tokens_total")
 _BY_DEPTH = "spectr:spec_decode_num_accepted_tokens_per_pos_total"
 _GENERATED = _per_second("spectr:generation_tokens_total")
 PANELS = (
-    Panel("Tokens per second", "Generated tokens, and tokens of prompts.", "short",
+    Panel("Tokens per second", "Generated tokens and prompt tokens.", "short",
           {"generated": _GENERATED, "prompts": _per_second("spectr:prompt_tokens_total")}),
-    Panel("Requests", "Texts that take part in steps, and texts that wait for a place.", "short",
+    Panel("Texts", "Texts that are generated, and texts that wait for a place.", "short",
           {"running": "sum(spectr:num_requests_running)", "waiting": "sum(spectr:num_requests_waiting)"}),
-    Panel("Ends per second", "Texts that ended, by the reason.", "short",
+    Panel("Finished texts per second", "By the reason for which they ended.", "short",
           {"{{finished_reason}}": f"sum by (finished_reason) (rate(spectr:requests_total{_RATE}))"}),
-    Panel("Time to the first token", "From the arrival of a request to its first token.", "s",
+    Panel("Time to the first token", "Waiting and prefill included.", "s",
           _quantiles("spectr:time_to_first_token_seconds")),
-    Panel("Time per output token", "After the first token.", "s", _quantiles("spectr:time_per_output_token_seconds")),
-    Panel("Time of a request", "From its arrival to its last token.", "s",
+    Panel("Time per output token", "Of the tokens after the first.", "s",
+          _quantiles("spectr:time_per_output_token_seconds")),
+    Panel("Time of a request", "To the last token of all its texts, waiting included.", "s",
           _quantiles("spectr:e2e_request_latency_seconds")),
     Panel("Tokens per call", "Tokens that one call of the model adds to one text; 1 is plain decoding.", "short",
           {"tokens": f"{_GENERATED} / {_STEPS}"}),
     Panel("Accepted drafts", "Share of the drafted tokens that were accepted.", "percentunit",
           {"accepted": f"{_ACCEPTED} / {_DRAFTED}"}),
-    Panel("Acceptance by depth", "Accepted drafts at each depth of the tree, for each call.", "short",
+    Panel("Acceptance by depth", "Accepted drafts per call at each depth of the tree.", "short",
           {"depth {{position}}": f"sum by (position) (rate({_BY_DEPTH}{_RATE})) / scalar({_STEPS})"}),
-    Panel("Cache", "Share of the cache that holds texts, and of prompt tokens that were known.", "percentunit",
-          {"used": "avg(spectr:kv_cache_usage_perc)",
-           "known tokens": f"{_per_second('spectr:prefix_cache_hits_total')} / "
+    Panel("Cache", "Share of the cache in use, and of the prompt tokens that were found in it.", "percentunit",
+          {"in use": "avg(spectr:kv_cache_usage_perc)",
+           "prompt tokens found": f"{_per_second('spectr:prefix_cache_hits_total')} / "
                            f"{_per_second('spectr:prompt_tokens_total')}"}),
-    Panel("Begun again", "Texts that began again because memory was short.", "short",
+    Panel("Preemptions", "Texts that lost their place because memory was short, and continue later.", "short",
           {"texts": "sum(increase(spectr:num_preemptions_total[$__rate_interval]))"}),
-    Panel("Ready", "Servers that take requests and whose self-audit found no violation.", "short",
+    Panel("Ready", "Servers whose /ready answers 200.", "short",
           {"servers": "sum(spectr:ready)"}),
 )  # fmt: skip
 
@@ -102,8 +103,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Write the dashboard for Grafana to deploy/grafana.json.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the file is out of date")
     if parser.parse_args().check:
-        return int(PAGE.read_text(encoding="utf-8") != render())
-    PAGE.write_text(render(), encoding="utf-8")
+        return int(FILE.read_text(encoding="utf-8") != render())
+    FILE.write_text(render(), encoding="utf-8")
     return 0
 
 

@@ -57,7 +57,7 @@ class _Now:
         for name, (what, value) in gauges.items():
             yield GaugeMetricFamily(f"spectr:{name}", what, value=value)
         yield CounterMetricFamily(
-            "spectr:num_preemptions", "How often texts began again because memory was short.", value=load.preemptions
+            "spectr:num_preemptions", "Preemptions of texts because memory was short.", value=load.preemptions
         )
         for name, value in self.service.audit_counts.items():
             yield CounterMetricFamily(
@@ -74,19 +74,23 @@ class ServerMetrics:
         names = ["spectr", *(["vllm"] if service.settings.vllm_names else [])]
         self._speculation = [_Speculation(name, registry) for name in names]
         self.prompt_tokens = Counter("spectr:prompt_tokens", "Tokens of prompts.", registry=registry)
-        self.reused_tokens = Counter("spectr:prefix_cache_hits", "Prompt tokens that were known.", registry=registry)
+        self.reused_tokens = Counter("spectr:prefix_cache_hits", "Prompt tokens found in the cache.", registry=registry)
         self.generated = Counter("spectr:generation_tokens", "Tokens generated.", registry=registry)
-        self.requests = Counter(
-            "spectr:requests", "Requests by how they ended.", ["finished_reason"], registry=registry
-        )
+        self.requests = Counter("spectr:requests", "Texts by how they ended.", ["finished_reason"], registry=registry)
         self.first = Histogram(
-            "spectr:time_to_first_token_seconds", "Until the first token.", registry=registry, buckets=_SECONDS
+            "spectr:time_to_first_token_seconds",
+            "Until the first token of a text.",
+            registry=registry,
+            buckets=_SECONDS,
         )
         self.per_token = Histogram(
             "spectr:time_per_output_token_seconds", "Time per output token.", registry=registry, buckets=_FRACTIONS
         )
         self.whole = Histogram(
-            "spectr:e2e_request_latency_seconds", "Until the last token.", registry=registry, buckets=_SECONDS
+            "spectr:e2e_request_latency_seconds",
+            "Until the last token of a request.",
+            registry=registry,
+            buckets=_SECONDS,
         )
 
     def speculated(self, stats: Stats) -> None:
