@@ -21,7 +21,7 @@ MOST_CALLS = 4096  # of all messages together
 class TextPart(BaseModel):
     """A part of a message."""
 
-    model_config = Fields.model_config  # no `Fields`: `_parts` bounds how many fields it has
+    model_config = Fields.model_config  # not a subclass of `Fields`: `_parts` limits how many fields it has
     type: Literal["text"]
     """The kind of the part; only text is supported."""
     text: str
@@ -29,7 +29,7 @@ class TextPart(BaseModel):
 
 
 def _parts(given: Any) -> Any:
-    """Refuse parts that are many, or have many fields, before each is checked."""
+    """Refuse a content of too many parts, or of parts with too many fields, before each part is checked."""
     if isinstance(given, list) and (
         len(given) > MOST_PARTS or any(isinstance(part, dict) and len(part) > MOST_FIELDS for part in given)
     ):
@@ -43,7 +43,7 @@ def _together(given: Any) -> Any:
     if not isinstance(given, list) or len(given) > MOST_MESSAGES:
         return given
     for name, noun, most in (("content", "parts", MOST_MESSAGES), ("tool_calls", "tool_calls", MOST_CALLS)):
-        lists = [one.get(name) for one in given if isinstance(one, dict)]
+        lists = [message.get(name) for message in given if isinstance(message, dict)]
         if (count := sum(len(found) for found in lists if isinstance(found, list))) > most:
             raise ApiError(400, f"messages must have at most {most} {noun} together, got {count}", "messages",
                            "invalid_value")  # fmt: skip
@@ -69,7 +69,7 @@ class ToolCall(Fields):
     """A call that the model made earlier in the conversation."""
 
     id: Annotated[str, Field(min_length=1, max_length=128)]
-    """The id of the call, by which the message with its result names it."""
+    """The id of the call, which the message with its result repeats."""
     type: Literal["function"]
     """The kind of the tool; only functions are supported."""
     function: CalledFunction
@@ -80,13 +80,13 @@ class Message(Fields):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    """Who speaks; developer means the same as system, and tool is the result of a call."""
+    """Who speaks; developer means the same as system, and tool brings the result of a call."""
     content: Content | None = None
     """What is said, as a string or in parts; null is allowed for an assistant's message with `tool_calls` only."""
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
     """The calls of an assistant's message."""
     tool_call_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
-    """The id of the call whose result a message with the role tool has."""
+    """The id of the call whose result this message brings; for the role tool only."""
     refusal: None = None
     """Always null; accepted because responses have it, so that a client can send their messages back."""
 

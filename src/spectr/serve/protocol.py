@@ -199,8 +199,8 @@ class SamplingFields(Body):
     """Send the texts as server-sent events while they are generated; one event may carry several tokens. Default:
     false."""
     structured_outputs: StructuredOutputs | None = None
-    """The form that the text must have, as vLLM's clients ask for it; not together with a `response_format` other than
-    text. Default: any text."""
+    """The form that the text must have, as vLLM's clients ask for it; not together with a `response_format`, or a
+    `text.format`, other than text. Default: any text."""
     prediction: Prediction | None = None
     """A text that the answer will probably repeat; it is drafted from and changes only the speed. It needs the rule
     race or match. Default: none."""
@@ -243,14 +243,16 @@ class ChatRequest(GenerationFields):
     messages: Messages
     """The conversation so far. The model's chat template turns it into a prompt."""
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
-    """Functions that the model may call. Its chat template must have a place for them. Default: none."""
+    """Functions that the model may call. Its chat template must show them, and write calls as JSON objects.
+    Default: none."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    """`auto`: the model answers or calls functions, as it likes. `required`: it calls at least one. `none`: it does not
-    see them. An object with a function's name: it calls this one. Default: `auto` if there are tools."""
+    """`auto`: the answer is text, calls of functions, or both. `required`: it is at least one call. `none`: it is text,
+    and the functions are not shown to the model. An object with a function's name: it is one call of this function.
+    Default: `auto` if there are tools."""
     parallel_tool_calls: bool | None = None
-    """False: the answer has one call at the most. Default: true."""
+    """False: the answer has at most one call. Default: true."""
     max_completion_tokens: Count | None = None
-    """OpenAI's newer name of `max_tokens`; if both are given they must be equal."""
+    """OpenAI's newer name for `max_tokens`; if both are given they must be equal."""
     logprobs: bool | None = None
     """Report the log-probability of each token under the model's own distribution, before temperature, filters and
     penalties. Default: false."""

@@ -23,10 +23,10 @@ class PromptDetails(Answer):
 
 
 class TextDetails(Answer):
-    """How much of the prediction came true."""
+    """What of the generated text had been predicted."""
 
     accepted_prediction_tokens: int
-    """Tokens of the prediction that came where it had them, over all texts."""
+    """Tokens of the prediction that were generated where they were predicted, over all texts."""
     rejected_prediction_tokens: int
     """The other tokens of the prediction, over all texts."""
 

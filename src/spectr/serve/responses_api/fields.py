@@ -63,7 +63,7 @@ class CallItem(Fields):
     type: Literal["function_call"]
     """The kind of the item."""
     call_id: Id
-    """The id of the call, by which the item with its result names it."""
+    """The id of the call, which the item with its result repeats."""
     name: FunctionName
     """The function's name."""
     arguments: str
@@ -189,12 +189,14 @@ class ResponsesRequest(SamplingFields):
     max_output_tokens: Count | None = None
     """The most tokens to generate, at least 1. Default: what remains of the context after the prompt."""
     tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
-    """Functions that the model may call. Its chat template must have a place for them. Default: none."""
+    """Functions that the model may call. Its chat template must show them, and write calls as JSON objects.
+    Default: none."""
     tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
-    """`auto`: the model answers or calls functions, as it likes. `required`: it calls at least one. `none`: it does not
-    see them. An object with a function's name: it calls this one. Default: `auto` if there are tools."""
+    """`auto`: the answer is text, calls of functions, or both. `required`: it is at least one call. `none`: it is text,
+    and the functions are not shown to the model. An object with a function's name: it is one call of this function.
+    Default: `auto` if there are tools."""
     parallel_tool_calls: bool | None = None
-    """False: the answer has one call at the most. Default: true."""
+    """False: the answer has at most one call. Default: true."""
     text: TextSettings | None = None
     """Settings of the text of the answer."""
     include: Annotated[list[Literal["message.output_text.logprobs"]], Field(max_length=1)] | None = None

@@ -1,7 +1,7 @@
 """The fields of the responses and events of `/v1/responses`, with OpenAI's names.
 
-The docstring below a field is its description in `/openapi.json` and in docs/http.md. `assembly` writes them; a test
-holds them to these models.
+The docstring below a field is its description in `/openapi.json` and in docs/http.md. `assembly` makes responses and
+events; a test checks them against these models.
 """
 
 from typing import Any, Literal
@@ -38,7 +38,7 @@ class OutputMessage(Answer):
     role: Literal["assistant"]
     """Who speaks: the model."""
     status: Status
-    """`incomplete` if the tokens ran out in this item; `in_progress` in the event that begins it."""
+    """`incomplete` if the limit of tokens cut it off; `in_progress` in the event that begins it; else `completed`."""
     content: list[OutputText]
     """The text; empty in the event that begins the item."""
 
@@ -57,23 +57,23 @@ class OutputCall(Answer):
     arguments: str
     """The arguments: a JSON object as a string."""
     status: Status
-    """`incomplete` if the tokens ran out in this item; `in_progress` in the event that begins it."""
+    """`incomplete` if the limit of tokens cut it off; `in_progress` in the event that begins it; else `completed`."""
 
 
 class Incomplete(Answer):
     """Why a response is incomplete."""
 
     reason: Literal["max_output_tokens"]
-    """The tokens ran out."""
+    """The text reached the limit of tokens, that of the request or that of the context."""
 
 
 class OutputDetails(Answer):
-    """How much of the prediction came true."""
+    """What of the generated text had been predicted."""
 
     reasoning_tokens: int
     """Always 0; OpenAI's clients expect the field."""
     accepted_prediction_tokens: int
-    """Tokens of the prediction that came where it had them."""
+    """Tokens of the prediction that were generated where they were predicted."""
     rejected_prediction_tokens: int
     """The other tokens of the prediction."""
 
@@ -94,7 +94,8 @@ class ResponseUsage(Answer):
 
 
 class ResponseObject(Answer):
-    """The response of `/v1/responses`. It repeats the settings of the request; null where the server chose."""
+    """The response of `/v1/responses`. It repeats the settings of the request; those that the request left out are
+    null."""
 
     id: str
     """The id of the response."""
@@ -103,11 +104,11 @@ class ResponseObject(Answer):
     created_at: int
     """When the response was begun, in seconds since 1970."""
     status: Status
-    """`completed`, or `incomplete` if the tokens ran out; `in_progress` while it is streamed."""
+    """`completed`, or `incomplete` if the limit of tokens ended it; `in_progress` while it is streamed."""
     error: None
     """Always null: a request that fails has a status of its own, or an event of the type error."""
     incomplete_details: Incomplete | None
-    """Why the response is incomplete; null if it is not."""
+    """Why the response is incomplete; null if it is complete or in progress."""
     model: str
     """The model's name."""
     output: list[OutputMessage | OutputCall]
@@ -127,7 +128,7 @@ class ResponseObject(Answer):
     tools: list[dict[str, Any]]
     """The functions of the request."""
     tool_choice: str | dict[str, Any]
-    """The choice among them."""
+    """The `tool_choice` of the request, or its default."""
     parallel_tool_calls: bool
     """Whether the answer may have several calls."""
     truncation: Literal["disabled"]
