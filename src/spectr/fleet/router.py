@@ -83,13 +83,13 @@ class Router:
         return EventStream(events, settings.keep_alive, settings.limits.write_time, deadline, self.shutdown.future)
 
     def begin(self, request: Request, _: SamplingFields | None = None) -> float:
-        """Take a request unless the router is shutting down, and return by when it must be answered."""
+        """Return the time by which a request must be answered; raises ApiError if the router is shutting down."""
         if self.is_draining:
             raise ApiError(503, "the router is shutting down; send the request elsewhere", code="draining", wait=30)
         return float(request.state.began + self.settings.limits.request_time)
 
     async def converse(self, request: Request, body: ChatRequest) -> AsyncIterator[Event]:
-        """Return the chunks of the answer to a conversation, once the first is there."""
+        """Wait for the first chunk of the answer to a conversation, and return all of its chunks."""
         given = body.model_dump(mode="json", by_alias=True, exclude_unset=True)
         given["seed"] = random_seed() if body.seed is None else body.seed
         call = Call("POST", "/v1/chat/completions", _headers(request), b"", key=prefix_key(given))

@@ -44,7 +44,7 @@ class GrammarCache:
         return self._compiler
 
     async def compiled(self, wanted: "WantedGrammar", tenant: str) -> CompiledGrammar:
-        """The grammar that a body asks for."""
+        """Return the grammar that a body asks for, compiled unless it is known."""
         if len(wanted.text) > (most := self._limits.grammar_bytes):
             raise ApiError(400, f"a schema, regex or grammar must have at most {most} bytes, got {len(wanted.text)}",
                            wanted.param, "invalid_grammar")  # fmt: skip
@@ -73,7 +73,7 @@ class GrammarCache:
 
 @dataclass(frozen=True, slots=True)
 class WantedGrammar:
-    """A grammar that a body asks for."""
+    """A grammar that a body asks for, before it is made."""
 
     kind: str
     text: bytes  # all that it depends on

@@ -49,7 +49,7 @@ class RequestHandler:
         return cls(service, admission, ServerMetrics(service, admission), TokenTexts(service.lm.tokenizer))
 
     def begin(self, request: Request, body: SamplingFields) -> float:
-        """Take a request unless the server is shutting down, and return by when it must be answered."""
+        """Return the time by which a request must be answered; raises ApiError if the server is shutting down."""
         if self.service.is_draining:
             raise ApiError(503, "the server is shutting down; send the request elsewhere", code="draining", wait=30)
         if self.settings.logs_prompts:
@@ -81,7 +81,7 @@ class RequestHandler:
         return self.service.settings
 
     async def converse(self, request: Request, body: ChatRequest) -> AsyncIterator[Event]:
-        """Return the chunks of the answer to a conversation, once the first is there."""
+        """Wait for the first chunk of the answer to a conversation, and return all of its chunks."""
         return await self._start_stream(body, request.state.tenant, None)
 
     async def _start_stream(

@@ -27,15 +27,15 @@ def _as_turn(message: Message, place: str) -> dict[str, Any]:
 
 
 def _check(message: Message, place: str) -> None:
-    """Refuse fields that belong to messages of another role, and a message without a content."""
+    """Refuse fields that messages of this role do not have, and a message without a content."""
     if message.tool_calls and message.role != "assistant":
-        raise ApiError(400, f"only a message of the assistant may have tool_calls; the role of this message is "
+        raise ApiError(400, f"only a message with the role assistant may have tool_calls; the role of this message is "
                        f"{message.role}", f"{place}.tool_calls", "invalid_value")  # fmt: skip
     if (message.tool_call_id is not None) != (message.role == "tool"):
         raise ApiError(400, "a message with the role tool must have a tool_call_id, and no other message may; the "
                        f"role of this message is {message.role}", f"{place}.tool_call_id", "invalid_value")  # fmt: skip
     if message.content is None and not message.tool_calls:
-        raise ApiError(400, "a message must have a content, unless it is of the assistant and has tool_calls",
+        raise ApiError(400, "a message must have a content, unless its role is assistant and it has tool_calls",
                        f"{place}.content", "missing_field")  # fmt: skip
 
 

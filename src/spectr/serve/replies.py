@@ -92,11 +92,11 @@ class Reply:
         return found
 
     def skip(self, index: int, text: str) -> None:
-        """Read the beginning of a text that was sent before."""
+        """Read the beginning of a text that an earlier connection sent, so that calls in it are not sent again."""
         self._read(index, text, ends=False)
 
     def _read(self, index: int, text: str, *, ends: bool) -> Piece:
-        """Return what is text and what are calls of functions in the next piece of a text."""
+        """Split the next piece of a text into text and calls of functions."""
         calling = self.parsed.calling
         if calling is None:
             return Piece(text)
@@ -108,7 +108,7 @@ class Reply:
         return piece
 
     def _calls(self, index: int, piece: Piece) -> dict[str, Any]:
-        """Return the parts of calls as a chunk of a stream has them."""
+        """Return parts of calls as a field of a chunk; no field if there are none."""
         parts: list[dict[str, Any]] = []
         for call in piece.calls:
             part: dict[str, Any] = {"index": call.number, "function": {"arguments": call.arguments}}
@@ -119,14 +119,13 @@ class Reply:
         return {"tool_calls": parts} if parts else {}
 
     def _call_id(self, index: int, number: int) -> str:
-        """Return the id of a call. It depends on what the text depends on, so that a stream that breaks off and
-        continues has the same."""
+        """Return the id of a call, derived from the prompts and the seed, so that a resumed stream has the same."""
         if not self._origin:  # once: the prompts may have very many tokens, and the texts many calls
             self._origin = sha256(f"{self.parsed.prompts}-{self.parsed.seed}".encode()).hexdigest()
         return "call_" + sha256(f"{self._origin}-{index}-{number}".encode()).hexdigest()[:24]
 
     def _message(self, index: int, text: str) -> dict[str, Any]:
-        """Return a whole answer."""
+        """Return the message of an answer that is not streamed."""
         piece = self._read(index, text, ends=True)
         message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
         if piece.calls:

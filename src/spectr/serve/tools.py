@@ -17,17 +17,17 @@ __all__ = ["Calling", "calling_of"]
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """What an answer may call, and what must hold of its calls."""
+    """The functions that an answer may call, and what its calls must satisfy."""
 
     form: CallForm
-    shown: tuple[dict[str, Any], ...]  # the tools as the chat template takes them
+    shown: tuple[dict[str, Any], ...]  # all tools, as the chat template takes them
     functions: tuple[Function, ...]  # those that may be called
-    is_required: bool  # whether the answer consists of calls
-    several: bool  # whether it may have more than one
+    is_required: bool  # whether the answer must consist of calls
+    several: bool  # whether it may have more than one call
 
     @property
     def needs_grammar(self) -> bool:
-        """Whether more must hold than that the model may call what it likes."""
+        """Whether a grammar must restrict the answer: to calls, to valid arguments, or to a single call."""
         is_single_anyway = not self.form.marker
         is_enforced = any(function.is_enforced for function in self.functions)
         return self.is_required or is_enforced or not (self.several or is_single_anyway)
@@ -39,8 +39,8 @@ class Calling:
         return json_bytes([asdict(self.form), functions, self.is_required, self.several])
 
     def characters(self, indent: int | None = None) -> int:
-        """Return the number of characters of what the model sees of the functions, which a chat template writes in one
-        line or with each entry in a line of its own."""
+        """Return the number of characters of the tools that the model is shown, if the chat template writes them in one
+        line, or with each entry in a line of its own."""
         return json_length([*self.shown], indent)
 
     def grammar(self) -> Grammar:
@@ -53,8 +53,8 @@ class Calling:
 
 
 def calling_of(body: CompletionRequest | ChatRequest, lm: LM) -> Calling | None:
-    """Return what an answer to a body may call; None if nothing. Raises ApiError for tools that do not fit together or
-    the model."""
+    """Return what the answer to a body may call; None if it may call nothing. Raises ApiError if the model cannot use
+    tools, or if tools and tool_choice contradict each other."""
     if not isinstance(body, ChatRequest):
         return None
     _check_choice(body)
@@ -77,14 +77,14 @@ def _name(tool: Tool) -> str:
 
 
 def _shown(tool: Tool) -> dict[str, Any]:
-    """Return what the model sees of a tool: what was given, except for what only the server uses."""
+    """Return what the model is shown of a tool: all that the body gives except `strict`, which only the server uses."""
     given = tool.function
     known = {"name": given.name, "description": given.description, "parameters": given.parameters}
     return {"type": "function", "function": {name: value for name, value in known.items() if value is not None}}
 
 
 def _check_choice(body: ChatRequest) -> None:
-    """Refuse choices among tools that are not there, and tools with one name."""
+    """Refuse a tool_choice of a tool that is not given, and tools that have the same name."""
     names = [_name(tool) for tool in body.tools or ()]
     if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
         raise ApiError(400, f"tools must have different names, and {twice!r} is there twice", "tools", "invalid_value")

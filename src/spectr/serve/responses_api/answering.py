@@ -1,4 +1,4 @@
-"""Answers a body of `/v1/responses` by the events of a conversation."""
+"""Answers a body of `/v1/responses`: it runs as a conversation, whose chunks become a response or its events."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -33,11 +33,11 @@ class Conversations(Protocol):
         ...
 
     def begin(self, request: Request, body: SamplingFields) -> float:
-        """Take a request, or refuse it; return by when it must be answered."""
+        """Return the time by which a request must be answered; raises ApiError if no request is taken."""
         ...
 
     async def converse(self, request: Request, body: ChatRequest) -> AsyncIterator[Event]:
-        """Return the chunks of the answer to a conversation, once the first is there."""
+        """Wait for the first chunk of the answer to a conversation, and return all of its chunks."""
         ...
 
 
@@ -62,7 +62,7 @@ async def answer_response(conversations: Conversations, request: Request, body: 
 
 
 class _ResponseStream(EventStream):
-    """Sends the events of a response; the last of them is the end."""
+    """Sends the events of a response. The last one marks the end, so that no `[DONE]` follows it."""
 
     assembly: ResponseAssembly
 
@@ -72,7 +72,7 @@ class _ResponseStream(EventStream):
 
 
 async def _translated(events: AsyncIterator[Event], assembly: ResponseAssembly) -> AsyncIterator[Event]:
-    """Yield the events of a response."""
+    """Yield the events of a response, made from the chunks of a conversation."""
     async with aclosing(events):  # type: ignore[type-var]
         async for event in events:
             for made in assembly.events(event.data):
@@ -89,7 +89,7 @@ async def _written(data: dict[str, Any]) -> Event:
 
 
 async def _whole(events: AsyncIterator[Event], assembly: ResponseAssembly) -> bytes:
-    """Return the response at the end of all events."""
+    """Return the whole response, once the conversation has ended."""
     async with aclosing(events):  # type: ignore[type-var]
         async for event in events:
             for _ in assembly.events(event.data):

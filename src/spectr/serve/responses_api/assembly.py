@@ -1,7 +1,7 @@
-"""Makes the events of a stream, and the response at its end, of the chunks of a conversation.
+"""Makes the events of a stream, and the response at its end, from the chunks of a conversation.
 
-A response has items: messages of the model and its calls of functions. One item is open at a time; text after a call
-begins another message.
+A response has items: messages of the model and its calls of functions. One item at a time is open, to which text or
+arguments are added; text after a call opens another message.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,13 +20,13 @@ class ResponseAssembly:
 
     def __init__(self, body: ResponsesRequest) -> None:
         self.response = _begun(body)
-        self._open: Data | None = None  # the item that is not ended; also the last in `output`
+        self._open: Data | None = None  # the open item, which is also the last in `output`
         self._unsent: list[Any] = []  # log-probabilities of tokens whose text was held back
         self._count = 0  # events so far
         self._reason: str | None = None  # why the text ended
 
     def events(self, chunk: Mapping[str, Any]) -> Iterator[Data]:
-        """Yield the events that a chunk of the conversation becomes."""
+        """Add a chunk of the conversation to the response, and yield the events for it."""
         if not self._count:
             self._identify(chunk)
             for kind in ("response.created", "response.in_progress"):
@@ -72,7 +72,7 @@ class ResponseAssembly:
         self._reason = choice["finish_reason"] or self._reason
 
     def _begin(self, item: Data) -> Data:
-        """Open an item; the event has it as it is now, and not as it will be."""
+        """Open an item, and return the event for it. The event has a copy, because the item grows later."""
         self.response["output"].append(item)
         self._open = item
         return self._event("response.output_item.added", output_index=len(self.response["output"]) - 1, item=dict(item))
@@ -88,7 +88,7 @@ class ResponseAssembly:
         item["content"] = [part]
 
     def _open_call(self, part: Mapping[str, Any]) -> Iterator[Data]:
-        self._unsent.clear()  # log-probabilities are those of texts
+        self._unsent.clear()  # log-probabilities are reported for texts only
         yield self._begin({
             "id": self._item_id("fc"), "type": "function_call", "call_id": part["id"],
             "name": part["function"]["name"], "arguments": "", "status": "in_progress",
@@ -128,7 +128,7 @@ class ResponseAssembly:
         self._open = None
 
     def _finish(self, chunk: Mapping[str, Any]) -> Iterator[Data]:
-        """Yield the last events, of the chunk that has the usage."""
+        """Yield the last events, from the chunk that has the usage."""
         if not self.response["output"]:
             yield from self._open_message()
         status = "incomplete" if self._reason == "length" else "completed"

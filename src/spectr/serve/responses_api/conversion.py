@@ -20,7 +20,7 @@ _REWORDED = {"response_format": ("response_format", "text.format"), "tools": (".
 
 
 def as_chat_request(body: ResponsesRequest) -> ChatRequest:
-    """Return the body of a conversation, which is always streamed: events and responses are made of its chunks."""
+    """Return the body of a conversation. It always asks for a stream, whose chunks become events or a response."""
     if body.spectr is not None and body.spectr.resume is not None:
         raise ApiError(400, "a stream of /v1/responses cannot be resumed; send the request again", "spectr.resume",
                        "not_resumable")  # fmt: skip
@@ -51,7 +51,8 @@ def as_chat_request(body: ResponsesRequest) -> ChatRequest:
 
 
 def _messages(body: ResponsesRequest) -> list[dict[str, Any]]:
-    """Return the items of a conversation as messages. Calls belong to the message of the assistant before them."""
+    """Return the items of a conversation as messages. A call becomes part of the assistant's message before it, or of
+    a new one."""
     found: list[dict[str, Any]] = []
     if body.instructions is not None:
         found.append({"role": "system", "content": body.instructions})
