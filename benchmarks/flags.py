@@ -9,10 +9,11 @@ import typer
 from benchmarks.record import Found
 from benchmarks.show import show
 from spectr.bench.tables import Cells
-from spectr.cli.output import print_json
+from spectr.cli.output import numbers, print_json
+from spectr.errors import ArgumentError
 
 __all__ = ["AgainFlag", "CompileFlag", "DeviceFlag", "DrafterFlag", "DtypeFlag", "OutFlag", "PromptsFlag", "SeedFlag",
-           "report", "words"]  # fmt: skip
+           "ends", "report", "words"]  # fmt: skip
 
 DrafterFlag = Annotated[
     str, typer.Option("--drafter", metavar="NAME", help="Drafter, as in spectr.load: auto, a folder, none, ...")
@@ -35,6 +36,18 @@ def words(text: str, separator: str = ",") -> tuple[str, ...]:
     ('settings', 'lookup')
     """
     return tuple(dict.fromkeys(word.strip() for word in text.split(separator) if word.strip()))
+
+
+def ends(flag: str, text: str) -> tuple[int, int]:
+    """Return the minimum and the maximum in the value of a flag; a single number is both.
+
+    >>> ends("--prompt-tokens", "32,512")
+    (32, 512)
+    """
+    found = numbers(flag, text, int, 1)
+    if len(found) > 2 or list(found) != sorted(found):
+        raise ArgumentError(f"{flag} must be a minimum and a maximum, got {text!r}")
+    return found[0], found[-1]
 
 
 def report(found: Found, title: str, tables: Callable[[Found], Iterable[tuple[str, Cells]]], *, as_json: bool) -> None:

@@ -37,8 +37,8 @@ class Line:
 
     def into(self, folder: Path) -> "Line":
         """Return the same benchmark with its result file in another folder."""
-        places = zip(("", *self.arguments), self.arguments, strict=False)
-        moved = tuple(str(folder / Path(word).name) if flag == "--out" else word for flag, word in places)
+        pairs = pairwise(("", *self.arguments))
+        moved = tuple(str(folder / Path(word).name) if flag == "--out" else word for flag, word in pairs)
         return Line(self.module, moved)
 
     def make_folder(self) -> None:
@@ -51,7 +51,7 @@ class Line:
         """Run the benchmark as a command would, and return its exit status. An error of any kind ends only this one."""
         before, sys.argv = sys.argv, [self.module, *self.arguments]
         main = f"{self.module}.__main__"
-        imported = sys.modules.pop(main, None)  # runpy warns of a module that was imported before
+        imported = sys.modules.pop(main, None)  # runpy warns if the module was imported before
         try:
             runpy.run_module(self.module, run_name="__main__")
         except SystemExit as ended:

@@ -16,7 +16,7 @@ from spectr.policy import Policy
 __all__ = ["many", "random_request"]
 
 _PARTS = 20  # measurements over the run
-_WARM_UP = 50  # one of so many requests runs before them, for each number of requests in flight
+_WARM_UP = 50  # before them, 1 / 50 of the requests runs with each number of requests in flight
 _LONGEST = 48  # maximum tokens of a prompt
 _MOST = 3600.0  # time limit in seconds; the loop ends by itself when there are no more requests
 

@@ -14,6 +14,7 @@ from benchmarks.flags import (
     DtypeFlag,
     OutFlag,
     PromptsFlag,
+    ends,
     report,
     words,
 )
@@ -51,13 +52,9 @@ def serving(
 ) -> None:
     """Run the same requests on the engine alone and over HTTP, and run a soak test."""
     check_folder(out)
-    lengths = [
-        numbers(name, text, int, 1)
-        for name, text in (("--prompt-tokens", prompt_tokens), ("--output-tokens", output_tokens))
-    ]
     load = Load(
-        numbers("--clients", clients, int, 1) if clients else (), (lengths[0][0], lengths[0][-1]),
-        (lengths[1][0], lengths[1][-1]), repeats=repeats,
+        numbers("--clients", clients, int, 1) if clients else (), ends("--prompt-tokens", prompt_tokens),
+        ends("--output-tokens", output_tokens), repeats=repeats,
     )  # fmt: skip
     order = Order(
         out, model, drafter, device, dtype, compiled, words(only), again, command_line(_MODULE), prompts,

@@ -14,16 +14,16 @@ from spectr.text.stream import TextStream
 
 __all__ = ["run_alone"]
 
-_PATIENCE = 1.0  # seconds between checks whether requests have failed, which their readers are not told
+_PATIENCE = 1.0  # seconds between checks for failed requests, of which no reader hears
 
 
 @dataclass(slots=True)
-class _Noted(TextReader):
+class _TimedReader(TextReader):
     """Decodes a text as the server does, and records when its tokens arrive."""
 
     number: int
     ended: "queue.SimpleQueue[int]"
-    found: Found
+    found: Found  # the measurements of the request
 
     def feed(self, tokens: list[int]) -> tuple[str, int | None]:
         """Decode tokens, and record the time."""
@@ -32,12 +32,12 @@ class _Noted(TextReader):
         self.found["last"] = now
         self.found["tokens"] = self.found.get("tokens", 0) + len(tokens)
         self.found["events"] = self.found.get("events", 0) + 1
-        return super(_Noted, self).feed(tokens)
+        return super(_TimedReader, self).feed(tokens)
 
     def finish(self) -> str:
         """Decode the rest, and report that the text has ended."""
         self.ended.put(self.number)
-        return super(_Noted, self).finish()
+        return super(_TimedReader, self).finish()
 
 
 def _raise_errors(handles: Iterable[Handle]) -> None:
@@ -59,7 +59,7 @@ def run_alone(lm: LM, count: int, bodies: list[Found], scope: str) -> list[Found
         if number is None or body is None:
             return
         request = lm.request(body["prompt"], body["max_tokens"], body["seed"], temperature=body["temperature"])
-        reader = _Noted(TextStream(lm.tokenizer), number, ended, found[number])
+        reader = _TimedReader(TextStream(lm.tokenizer), number, ended, found[number])
         found[number]["sent"] = time.perf_counter()
         handles[number] = lm.engine.submit(replace(request, reader=reader, cache_scope=scope))
 

@@ -69,8 +69,8 @@ def _lm(subject: Subject, rows: int) -> LM:
 
 @contextmanager
 def _serving(lm: LM, count: int) -> Iterator[str]:
-    """Run a server within the block, and yield its address. Then free the memory of its rows: FastAPI keeps the last
-    apps in a cache, and they keep their engines."""
+    """Run a server within the block, and yield its address. Then free the memory of its rows: FastAPI keeps the latest
+    apps in a cache, and an app refers to its engine."""
     limits = Limits(running=max(64, count), queue=10_000, texts=64)
     try:
         with background(lm, ServerSettings(port=0, name="measured", receipts=False, limits=limits)) as (url, _):

@@ -14,6 +14,7 @@ from benchmarks.flags import (
     DtypeFlag,
     OutFlag,
     PromptsFlag,
+    ends,
     report,
     words,
 )
@@ -34,13 +35,6 @@ def _size(text: str) -> Size:
     if len(found) != 5 or not all(word.strip().isdigit() for word in found):
         raise ArgumentError(f"--size must be 5 numbers: width, layers, heads, kv_heads and inner; got {text!r}")
     return Size(*map(int, found))
-
-
-def _ends(flag: str, text: str) -> tuple[int, int]:
-    found = numbers(flag, text, int, 1)
-    if len(found) > 2 or list(found) != sorted(found):
-        raise ArgumentError(f"{flag} must be a minimum and a maximum, got {text!r}")
-    return found[0], found[-1]
 
 
 def traffic(
@@ -81,8 +75,8 @@ def traffic(
     """Run continuous traffic with drafting and with plain decoding, and compare both with their upper bounds."""
     check_folder(out)
     load = Load(
-        numbers("--in-flight", in_flight, int, 1) if in_flight else (), _ends("--prompt-tokens", prompt_tokens),
-        _ends("--output-tokens", output_tokens), numbers("--temperatures", temperatures, float, 0.0), delay, minutes,
+        numbers("--in-flight", in_flight, int, 1) if in_flight else (), ends("--prompt-tokens", prompt_tokens),
+        ends("--output-tokens", output_tokens), numbers("--temperatures", temperatures, float, 0.0), delay, minutes,
         prefills, static_texts, static_tokens, shared, repeats, strike_stops, seed,
     )  # fmt: skip
     order = Order(

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.flags import ends
 from benchmarks.serving.__main__ import serving
 from benchmarks.serving.alone import run_alone
 from benchmarks.serving.run import _CLIENT, _row, _serving, run
 from benchmarks.traffic.order import Load, Order
+from spectr.errors import ArgumentError
 from spectr.lm import load
 
 
@@ -20,7 +22,7 @@ def test_a_request_that_fails_ends_the_run(target: str, monkeypatch: pytest.Monk
     def fail(*_: Any) -> Any:
         raise RuntimeError("a text that cannot be decoded")
 
-    monkeypatch.setattr("benchmarks.serving.alone._Noted.feed", fail)
+    monkeypatch.setattr("benchmarks.serving.alone._TimedReader.feed", fail)
     lm, body = load(target, "none", device="cpu"), {"prompt": [5, 6], "max_tokens": 4, "seed": 0, "temperature": 1.0}
     with pytest.raises(RuntimeError, match="cannot be decoded"):
         run_alone(lm, 1, [body], "it")
@@ -83,3 +85,11 @@ def test_the_command_compares_clients_with_the_engine(
             assert alone["errors"] == http["errors"] == 0
     assert parts["soak_2"]["errors"] == 0
     assert parts["soak_2"]["requests"] > 0
+
+
+def test_a_range_is_given_from_its_minimum() -> None:
+    """A range in the wrong order is refused: lengths are drawn between the two, and would be wrong without an error."""
+    assert ends("--prompt-tokens", "32") == (32, 32)
+    for wrong in ("512,32", "1,2,3"):
+        with pytest.raises(ArgumentError, match="must be a minimum and a maximum"):
+            ends("--prompt-tokens", wrong)
