@@ -211,7 +211,7 @@ def test_text_after_a_call_is_another_item() -> None:
         ({"input": "tides " * 400}, "input", "must have at most"),
         ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "whole conversation"),
-        ({"store": True}, "store", "False"),
+        ({"store": True}, "store", "stores nothing"),
         ({"messages": []}, "messages", "no field 'messages'; use input"),
         ({"max_tokens": 3}, "max_tokens", "use max_output_tokens"),
         ({"tools": [TOOL], "text": {"format": {"type": "json_object"}}}, "text.format", "text.format and tools"),

@@ -56,19 +56,19 @@ async def answer_response(conversations: Conversations, request: Request, body: 
     except ApiError as error:
         raise as_response_error(error) from error
     translated, keep_alive = _translated(events, assembly), conversations.settings.keep_alive
-    made = _ResponseStream(translated, keep_alive, limits.write_time, deadline, shutdown)
-    made.assembly = assembly
-    return made
+    return _ResponseStream(assembly, translated, keep_alive, limits.write_time, deadline, shutdown)
 
 
 class _ResponseStream(EventStream):
-    """Sends the events of a response. The last one marks the end, so that no `[DONE]` follows it."""
+    """Sends the events of a response; the last of them is the end."""
 
-    assembly: ResponseAssembly
+    def __init__(self, assembly: ResponseAssembly, *stream: Any) -> None:
+        super().__init__(*stream)
+        self._assembly = assembly
 
     def ending(self, error: ApiError | None) -> bytes:
         """Return the event of an error, if there is one."""
-        return b"" if error is None else _event(self.assembly.error(as_response_error(error))).wire
+        return b"" if error is None else _event(self._assembly.error(as_response_error(error))).wire
 
 
 async def _translated(events: AsyncIterator[Event], assembly: ResponseAssembly) -> AsyncIterator[Event]:

@@ -24,6 +24,9 @@ def as_chat_request(body: ResponsesRequest) -> ChatRequest:
     if body.spectr is not None and body.spectr.resume is not None:
         raise ApiError(400, "a stream of /v1/responses cannot be resumed; send the request again", "spectr.resume",
                        "not_resumable")  # fmt: skip
+    if body.store:
+        raise ApiError(400, "store must be false: this server stores nothing, so send the whole conversation in input",
+                       "store", "unsupported_field")  # fmt: skip
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream to be true", "stream_options")
     wants_logprobs = bool(body.include)

@@ -207,7 +207,7 @@ class ResponsesRequest(SamplingFields):
     Default: 0."""
     stream_options: ResponseStreamOptions | None = None
     """Optional contents of a stream; allowed if `stream` is true."""
-    store: Literal[False] | None = None
+    store: bool | None = None
     """Only false is supported: nothing is stored. Default: false."""
     truncation: Literal["disabled"] | None = None
     """Only `disabled` is supported: a conversation that does not fit into the context is refused."""
