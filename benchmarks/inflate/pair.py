@@ -1,7 +1,7 @@
 """The subject of all parts: a small target with its head, and both inflated."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.inflate.model import inflated, inflated_head
@@ -85,21 +85,23 @@ _built: dict[tuple[Any, ...], Pair] = {}
 
 
 def build(order: Order, say: Callable[[str], None]) -> Pair:
-    """Load the small side, and inflate it to the large one. The last pair is kept for other benchmarks of the
-    process."""
-    key = (order.model, order.drafter, order.place, order.dtype, order.compile, order.prompts, order.size)
+    """Load the small side, inflate it to the large one, and read the prompts. The last two sides are kept for other
+    benchmarks of the process."""
+    prompts = read_prompts(order.prompts)
+    key = (order.model, order.drafter, order.place, order.dtype, order.compile, order.size)
     if key not in _built:
         _built.clear()
         _built[key] = _new_pair(order, say)
-    return _built[key]
+    made = _built[key]
+    return replace(made, prompts=[made.lm.encode(one.text) for one in prompts])
 
 
 def _new_pair(order: Order, say: Callable[[str], None]) -> Pair:
-    prompts = read_prompts(order.prompts)
+    """Return a pair without prompts."""
     lm = load(order.model, order.drafter, progress=say, **order.loading)
     found = _head(lm)
     small = Side(lm.opened.target, found.head, found.feature_layers)
     large = _large(lm, small, order)
     weights = sum(weight.numel() for weight in large.target.model.parameters())
     say(f"inflated to {weights / 1e9:.2f} G weights")
-    return Pair(small, large, lm.opened.stops, [lm.encode(one.text) for one in prompts], found.plan, lm)
+    return Pair(small, large, lm.opened.stops, [], found.plan, lm)
