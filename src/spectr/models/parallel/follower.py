@@ -113,4 +113,5 @@ def follow(target: ShardedTarget) -> None:
                     continue
     except RankError:
         sys.exit(1)
+    group.leave()
     sys.exit(0)

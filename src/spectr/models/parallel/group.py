@@ -235,7 +235,16 @@ class RankGroup:
             if self.failure is None and not self._stopped.is_set():
                 with suppress(RankError), self.announce(Message("stop")):
                     pass
+                self.leave()
             self._stopped.set()
+
+    def leave(self) -> None:
+        """Wait for the threads of the group for messages, and leave it. A thread that lets go of the tensor of the last
+        message while the interpreter ends would abort the process."""
+        control, self._control = self._control, None
+        with suppress(RuntimeError, ValueError):  # the program has left the group itself
+            dist.destroy_process_group(control)
+        del control  # the last reference, whose end joins the threads
 
 
 def _is_alive(process: int) -> bool:
