@@ -1,5 +1,5 @@
 # Two commands on a fresh machine: `make demo` and `make test`. They need Python 3.11 or newer with venv and pip.
-# `make test` takes about nine minutes on two cores, installs included; `make test-slow` runs the rest.
+# `make test` takes seven to nine minutes on two cores, installs included; `make test-slow` runs the rest.
 
 PYTHON ?= python3
 JOBS ?= 2
