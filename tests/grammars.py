@@ -42,6 +42,7 @@ GRAMMARS = {
     "words": Grammar.choice(["abcab1", "abca", "cab1,cab", "é,é,é", "[a]"]),
     "free": Grammar.regex("[abc1,]*"),
     "anything": Grammar.regex("[abc1,é]*"),
+    "tags": Grammar.ebnf('root ::= TagDispatch(("[", call), loop_after_dispatch=true)\ncall ::= [abc1]{1,3} "]"'),
     "forced": Grammar.ebnf('root ::= "abca" item "1,1,1" item "bcab"\nitem ::= [abc] | "[" item "]"'),
 }
 

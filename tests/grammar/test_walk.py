@@ -18,6 +18,7 @@ GRAMMARS = [
     Grammar.json(), Grammar.regex("[a-c]{2,5}(é|ab)*"), Grammar.choice(["ab", "abc", "é", "è", "null"]),
     Grammar.ebnf('root ::= "[" (root root?)? "]" | [^a-z]{2}'),
     Grammar.json_schema({"type": "array", "items": {"type": ["integer", "null"]}, "maxItems": 3}),
+    Grammar.ebnf('root ::= TagDispatch(("ab", call), loop_after_dispatch=true)\ncall ::= [a-c]{2} "é"'),
 ]  # fmt: skip
 
 

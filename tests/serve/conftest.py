@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx2
@@ -14,6 +16,23 @@ from spectr.lm import LM
 from spectr.serve import Limits, ServerSettings
 from spectr.serve.run import background
 from spectr.serve.service import Service
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def generator() -> Callable[[str], ModuleType]:
+    """A function that imports a program of the folder tools/, which generates a file."""
+
+    def load(name: str) -> ModuleType:
+        spec = spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture(scope="session")

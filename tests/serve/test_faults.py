@@ -25,6 +25,7 @@ from spectr.serve import Limits
 from spectr.serve.service import Service
 
 LONG = {"prompt": "one two", "max_tokens": 400, "logit_bias": {"1": -100}, "seed": 1}
+RESPONSE = {"input": "one two", "max_output_tokens": 400, "logit_bias": {"1": -100}, "seed": 1}
 
 
 def settled(service: Service, handler: Any, most: float = 60) -> None:
@@ -44,7 +45,8 @@ def abandon(url: str, rng: random.Random, body: dict[str, Any]) -> None:
     """Request a text, and disconnect at a random moment."""
     host, port = url.removeprefix("http://").split(":")
     data = json.dumps(body).encode()
-    lines = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+    path = "/v1/responses" if "input" in body else "/v1/completions"
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
     whole = "\r\n".join([*lines, f"Content-Length: {len(data)}", "", ""]).encode() + data
     with socket.create_connection((host, int(port)), 20) as made:
         made.sendall(whole if rng.random() < 0.9 else whole[: rng.randrange(len(whole))])
@@ -70,7 +72,8 @@ def test_disconnects_leak_nothing(other: Callable[..., Any], count: int) -> None
     def work(first: int) -> None:
         rng = random.Random(first)
         for _ in range(count // 4):
-            abandon(url, rng, {**LONG, "stream": rng.random() < 0.7, "n": rng.choice([1, 3])})
+            body = RESPONSE if rng.random() < 0.3 else {**LONG, "n": rng.choice([1, 3])}
+            abandon(url, rng, {**body, "stream": rng.random() < 0.7})
 
     threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
     for thread in threads:

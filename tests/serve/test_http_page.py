@@ -1,23 +1,15 @@
 """docs/http.md is the output of tools/http_page.py for the server's own OpenAPI description."""
 
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import httpx2
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    spec = spec_from_file_location("http_page", ROOT / "tools" / "http_page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def tool(generator: Callable[[str], ModuleType]) -> ModuleType:
+    return generator("http_page")
 
 
 def test_the_page_is_up_to_date(tool: ModuleType, client: httpx2.Client) -> None:

@@ -42,7 +42,14 @@ class InputText(Fields):
 Content = str | Annotated[list[InputText], Field(fail_fast=True, max_length=MOST_PARTS)]
 
 
-class MessageItem(Fields):
+class _Item(Fields):
+    id: Id | None = None
+    """The id of the item; accepted and not used."""
+    status: Status | None = None
+    """Accepted and not used."""
+
+
+class MessageItem(_Item):
     """A message of the conversation."""
 
     type: Literal["message"] = "message"
@@ -51,13 +58,9 @@ class MessageItem(Fields):
     """Who speaks; developer means the same as system."""
     content: Content
     """What is said, as a string or in parts."""
-    id: Id | None = None
-    """The id of the item; accepted and not used."""
-    status: Status | None = None
-    """Accepted and not used."""
 
 
-class CallItem(Fields):
+class CallItem(_Item):
     """A call of a function that the model made."""
 
     type: Literal["function_call"]
@@ -68,13 +71,9 @@ class CallItem(Fields):
     """The function's name."""
     arguments: str
     """The arguments, a JSON object as a string."""
-    id: Id | None = None
-    """The id of the item; accepted and not used."""
-    status: Status | None = None
-    """Accepted and not used."""
 
 
-class ResultItem(Fields):
+class ResultItem(_Item):
     """The result of a call."""
 
     type: Literal["function_call_output"]
@@ -83,10 +82,6 @@ class ResultItem(Fields):
     """The id of the call."""
     output: Content
     """What the function returned."""
-    id: Id | None = None
-    """The id of the item; accepted and not used."""
-    status: Status | None = None
-    """Accepted and not used."""
 
 
 def _kind(item: Any) -> str:
