@@ -359,3 +359,26 @@ class TestOnGpu:
         engine = Engine(target, made, spectr.rule("race"))
         engine.compile()
         assert [one.tokens for one in plain] == [one.tokens for one in engine.generate(requests(60))]
+
+    @pytest.mark.parametrize("name", ["none", "feature", "light"])
+    def test_nothing_is_captured_for_short_requests_after_the_warm_up(self, name: str) -> None:
+        """After `warm_up(4)`, up to four requests are prefilled and decoded with the graphs that there are."""
+        target, made = on_gpu(name, Plan(drafts=3, length=4, nodes=9))
+        engine = Engine(target, made, spectr.rule("race"))
+        engine.warm_up(4)
+        (lane,) = engine.scheduler.lanes.values()
+
+        def captured() -> int:
+            prefills = [
+                reader.prefill
+                for reader in (lane.memory.session, getattr(lane.memory.drafting, "session", None))
+                if reader is not None
+            ]
+            places = [place for reader in prefills for place in (reader._single, reader._several_rows) if place]
+            return len(lane.memory.graphs.graphs) + sum(len(place.graphs.graphs) for place in places)
+
+        before = captured()
+        assert before
+        for count in (4, 1, 3, 2):
+            engine.generate([Request([40 + count, row, *[5] * 20], row, 24) for row in range(count)])
+        assert captured() == before

@@ -1,5 +1,6 @@
 """Compiled layers give the logits of plain ones, and are compiled once for all layers, nodes and slots."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def net() -> PreTrainedModel:
         num_key_value_heads=2,
         intermediate_size=72,
         attn_implementation="sdpa",
-    )  # fmt: skip  no size equals a number of slots, because equal sizes are traced as one
+    )
     made: PreTrainedModel = LlamaForCausalLM(config).eval().requires_grad_(False)
     return made
 
@@ -66,6 +67,33 @@ def test_the_same_numbers_from_one_function(net: PreTrainedModel, tuned: bool) -
     assert counters["stats"]["unique_graphs"] == 2
     assert not counters["graph_break"]
     assert all("forward" not in vars(layer) for layer in net.model.layers)  # type: ignore[operator, union-attr]
+
+
+def test_equal_sizes_of_the_first_call_may_differ_later(net: PreTrainedModel) -> None:
+    """As many rows as nodes, heads or slots in the first call do not make a later call with other sizes compile
+    again."""
+    target = Target(net)
+    cases = ((16, 4, 4), (32, 7, 4), (48, 16, 16), (16, 2, 2))
+    plain = [scored(target, *case) for case in cases]
+    target._compiled = CompiledLayers(target.layers)
+    torch._dynamo.reset()
+    counters.clear()
+    for case, want in zip(cases, plain, strict=True):
+        torch.testing.assert_close(scored(target, *case), want, rtol=0, atol=1e-6)
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+def test_as_many_shapes_are_compiled_in_every_thread(net: PreTrainedModel) -> None:
+    """torch has a limit of recompilations for each thread, above which functions run uncompiled. It is as high in an
+    engine's thread as in the one that loaded the model."""
+    layers = CompiledLayers(list(net.model.layers))  # type: ignore[arg-type, union-attr]
+
+    def limit() -> int:
+        with layers.on():
+            return int(torch.compiler.config.recompile_limit)
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(limit).result() == limit() >= 64
 
 
 @pytest.mark.slow

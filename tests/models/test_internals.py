@@ -27,6 +27,7 @@ from transformers.generation import logits_process
 import spectr.models
 
 MODULES = {
+    "torch.fx.experimental._config": ["patch"],
     "transformers.distributed.configuration_utils": ["DistributedConfig"],
     "transformers.distributed.tensor_parallel": ["apply_tensor_parallelism"],
     "transformers.integrations.sdpa_attention": ["sdpa_attention_forward"],
@@ -62,7 +63,7 @@ VERSIONS = f"transformers {transformers.__version__}, torch {torch.__version__}"
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=[f"{m.rpartition('.')[2]}.{n}" for m, n in NAMES])
-def test_transformers_still_has_this_name(module: str, name: str) -> None:
+def test_this_name_still_exists(module: str, name: str) -> None:
     try:
         found = import_module(module)
     except ImportError as error:
@@ -89,7 +90,7 @@ def test_every_name_that_is_used_is_tested() -> None:
     imported = {
         (node.module, alias.name)
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("transformers.")
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(("transformers.", "torch."))
         for alias in node.names
     }
     read = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -246,6 +247,16 @@ def test_a_tensor_without_base_shares_the_memory_of_the_view() -> None:
     part[0, 1] = -1.0
     assert whole[1, 2].item() == -1.0
     assert part.tolist() == [[4.0, -1.0], [8.0, 10.0]]
+
+
+def test_sizes_are_distinct_in_this_thread_and_only_there() -> None:
+    from torch.fx.experimental import _config
+
+    from spectr.models.internals import distinct_sizes
+
+    with distinct_sizes():
+        assert not _config.use_duck_shape
+    assert _config.use_duck_shape
 
 
 def test_processors_keep_their_values_where_spectr_reads_them() -> None:

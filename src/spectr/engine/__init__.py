@@ -20,7 +20,7 @@ of rows with a grammar, `record` is what a witness is given of a step, and `metr
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import cycle
 from typing import Any
 
 from spectr.checks import whole
@@ -50,6 +50,8 @@ __all__ = [
     "TokenLogprobs",
     "TreeNode",
 ]
+
+_WARM_TOKENS = 32  # enough for several steps
 
 
 class Engine:
@@ -110,17 +112,29 @@ class Engine:
         self.generate([Request([0], 0, min(4 * self.drafter.nodes, self.target.context - 1))])
         self.warm_up()
 
-    def warm_up(self) -> None:
-        """Prefill prompts of every size twice, so that the graphs for prefill are captured before the first request.
-        Does nothing where steps are not captured."""
+    def warm_up(self, rows: int = 1) -> None:
+        """Run what the first requests need, so that they do not wait for graphs to be captured: prompts of every size,
+        and steps of up to `rows` rows. Everything is run twice, because a graph is captured the second time. Does
+        nothing where steps are not captured."""
         if not self.parts.captures:
             return
-        from spectr.models.prefill import WIDTHS
+        from spectr.models.prefill import pass_sizes
 
-        for turn, width in product(range(2), WIDTHS):
-            length = min(width, self.target.context - 2)
-            prompt = [(turn * len(WIDTHS) + width) % self.target.vocabulary, *[0] * length]  # no two share a prefix
-            self.generate([Request(prompt, 0, 1)])
+        first_tokens = cycle(range(self.target.vocabulary))  # no two prompts begin alike
+
+        def run(count: int, length: int, new_tokens: int) -> None:
+            length = min(length, self.target.context - new_tokens)
+            prompts = [[next(first_tokens), *[0] * (length - 1)] for _ in range(count)]
+            self.generate([Request(prompt, 0, new_tokens) for prompt in prompts])
+
+        rows = min(rows, self.parts.rows)
+        run(rows, 1, 1)  # makes room, which drops graphs
+        for _ in range(2):
+            for count, width in pass_sizes():
+                if count <= rows:
+                    run(count, width, 1)
+            for power in range(rows.bit_length()):
+                run(1 << power, 1, _WARM_TOKENS)
 
     @property
     def load(self) -> Load:

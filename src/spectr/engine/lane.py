@@ -16,6 +16,7 @@ from spectr.errors import ArgumentError
 __all__ = ["Lane"]
 
 _IDLE_CHUNKS = 8  # chunks of prompt tokens that a turn prefills while no row decodes
+_LEAST_PIECE = 4  # prefill of less than this part of a chunk takes as long as of this part, so it waits for a turn
 _HEADROOM = 512  # tokens that a row has room for beyond its text when it begins, unless its limit is closer
 
 
@@ -82,11 +83,12 @@ class Lane:
 
     def _admit(self) -> None:
         """Give rows to requests in the order of arrival and prefill their prompts, within the budget of a turn."""
-        budget = self.parts.chunk * (1 if self.active else _IDLE_CHUNKS)
+        chunk = self.parts.chunk
+        budget = chunk * (1 if self.active else _IDLE_CHUNKS)
         while self.prefilling or self._begin_cohort():
             budget -= prefill(self.placement, budget)
             self.runner.has_prefilled = True
-            if self.prefilling or budget <= 0:
+            if self.prefilling or budget < chunk // _LEAST_PIECE:
                 return
 
     def _begin_cohort(self) -> bool:

@@ -53,6 +53,7 @@ class StepRunner:
         self.has_prefilled = False  # since the last step was read, which makes its time unusable
         self._version = -1  # of the tensors that the graphs were captured with
         self._width = 1  # the most tokens that the last step could add to a row
+        self._widths: dict[tuple[int, int], int] = {}  # the same by rows and what the drafting chose
         self._since = time.perf_counter()  # when the last step was read
 
     @property
@@ -71,7 +72,7 @@ class StepRunner:
                 if state.walk is not None:
                     drafting.set_next_tokens(row, state.walk.forced(LENGTH))
         may_wait = self.device.type == "cpu" or drafting.is_behind  # the drafter may wait for the device
-        parts = self._step_parts(may_wait)
+        parts = self._step_parts(drafter_index, may_wait)
         count, longest = len(parts.rows), parts.longest
 
         def step(marks: list[float]) -> StepReadout:
@@ -88,11 +89,12 @@ class StepRunner:
             readout = step(marks)
         pending = copy_to_host(readout)
         self._width = readout.width
+        self._widths[count, drafter_index] = self._width
         self.placement.widest = max(self.placement.widest, self._width)
         states = list(self.placement.active)
         self.launched.append(LaunchedStep(states, pending, marks, drafter_index, self._evidence(readout)))
 
-    def _step_parts(self, may_wait: bool) -> StepParts:
+    def _step_parts(self, drafter_index: int, may_wait: bool) -> StepParts:
         """What a step of the active rows is called with, but for the target's session. Captured steps round the number
         of rows, their length and the set of policy stages up, so that few graphs are captured."""
         rows, _, drafting = self.memory.opened()
@@ -103,9 +105,11 @@ class StepRunner:
         longest = max(len(state.text) for state in active) + self.unread_tokens
         if self.captures:
             longest = self.memory.rounded_length(longest + self.scratch_slots) - self.scratch_slots
+        # A bound may be too large. This one is the same after narrower steps, so that one graph serves all of them.
+        unread = max(self._width, self._widths.get((count, drafter_index), 1)) if self.captures else self._width
         return StepParts(
             self.parts.target, None, drafting, self.parts.rule, rows.window(count), stages, longest,
-            None if may_wait else self._width, self._logprob_count(), self.optimality_gap,
+            None if may_wait else unread, self._logprob_count(), self.optimality_gap,
             self.traces, self.parts.witness is not None, grammars,
         )  # fmt: skip
 

@@ -19,6 +19,7 @@ from torch.func import functional_call
 from spectr.errors import MismatchError
 from spectr.folders import home
 from spectr.models.cache import SlotCache
+from spectr.models.internals import distinct_sizes
 from spectr.models.joint import join_products, joined_weights, joint_groups
 
 __all__ = ["CompiledLayers"]
@@ -98,13 +99,20 @@ def _compiled(layer: nn.Module) -> _Run:
     return made
 
 
+@contextmanager
+def _any_shape() -> Iterator[None]:
+    """Compile for every shape that calls have. torch keeps these settings for each thread, and compiles in the thread
+    of the call, so they are set for every call."""
+    config: Any = torch.compiler.config
+    with config.patch(recompile_limit=max(config.recompile_limit, _SHAPES)), distinct_sizes():
+        yield
+
+
 class CompiledLayers:
     """Decoder layers, and modules beside them such as the last norm, that can be switched to compiled functions."""
 
     def __init__(self, layers: Sequence[nn.Module], beside: Sequence[nn.Module] = ()) -> None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home() / "compiled"))  # kept between runs
-        config: Any = torch.compiler.config
-        config.recompile_limit = max(config.recompile_limit, _SHAPES)
         # float32 is not rounded to TensorFloat32, so that texts do not depend on drafts; torch would advise to do so
         warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
         self.layers, kinds = layers, dict[tuple[Any, ...], _Run]()
@@ -146,7 +154,8 @@ class CompiledLayers:
         for module, forward in zip(self._replaced, self._forwards, strict=True):
             module.forward = forward
         try:
-            yield
+            with _any_shape():
+                yield
         finally:
             for module, own in zip(self._replaced, before, strict=True):
                 if own is None:

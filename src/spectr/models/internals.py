@@ -12,9 +12,11 @@ them, and `tests/models/test_target.py` compares the result with a plain forward
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
+from torch.fx.experimental._config import patch as _patch_shapes  # type: ignore[attr-defined]
 from transformers import DynamicCache, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism as _apply_tensor_parallelism
@@ -54,6 +56,7 @@ __all__ = [
     "bloom_alibi",
     "copy_with_children",
     "copy_with_parameters",
+    "distinct_sizes",
     "falcon_alibi",
     "find_file",
     "has_auto_class",
@@ -186,6 +189,13 @@ def copy_with_parameters(module: nn.Module, parameters: Mapping[str, nn.Paramete
     made._parameters = {name: value for name, value in parameters.items() if name in module._parameters}
     made._forward_hooks, made._forward_pre_hooks = OrderedDict(), OrderedDict()
     found: nn.Module = made
+    return found
+
+
+def distinct_sizes() -> AbstractContextManager[None]:
+    """Compile functions so that sizes which are equal in the first call may differ in later ones. By default torch
+    takes them for one size, and compiles again where they differ. The setting holds for the current thread."""
+    found: AbstractContextManager[None] = _patch_shapes(use_duck_shape=False)
     return found
 
 

@@ -18,14 +18,14 @@ from spectr.models.session import Session, round_up_16
 from spectr.notices import notice
 from spectr.rows import copy_to_device
 
-__all__ = ["WIDTHS", "GraphPrefill"]
+__all__ = ["WIDTHS", "GraphPrefill", "pass_sizes"]
 
-WIDTHS = (32, 64, 128, 256, 512)
-"""Tokens per row that one graph reads; the rest of a longer piece is read by another."""
+WIDTHS = (32, 64, 128, 192, 256, 320, 384, 448, 512)
+"""Tokens per row that one graph reads, padding included; the rest of a longer piece is read by another."""
 _ATTENDED = (1024, 4096, 16384, 65536, 131072)
 """Slots that one graph attends to. There are few sizes, because capturing a graph takes a tenth of a second."""
 _TOGETHER = 512  # tokens that several rows read in one pass, padding included; also their slots
-_ROWS = (1, 4, 16)
+_ROWS = (1, 2, 4, 8, 16)
 _ONE_BY_ONE = 4  # rows that are read one after the other if they do not fit into one pass
 
 Pass = Callable[[Session, Tensor, Tensor, int], None]
@@ -33,6 +33,11 @@ Pass = Callable[[Session, Tensor, Tensor, int], None]
 slots."""
 OpenSession = Callable[[int, int], Session]
 """Opens a session with a number of rows and of slots."""
+
+
+def pass_sizes() -> list[tuple[int, int]]:
+    """Return the sizes (rows, tokens per row) that graphs have."""
+    return [(rows, width) for rows in _ROWS for width in WIDTHS if rows * width <= _TOGETHER]
 
 
 def _fitting(sizes: Sequence[int], wanted: int) -> int | None:

@@ -140,7 +140,7 @@ class Service:
     def warm_up(self) -> None:
         """Generate a few tokens, so that the first client does not wait for one-time work."""
         self.lm.generate([0], max_new_tokens=min(8, self.context - 1), seed=0)
-        self.lm.engine.warm_up()
+        self.lm.engine.warm_up(self.lm.engine.parts.rows)
         _ = self.fingerprint
         with suppress(SpectrError):  # without xgrammar or a tokenizer, requests for grammars are refused one by one
             self.grammars.prepare()
