@@ -133,7 +133,18 @@ def test_a_conversation_prefills_only_new_tokens(folder: Path) -> None:
     next(pieces)
     pieces.close()
     assert chat.turns[-1]["role"] == "assistant"
-    assert "".join(chat.say("and on", 8)) != ""
+    assert "".join(chat.say("and on", 8, seed=1)) != ""
+
+
+def test_a_conversation_continues_after_an_empty_answer(folder: Path) -> None:
+    """A model may end its answer at once."""
+    chat = spectr.load(str(folder)).chat()
+    assert "".join(chat.say("one two three", 4, logit_bias={chat.lm.tokenizer.eos_token_id: 1000.0})) == ""
+    assert chat.turns[-1] == {"role": "assistant", "content": ""}
+    assert "".join(chat.say("and then?", 4, seed=1)) != ""
+    for role in ("user", "system"):
+        with pytest.raises(ArgumentError, match="content of a message must not be empty"):
+            chat.lm.encode([{"role": role, "content": ""}])
 
 
 def test_a_turn_that_fails_leaves_no_trace(folder: Path) -> None:
@@ -187,7 +198,7 @@ def test_a_conversation_that_is_too_long_says_what_to_do(folder: Path) -> None:
     with pytest.raises(ArgumentError, match="lower max_new_tokens"):
         chat.say("four", 500)
     assert chat.turns == [{"role": "user", "content": "one two three"}, {"role": "assistant", "content": said}]
-    assert "".join(chat.say("four", 6)) != ""
+    assert "".join(chat.say("four", 6, seed=1)) != ""
 
 
 def test_a_forced_first_token_belongs_to_the_prompt(translator: Path) -> None:
