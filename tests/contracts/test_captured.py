@@ -380,5 +380,5 @@ class TestOnGpu:
         before = captured()
         assert before
         for count in (4, 1, 3, 2):
-            engine.generate([Request([40 + count, row, *[5] * 20], row, 24) for row in range(count)])
+            engine.generate([Request([4 + count, row, *[5] * 20], row, 24) for row in range(count)])
         assert captured() == before

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from spectr.coins import SeededCoins
 from spectr.errors import ArgumentError
+from spectr.models.graphs import recorded
 from spectr.policy import Policy
 from spectr.rows import pick_rows
 from spectr.trees import Growth, Shape, Topology, grow, topology
@@ -87,7 +88,7 @@ def capture_call(call: Callable[[], Any]) -> Callable[[], None]:
             call()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with recorded(graph):
         call()
     return graph.replay
 

@@ -7,20 +7,33 @@ is one launch.
 
 import threading
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["Captured"]
+from spectr.garbage import without_collection
+
+__all__ = ["Captured", "recorded"]
 
 _MOST = 64  # graphs kept
 _CAPTURING = threading.RLock()
 """Held while a graph is captured. A capture begins by waiting for the whole device, which fails while another thread,
 such as that of a second engine, is capturing."""
 T = TypeVar("T")
+
+
+@contextmanager
+def recorded(graph: torch.cuda.CUDAGraph, pool: Any = None, stream: Any = None) -> Iterator[None]:
+    """Record into a graph what the context launches on the GPU; nothing is computed. Other threads may use the device
+    meanwhile. No garbage is collected, because it may contain a graph, and CUDA ends a capture with an error if its
+    thread destroys one."""
+    capture = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+    with _CAPTURING, without_collection(), capture:
+        yield
 
 
 @dataclass(slots=True)
@@ -93,8 +106,6 @@ class Captured:
         """Record the function; nothing is computed yet."""
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         static, graph = given.clone(), torch.cuda.CUDAGraph()
-        # other threads may use the device meanwhile
-        mode = "thread_local"
-        with _CAPTURING, torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode=mode):
+        with recorded(graph, self.pool, self.stream):
             output = make(static)
         return _Graph(static, output, graph)

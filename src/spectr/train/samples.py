@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from spectr.models.graphs import recorded
 from spectr.models.session import Session
 from spectr.models.target import Target
 
@@ -75,7 +76,7 @@ class _Writer:
                 self._static_step(lengths)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with recorded(self.graph):
             self._static_step(lengths)
         lengths.copy_(before)
         self.tokens.copy_(first)
