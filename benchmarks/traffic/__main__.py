@@ -21,9 +21,11 @@ from benchmarks.flags import (
 from benchmarks.inflate.model import Size
 from benchmarks.order import HELD_OUT
 from benchmarks.traffic import Load, Order, run, tables
+from benchmarks.traffic.subject import DEFAULT, PLAIN, WAYS
 from spectr.cli.flags import ModelFlag
 from spectr.cli.output import JsonFlag, check_folder, numbers, talk
-from spectr.errors import ArgumentError
+from spectr.errors import ArgumentError, UnknownNameError
+from spectr.registry import nearest
 
 __all__ = ["traffic"]
 
@@ -35,6 +37,14 @@ def _size(text: str) -> Size:
     if len(found) != 5 or not all(word.strip().isdigit() for word in found):
         raise ArgumentError(f"--size must be 5 numbers: width, layers, heads, kv_heads and inner; got {text!r}")
     return Size(*map(int, found))
+
+
+def _ways(text: str) -> tuple[str, ...]:
+    found = words(text)
+    for way in found:
+        if way not in WAYS:
+            raise UnknownNameError(f"no way is called {way!r}; {nearest(way, list(WAYS))}")
+    return found or (PLAIN, DEFAULT)
 
 
 def traffic(
@@ -64,6 +74,7 @@ def traffic(
         bool, typer.Option("--strike-stops", help="Fix lengths with min_new_tokens instead of ignoring stop tokens.")
     ] = False,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of prompts, lengths and texts.")] = 0,
+    ways: Annotated[str, typer.Option(metavar="WAY,WAY,...", help=f"Ways: {', '.join(WAYS)}.")] = "plain,default",
     only: Annotated[str, typer.Option(metavar="PART,PART,...", help="Parts: in_flight_1, ..., shared.")] = "",
     again: AgainFlag = False,
     compiled: CompileFlag = False,
@@ -77,7 +88,7 @@ def traffic(
     load = Load(
         numbers("--in-flight", in_flight, int, 1) if in_flight else (), ends("--prompt-tokens", prompt_tokens),
         ends("--output-tokens", output_tokens), numbers("--temperatures", temperatures, float, 0.0), delay, minutes,
-        prefills, static_texts, static_tokens, shared, repeats, strike_stops, seed,
+        prefills, static_texts, static_tokens, shared, repeats, strike_stops, seed, _ways(ways),
     )  # fmt: skip
     order = Order(
         out, model, drafter, device, dtype, compiled, words(only), again, command_line(_MODULE), prompts,

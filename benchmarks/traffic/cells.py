@@ -10,7 +10,7 @@ from benchmarks.inflate.speed import full_rate, graphs_of, settled
 from benchmarks.record import Found, let_go
 from benchmarks.traffic.flow import flow
 from benchmarks.traffic.order import Load
-from benchmarks.traffic.subject import DEFAULT, PLAIN, WAYS, Subject
+from benchmarks.traffic.subject import PLAIN, Subject
 from benchmarks.traffic.texts import Stream
 from benchmarks.watch import watched
 from spectr.engine import Engine, Request
@@ -27,21 +27,28 @@ _TOGETHER = 0.0005  # seconds within which the host receives all rows of a step
 
 
 def traffic(subject: Subject, in_flight: int, before: Mapping[str, Any]) -> Iterator[Found]:
-    """Measure plain decoding, then drafting, each on its own engine; a way that `before` has is not measured again."""
+    """Measure the ways one after the other, each on its own engine; a way that `before` has is not measured again."""
     cells: dict[str, Found] = dict(before.get("cells", {}))
-    for way in [way for way in WAYS if way not in cells]:
+    missing = [way for way in subject.load.ways if way not in cells]
+    for at, way in enumerate(missing, start=1):
         cells[way] = _cell(subject, way, in_flight)
         let_go()
-        yield {"in_flight": in_flight, "cells": cells, **_compared(cells), "left": len(WAYS) - len(cells)}
+        yield {"in_flight": in_flight, "cells": _compared(cells), "left": len(missing) - at}
 
 
-def _compared(cells: dict[str, Found]) -> Found:
-    if len(cells) < len(WAYS):
-        return {}
-    rates = {way: cells[way]["tokens_per_second"] for way in WAYS}
-    static = {way: cells[way]["static"].get("steady_tokens_per_second") for way in WAYS}
-    ratio = {"ratio_to_plain": rates[DEFAULT] / rates[PLAIN] if rates[PLAIN] else None}
-    return {**ratio, "static_ratio_to_plain": static[DEFAULT] / static[PLAIN] if all(static.values()) else None}
+def _compared(cells: dict[str, Found]) -> dict[str, Found]:
+    """Add the ratios of all ways to plain decoding, if that was measured."""
+    if PLAIN not in cells:
+        return cells
+    found, plain = dict[str, Found](), cells[PLAIN]
+    rate, static = plain["tokens_per_second"], plain["static"].get("steady_tokens_per_second")
+    for way, cell in cells.items():
+        ratio = cell["tokens_per_second"] / rate if rate else None
+        own = cell["static"].get("steady_tokens_per_second")
+        static_ratio = own / static if own and static else None
+        ratios = {"ratio_to_plain": ratio, "static_ratio_to_plain": static_ratio}
+        found[way] = cell if way == PLAIN else {**cell, **ratios}
+    return found
 
 
 def _cell(subject: Subject, way: str, in_flight: int) -> Found:

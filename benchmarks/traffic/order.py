@@ -28,6 +28,7 @@ class Load:
     repeats: int = 5  # of the part with shared prefixes
     strikes_stops: bool = False  # fix lengths with min_new_tokens instead of ignoring stop tokens
     seed: int = 0
+    ways: tuple[str, ...] = ("plain", "default")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,20 @@ from benchmarks.inflate.pair import build
 from benchmarks.traffic.order import Load, Order
 from benchmarks.traffic.texts import Stream, texts_of
 from spectr.draft import drafter as named_drafter
+from spectr.draft.adaptive import SwitchingDrafter, adaptive
 from spectr.engine import Engine
+from spectr.errors import ArgumentError
 from spectr.lm import LM, load
 from spectr.models.target import Target
 from spectr.types import Drafter
 from spectr.verify import rule as named_rule
 
-__all__ = ["DEFAULT", "PLAIN", "WAYS", "Subject", "subject_of"]
+__all__ = ["CHOOSING", "DEFAULT", "PLAIN", "WAYS", "Subject", "subject_of"]
 
-PLAIN, DEFAULT = "plain", "default"
-WAYS = (PLAIN, DEFAULT)
+PLAIN, DEFAULT, CHOOSING = "plain", "default", "choosing"
+WAYS = (PLAIN, DEFAULT, CHOOSING)
+"""Without drafts; with the default drafter; and with a choice between these two before each step, by the tokens per
+second of earlier steps."""
 _ROWS = 64  # the default of `spectr.load`
 
 
@@ -52,8 +56,18 @@ def subject_of(order: Order, say: Callable[[str], None]) -> Subject:
     """Load the model and its drafter, and inflate them if the order has a size."""
     if order.size is not None:
         pair = build(order.inflation, say)
-        drafters = {PLAIN: pair.large.drafter(None), DEFAULT: pair.large.drafter(pair.plan)}
-        return Subject(pair.lm, pair.large.target, drafters, order)
+        return Subject(pair.lm, pair.large.target, _drafters(order, pair.large.drafter(pair.plan)), order)
     lm = load(order.model, order.drafter, progress=say, compile=order.compile, **order.loading)
-    drafters = {PLAIN: named_drafter("none"), DEFAULT: lm.engine.drafter}
-    return Subject(lm, lm.opened.target, drafters, order)
+    return Subject(lm, lm.opened.target, _drafters(order, lm.engine.drafter), order)
+
+
+def _drafters(order: Order, default: Drafter) -> dict[str, Drafter]:
+    """Return the drafter of every way that is to be measured, and the default one."""
+    plain = named_drafter("none")
+    made = {PLAIN: plain, DEFAULT: default}
+    if CHOOSING in order.load.ways:
+        if isinstance(default, SwitchingDrafter) or default.name == plain.name:
+            raise ArgumentError(f"the way {CHOOSING!r} needs a drafter that makes no such choice itself, got "
+                                f"{default.name!r}; leave the way out, or name a drafter")  # fmt: skip
+        made[CHOOSING] = adaptive((plain, default), lambda _: 1)
+    return made

@@ -16,7 +16,7 @@ from benchmarks.traffic import Load, Order, run, tables
 from benchmarks.traffic.__main__ import traffic
 from benchmarks.traffic.cells import _lengths, bound
 from benchmarks.traffic.flow import Flow, flow
-from benchmarks.traffic.subject import DEFAULT, PLAIN, Subject, subject_of
+from benchmarks.traffic.subject import CHOOSING, DEFAULT, PLAIN, WAYS, Subject, subject_of
 from benchmarks.traffic.texts import Stream, Texts
 from benchmarks.watch import Event, Watch
 from spectr.engine import Request
@@ -132,16 +132,17 @@ INFLATED = Size(width=64, layers=5, heads=8, kv_heads=4, inner=80)
 
 
 @pytest.mark.parametrize("size", [pytest.param(None, marks=pytest.mark.slow), INFLATED])
-def test_both_ways_run_the_same_traffic(order: Order, size: Size | None) -> None:
+def test_all_ways_run_the_same_traffic(order: Order, size: Size | None) -> None:
     said = list[str]()
-    found = run(replace(order, size=size, load=replace(SMALL, shared=0)), said.append)
+    found = run(replace(order, size=size, load=replace(SMALL, shared=0, ways=WAYS)), said.append)
     assert json.loads(order.out.read_text()) == found
     part = found["parts"]["in_flight_3"]
     assert part.get("left") == 0, said
     assert "error" not in part, said
     cells = part["cells"]
-    assert list(cells) == ["plain", "default"]
-    assert part["ratio_to_plain"] == cells["default"]["tokens_per_second"] / cells["plain"]["tokens_per_second"]
+    assert list(cells) == ["plain", "default", "choosing"]
+    for way in ("default", "choosing"):
+        assert cells[way]["ratio_to_plain"] == cells[way]["tokens_per_second"] / cells["plain"]["tokens_per_second"]
     for cell in cells.values():
         assert cell["tokens"] > 0
         assert cell["reused_tokens"] == cell["prefill"]["reused_tokens"] == 0
@@ -151,12 +152,21 @@ def test_both_ways_run_the_same_traffic(order: Order, size: Size | None) -> None
         assert cell["time_to_first_token"]["median"] <= cell["time_to_first_token"]["p95"]
         assert cell["static"]["steady_tokens_per_second"] > 0
     assert cells["plain"]["tokens_per_step_of_a_row"] == 1
-    assert cells["default"]["tokens_per_step_of_a_row"] >= 1  # it decodes without drafts where they do not pay off
+    assert cells["default"]["tokens_per_step_of_a_row"] > 1
+    assert cells["choosing"]["tokens_per_step_of_a_row"] >= 1  # it decodes without drafts where they do not pay off
     assert found["about"]["costs_of"] == (None if size is None else {"family": "llama", "width": 64, "layers": 5,
                                                                    "heads": 8, "kv_heads": 4, "inner": 80})  # fmt: skip
     ((title, (heads, rows)),) = tables(found)
-    assert (title, len(rows)) == ("traffic", 2)
+    assert (title, len(rows)) == ("traffic", 3)
     assert all(len(row) == len(heads) for row in rows)
+
+
+def test_a_way_that_does_not_exist_is_refused(command: Callable[..., Any], order: Order) -> None:
+    """So is the choice between plain decoding and a drafter, if there is no drafter to choose."""
+    ran = command(traffic, "--ways", "plain,chosing", "--out", str(order.out))
+    assert (ran.code, "no way is called 'chosing'; did you mean choosing" in ran.err) == (2, True), ran.err
+    with pytest.raises(ArgumentError, match="needs a drafter that makes no such choice itself, got 'none'"):
+        subject_of(replace(order, drafter="none", load=replace(SMALL, ways=(PLAIN, CHOOSING))), lambda _: None)
 
 
 def test_a_way_that_was_measured_before_an_interruption_is_kept(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +184,7 @@ def test_a_way_that_was_measured_before_an_interruption_is_kept(order: Order, mo
     assert (list(failed["cells"]), failed["left"], "out of memory" in failed["error"]) == (["plain"], 1, True)
     part = run(only, lambda _: None)["parts"]["in_flight_3"]
     assert measured == ["plain", "default", "default"]
-    assert (part["ratio_to_plain"], part["left"], "error" in part) == (1.0, 0, False)
+    assert (part["cells"]["default"]["ratio_to_plain"], part["left"], "error" in part) == (1.0, 0, False)
     other = run(replace(only, again=True), lambda _: None)["parts"]["in_flight_3"]
     assert measured[3:] == ["plain", "default"]
     assert other["left"] == 0
