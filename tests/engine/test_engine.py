@@ -15,9 +15,10 @@ import spectr
 from spectr.coins import SeededCoins
 from spectr.draft import Plan, drafter
 from spectr.draft.trie import draft_of_paths
-from spectr.engine import Engine, Request
+from spectr.engine import Engine, Request, Result
 from spectr.engine.metrics import best_possible
 from spectr.errors import ArgumentError, MismatchError
+from spectr.models.prefill import pass_sizes
 from spectr.models.target import Target
 from spectr.policy import Policy
 from spectr.trees import topology
@@ -264,3 +265,25 @@ def test_a_grammar_for_each_row(model: PreTrainedModel) -> None:
     assert set(first.tokens) <= {3, 4}
     assert set(last.tokens) == {5}
     assert middle.tokens == engine(model, "lookup").generate([Request(START, 1, 9)])[0].tokens
+
+
+def test_the_warm_up_reads_all_of_its_prompts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt with a beginning that is in the cache would be read by another graph than it should capture."""
+    made = Engine(
+        Target(llama(3, max_position_embeddings=600)), drafter("none"), spectr.rule("race"), captures=True, rows=16
+    )
+    asked = list[tuple[int, int]]()
+    generate = made.generate
+
+    def watched(requests: list[Request]) -> list[Result]:
+        results = generate(requests)
+        asked.append((len(requests), len(requests[0].prompt)))
+        assert all(result.reused <= 1 for result in results)
+        return results
+
+    monkeypatch.setattr(made, "generate", watched)
+    made.warm_up(99)
+    sizes = pass_sizes()
+    assert len(sizes) > 12
+    assert all(asked.count(size) == 2 for size in sizes)
+    assert [count for count, length in asked if length == 1] == [16, *[1, 2, 4, 8, 16] * 2]

@@ -20,7 +20,7 @@ of rows with a grammar, `record` is what a witness is given of a step, and `metr
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, product
 from typing import Any
 
 from spectr.checks import whole
@@ -120,11 +120,11 @@ class Engine:
             return
         from spectr.models.prefill import pass_sizes
 
-        first_tokens = cycle(range(self.target.vocabulary))  # no two prompts begin alike
+        starts = cycle(product(range(self.target.vocabulary), repeat=2))  # so at most one token is cached already
 
         def run(count: int, length: int, new_tokens: int) -> None:
             length = min(length, self.target.context - new_tokens)
-            prompts = [[next(first_tokens), *[0] * (length - 1)] for _ in range(count)]
+            prompts = [[*reversed(next(starts)), *[0] * length][:length] for _ in range(count)]
             self.generate([Request(prompt, 0, new_tokens) for prompt in prompts])
 
         rows = min(rows, self.parts.rows)
