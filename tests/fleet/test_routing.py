@@ -91,6 +91,8 @@ def test_a_ledger_resumes_with_every_token_once() -> None:
     record = StreamRecord(body, None, event_ids=True)
     assert record.body()["spectr"] == {"rule": "race", "tokens": True}
     assert record.headers() == {}
+    wrong = {**body, "stream_options": {"event_ids": "x"}, "spectr": {"tokens": 1}}
+    assert StreamRecord(wrong, None, event_ids=True).body() == wrong  # the replica refuses these
     event = record.add(chunk(0, "x", [4, 5]), "2:a,-,-,-")
     assert (event.id, "spectr" in event.data) == ("2:a,-,-,-", False)
     record.add(chunk(2, "y", [6], "stop"), "2:a,-,1:b.,-")

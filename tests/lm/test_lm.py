@@ -142,9 +142,8 @@ def test_a_conversation_continues_after_an_empty_answer(folder: Path) -> None:
     assert "".join(chat.say("one two three", 4, logit_bias={chat.lm.tokenizer.eos_token_id: 1000.0})) == ""
     assert chat.turns[-1] == {"role": "assistant", "content": ""}
     assert "".join(chat.say("and then?", 4, seed=1)) != ""
-    for role in ("user", "system"):
-        with pytest.raises(ArgumentError, match="content of a message must not be empty"):
-            chat.lm.encode([{"role": role, "content": ""}])
+    with pytest.raises(ArgumentError, match="content of a message must not be empty"):
+        chat.lm.encode([{"role": "user", "content": ""}])
 
 
 def test_a_turn_that_fails_leaves_no_trace(folder: Path) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import httpx2
 import pytest
 
+import spectr
 from spectr.grammar import Grammar
 from spectr.lm import LM
-from spectr.serve.receipt import read_receipt, replay
+from spectr.serve.receipt import drafting_of, read_receipt, replay
 
 PROMPT = "the quick brown fox"
 TURNS = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "tides rise"}]
@@ -147,9 +148,12 @@ def test_log_probabilities(client: httpx2.Client, lm: LM) -> None:
     for text, entry, own, top in zip(
         found["tokens"], found["top_logprobs"], meant.logprobs, meant.top_logprobs, strict=True
     ):
-        assert entry[text] >= own - 1e-9  # of two tokens with the same text, the more likely one is listed
+        assert entry[text] == pytest.approx(own)  # another token with the same text is named by its bytes
         assert max(entry.values()) == pytest.approx(top[0][1])
     assert found["text_offset"][0] == 0
+    chunks = streamed(client, "/v1/completions", prompt=PROMPT, max_tokens=6, seed=5, logprobs=2)
+    parts = [c["choices"][0]["logprobs"] for c in chunks if c["choices"] and c["choices"][0]["logprobs"]]
+    assert [offset for part in parts for offset in part["text_offset"]] == found["text_offset"]
     turn = {"messages": TURNS, "max_tokens": 6, "seed": 5, "logprobs": True}
     whole = post(client, "/v1/chat/completions", **turn, top_logprobs=3)
     entries = whole["choices"][0]["logprobs"]["content"]
@@ -182,6 +186,8 @@ def test_echo(client: httpx2.Client, lm: LM, limit: int) -> None:
     assert found["usage"]["completion_tokens"] == limit
     events = streamed(client, "/v1/completions", **asked)
     assert "".join(e["choices"][0]["text"] for e in events if e["choices"]) == choice["text"]
+    parts = [e["choices"][0]["logprobs"] for e in events if e["choices"] and e["choices"][0]["logprobs"]]
+    assert [offset for part in parts for offset in part["text_offset"]] == choice["logprobs"]["text_offset"]
 
 
 def test_speculation_of_one_request(client: httpx2.Client) -> None:
@@ -206,6 +212,28 @@ def test_speculation_of_one_request(client: httpx2.Client) -> None:
         assert other["spectr"]["receipt"]["speculation"]["rule"] == rule
 
 
+@pytest.mark.parametrize("speculation", [{"rule": "optimal", "nodes": 6}, {"rule": "kseq"}, {"rule": "block"}])
+def test_a_receipt_says_how_the_drafts_were_made(
+    client: httpx2.Client, lm: LM, folder: Path, tmp_path: Path, speculation: dict[str, Any]
+) -> None:
+    """Under rules whose text depends on drafts, a model that is loaded as the receipt says gives the text again. A
+    model with another drafter says what differs."""
+    found = post(client, "/v1/completions", prompt="one two one two", max_tokens=24, seed=1,
+                 spectr={"drafter": "ngram", **speculation})  # fmt: skip
+    path, said = tmp_path / "response.json", list[str]()
+    path.write_text(json.dumps(found))
+    receipt = read_receipt(path)
+    drafter, options = drafting_of(receipt)
+    again = spectr.load(str(folder), drafter, speculation["rule"], dtype="float64", **options)
+    assert replay(again, receipt, said.append)[0].is_same
+    assert not said
+    replay(lm, receipt, said.append)
+    assert f"made under rule '{speculation['rule']}', this is 'race'" in said[0]
+    other = spectr.load(str(folder), "ngram", speculation["rule"], dtype="float64", nodes=3)
+    replay(other, receipt, said.append)
+    assert "this is 'ngram' with 3; under rule" in said[-1]
+
+
 def test_a_receipt_gives_the_text_again(client: httpx2.Client, lm: LM, tmp_path: Path) -> None:
     """Replaying a receipt reproduces the texts; another seed or other weights are reported."""
     found = post(client, "/v1/completions", prompt=[PROMPT, "naïve"], n=2, max_tokens=12, top_k=9, logit_bias={"40": 5})
@@ -221,6 +249,7 @@ def test_a_receipt_gives_the_text_again(client: httpx2.Client, lm: LM, tmp_path:
     receipt["model"]["digest"] = "0"
     replay(lm, receipt, said.append)
     assert "weights" in said[0]
+    assert drafting_of(receipt) == ("auto", {})
     assert (
         "receipt"
         not in post(client, "/v1/completions", prompt="one", max_tokens=1, spectr={"receipt": False})["spectr"]

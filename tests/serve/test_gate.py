@@ -62,6 +62,7 @@ def test_a_name_that_is_not_our_own(client: httpx2.Client, other: Callable[..., 
     evil = {"host": "evil.example:8000"}
     assert client.get("/v1/models", headers=evil).status_code == 403
     assert client.get("/v1/models", headers={"host": "localhost:1"}).status_code == 200
+    assert client.get("/v1/models", headers={"host": "LocalHost:1"}).status_code == 200  # names have no case
     keyed, _ = other(keys=KEYS)
     assert keyed.get("/v1/models", headers={**evil, **bearer(KEYS[0])}).status_code == 200
 

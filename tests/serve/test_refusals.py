@@ -33,7 +33,7 @@ DEEP = b'{"prompt": "a", "spectr": ' + b"[" * 5000 + b"]" * 5000 + b"}"
         ({"prompt": ["a", 1]}, "prompt.1", "prompt.1 must be a string, got 1"),
         ({"prompt": [1, "a"]}, "prompt.1", "prompt.1 must be a whole number, got 'a'"),
         ({"prompt": [-1]}, "prompt.0", "prompt.0 must be at least 0, got -1"),
-        ({"prompt": "a", "max_tokens": 100000}, None, "512 positions"),
+        ({"prompt": "a", "max_tokens": 100000}, "max_tokens", "512 positions"),
         ({"prompt": "a " * 600}, "prompt", "at most 511 tokens"),
         ({"prompt": "a", "logprobs": 21}, "logprobs", "logprobs must be at most 20, got 21"),
         ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias", "token ids"),

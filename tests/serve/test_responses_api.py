@@ -134,6 +134,20 @@ def test_events_add_up_to_the_response(client: httpx2.Client, more: dict[str, An
             assert json.loads(deltas) in ({"x": "a"}, {"x": "b"}) or item["status"] == "incomplete"
 
 
+@pytest.mark.parametrize("more", [{}, {"stop": ["e"]}, {"max_output_tokens": 1}], ids=["text", "stop", "one token"])
+def test_log_probabilities_are_those_of_a_conversation(client: httpx2.Client, more: dict[str, Any]) -> None:
+    """All tokens have one, also those without a text: one that ends the answer, or that a stop string cuts off."""
+    found = ask(client, **LOGPROBS, **more)
+    given = {**ASKED, **more}
+    body = {"messages": [{"role": "user", "content": given.pop("input")}], "logprobs": True, "top_logprobs": 2,
+            "max_tokens": given.pop("max_output_tokens"), **given}  # fmt: skip
+    chat = client.post("/v1/chat/completions", json=body).json()["choices"][0]
+    (item,) = found["output"]
+    assert item["content"][0]["text"] == chat["message"]["content"]
+    assert item["content"][0]["logprobs"] == chat["logprobs"]["content"]
+    assert len(chat["logprobs"]["content"]) == found["usage"]["output_tokens"]
+
+
 def test_calls_are_items(client: httpx2.Client) -> None:
     """A named function is called once, with valid arguments, and its result can be sent back."""
     pytest.importorskip("xgrammar", reason="needs xgrammar: pip install 'spectr-lm[grammar]'")

@@ -261,12 +261,14 @@ def replay(
     """Generate the text of a receipt again, and report whether it is the same. Exit code 1 if it is not."""
     needs_server()
     from spectr.lm import load
-    from spectr.serve.receipt import read_receipt
+    from spectr.serve.receipt import drafting_of, read_receipt
     from spectr.serve.receipt import replay as run_again
 
     found = read_receipt(receipt)
-    lm = load(model or found["model"]["name"], drafter, found["speculation"]["rule"], device=device, dtype=dtype,
-              progress=talk)  # fmt: skip
+    named, options = drafting_of(found)
+    named, options = (named, options) if drafter == "auto" else (drafter, {})
+    lm = load(model or found["model"]["name"], named, found["speculation"]["rule"], device=device, dtype=dtype,
+              progress=talk, **options)  # fmt: skip
     texts = run_again(lm, found, talk)
     if as_json:
         print_json({"texts": [{"text": one.output.text, "same": one.is_same} for one in texts]})

@@ -52,6 +52,12 @@ def _count(body: Mapping[str, Any]) -> int:
     return (1 if is_single else len(prompt or [])) * (n if isinstance(n, int) else 1)
 
 
+def _with_true(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Set a field to true, unless it has a value that the replica refuses."""
+    is_valid = fields.get(name) is None or isinstance(fields[name], bool)
+    return {**fields, name: True} if is_valid else dict(fields)
+
+
 class StreamRecord:
     """Records one stream from its admission to its end, from one replica or several. Its request must have a seed."""
 
@@ -112,8 +118,8 @@ class StreamRecord:
 
     def body(self) -> dict[str, Any]:
         """Return the body for the next replica."""
-        options = {**(self._body.get("stream_options") or {}), "event_ids": True}
-        extension = {**(self._body.get("spectr") or {}), "tokens": True}
+        options = _with_true(self._body.get("stream_options") or {}, "event_ids")
+        extension = _with_true(self._body.get("spectr") or {}, "tokens")
         if self._head is not None and self._is_known:
             extension["resume"] = self._resume(self._head)
         return {**self._body, "stream_options": options, "spectr": extension}

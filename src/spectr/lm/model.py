@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["LM"]
 
 
-_MAY_BE_EMPTY = ("assistant", "tool")  # messages with these roles
+_MAY_BE_EMPTY = ("system", "assistant", "tool")  # messages with these roles
 _MOST_ROLES = 8  # that an error lists: with those of a long conversation, its reason would be cut off
 
 
@@ -81,8 +81,8 @@ class LM:
         self, turns: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
         """Return the token ids of a conversation, up to where the model's answer begins. `functions` describes what the
-        model may call, as OpenAI's interface does. Messages with the role `assistant` or `tool` may be empty: a
-        model may end its answer at once."""
+        model may call, as OpenAI's interface does. A message may be empty unless its role is `user`: a model may
+        end its answer at once."""
         self._require_template()
         if functions or any(turn.get("tool_calls") for turn in turns):
             _ = self.call_form  # a template that has no form for calls would leave them out

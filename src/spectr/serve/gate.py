@@ -123,7 +123,7 @@ class Gate:
 
     def _identified(self, path: str, headers: dict[str, str]) -> str:
         """The name of the client's key; an error if the client is not allowed."""
-        host = re.sub(r":\d+$", "", headers.get("host", ""))
+        host = re.sub(r":\d+$", "", headers.get("host", "")).lower()
         if not self.keys and not self.settings.insecure and host not in _OWN_HOSTS:
             raise ApiError(
                 403, f"this server answers to localhost only, and was called {host[:80]!r}; start it with API keys "

@@ -213,6 +213,7 @@ class _Job:
         for index in range(len(handles)):
             if (past := self.parsed.past(index)) is not None and past.begun:
                 self.progress.move(index, past.tokens, ends=past.finish_reason is not None)
+                self.reply.pass_over(index, past.tokens)
                 if self.parsed.calling is not None:
                     await self._skip(index, past.tokens)
         if len(running) == 1:
@@ -264,6 +265,8 @@ class _Job:
                 yield self._event(chunk, self.progress.move(index, unsent, ends=ends))
                 unsent = []
             begins = False
+        if index == first:  # the client may have had all of this text, and not have had the others
+            self.scored[prompt].set()
 
     async def _echo(self, index: int, result: Result) -> Event:
         """Return the prompt of one text as an event, which a worker makes and writes: it can have megabytes."""
@@ -287,6 +290,7 @@ class _Job:
             if seen.is_whole:
                 return
             shown = await self._skip(index, tokens_of(held)[: seen.count])
+            self.reply.pass_over(index, tokens_of(held)[: seen.count])
             yield [steps_after(held, seen.count, shown)], tokens_of(held)
         async for steps in arrivals:
             yield steps, tokens_of(steps)
@@ -331,11 +335,12 @@ class _Job:
     def _end(self, handles: Sequence[Handle]) -> None:
         """Cancel the handles that are still running, and update the metrics."""
         metrics = self.handler.metrics
-        for handle in handles:
+        requests = [request for request in self.requests if request is not None]
+        for request, handle in zip(requests, handles, strict=True):
             handle.cancel()
             result = handle.so_far
             metrics.speculated(result.stats)
             metrics.requests.labels(result.finish_reason or "error").inc()
-            metrics.reused_tokens.inc(result.reused)
+            metrics.reused_tokens.inc(min(result.reused, len(request.prompt)))
         metrics.prompt_tokens.inc(sum(map(len, self.parsed.prompts)))
         metrics.whole.observe(time.perf_counter() - self.start)

@@ -37,6 +37,9 @@ def _check(message: Message, place: str) -> None:
     if message.content is None and not message.tool_calls:
         raise ApiError(400, "a message must have a content, unless its role is assistant and it has tool_calls",
                        f"{place}.content", "missing_field")  # fmt: skip
+    if message.role == "user" and not joined(message.content):
+        raise ApiError(400, "the content of a message with the role user must not be empty", f"{place}.content",
+                       "invalid_value")  # fmt: skip
 
 
 def _as_call(call: ToolCall, place: str) -> dict[str, Any]:

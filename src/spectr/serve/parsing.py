@@ -185,6 +185,11 @@ def _parsed(
     if grammar is not None:
         settings["grammar"] = grammar
     limit, drops = _limit(body)
+    if limit is not None and longest + limit > service.context:
+        name = _limit_name(body)
+        raise ApiError(400, f"prompt and new tokens must fit into the model's {service.context} positions, got "
+                       f"{longest} + {limit}; shorten the prompt or lower {name}", name,
+                       "context_length_exceeded")  # fmt: skip
     limits = [service.context - len(prompt) if limit is None else limit for prompt in prompts]
     seed = random_seed() if body.seed is None else body.seed
     parsed = ParsedRequest(body, lm, prompts, n, seed, settings, limits, drops, calling)
@@ -230,10 +235,19 @@ def _limit(body: CompletionRequest | ChatRequest) -> tuple[int | None, bool]:
             raise ApiError(400, "max_tokens and max_completion_tokens mean the same; give one of them", "max_tokens")
         given = body.max_completion_tokens
     if given == 0:
-        if not (isinstance(body, CompletionRequest) and body.echo):
+        if isinstance(body, ChatRequest):
+            name = _limit_name(body)
+            raise ApiError(400, f"{name} must be at least 1, got 0", name)
+        if not body.echo:
             raise ApiError(400, "max_tokens must be at least 1, or 0 with echo, got 0", "max_tokens")
         return 1, True
     return given, False
+
+
+def _limit_name(body: CompletionRequest | ChatRequest) -> str:
+    """Return the name under which a body has its limit of new tokens."""
+    has_other = isinstance(body, ChatRequest) and body.max_completion_tokens is not None
+    return "max_completion_tokens" if has_other else "max_tokens"
 
 
 def _prompts(body: CompletionRequest | ChatRequest, tokenizing_lm: LM, calling: Calling | None) -> list[list[int]]:

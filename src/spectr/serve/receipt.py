@@ -9,16 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from spectr.coins import derived_seed
+from spectr.draft.options import AUTO, PLANNED
+from spectr.draft.traits import DrafterTraits
 from spectr.engine import Result
 from spectr.errors import ArgumentError
 from spectr.grammar import Grammar
 from spectr.lm import LM, Output
 from spectr.serve.parsing import ParsedRequest
 from spectr.serve.service import Service
+from spectr.trees import Shape
+from spectr.types import Drafter
+from spectr.verify import rule as named_rule
 
-__all__ = ["Replayed", "make_receipt", "read_receipt", "replay"]
+__all__ = ["Replayed", "drafting_of", "make_receipt", "read_receipt", "replay"]
 
 _FORMAT = 1
+_BY_NAME = ("none", "lookup", "ngram", "early_exit", "random")  # drafters that need nothing but the target
 _FIELDS = ("model", "prompts", "n", "seed", "max_new_tokens", "settings", "speculation", "texts")
 
 
@@ -36,7 +42,7 @@ def make_receipt(parsed: ParsedRequest, service: Service, results: Sequence[Resu
         "arithmetic": service.arithmetic,
         "speculation": {
             "rule": engine.rule.card.name, "drafter": engine.drafter.name, "nodes": engine.drafter.nodes,
-            "lossless": engine.rule.card.lossless,
+            "lossless": engine.rule.card.lossless, "plan": _plan(engine.drafter),
         },
         "seed": parsed.seed,
         "n": parsed.n,
@@ -45,6 +51,14 @@ def make_receipt(parsed: ParsedRequest, service: Service, results: Sequence[Resu
         "settings": _as_json(parsed.settings),
         "texts": [{"tokens": len(result.tokens), "sha256": _digest(result.tokens)} for result in results],
     }  # fmt: skip
+
+
+def _plan(drafter: Drafter) -> dict[str, Any] | None:
+    """Return the options with which the drafter makes its trees, None if it has no plan."""
+    plan = DrafterTraits(drafter).plan
+    if plan is None or isinstance(plan.tree, Shape):
+        return None
+    return {name: value for name in PLANNED if (value := getattr(plan, name)) is not None}
 
 
 def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
@@ -78,15 +92,38 @@ class Replayed:
     is_same: bool
 
 
+def drafting_of(receipt: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the drafter of a receipt and its options, for loading the model. They matter under rules whose text
+    depends on drafts; under the others it is `auto`."""
+    speculation = receipt["speculation"]
+    if not named_rule(speculation["rule"]).card.text_depends_on_drafts:
+        return AUTO, {}
+    plan = speculation.get("plan") or {}
+    name = speculation["drafter"]
+    return (name if name in _BY_NAME else AUTO), {option: plan[option] for option in PLANNED if option in plan}
+
+
+def _differences(lm: LM, speculation: dict[str, Any]) -> list[str]:
+    """Return a sentence for each difference in the speculation that the text can depend on."""
+    rule, drafter = lm.engine.rule.card, lm.engine.drafter
+    found = list[str]()
+    if rule.name != speculation["rule"]:
+        found.append(f"the receipt was made under rule {speculation['rule']!r}, this is {rule.name!r}")
+    if rule.text_depends_on_drafts and (drafter.name, drafter.nodes) != (speculation["drafter"], speculation["nodes"]):
+        found.append(
+            f"the receipt was made with drafter {speculation['drafter']!r} and {speculation['nodes']} nodes, this is "
+            f"{drafter.name!r} with {drafter.nodes}; under rule {rule.name!r} the text depends on them"
+        )
+    return found
+
+
 def replay(lm: LM, receipt: dict[str, Any], talk: Callable[[str], None]) -> list[Replayed]:
     """Generate the texts of a receipt again and compare them. `talk` gets a sentence for each thing that differs."""
     digest = lm.opened.target.digest()
     if digest != receipt["model"]["digest"]:
         talk(f"these weights are not those of the receipt ({digest} and {receipt['model']['digest']})")
-    if lm.engine.rule.card.name != receipt["speculation"]["rule"]:
-        talk(
-            f"the receipt was made under rule {receipt['speculation']['rule']!r}, this is {lm.engine.rule.card.name!r}"
-        )
+    for sentence in _differences(lm, receipt["speculation"]):
+        talk(sentence)
     settings = dict(receipt["settings"])
     if "logit_bias" in settings:
         settings["logit_bias"] = {int(token): value for token, value in settings["logit_bias"].items()}

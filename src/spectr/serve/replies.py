@@ -52,6 +52,7 @@ class Reply:
     created: int = 0
     readers: dict[int, CallReader] = field(default_factory=dict)  # of texts in which the model may call functions
     _unshown: dict[int, list[Step]] = field(default_factory=dict, init=False)  # steps that no chunk has shown
+    _offsets: dict[int, int] = field(default_factory=dict, init=False)  # where the next token of a text begins
     _origin: str = field(default="", init=False)  # a digest of what the texts depend on, for the ids of calls
 
     def __post_init__(self) -> None:
@@ -78,7 +79,10 @@ class Reply:
         self._unshown.setdefault(index, []).extend(steps)
         if not (piece or reason or begins or logprobs):
             return None
-        said = self._logprobs(tokens, logprobs, 0) if self.parsed.logprobs is not None and logprobs else None
+        said = None
+        if self.parsed.logprobs is not None and logprobs:
+            said = self._logprobs(tokens, logprobs, self._offset(index))
+            self.pass_over(index, tokens)
         choice: dict[str, Any] = {"index": index, "logprobs": said, "finish_reason": self._reason(index, reason)}
         if self.parsed.is_chat:
             begin = {"role": "assistant", "content": None if piece.calls else ""} if begins else {}
@@ -90,6 +94,23 @@ class Reply:
         if shown := self._shown(self._unshown.pop(index), unsent):
             found["spectr"] = shown
         return found
+
+    def pass_over(self, index: int, tokens: Sequence[int]) -> None:
+        """Move the place where the next token of a text begins behind tokens that the client has."""
+        if self.parsed.logprobs is not None and not self.parsed.is_chat:
+            self._offsets[index] = self._offset(index) + self._length(tokens)
+
+    def _offset(self, index: int) -> int:
+        """Return where the next token of a text begins, in characters of the joined texts of its tokens."""
+        if index not in self._offsets:
+            self._offsets[index] = self._length(self._prompt(index)) if self.parsed.echoes else 0
+        return self._offsets[index]
+
+    def _length(self, tokens: Sequence[int]) -> int:
+        return sum(len(self.texts.text(token)) for token in tokens)
+
+    def _prompt(self, index: int) -> list[int]:
+        return self.parsed.prompts[index // self.parsed.n]
 
     def skip(self, index: int, text: str) -> None:
         """Read the beginning of a text that an earlier connection sent, so that calls in it are not sent again."""
@@ -148,7 +169,7 @@ class Reply:
 
     def echo(self, index: int, result: Result) -> dict[str, Any]:
         """Return the prompt of one text as the first chunk of a stream; `result` is of the prompt's first text."""
-        prompt = self.parsed.prompts[index // self.parsed.n]
+        prompt = self._prompt(index)
         logprobs = self._logprobs(prompt, result.prompt_logprobs or [], 0) if self.parsed.logprobs is not None else None
         choice = {"index": index, "text": self.texts.decode(prompt), "logprobs": logprobs, "finish_reason": None}
         return {**self._head(chunk=True), "choices": [choice]}
@@ -188,7 +209,7 @@ class Reply:
         }
 
     def _choice(self, index: int, result: Result, first: Result) -> dict[str, Any]:
-        prompt = self.parsed.prompts[index // self.parsed.n]
+        prompt = self._prompt(index)
         tokens, logprobs, text = result.tokens, list[TokenLogprobs | None](result.logprobs or []), result.text
         if self.parsed.drops_text:
             tokens, logprobs, text = [], [], ""
@@ -212,11 +233,13 @@ class Reply:
     def _usage(self, results: Sequence[Result]) -> dict[str, Any]:
         prompt, stats = sum(map(len, self.parsed.prompts)), [result.stats for result in results]
         new = 0 if self.parsed.drops_text else sum(len(result.tokens) for result in results)
+        # a text that is continued may be in the cache, too
+        cached = [min(result.reused, len(self._prompt(index))) for index, result in enumerate(results)]
         return {
             "prompt_tokens": prompt,
             "completion_tokens": new,
             "total_tokens": prompt + new,
-            "prompt_tokens_details": {"cached_tokens": max((result.reused for result in results), default=0)},
+            "prompt_tokens_details": {"cached_tokens": max(cached, default=0)},
             "completion_tokens_details": {
                 "accepted_prediction_tokens": sum(one.accepted_prediction_tokens for one in stats),
                 "rejected_prediction_tokens": sum(one.rejected_prediction_tokens for one in stats),
@@ -244,8 +267,7 @@ class Reply:
         texts = [self.texts.text(token) for token in tokens]
         offsets = list(accumulate(map(len, texts[:-1]), initial=start)) if texts else []
         top = [
-            None if entry is None else {text: entry.logprob} | self._by_text(entry.top)
-            for text, entry in zip(texts, found, strict=True)
+            None if entry is None else self._by_text(token, entry) for token, entry in zip(tokens, found, strict=True)
         ]
         return {
             "tokens": texts,
@@ -254,6 +276,14 @@ class Reply:
             "text_offset": offsets,
         }
 
-    def _by_text(self, likeliest: Sequence[tuple[int, float]]) -> dict[str, float]:
-        """Return log-probabilities by text; of several tokens with one text that of the likeliest."""
-        return {self.texts.text(token): value for token, value in reversed(likeliest)}
+    def _by_text(self, chosen: int, entry: TokenLogprobs) -> dict[str, float]:
+        """Return log-probabilities by text, that of the chosen token under its own. Another token with the same text,
+        such as another part of a character, is named by its bytes."""
+        own = self.texts.text(chosen)
+
+        def name(token: int) -> str:
+            text = self.texts.text(token)
+            is_other = text == own and token != chosen
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.texts.raw(token)) if is_other else text
+
+        return {name(token): value for token, value in reversed(entry.top)} | {own: entry.logprob}

@@ -111,6 +111,8 @@ class ReceiptSpeculation(Answer):
     """The most nodes of a token tree, the root included."""
     lossless: bool
     """Whether the rule keeps the model's distribution exactly."""
+    plan: dict[str, Any] | None
+    """The options with which the drafter made its trees: `drafts`, `length`, `nodes`, `tree`; null if it has none."""
 
 
 class ReceiptText(Answer):

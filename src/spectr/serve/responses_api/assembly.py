@@ -66,6 +66,7 @@ class ResponseAssembly:
             yield from self._add_text(text)
         for part in delta.get("tool_calls", ()):
             if "id" in part:
+                self._unsent.clear()  # log-probabilities are reported for texts only
                 yield from self._close("completed")
                 yield from self._open_call(part)
             yield from self._add_arguments(part["function"]["arguments"])
@@ -88,7 +89,6 @@ class ResponseAssembly:
         item["content"] = [part]
 
     def _open_call(self, part: Mapping[str, Any]) -> Iterator[Data]:
-        self._unsent.clear()  # log-probabilities are reported for texts only
         yield self._begin({
             "id": self._item_id("fc"), "type": "function_call", "call_id": part["id"],
             "name": part["function"]["name"], "arguments": "", "status": "in_progress",
@@ -117,6 +117,8 @@ class ResponseAssembly:
             return
         item["status"], place = status, self._place()
         if item["type"] == "message":
+            if self._unsent:  # of tokens without a text, such as one that ends it
+                yield from self._add_text("")
             (part,) = item["content"]
             text = {"text": part["text"], "logprobs": part["logprobs"]}
             yield self._event("response.output_text.done", **place, content_index=0, **text)

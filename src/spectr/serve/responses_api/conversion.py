@@ -12,10 +12,14 @@ from spectr.serve.responses_api.fields import CallItem, Content, FunctionTool, M
 __all__ = ["as_chat_request", "as_response_error"]
 
 _RENAMED = {
-    "messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format", "logprobs": "include",
+    "messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text.format",
+    "logprobs": "include",
 }  # fmt: skip
 """Fields of a conversation that have another name here."""
-_REWORDED = {"response_format": ("response_format", "text.format"), "tools": (".function.", ".")}
+_REWORDED = {
+    "response_format": ("response_format", "text.format"), "tools": (".function.", "."),
+    "max_completion_tokens": ("max_completion_tokens", "max_output_tokens"),
+}  # fmt: skip
 """What is replaced in messages about a field of a conversation: a tool has its fields one level higher here."""
 
 
