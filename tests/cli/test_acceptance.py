@@ -39,5 +39,10 @@ def test_trees(spectr: Spectr, tmp_path: Path) -> None:
     measured = json.loads(spectr("tree", "show", "--nodes", "3", "--stats", str(stats), "--json").out)
     assert measured["values"] == [1.0, 0.7 * 0.75, 0.7 * 0.75 * 0.5 * 0.75]
     assert spectr("tree", "show", "--chances", "a,b").code == 2
-    stats.write_text("{}")
-    assert "must be the output of spectr generate" in spectr("tree", "show", "--stats", str(stats)).err
+    for chances in ("nan", "0.5,nan", "0.5/nan", "inf"):
+        assert "must fall with rank and sum to at most 1" in spectr("tree", "show", "--chances", chances).err
+    wrong = {"stats": {"acceptance_by_depth": "a", "ranks": ["x"]}}
+    for content in (b"{}", b"[]", b"\xff\xfe\x00", json.dumps(wrong).encode()):
+        stats.write_bytes(content)
+        ran = spectr("tree", "show", "--stats", str(stats))
+        assert (ran.code, "must be the output of spectr generate" in ran.err) == (2, True), ran.err

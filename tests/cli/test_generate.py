@@ -198,6 +198,7 @@ def test_a_negative_gap_is_explained(spectr: Spectr, tiny: str) -> None:
         (("generate", ""), "must not be empty"),
         (("generate", "x", "--top-p", "2", "--model", "nowhere"), "top_p must lie in"),  # before a model is loaded
         (("generate", "x", "--tree", "2,x", "--model", "nowhere"), "--tree takes integers"),
+        (("generate", "x", "--trace-html", "/nowhere/x.html", "--model", "nowhere"), "there is no folder /nowhere"),
         (("pull", "smollm"), "did you mean smollm2-135m"),
     ],
 )

@@ -131,6 +131,10 @@ def test_a_journal_belongs_to_one_batch(requests: Requests, tmp_path: Path, mode
         Journal(out, {"input": "b", "model": "n"})
     with pytest.raises(ArgumentError, match="started with a different"):
         run(path, out, model)
+    for line in (b"garbage\n", b"[]\n", b"\xff\n", b'{"format": 1, "batch": []}\n'):
+        journal.path.write_bytes(line)
+        with pytest.raises(ArgumentError, match="its first line is not; remove this file to start"):
+            run(path, out, model)
 
 
 def test_results_are_not_written_over(requests: Requests, tmp_path: Path, model: BatchModel) -> None:

@@ -1,6 +1,7 @@
 """`spectr.load` and `LM`: texts, streams, conversations, statistics, and error messages."""
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 import spectr
 from spectr.errors import ArgumentError, MismatchError, SpectrError, UnknownNameError
+from spectr.lm.output import TextHandle
 
 ASK = "the quick brown fox jumps over the quick brown"
 
@@ -144,6 +146,29 @@ def test_a_conversation_continues_after_an_empty_answer(folder: Path) -> None:
     assert "".join(chat.say("and then?", 4, seed=1)) != ""
     with pytest.raises(ArgumentError, match="content of a message must not be empty"):
         chat.lm.encode([{"role": "user", "content": ""}])
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 12])
+def test_an_answer_that_is_left_stays_in_the_conversation(folder: Path, limit: int) -> None:
+    """However it is left: by another message, by closing it, or after its last piece was taken."""
+    lm = spectr.load(str(folder))
+    first = {"role": "user", "content": "one two three"}
+    for leave in (lambda _: None, TextHandle.close, TextHandle.cancel):
+        chat = lm.chat()
+        answer = chat.say(first["content"], limit, seed=4, min_new_tokens=limit)
+        pieces = list(islice(answer, min(limit, 3)))
+        leave(answer)
+        said = {"role": "assistant", "content": "".join(pieces)}
+        second = chat.say("and then?", 4, seed=1)
+        assert chat.turns == [first, said]
+        list(second)
+        assert [turn["role"] for turn in chat.turns] == ["user", "assistant"] * 2
+        assert chat.turns[:2] == [first, said]
+    chat = lm.chat()
+    next(chat.say("one", 12, seed=4))
+    chat.turns = [{"role": "system", "content": "Brief."}]  # what the user sets meanwhile stays
+    list(chat.say("two", 2, seed=4))
+    assert [turn["content"] for turn in chat.turns[:2]] == ["Brief.", "two"]
 
 
 def test_a_turn_that_fails_leaves_no_trace(folder: Path) -> None:
@@ -396,6 +421,10 @@ def test_a_bad_word_may_stand_alone(folder: Path) -> None:
     lm = spectr.load(str(folder))
     one, listed, letters = (lm.requests([1], 5, [0], bad_words=words)[0].policy for words in ("fox", ["fox"], [*"fox"]))
     assert one == listed != letters
+    assert lm.requests([1], 5, [0], bad_words=None)[0].policy.bad_words == ()
+    first, second = lm.generate([ASK, ASK], 8, seed=1, bad_words=[["fox"], None])
+    assert first.tokens == lm.generate(ASK, 8, seed=first.seed, bad_words="fox").tokens
+    assert second.tokens == lm.generate(ASK, 8, seed=second.seed).tokens
 
 
 def test_tokenizers(folder: Path, tmp_path: Path) -> None:
@@ -412,6 +441,8 @@ def test_tokenizers(folder: Path, tmp_path: Path) -> None:
     for call in (mute.generate, mute.stream, mute.chat().say):
         with pytest.raises(ArgumentError, match="text needs a tokenizer"):
             call(ASK)
+    with pytest.raises(ArgumentError, match="text needs a tokenizer"):
+        mute.generate([1, 2], 2, bad_words=["fox"])
     with pytest.raises(ArgumentError, match="text for ngram needs a tokenizer"):
         spectr.load(net, "ngram", text="one two")
 
@@ -426,6 +457,7 @@ def test_bad_loads(folder: Path, foreign: Path) -> None:
         (MismatchError, "holds for siblings", {"drafter": "lookup", "rule": "recursive_wor"}),
         (MismatchError, "verifies one chain", {"drafter": "ngram", "rule": "block", "drafts": 2}),
         (ArgumentError, "drafts must be at least 1, got 0", {"drafter": "ngram", "drafts": 0}),
+        (ArgumentError, "rows must be at least 1, got 0", {"rows": 0}),
         (ArgumentError, "takes no options; got length", {"drafter": "none", "length": 3}),
         (ArgumentError, "nodes would change nothing: there is no trained drafter", {"nodes": 8}),
         (ArgumentError, "did you mean dtype", {"dtyp": "float32"}),
@@ -454,3 +486,8 @@ def test_bad_loads(folder: Path, foreign: Path) -> None:
     for prompts in ("", [], ["a", ""]):
         with pytest.raises(ArgumentError, match="must not be empty"):
             spectr.load(str(folder)).generate(prompts)
+    lm = spectr.load(str(folder))
+    with pytest.raises(ArgumentError, match="prompts must be a string, token ids or messages, or a list of those"):
+        lm.generate({"role": "user", "content": "x"}, 5)  # type: ignore[call-overload]
+    with pytest.raises(ArgumentError, match="stop_ids must be a list of token ids, got 3"):
+        lm.generate(ASK, 5, stop_ids=3)

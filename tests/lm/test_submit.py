@@ -3,6 +3,7 @@ prompt."""
 
 import asyncio
 import gc
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,8 +130,21 @@ def test_a_text_that_failed_says_so(lm: LM) -> None:
         bad.cancel()
         assert bad.finish_reason == "error"
     slow = lm.submit(ASK, 200, seed=1, min_new_tokens=200)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match="did not end within 0 seconds; the request goes on"):
         slow.result(timeout=0)
+    assert slow.finish_reason is None
+    slow.cancel()
+
+
+def test_a_timeout_is_for_the_whole_text(lm: LM) -> None:
+    """However often a step comes within it."""
+
+    def slowly(_: list[int]) -> None:
+        time.sleep(0.05)
+
+    slow = lm.submit(ASK, 400, seed=1, min_new_tokens=400, allowed=slowly)
+    with pytest.raises(TimeoutError):
+        slow.result(timeout=1.0)
     assert slow.finish_reason is None
     slow.cancel()
 

@@ -145,8 +145,11 @@ def test_a_hook_is_not_called_beyond_the_end() -> None:
     assert asked == []
 
 
-@pytest.mark.parametrize(("answer", "message"), [([V], "ids from 0 to 11"), ([True] * 3, "masks of 12 tokens")])
-def test_answers_of_a_hook_are_checked(answer: list[int], message: str) -> None:
+@pytest.mark.parametrize(("answer", "message"), [
+    ([V], "ids from 0 to 11"), ([True] * 3, "masks of 12 tokens"), (["yes"], "token ids, a mask"),
+    (5, "token ids, a mask"), ([5.7], "token ids, a mask"), (torch.ones(V), "token ids, a mask"),
+])  # fmt: skip
+def test_answers_of_a_hook_are_checked(answer: Any, message: str) -> None:
     known = past()
     Policy(allowed=lambda _: answer)(LOGITS, known)
     with pytest.raises(ArgumentError, match=f"allowed must return {message}"):

@@ -30,7 +30,7 @@ from spectr.cli.flags import (
     given,
 )
 from spectr.cli.group import INTERRUPTED
-from spectr.cli.output import check_text, console, numbers, print_json, read_stdin, talk
+from spectr.cli.output import check_folder, check_text, console, numbers, print_json, read_stdin, talk
 from spectr.cli.screens import screen_for, show_stream
 
 if TYPE_CHECKING:
@@ -211,6 +211,8 @@ def generate(
     text = check_text("the prompt", read_stdin("the prompt") if prompt == "-" else prompt)
     stops = [check_text("--stop", one) for one in stop or ()]
     shape = None if tree is None else numbers_in_order(tree)
+    if trace_html is not None:
+        check_folder(trace_html)
     settings = given(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
         repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,

@@ -36,12 +36,12 @@ def _measured(path: Path) -> list[list[float]]:
     """Read acceptance by depth from the JSON of `spectr generate`, and divide it among ranks as they were accepted."""
     try:
         stats: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["stats"]
-        depths, ranks = stats["acceptance_by_depth"], stats["ranks"]
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        depths, ranks = ([float(number) for number in stats[name]] for name in ("acceptance_by_depth", "ranks"))
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise ArgumentError(
             f"--stats must be the output of spectr generate --json, and {path} is not: {error}"
         ) from None
-    if not depths or not sum(ranks):
+    if not depths or not sum(ranks) > 0:
         raise ArgumentError(f"{path} has no accepted drafts to learn from; generate more text, or with another drafter")
     shares = sorted((rank / sum(ranks) for rank in ranks), reverse=True)
     return [[depth * share for share in shares] for depth in depths]

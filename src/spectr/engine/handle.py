@@ -5,6 +5,7 @@ request."""
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any
@@ -104,8 +105,16 @@ class Handle(Iterator[Step]):
         return self._result
 
     def result(self, timeout: float | None = None) -> Result:
-        """Wait for the end of the request and return its result; raise the error it failed with."""
-        while (delivered := self._delivery.take(timeout)) is not None:
+        """Wait for the end of the request, at most `timeout` seconds, and return its result; raise the error it failed
+        with."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            try:
+                delivered = self._delivery.take(None if end is None else max(0.0, end - time.monotonic()))
+            except TimeoutError:
+                raise TimeoutError(f"the text did not end within {timeout} seconds; the request goes on") from None
+            if delivered is None:
+                break
             self._add(*delivered)
         self._finish()
         return self.so_far

@@ -21,6 +21,16 @@ __all__ = ["Journal"]
 _FORMAT = 1
 
 
+def _head(line: bytes) -> dict[str, Any] | None:
+    """Return the first line of a journal; None if it is none."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    is_head = isinstance(found, dict) and isinstance(found.get("batch"), dict) and "format" in found
+    return found if is_head and isinstance(found.get("created"), int) else None
+
+
 class Journal:
     """The journal of one batch. It is locked, so that only one process can have it open."""
 
@@ -58,7 +68,12 @@ class Journal:
             created = int(time.time())
             self._append([json.dumps({"format": _FORMAT, "created": created, "batch": batch}).encode()])
             return created
-        head = json.loads(first)
+        head = _head(first)
+        if head is None:
+            raise ArgumentError(
+                f"{self.path} must be the journal of a batch, and its first line is not; remove this file to start "
+                "again"
+            )
         if head.get("format") != _FORMAT or head["batch"] != batch:
             before = head.get("batch", {})
             changed = [name for name in batch if before.get(name) != batch[name]] or ["format"]

@@ -32,7 +32,8 @@ class Chat:
 
     def say(self, text: str, max_new_tokens: int | None = None, seed: int | None = None, **settings: Any) -> TextHandle:
         """Send a message and return a handle that yields the answer in pieces, of at most 256 tokens by default. If
-        the handle is closed or interrupted, the answer so far stays in the history; a turn that fails does not."""
+        the handle is closed or interrupted, or another message is sent, the answer so far stays in the history; a turn
+        that fails does not."""
         check_text(text, "a turn")
         self.lm.require_tokenizer()
         if self.lm.opened.start is not None:
@@ -40,6 +41,8 @@ class Chat:
         for name in ("raw", "n", "seeds"):
             if settings.get(name):
                 raise ArgumentError(f"say gives one text and takes no {name}; use generate")
+        if self._answering is not None:
+            self._answering.cancel()  # the turns include it from now on
         turns = [*self.turns, {"role": "user", "content": text}]
         tokens = self.lm.encode_turns(turns)
         limit = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
@@ -47,11 +50,10 @@ class Chat:
         request = make(seed_or_random(seed))
         self._check_room(len(tokens), request.max_new_tokens)
         self.lm.engine.check(request)
-        if self._answering is not None:
-            self._answering.cancel()
 
         def record(answer: TextHandle) -> None:
-            self.turns = [*turns, {"role": "assistant", "content": answer.text}]
+            if self.turns == turns[:-1]:  # else the user has changed them meanwhile
+                self.turns = [*turns, {"role": "assistant", "content": answer.text}]
 
         self._answering = TextHandle(self.lm.engine.submit(request), record)
         return self._answering

@@ -111,7 +111,14 @@ def _engine(
         )
     if captures and opened.target.is_sharded:
         raise ArgumentError("steps of a tensor-parallel model are not captured; leave out capture or tensor_parallel")
-    engine = Engine(opened.target, drafter, rule, opened.stops, rows=options.get("rows") or 64, captures=captures)
+    engine = Engine(
+        opened.target,
+        drafter,
+        rule,
+        opened.stops,
+        rows=64 if options.get("rows") is None else options["rows"],
+        captures=captures,
+    )
     if options.get("compile"):
         progress("compiling layers; those that were compiled before are loaded from the cache")
         engine.compile()

@@ -306,7 +306,7 @@ class LM:
     @staticmethod
     def _several(prompts: Any) -> list[Prompt]:
         """Return several prompts as a list; raise ArgumentError if there is none."""
-        if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
             raise ArgumentError(f"prompts must be a string, token ids or messages, or a list of those, got {prompts!r}")
         several = list(prompts)
         if not several:
@@ -320,8 +320,7 @@ class LM:
         bad_words = settings.get("bad_words") or ()
         words = [bad_words] if isinstance(bad_words, str) else bad_words
         spelled = [form for word in words for form in ([word, f" {word}"] if isinstance(word, str) else [word])]
-        ids = [
-            self.tokenizer(form, add_special_tokens=False)["input_ids"] if isinstance(form, str) else form
-            for form in spelled
-        ]
-        return Policy(**{**settings, "bad_words": ids}) if ids else Policy(**settings)
+        if any(isinstance(form, str) for form in spelled):
+            self.require_tokenizer()
+        ids = [self._encode_part(form) if isinstance(form, str) else form for form in spelled]
+        return Policy(**{**settings, "bad_words": ids or ()})

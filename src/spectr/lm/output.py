@@ -161,8 +161,8 @@ class TextHandle(Iterator[str]):
         """Cancel the request; the text so far stays."""
         if self.finish_reason is None:
             self._handle.cancel()
-            if self._has_begun:
-                self._finish()
+        if self._has_begun and self.finish_reason != "error":
+            self._finish()
 
     close = cancel
 

@@ -51,7 +51,10 @@ class RequestSettings:
         if self.stop is not None and not isinstance(self.stop, Iterable):
             raise ArgumentError(f"stop must be a string or a list of strings, got {self.stop!r}")
         for name in ("stop_ids", "generated"):
-            for token in getattr(self, name) or ():
+            tokens = getattr(self, name)
+            if tokens is not None and not isinstance(tokens, Iterable):
+                raise ArgumentError(f"{name} must be a list of token ids, got {tokens!r}")
+            for token in tokens or ():
                 whole(f"each of {name}", token, 0)
         if self.seeds is not None and not isinstance(self.seeds, Iterable):
             raise ArgumentError(f"seeds must be a list of whole numbers, one for each text, got {self.seeds!r}")

@@ -104,7 +104,12 @@ def _read(answer: Any, vocabulary: int) -> Tensor:
     if answer is None:
         return torch.ones(vocabulary, dtype=torch.bool)
     is_array = isinstance(answer, Tensor) or hasattr(answer, "__array__")
-    values = torch.as_tensor(answer if is_array else list(answer)).cpu().flatten()
+    try:
+        values = torch.as_tensor(answer if is_array else list(answer)).cpu().flatten()
+    except (TypeError, ValueError, RuntimeError):
+        values = None
+    if values is None or (values.numel() and (values.is_floating_point() or values.is_complex())):
+        raise ArgumentError(f"allowed must return token ids, a mask of bools, or None for all tokens, got {answer!r}")
     if values.dtype == torch.bool:
         if values.shape[0] != vocabulary:
             raise ArgumentError(f"allowed must return masks of {vocabulary} tokens, got one of {values.shape[0]}")

@@ -41,7 +41,7 @@ def _check(chances: Chances, nodes: int) -> None:
         raise ArgumentError("chances must have at least one depth, and at least one rank in each")
     for depth, row in enumerate(chances, start=1):
         falling = all(first >= second for first, second in pairwise(row))
-        if not falling or min(row) < 0 or sum(row) > 1 + 1e-9:
+        if not (falling and min(row) >= 0 and sum(row) <= 1 + 1e-9):  # which no NaN passes
             raise ArgumentError(f"chances at depth {depth} must fall with rank and sum to at most 1, got {list(row)}")
 
 
