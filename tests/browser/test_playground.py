@@ -96,6 +96,40 @@ def test_the_tree_and_its_slider(browser: Any, visit: Visit) -> None:
     quiet(browser)
 
 
+def test_the_tree_belongs_to_the_answer_that_was_clicked(browser: Any, visit: Visit) -> None:
+    """A token of an earlier answer shows and marks that answer's step. A new conversation shows no tree."""
+    visit()
+    ask(browser, "one two three", seed="1", max_tokens="9")
+    ask(browser, "and then", 2)
+    first, second = all_of(browser, ".turn.assistant")
+    first.find_element("css selector", ".tok").click()
+    until(lambda: one(browser, "#step-number").text.startswith("1 of "))
+    until(lambda: first.find_elements("css selector", ".tok.here"))
+    assert second.find_elements("css selector", ".tok.here") == []
+    second.find_element("css selector", ".tok").click()
+    until(lambda: second.find_elements("css selector", ".tok.here"))
+    assert first.find_elements("css selector", ".tok.here") == []
+    one(browser, "#clear").click()
+    assert all_of(browser, ".turn") == all_of(browser, "#tree .node") == []
+    assert (one(browser, "#step-number").text, one(browser, "#step-gain").text, one(browser, "#rate").text) == (
+        "–",
+        "",
+        "",
+    )
+    quiet(browser)
+
+
+def test_a_schema_that_is_no_json_is_refused_before_the_message(browser: Any, visit: Visit) -> None:
+    visit()
+    browser.execute_script("document.getElementById('schema').value = '{'")
+    one(browser, "#text").send_keys("one two\n")
+    until(lambda: all_of(browser, ".turn.error"))
+    assert "is not valid JSON" in one(browser, ".turn.error").text
+    assert all_of(browser, ".turn.user") == []
+    assert one(browser, "#text").get_attribute("value") == "one two"
+    quiet(browser)
+
+
 def test_same_seed_same_text(browser: Any, visit: Visit) -> None:
     visit()
     one(browser, "#tab-same").click()
@@ -172,6 +206,27 @@ def test_a_key_is_asked_for_once(browser: Any, visit: Visit) -> None:
         "return JSON.stringify([localStorage.length, sessionStorage.length, document.cookie])"
     )
     assert stored == '[0,0,""]'
+
+
+def test_several_calls_share_the_dialog_for_the_key(browser: Any, visit: Visit) -> None:
+    """Two texts that begin at once both get the key, and so do the counters, which are read every two seconds."""
+    visit(keys=("the-secret-key",))
+    until(lambda: one(browser, "#model").text)
+    one(browser, "#tab-live").click()
+    until(lambda: one(browser, "#key-dialog").is_displayed())
+    time.sleep(4.5)  # the time in which two more calls would ask
+    one(browser, "#key-dialog button.primary").click()  # with an empty key
+    until(lambda: not one(browser, "#key-dialog").is_displayed())
+    time.sleep(2.5)
+    assert not one(browser, "#key-dialog").is_displayed()
+    one(browser, "#tab-same").click()
+    one(browser, "#same-form button").click()
+    until(lambda: one(browser, "#key-dialog").is_displayed())
+    one(browser, "#key-value").send_keys("the-secret-key")
+    one(browser, "#key-dialog button.primary").click()
+    until(lambda: one(browser, "#same-verdict").text.startswith("Identical:"), 60)
+    one(browser, "#tab-live").click()
+    until(lambda: len(all_of(browser, ".tile")) == 6)
 
 
 def test_everything_fits_on_a_phone(browser: Any, visit: Visit) -> None:

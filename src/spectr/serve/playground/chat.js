@@ -23,6 +23,8 @@ export class Chat {
     Object.assign(this, { api, at, steps, settings });
     this.turns = [];
     this.running = null;
+    this.shown = null; // the turn whose steps are shown
+    this.hint = at("tree").firstElementChild;
     at("ask").addEventListener("submit", (event) => { event.preventDefault(); this.send(); });
     at("text").addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); this.send(); }
@@ -35,13 +37,17 @@ export class Chat {
   clear() {
     this.running?.abort();
     this.turns = [];
+    this.shown = null;
     this.at("log").replaceChildren();
+    this.at("rate").textContent = "";
     this.steps.reset();
+    this.at("tree").replaceChildren(this.hint);
   }
 
   async send() {
     const text = this.at("text").value.trim();
     if (!text || this.running) return;
+    try { this.settings(); } catch (error) { this.fail(error); return; }
     this.at("text").value = "";
     this.addUser(text);
     await this.answer();
@@ -76,6 +82,10 @@ export class Chat {
   cut(turn) {
     const from = this.turns.indexOf(turn);
     for (const gone of this.turns.splice(from)) gone.item.remove();
+    if (!this.turns.includes(this.shown)) {
+      this.shown = null;
+      this.steps.reset();
+    }
   }
 
   copy(turn) {
@@ -99,6 +109,7 @@ export class Chat {
     turn.item.append(turn.text);
     this.turns.push(turn);
     this.at("log").append(turn.item);
+    this.shown = turn;
     this.steps.reset();
     this.steps.setFollow(true);
     await this.stream(turn, body);
@@ -138,7 +149,11 @@ export class Chat {
       const span = element("span", `tok from-${ORIGINS[origin] ? origin : "plain"}`, text);
       span.title = ORIGINS[origin] ?? "";
       span.dataset.step = String(number);
-      span.addEventListener("click", () => { this.look(turn); this.steps.setFollow(false); this.steps.show(number); });
+      span.addEventListener("click", () => {
+        if (!this.look(turn)) return;
+        this.steps.setFollow(false);
+        this.steps.show(number);
+      });
       turn.text.append(span);
     }
     this.steps.add(step);
@@ -146,8 +161,20 @@ export class Chat {
     if (log.scrollHeight - log.scrollTop - log.clientHeight < 120) log.scrollTop = log.scrollHeight;
   }
 
+  // Show the steps of a turn; while another turn is answered, the steps of that one stay.
   look(turn) {
-    if (this.steps.steps !== turn.steps && !this.running) this.steps.reset(turn.steps);
+    if (this.shown !== turn && this.running) return false;
+    if (this.shown !== turn) {
+      this.shown = turn;
+      this.steps.reset([...turn.steps]);
+    }
+    return true;
+  }
+
+  // Mark the tokens of a step in the turn whose steps are shown.
+  mark(number) {
+    for (const span of this.at("log").querySelectorAll(".tok.here")) span.classList.remove("here");
+    for (const span of this.shown?.item.querySelectorAll(`.tok[data-step="${number}"]`) ?? []) span.classList.add("here");
   }
 
   finish(turn) {

@@ -27,6 +27,7 @@ export class Live {
     this.timer = null;
     this.last = null;
     this.rates = [];
+    this.looking = false;
   }
 
   start() {
@@ -41,9 +42,14 @@ export class Live {
     this.timer = null;
   }
 
+  // One call at a time: while the key is asked for, no other call asks for it again. Without a key, nothing is read.
   async look() {
+    if (this.looking) return;
+    this.looking = true;
     let page;
-    try { page = await (await this.api.call("metrics")).text(); } catch { return; }
+    try { page = await (await this.api.call("metrics")).text(); }
+    catch (error) { if (error.status === 401) this.stop(); return; }
+    finally { this.looking = false; }
     const now = performance.now(), found = parseMetrics(page), tokens = found.get("spectr:generation_tokens_total") ?? 0;
     if (this.last) this.rates.push(Math.max(0, (tokens - this.last.tokens) / ((now - this.last.now) / 1000)));
     this.rates = this.rates.slice(-KEPT);

@@ -10,10 +10,14 @@ import { Steps } from "./steps.js";
 
 const at = (id) => document.getElementById(id);
 
+// Several calls may need the key at once: they share one dialog and its answer.
+let asking = null;
+
 function askKey() {
-  return new Promise((answered) => {
+  asking ??= new Promise((answered) => {
     const dialog = at("key-dialog");
     dialog.addEventListener("close", () => {
+      asking = null;
       api.key = dialog.returnValue === "use" ? at("key-value").value : api.key;
       at("key-value").value = "";
       answered(dialog.returnValue === "use");
@@ -21,6 +25,7 @@ function askKey() {
     dialog.returnValue = "";
     dialog.showModal();
   });
+  return asking;
 }
 
 const api = new Api(askKey);
@@ -72,12 +77,9 @@ async function greet() {
 }
 
 const parts = { slider: at("slider"), play: at("play"), follow: at("follow"), number: at("step-number"), gain: at("step-gain"), why: at("why"), tree: at("tree") };
-const steps = new Steps(parts, (number) => {
-  for (const span of document.querySelectorAll(".tok.here")) span.classList.remove("here");
-  for (const span of document.querySelectorAll(`.turn.assistant:last-child .tok[data-step="${number}"]`)) span.classList.add("here");
-});
+const steps = new Steps(parts, (number) => chat.mark(number));
 const live = new Live(api, at);
-new Chat({ api, at, steps, settings: () => readSettings(at) });
+const chat = new Chat({ api, at, steps, settings: () => readSettings(at) });
 new Same(api, at);
 new Rules(api, at, () => rules);
 fillLegend(at("legend"));

@@ -11,7 +11,7 @@ export class Same {
   async start() {
     this.running?.abort();
     this.running = new AbortController();
-    const { signal } = this.running;
+    const running = this.running, { signal } = running;
     const texts = { plain: "", spec: "" }, ended = { plain: false, spec: false };
     const body = {
       messages: [{ role: "user", content: this.at("same-prompt").value }],
@@ -35,7 +35,9 @@ export class Same {
     try {
       await Promise.all([run("plain", { drafter: "none" }), run("spec", {})]);
     } catch (error) {
-      if (error.name !== "AbortError") this.say(error.message, "bad");
+      if (error.name === "AbortError") return;
+      running.abort(); // the other text would write over what is said here
+      this.say(error.message, "bad");
     }
   }
 

@@ -27,6 +27,15 @@ export class Steps {
     this.parts.slider.disabled = this.parts.play.disabled = steps.length === 0;
     this.parts.slider.max = String(Math.max(0, steps.length - 1));
     if (steps.length) this.show(this.follows ? steps.length - 1 : 0);
+    else this.clear();
+  }
+
+  clear() {
+    this.parts.slider.value = "0";
+    this.parts.slider.removeAttribute("aria-valuetext");
+    this.parts.number.textContent = "–";
+    this.parts.gain.textContent = this.parts.why.textContent = "";
+    this.parts.tree.replaceChildren();
   }
 
   add(step) {
