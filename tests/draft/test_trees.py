@@ -2,18 +2,19 @@
 and vocabularies of other sizes."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from spectr.draft import Plan
+from spectr.draft import Plan, drafter
 from spectr.draft.mixed import merge
 from spectr.draft.model import fit_vocabulary
 from spectr.draft.ngram import NGram, _NGramDrafting
 from spectr.draft.trie import draft_of_paths
 from spectr.errors import ArgumentError
-from spectr.trees import Budget, Frontier, prune
+from spectr.trees import Budget, Frontier, Shape, prune
 from spectr.types import Opening
 
 
@@ -133,3 +134,21 @@ def test_bad_plans() -> None:
             Plan("iid", **options).shape  # type: ignore[arg-type]  # noqa: B018
     with pytest.raises(ArgumentError, match="beam of a pruned tree"):
         Budget(4, beam=0)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"nodes": 100_000}, {"siblings": "iid", "drafts": 1000, "length": 1000}, {"tree": (100, 100, 100)},
+        {"siblings": "race", "drafts": 70, "length": 70}, {"tree": Shape((0,) * 5000)},
+    ],
+)  # fmt: skip
+def test_trees_that_no_memory_holds_are_refused(sizes: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match="a tree must have at most 4096 nodes, the root included, got"):
+        Plan(**sizes)
+
+
+def test_lookup_refuses_such_trees_too() -> None:
+    assert drafter("lookup", drafts=9000, nodes=20).nodes == 20
+    with pytest.raises(ArgumentError, match="at most 4096 nodes"):
+        drafter("lookup", drafts=9000, nodes=20_000)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spectr.checks import whole
+from spectr.draft.plan import check_size
 from spectr.draft.stateless import SingleChoice
 from spectr.draft.trie import draft_of_paths
 from spectr.kernels import usable
@@ -42,6 +43,7 @@ class Lookup:
     def __init__(self, drafts: int = 2, length: int = 4, nodes: int = 8, shortest: int = 2) -> None:
         for name, value in (("drafts", drafts), ("length", length), ("nodes", nodes), ("shortest", shortest)):
             whole(f"{name} of lookup", value, 1)
+        check_size(min(nodes, 1 + drafts * length))
         self.drafts, self.length, self.nodes, self.shortest = drafts, length, nodes, shortest
 
     @property

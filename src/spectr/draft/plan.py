@@ -1,6 +1,8 @@
 """Plans for trees, and drawing a tree by a plan from the logits of any drafter."""
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
 
 import torch
 from torch import Tensor
@@ -12,13 +14,25 @@ from spectr.transport.laws import law_of, zero_undefined
 from spectr.trees import Budget, Frontier, Growth, LogitsOf, Shape, as_shape, grow, prune, static_frontier
 from spectr.types import Draft, Scene, Siblings
 
-__all__ = ["DRAFT_MISMATCH", "Drawn", "Plan", "Planned", "beam_for", "chains_for", "draw"]
+__all__ = ["DRAFT_MISMATCH", "MOST_NODES", "Drawn", "Plan", "Planned", "beam_for", "chains_for", "check_size", "draw"]
 
 DRAFT_MISMATCH = 0.75
 """An assumed distance between the raw logits of drafter and target. The probability that a node wins the race is
 estimated as the softmax of (logits + noise) / this. The training objective `race` fits drafters to this score."""
 
+MOST_NODES = 4096
+"""The most nodes of a tree. A call has a mask of the square of their number, and a distribution for each."""
+
 _BEAMS = {2: (1, 1), 4: (2, 3), 8: (4, 4), 16: (6, 5), 32: (8, 6), 64: (16, 8), 128: (16, 8), 256: (24, 9)}
+
+
+def check_size(nodes: int) -> None:
+    """Raise ArgumentError if a tree with so many nodes is too large."""
+    if nodes > MOST_NODES:
+        raise ArgumentError(
+            f"a tree must have at most {MOST_NODES} nodes, the root included, got {nodes}; lower nodes, drafts or "
+            "length, or the branching numbers of tree"
+        )
 
 
 def beam_for(nodes: int) -> tuple[int, int]:
@@ -67,11 +81,22 @@ class Plan:
                 f"nodes must be at least 2 (the root and one draft), got {self.nodes}; use drafter='none' to disable "
                 "drafting"
             )
+        check_size(self._most)
         if self.nodes is not None and not self.prunes and len(self.shape.parents) > self.nodes:
             raise ArgumentError(
                 f"the tree must fit into nodes={self.nodes}, it has {len(self.shape.parents)}; "
                 "lower drafts or length, or raise nodes"
             )
+
+    @property
+    def _most(self) -> int:
+        """The most nodes of a tree, counted without making it."""
+        if isinstance(self.tree, Shape):
+            return len(self.tree.parents)
+        if self.tree is not None:
+            levels: list[int] = list(accumulate(self.tree, mul))
+            return 1 + sum(levels)
+        return self.nodes if self.nodes is not None and self.prunes else 1 + self.drafts * self.length
 
     def for_rows(self, rows: int) -> "Plan":
         """Return the plan of each row in a batch of `rows` rows, which share `shared` nodes.
