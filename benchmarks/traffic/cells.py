@@ -1,4 +1,4 @@
-"""Measures one number of requests in flight: both ways on the same traffic, and the upper bound of each."""
+"""Measures one number of requests in flight: all ways on the same traffic, and the upper bound of each."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

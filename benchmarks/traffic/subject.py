@@ -44,8 +44,13 @@ class Subject:
         Stop tokens are ignored unless `strikes_stops` is set: a policy that masks them costs work that usual requests
         do not need.
         """
+        drafter = self._choosing() if way == CHOOSING else self.drafters[way]
         stops = self.lm.opened.stops if self.load.strikes_stops else frozenset[int]()
-        return Engine(self.target, self.drafters[way], named_rule("race"), stops, rows=max(_ROWS, rows))
+        return Engine(self.target, drafter, named_rule("race"), stops, rows=max(_ROWS, rows))
+
+    def _choosing(self) -> Drafter:
+        """Return a drafter that has learnt nothing yet of what pays."""
+        return adaptive((self.drafters[PLAIN], self.drafters[DEFAULT]), lambda _: 1)
 
     def stream(self, seed: int) -> Stream:
         """Return a stream of requests with this seed."""
@@ -62,12 +67,10 @@ def subject_of(order: Order, say: Callable[[str], None]) -> Subject:
 
 
 def _drafters(order: Order, default: Drafter) -> dict[str, Drafter]:
-    """Return the drafter of every way that is to be measured, and the default one."""
+    """Return the drafters that the ways are made of; refuse a choice that cannot be made."""
     plain = named_drafter("none")
-    made = {PLAIN: plain, DEFAULT: default}
-    if CHOOSING in order.load.ways:
-        if isinstance(default, SwitchingDrafter) or default.name == plain.name:
-            raise ArgumentError(f"the way {CHOOSING!r} needs a drafter that makes no such choice itself, got "
-                                f"{default.name!r}; leave the way out, or name a drafter")  # fmt: skip
-        made[CHOOSING] = adaptive((plain, default), lambda _: 1)
-    return made
+    chooses = isinstance(default, SwitchingDrafter)
+    if CHOOSING in order.load.ways and (chooses or default.name == plain.name):
+        raise ArgumentError(f"the way {CHOOSING!r} needs a drafter that makes no such choice itself, got "
+                            f"{default.name!r}; leave the way out, or name a drafter")  # fmt: skip
+    return {PLAIN: plain, DEFAULT: default}

@@ -13,10 +13,10 @@ def _number(value: Any, places: int = 2, scale: float = 1.0) -> str:
     return "–" if value is None else f"{scale * value:.{places}f}"
 
 
-def _row(count: int, way: str, cell: Found) -> list[str]:
+def _row(count: int, way: str, cell: Found, ratio: float | None) -> list[str]:
     first, pace, static = cell["time_to_first_token"], cell["time_per_output_token"], cell["static"]
     return [
-        str(count), way, _number(cell["tokens_per_second"], 1), _number(cell.get("ratio_to_plain")),
+        str(count), way, _number(cell["tokens_per_second"], 1), _number(cell.get("ratio_to_plain", ratio)),
         *(_number(first[name], 1, 1e3) for name in ("median", "p95")),
         *(_number(pace[name], 2, 1e3) for name in ("median", "p95")),
         _number(static.get("steady_tokens_per_second"), 1),
@@ -31,7 +31,11 @@ def _traffic(parts: Iterable[Found]) -> Cells:
         "in flight", "way", "tok/s", "× plain", "first ms", "p95", "ms per token", "p95", "static tok/s",
         "prefill ms per token", "bound tok/s", "share", "new graphs",
     ]  # fmt: skip
-    rows = [_row(part["in_flight"], way, cell) for part in parts for way, cell in part["cells"].items()]
+    rows = [
+        _row(part["in_flight"], way, cell, part.get("ratio_to_plain") if way == "default" else None)  # older files
+        for part in parts
+        for way, cell in part["cells"].items()
+    ]
     return heads, rows
 
 

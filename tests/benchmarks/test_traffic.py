@@ -185,6 +185,9 @@ def test_a_way_that_was_measured_before_an_interruption_is_kept(order: Order, mo
     part = run(only, lambda _: None)["parts"]["in_flight_3"]
     assert measured == ["plain", "default", "default"]
     assert (part["cells"]["default"]["ratio_to_plain"], part["left"], "error" in part) == (1.0, 0, False)
+    more = replace(only, load=replace(SMALL, shared=0, ways=WAYS))
+    assert list(run(more, lambda _: None)["parts"]["in_flight_3"]["cells"]) == list(WAYS)
+    assert measured.pop() == "choosing"  # the others are kept
     other = run(replace(only, again=True), lambda _: None)["parts"]["in_flight_3"]
     assert measured[3:] == ["plain", "default"]
     assert other["left"] == 0

@@ -140,15 +140,16 @@ def test_bad_plans() -> None:
     "sizes",
     [
         {"nodes": 100_000}, {"siblings": "iid", "drafts": 1000, "length": 1000}, {"tree": (100, 100, 100)},
-        {"siblings": "race", "drafts": 70, "length": 70}, {"tree": Shape((0,) * 5000)},
+        {"siblings": "race", "drafts": 70, "length": 70}, {"tree": Shape((0,) * 5000)}, {"tree": (100,) * 3000},
+        {"nodes": 64, "drafts": 9000, "length": 2}, {"tree": (1,) * 5000},
     ],
 )  # fmt: skip
 def test_trees_that_no_memory_holds_are_refused(sizes: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match="a tree must have at most 4096 nodes, the root included, got"):
+    with pytest.raises(ArgumentError, match="a tree must have at most 4096 nodes, the root included"):
         Plan(**sizes)
 
 
 def test_lookup_refuses_such_trees_too() -> None:
     assert drafter("lookup", drafts=9000, nodes=20).nodes == 20
     with pytest.raises(ArgumentError, match="at most 4096 nodes"):
-        drafter("lookup", drafts=9000, nodes=20_000)
+        drafter("lookup", drafts=2, nodes=20_000)

@@ -114,6 +114,10 @@ def test_it_goes_on_where_it_stopped(
     kept = journal.read_bytes()
     done = len(kept.splitlines()) - 1
     assert not out.exists()
+    for broken in (b"[]\n", b"{}\n", b'{"line": "x"}\n'):
+        journal.write_bytes(kept + broken)
+        Journal(tmp_path / "out.jsonl", json.loads(kept.splitlines()[0])["batch"]).__exit__(None, None, None)
+        assert journal.read_bytes() == kept
     journal.write_bytes(kept + b'{"line": 9, "result": {"id"')
     tally = run(path, out, model)
     assert tally.resumed == done

@@ -146,6 +146,9 @@ def test_a_conversation_continues_after_an_empty_answer(folder: Path) -> None:
     assert "".join(chat.say("and then?", 4, seed=1)) != ""
     with pytest.raises(ArgumentError, match="content of a message must not be empty"):
         chat.lm.encode([{"role": "user", "content": ""}])
+    chat.turns = [{"role": "system", "content": None}]  # type: ignore[dict-item]
+    with pytest.raises(ArgumentError, match="content of a message must be a string"):
+        chat.say("one")
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 12])
@@ -164,6 +167,20 @@ def test_an_answer_that_is_left_stays_in_the_conversation(folder: Path, limit: i
         list(second)
         assert [turn["role"] for turn in chat.turns] == ["user", "assistant"] * 2
         assert chat.turns[:2] == [first, said]
+    chat = lm.chat()
+    never, other = (
+        chat.say("one", 12, seed=4),
+        chat.say("two", 12, seed=4),
+    )  # the first is never begun, so it is dropped
+    list(never)
+    list(other)
+    assert [turn["content"] for turn in chat.turns[::2]] == ["two"]
+    next(running := chat.say("three", 12, seed=4, min_new_tokens=12))
+    with pytest.raises(ArgumentError):
+        chat.say("four", temperature=-1)
+    assert running.finish_reason is None  # a message that is refused does not end it
+    list(running)
+    assert [turn["content"] for turn in chat.turns[::2]] == ["two", "three"]
     chat = lm.chat()
     next(chat.say("one", 12, seed=4))
     chat.turns = [{"role": "system", "content": "Brief."}]  # what the user sets meanwhile stays
@@ -421,6 +438,8 @@ def test_a_bad_word_may_stand_alone(folder: Path) -> None:
     lm = spectr.load(str(folder))
     one, listed, letters = (lm.requests([1], 5, [0], bad_words=words)[0].policy for words in ("fox", ["fox"], [*"fox"]))
     assert one == listed != letters
+    with pytest.raises(ArgumentError, match="bad_words must be a list of strings or of sequences"):
+        lm.generate(ASK, 5, bad_words=5)
     assert lm.requests([1], 5, [0], bad_words=None)[0].policy.bad_words == ()
     first, second = lm.generate([ASK, ASK], 8, seed=1, bad_words=[["fox"], None])
     assert first.tokens == lm.generate(ASK, 8, seed=first.seed, bad_words="fox").tokens

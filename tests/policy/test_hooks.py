@@ -145,6 +145,13 @@ def test_a_hook_is_not_called_beyond_the_end() -> None:
     assert asked == []
 
 
+def test_an_error_of_the_users_code_stays_as_it_is() -> None:
+    known = past()
+    Policy(allowed=lambda _: (int(word) for word in ["a"]))(LOGITS, known)
+    with pytest.raises(ValueError, match="invalid literal for int"):
+        known.history.commit([[0], []])
+
+
 @pytest.mark.parametrize(("answer", "message"), [
     ([V], "ids from 0 to 11"), ([True] * 3, "masks of 12 tokens"), (["yes"], "token ids, a mask"),
     (5, "token ids, a mask"), ([5.7], "token ids, a mask"), (torch.ones(V), "token ids, a mask"),

@@ -10,6 +10,7 @@ import httpx2
 import pytest
 
 import spectr
+from spectr.errors import ArgumentError
 from spectr.grammar import Grammar
 from spectr.lm import LM
 from spectr.serve.receipt import drafting_of, read_receipt, replay
@@ -212,14 +213,18 @@ def test_speculation_of_one_request(client: httpx2.Client) -> None:
         assert other["spectr"]["receipt"]["speculation"]["rule"] == rule
 
 
-@pytest.mark.parametrize("speculation", [{"rule": "optimal", "nodes": 6}, {"rule": "kseq"}, {"rule": "block"}])
+@pytest.mark.parametrize(
+    "speculation",
+    [{"rule": "optimal", "drafter": "ngram", "nodes": 6}, {"rule": "kseq", "drafter": "ngram"},
+     {"rule": "block", "drafter": "ngram"}, {"rule": "match", "drafter": "lookup", "nodes": 4}, {"rule": "match"},
+     {"rule": "match", "drafter": "none"}],
+)  # fmt: skip
 def test_a_receipt_says_how_the_drafts_were_made(
     client: httpx2.Client, lm: LM, folder: Path, tmp_path: Path, speculation: dict[str, Any]
 ) -> None:
     """Under rules whose text depends on drafts, a model that is loaded as the receipt says gives the text again. A
     model with another drafter says what differs."""
-    found = post(client, "/v1/completions", prompt="one two one two", max_tokens=24, seed=1,
-                 spectr={"drafter": "ngram", **speculation})  # fmt: skip
+    found = post(client, "/v1/completions", prompt="one two one two", max_tokens=24, seed=1, spectr=speculation)
     path, said = tmp_path / "response.json", list[str]()
     path.write_text(json.dumps(found))
     receipt = read_receipt(path)
@@ -231,7 +236,13 @@ def test_a_receipt_says_how_the_drafts_were_made(
     assert f"made under rule '{speculation['rule']}', this is 'race'" in said[0]
     other = spectr.load(str(folder), "ngram", speculation["rule"], dtype="float64", nodes=3)
     replay(other, receipt, said.append)
-    assert "this is 'ngram' with 3; under rule" in said[-1]
+    assert "the receipt was made with another " in said[-1]
+    for wrong in ({"plan": "drafts"}, {"rule": ["kseq"]}, {"drafter": None}, {"nodes": "3"}):
+        path.write_text(json.dumps({**receipt, "speculation": {**receipt["speculation"], **wrong}}))
+        with pytest.raises(ArgumentError, match="a receipt must be what a response has"):
+            read_receipt(path)
+    del receipt["speculation"]["plan"]  # as in older receipts
+    assert drafting_of(receipt)[0] == drafter
 
 
 def test_a_receipt_gives_the_text_again(client: httpx2.Client, lm: LM, tmp_path: Path) -> None:

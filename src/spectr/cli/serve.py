@@ -266,9 +266,17 @@ def replay(
 
     found = read_receipt(receipt)
     named, options = drafting_of(found)
-    named, options = (named, options) if drafter == "auto" else (drafter, {})
-    lm = load(model or found["model"]["name"], named, found["speculation"]["rule"], device=device, dtype=dtype,
-              progress=talk, **options)  # fmt: skip
+    speculation = found["speculation"]
+    try:
+        lm = load(model or found["model"]["name"], named if drafter == "auto" else drafter, speculation["rule"],
+                  device=device, dtype=dtype, progress=talk, **options)  # fmt: skip
+    except ArgumentError as error:
+        if not options:
+            raise
+        raise ArgumentError(
+            f"the receipt was made with drafter {speculation['drafter']!r} and {options}, and it cannot be loaded: "
+            f"{error}. Name the drafter with --drafter"
+        ) from error
     texts = run_again(lm, found, talk)
     if as_json:
         print_json({"texts": [{"text": one.output.text, "same": one.is_same} for one in texts]})

@@ -43,7 +43,7 @@ class Lookup:
     def __init__(self, drafts: int = 2, length: int = 4, nodes: int = 8, shortest: int = 2) -> None:
         for name, value in (("drafts", drafts), ("length", length), ("nodes", nodes), ("shortest", shortest)):
             whole(f"{name} of lookup", value, 1)
-        check_size(min(nodes, 1 + drafts * length))
+        check_size(nodes)
         self.drafts, self.length, self.nodes, self.shortest = drafts, length, nodes, shortest
 
     @property

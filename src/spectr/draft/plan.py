@@ -1,8 +1,6 @@
 """Plans for trees, and drawing a tree by a plan from the logits of any drafter."""
 
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from operator import mul
 
 import torch
 from torch import Tensor
@@ -30,8 +28,8 @@ def check_size(nodes: int) -> None:
     """Raise ArgumentError if a tree with so many nodes is too large."""
     if nodes > MOST_NODES:
         raise ArgumentError(
-            f"a tree must have at most {MOST_NODES} nodes, the root included, got {nodes}; lower nodes, drafts or "
-            "length, or the branching numbers of tree"
+            f"a tree must have at most {MOST_NODES} nodes, the root included, got more; lower nodes, drafts or length, "
+            "or the branching numbers of tree"
         )
 
 
@@ -90,13 +88,16 @@ class Plan:
 
     @property
     def _most(self) -> int:
-        """The most nodes of a tree, counted without making it."""
+        """The most nodes of a tree, or of the chains that a pruned one is chosen from, counted without making it."""
         if isinstance(self.tree, Shape):
             return len(self.tree.parents)
         if self.tree is not None:
-            levels: list[int] = list(accumulate(self.tree, mul))
-            return 1 + sum(levels)
-        return self.nodes if self.nodes is not None and self.prunes else 1 + self.drafts * self.length
+            found = width = 1
+            for count in self.tree[:MOST_NODES]:
+                width = min(width * count, MOST_NODES)
+                found += width
+            return found
+        return max(self.nodes or 0, 1 + self.drafts * self.length)
 
     def for_rows(self, rows: int) -> "Plan":
         """Return the plan of each row in a batch of `rows` rows, which share `shared` nodes.

@@ -121,10 +121,11 @@ class Handle(Iterator[Step]):
 
     def cancel(self) -> None:
         """Cancel the request; the result so far stays."""
+        has_failed = isinstance(self._delivery.error, Exception)  # which nobody has heard of yet
         self._delivery.cancel()
         self._wake()
         if self._result.finish_reason is None:
-            self._result.finish_reason = "cancelled"
+            self._result.finish_reason = "error" if has_failed else "cancelled"
 
     def __iter__(self) -> "Handle":
         return self

@@ -88,8 +88,8 @@ class Journal:
         """Index the results in the file, and cut off a last one that was partly written."""
         for line in self._file:
             try:
-                number = json.loads(line)["line"] if line.endswith(b"\n") else None
-            except ValueError:  # a machine that lost power may have written anything
+                number = int(json.loads(line)["line"]) if line.endswith(b"\n") else None
+            except (ValueError, KeyError, TypeError):  # a machine that lost power may have written anything
                 number = None
             if number is None:
                 self._cut(offset)

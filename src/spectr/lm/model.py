@@ -87,7 +87,7 @@ class LM:
         if functions or any(turn.get("tool_calls") for turn in turns):
             _ = self.call_form  # a template that has no form for calls would leave them out
         for turn in turns:
-            if turn["content"] or turn["role"] not in _MAY_BE_EMPTY:
+            if turn["content"] != "" or turn["role"] not in _MAY_BE_EMPTY:
                 check_text(turn["content"], "the content of a message")
         try:
             with tokenizer_lock(self.tokenizer):
@@ -317,7 +317,9 @@ class LM:
         """Return the policy of the model's settings, overridden by these. Bad words that are strings are encoded
         twice: with and without a space before them."""
         settings = merge_settings(self.opened.settings, settings)
-        bad_words = settings.get("bad_words") or ()
+        bad_words = () if settings.get("bad_words") is None else settings["bad_words"]
+        if not isinstance(bad_words, Iterable):
+            raise ArgumentError(f"bad_words must be a list of strings or of sequences of token ids, got {bad_words!r}")
         words = [bad_words] if isinstance(bad_words, str) else bad_words
         spelled = [form for word in words for form in ([word, f" {word}"] if isinstance(word, str) else [word])]
         if any(isinstance(form, str) for form in spelled):

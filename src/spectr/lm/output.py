@@ -81,7 +81,7 @@ class TextHandle(Iterator[str]):
 
     def __init__(self, handle: Handle, ended: Callable[["TextHandle"], None] = lambda _: None) -> None:
         self._handle, self._ended = handle, ended
-        self._has_begun = False
+        self.has_begun = False  # somebody has begun to read the text, or to wait for it
 
     @property
     def seed(self) -> int:
@@ -124,14 +124,19 @@ class TextHandle(Iterator[str]):
         return as_output(self._handle.so_far, self._handle.request)
 
     def result(self, timeout: float | None = None) -> Output:
-        """Wait for the end of the text and return it; raise the error that the request failed with."""
-        self._has_begun = True
-        self._handle.result(timeout)
+        """Wait for the end of the text, at most `timeout` seconds, and return it; raise the error that the request
+        failed with."""
+        self.has_begun = True
+        try:
+            self._handle.result(timeout)
+        except KeyboardInterrupt:
+            self.cancel()
+            raise
         self._finish()
         return self.output
 
     def __next__(self) -> str:
-        self._has_begun = True
+        self.has_begun = True
         try:
             for step in self._handle:
                 if step.text:
@@ -151,7 +156,7 @@ class TextHandle(Iterator[str]):
         return self.output
 
     async def __aiter__(self) -> AsyncIterator[str]:
-        self._has_begun = True
+        self.has_begun = True
         async for step in self._handle:
             if step.text:
                 yield step.text
@@ -161,8 +166,9 @@ class TextHandle(Iterator[str]):
         """Cancel the request; the text so far stays."""
         if self.finish_reason is None:
             self._handle.cancel()
-        if self._has_begun and self.finish_reason != "error":
+        if self.has_begun and self.finish_reason != "error":
             self._finish()
+        self._ended = lambda _: None
 
     close = cancel
 

@@ -5,6 +5,7 @@ drafts, and so for texts that may never occur, such as those beyond a stop strin
 deferred until a text gets there, as it would without drafts.
 """
 
+import reprlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -104,12 +105,17 @@ def _read(answer: Any, vocabulary: int) -> Tensor:
     if answer is None:
         return torch.ones(vocabulary, dtype=torch.bool)
     is_array = isinstance(answer, Tensor) or hasattr(answer, "__array__")
+    wrong = f"allowed must return token ids, a mask of bools, or None for all tokens, got {reprlib.repr(answer)}"
+    if not is_array and not isinstance(answer, Iterable):
+        raise ArgumentError(wrong)
+    given = answer if is_array else list(answer)
     try:
-        values = torch.as_tensor(answer if is_array else list(answer)).cpu().flatten()
-    except (TypeError, ValueError, RuntimeError):
-        values = None
-    if values is None or (values.numel() and (values.is_floating_point() or values.is_complex())):
-        raise ArgumentError(f"allowed must return token ids, a mask of bools, or None for all tokens, got {answer!r}")
+        found = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(wrong) from error
+    if found.numel() and (found.is_floating_point() or found.is_complex()):
+        raise ArgumentError(wrong)
+    values = found.cpu().flatten()
     if values.dtype == torch.bool:
         if values.shape[0] != vocabulary:
             raise ArgumentError(f"allowed must return masks of {vocabulary} tokens, got one of {values.shape[0]}")

@@ -79,7 +79,7 @@ class Admission:
         if bucket.left < 1:
             wait = (1 - bucket.left) / rate
             raise ApiError(
-                429, f"a key may make {self.limits.rate:g} requests a minute, {most:.0f} of them at once; retry in "
+                429, f"a key may make {self.limits.rate:g} requests a minute, {int(most)} of them at once; retry in "
                 f"{wait:.1f} seconds",
                 code="rate_limit_exceeded", wait=wait,
             )  # fmt: skip

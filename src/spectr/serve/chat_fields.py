@@ -82,7 +82,8 @@ class Message(Fields):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     """Who speaks; developer means the same as system, and tool brings the result of a call."""
     content: Content | None = None
-    """What is said, as a string or in parts; null is allowed for an assistant's message with `tool_calls` only."""
+    """What is said, as a string or in parts; null is allowed for an assistant's message with `tool_calls` only. A
+    user's message must not be empty."""
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
     """The calls of an assistant's message."""
     tool_call_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None

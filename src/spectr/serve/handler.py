@@ -213,8 +213,7 @@ class _Job:
         for index in range(len(handles)):
             if (past := self.parsed.past(index)) is not None and past.begun:
                 self.progress.move(index, past.tokens, ends=past.finish_reason is not None)
-                self.reply.pass_over(index, past.tokens)
-                if self.parsed.calling is not None:
+                if self.parsed.calling is not None or self.parsed.logprobs is not None:
                     await self._skip(index, past.tokens)
         if len(running) == 1:
             async for chunk in self._chunks_of(running[0], handles):
@@ -290,7 +289,6 @@ class _Job:
             if seen.is_whole:
                 return
             shown = await self._skip(index, tokens_of(held)[: seen.count])
-            self.reply.pass_over(index, tokens_of(held)[: seen.count])
             yield [steps_after(held, seen.count, shown)], tokens_of(held)
         async for steps in arrivals:
             yield steps, tokens_of(steps)
@@ -303,9 +301,11 @@ class _Job:
         def skip(_: Any = None) -> str:
             shown = "" if request is None else shown_text(request.reader, tokens)
             self.reply.skip(index, shown)
+            self.reply.pass_over(index, tokens)
             return shown
 
-        return skip() if len(tokens) <= _SMALL else await self.handler.service.in_worker(skip, self.tenant)
+        is_small = len(tokens) + self.parsed.echoes * len(self.parsed.prompts[index // self.parsed.n]) <= _SMALL
+        return skip() if is_small else await self.handler.service.in_worker(skip, self.tenant)
 
     async def _wait_for(self, handle: Handle) -> None:
         """Wait for the end of a text, with its times in the metrics."""

@@ -185,10 +185,11 @@ def _parsed(
     if grammar is not None:
         settings["grammar"] = grammar
     limit, drops = _limit(body)
-    if limit is not None and longest + limit > service.context:
+    begins = longest if lm.opened.start is None else len(lm.opened.start)  # an encoder reads the prompt elsewhere
+    if limit is not None and begins + limit > service.context:
         name = _limit_name(body)
         raise ApiError(400, f"prompt and new tokens must fit into the model's {service.context} positions, got "
-                       f"{longest} + {limit}; shorten the prompt or lower {name}", name,
+                       f"{begins} + {limit}; shorten the prompt or lower {name}", name,
                        "context_length_exceeded")  # fmt: skip
     limits = [service.context - len(prompt) if limit is None else limit for prompt in prompts]
     seed = random_seed() if body.seed is None else body.seed

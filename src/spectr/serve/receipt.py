@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from spectr.coins import derived_seed
+from spectr.draft.lookup import Lookup
 from spectr.draft.options import AUTO, PLANNED
 from spectr.draft.traits import DrafterTraits
 from spectr.engine import Result
@@ -55,10 +56,12 @@ def make_receipt(parsed: ParsedRequest, service: Service, results: Sequence[Resu
 
 def _plan(drafter: Drafter) -> dict[str, Any] | None:
     """Return the options with which the drafter makes its trees, None if it has no plan."""
+    if isinstance(drafter, Lookup):
+        return {"drafts": drafter.drafts, "length": drafter.length, "nodes": drafter.nodes}
     plan = DrafterTraits(drafter).plan
     if plan is None or isinstance(plan.tree, Shape):
         return None
-    return {name: value for name in PLANNED if (value := getattr(plan, name)) is not None}
+    return {name: value for name in ("siblings", *PLANNED) if (value := getattr(plan, name)) is not None}
 
 
 def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
@@ -69,6 +72,21 @@ def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _is_complete(receipt: dict[str, Any]) -> bool:
+    """Return whether a receipt has what is needed to generate its texts again."""
+    if any(name not in receipt for name in _FIELDS):
+        return False
+    speculation, model = receipt["speculation"], receipt["model"]
+    return (
+        isinstance(speculation, dict)
+        and isinstance(model, dict)
+        and all(isinstance(speculation.get(name), str) for name in ("rule", "drafter"))
+        and all(isinstance(model.get(name), str) for name in ("name", "digest"))
+        and isinstance(speculation.get("nodes"), int)
+        and isinstance(speculation.get("plan"), dict | None)
+    )
+
+
 def read_receipt(path: Path) -> dict[str, Any]:
     """Read a receipt from a file, which has the receipt itself or the response that it came in."""
     try:
@@ -77,7 +95,7 @@ def read_receipt(path: Path) -> dict[str, Any]:
         raise ArgumentError(f"a receipt must be a file of JSON, and {path} is not: {error}") from error
     if isinstance(found, dict) and isinstance(found.get("spectr"), dict):
         found = found["spectr"].get("receipt")
-    if not isinstance(found, dict) or found.get("format") != _FORMAT or any(name not in found for name in _FIELDS):
+    if not isinstance(found, dict) or found.get("format") != _FORMAT or not _is_complete(found):
         raise ArgumentError(
             f"a receipt must be what a response has under spectr.receipt, in format {_FORMAT}, and {path} is not"
         )
@@ -94,12 +112,15 @@ class Replayed:
 
 def drafting_of(receipt: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the drafter of a receipt and its options, for loading the model. They matter under rules whose text
-    depends on drafts; under the others it is `auto`."""
+    depends on drafts; under the others it is `auto`. Heads and draft models have no name here: they are `auto`, too,
+    and must be named if the model does not come with them."""
     speculation = receipt["speculation"]
+    name = speculation["drafter"]
     if not named_rule(speculation["rule"]).card.text_depends_on_drafts:
         return AUTO, {}
-    plan = speculation.get("plan") or {}
-    name = speculation["drafter"]
+    if name == "none":
+        return name, {}
+    plan = speculation.get("plan") or {"nodes": speculation["nodes"]}  # older receipts have no plan
     return (name if name in _BY_NAME else AUTO), {option: plan[option] for option in PLANNED if option in plan}
 
 
@@ -109,10 +130,14 @@ def _differences(lm: LM, speculation: dict[str, Any]) -> list[str]:
     found = list[str]()
     if rule.name != speculation["rule"]:
         found.append(f"the receipt was made under rule {speculation['rule']!r}, this is {rule.name!r}")
-    if rule.text_depends_on_drafts and (drafter.name, drafter.nodes) != (speculation["drafter"], speculation["nodes"]):
+    own: dict[str, Any] = {"drafter": drafter.name, "nodes": drafter.nodes, "plan": _plan(drafter)}
+    own = json.loads(json.dumps(own))
+    known = {**speculation, "plan": speculation.get("plan", own["plan"])}  # older receipts have no plan
+    if rule.text_depends_on_drafts and (differing := [name for name in own if own[name] != known[name]]):
         found.append(
-            f"the receipt was made with drafter {speculation['drafter']!r} and {speculation['nodes']} nodes, this is "
-            f"{drafter.name!r} with {drafter.nodes}; under rule {rule.name!r} the text depends on them"
+            f"the receipt was made with another {', '.join(differing)} (drafter {known['drafter']!r}, {known['nodes']} "
+            f"nodes, {known['plan']}; this is {own['drafter']!r}, {own['nodes']}, {own['plan']}); under rule "
+            f"{rule.name!r} the text depends on them"
         )
     return found
 

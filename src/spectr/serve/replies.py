@@ -170,6 +170,8 @@ class Reply:
     def echo(self, index: int, result: Result) -> dict[str, Any]:
         """Return the prompt of one text as the first chunk of a stream; `result` is of the prompt's first text."""
         prompt = self._prompt(index)
+        if self.parsed.logprobs is not None:
+            self._offset(index)  # counted here, because a prompt may have very many tokens
         logprobs = self._logprobs(prompt, result.prompt_logprobs or [], 0) if self.parsed.logprobs is not None else None
         choice = {"index": index, "text": self.texts.decode(prompt), "logprobs": logprobs, "finish_reason": None}
         return {**self._head(chunk=True), "choices": [choice]}

@@ -112,7 +112,8 @@ class ReceiptSpeculation(Answer):
     lossless: bool
     """Whether the rule keeps the model's distribution exactly."""
     plan: dict[str, Any] | None
-    """The options with which the drafter made its trees: `drafts`, `length`, `nodes`, `tree`; null if it has none."""
+    """The options with which the drafter made its trees: `siblings`, `drafts`, `length`, `nodes`, `tree`; null if it
+    has none."""
 
 
 class ReceiptText(Answer):

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from spectr.audit.witness import Witness
+from spectr.draft.adaptive import SwitchingDrafter
 from spectr.draft.options import DraftOptions
 from spectr.engine import Engine
 from spectr.errors import SpectrError
@@ -183,7 +184,10 @@ class Service:
     def _made(self, wanted: Variant) -> LM:
         own = self.lm.engine
         rule = own.rule if wanted.rule is None else as_rule(wanted.rule)
-        if wanted.drafter is None and wanted.nodes is None and own.drafter.siblings in rule.card.siblings:
+        fits = own.drafter.siblings in rule.card.siblings
+        if rule.card.text_depends_on_drafts and isinstance(own.drafter, SwitchingDrafter):
+            fits = False  # the text would depend on the times of earlier steps
+        if wanted.drafter is None and wanted.nodes is None and fits:
             engine = own.with_parts(rule=rule)
         else:
             options = DraftOptions(nodes=None if wanted.drafter == "none" else wanted.nodes)

@@ -90,7 +90,8 @@ class CompletionLogprobs(Answer):
     token_logprobs: list[float | None]
     """The log-probability of each token; null for the first token of an echoed prompt."""
     top_logprobs: list[dict[str, float] | None] | None
-    """For each place, the log-probabilities of the token and of the likeliest tokens, by their texts; null if
+    """For each place, the log-probabilities of the token and of the likeliest tokens, by their texts (another
+    token with the text of this one, such as another part of a character, is named by its bytes: `bytes:\\xf0`); null if
     `logprobs` is 0."""
     text_offset: list[int]
     """Where each token begins in the joined texts of the tokens, in characters."""

@@ -85,6 +85,7 @@ export class Chat {
     if (!this.turns.includes(this.shown)) {
       this.shown = null;
       this.steps.reset();
+      this.at("tree").replaceChildren(this.hint);
     }
   }
 
@@ -94,6 +95,7 @@ export class Chat {
 
   async retry(turn, seed) {
     if (this.running) return;
+    try { this.settings(); } catch (error) { this.fail(error); return; } // before the answer is gone
     this.cut(turn);
     await this.answer(seed);
   }
@@ -122,6 +124,7 @@ export class Chat {
     let count = 0;
     try {
       for await (const event of this.api.stream("v1/chat/completions", body, this.running.signal)) {
+        if (this.running.signal.aborted) throw new DOMException("stopped", "AbortError");
         const choice = event.choices[0];
         if (choice?.delta?.content) turn.content += choice.delta.content;
         for (const step of event.spectr?.trace ?? []) {
@@ -156,7 +159,7 @@ export class Chat {
       });
       turn.text.append(span);
     }
-    this.steps.add(step);
+    if (this.shown === turn) this.steps.add(step);
     const log = this.at("log");
     if (log.scrollHeight - log.scrollTop - log.clientHeight < 120) log.scrollTop = log.scrollHeight;
   }

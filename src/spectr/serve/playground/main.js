@@ -86,7 +86,9 @@ fillLegend(at("legend"));
 views();
 for (const name of ["temperature", "top_p"]) at(name).addEventListener("input", () => { at(`${name}-value`).textContent = at(name).value; });
 at("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
-at("key").addEventListener("click", () => askKey());
+at("key").addEventListener("click", async () => {
+  if (await askKey() && !at("view-live").hidden) live.start();
+});
 setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 greet();
 setInterval(greet, 5000);

@@ -23,6 +23,7 @@ export class Same {
       const begun = performance.now();
       let tokens = 0, calls = 0;
       for await (const event of this.api.stream("v1/chat/completions", { ...body, spectr: { ...spectr, trace: true, receipt: false } }, signal)) {
+        if (signal.aborted) return;
         texts[name] += event.choices[0]?.delta?.content ?? "";
         for (const step of event.spectr?.trace ?? []) { tokens += step.tokens.length; calls += 1; }
         const seconds = (performance.now() - begun) / 1000;

@@ -65,8 +65,8 @@ class ResponseAssembly:
                 yield from self._open_message()
             yield from self._add_text(text)
         for part in delta.get("tool_calls", ()):
+            self._unsent.clear()  # log-probabilities are reported for texts only
             if "id" in part:
-                self._unsent.clear()  # log-probabilities are reported for texts only
                 yield from self._close("completed")
                 yield from self._open_call(part)
             yield from self._add_arguments(part["function"]["arguments"])
