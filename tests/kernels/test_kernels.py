@@ -133,6 +133,31 @@ def test_tree_attention(rows: int, heads: int, shared: int, count: int, length: 
             assert float((found.float() - meant.transpose(1, 2)).abs().max()) < most
 
 
+@pytest.mark.parametrize(
+    ("rows", "heads", "shared", "count", "length"), [(5, 4, 2, 3, 300), (1, 2, 1, 70, 200), (3, 2, 2, 1, 64)]
+)
+def test_tree_attention_reads_each_row_to_its_own_end(
+    rows: int, heads: int, shared: int, count: int, length: int
+) -> None:
+    """Nothing changes if the ends of rows are given, and blocks of slots behind them are not read."""
+    from spectr.kernels.attention import tree_attention
+
+    generator = torch.Generator().manual_seed(6)
+    query = torch.randn(rows, heads, count, 32, generator=generator).to(DEVICE)
+    key, value = (torch.randn(rows, shared, length, 32, generator=generator).to(DEVICE) for _ in range(2))
+    ends = torch.tensor([length, 0, 1, 64, 65][:rows] if rows > 1 else [100])
+    seen = (torch.arange(length) < ends[:, None, None, None]).expand(rows, 1, count, length)
+    mask = torch.zeros(seen.shape).masked_fill_(~seen, torch.finfo(torch.float32).min).to(DEVICE)
+    meant = tree_attention(query, key, value, mask, 0.3)
+    alive = (ends > 0).to(DEVICE)  # attention to nothing is arbitrary
+    blocks = -(-ends // 64) * 64
+    behind = (torch.arange(length) >= blocks[:, None]).to(DEVICE)[:, None, :, None]
+    poisoned = [part.masked_fill(behind, torch.nan) for part in (key, value)]
+    found = tree_attention(query, *poisoned, mask, 0.3, ends.to(DEVICE))
+    assert found.isfinite().all()
+    assert torch.equal(found[alive], meant[alive])
+
+
 @pytest.mark.parametrize("programs", [1, 16, 100, 128, 500])
 def test_pieces_cover_the_text_with_few_kernels(programs: int) -> None:
     """Pieces cover the text, none of them begins after its end, and few kernels are compiled."""

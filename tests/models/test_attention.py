@@ -68,3 +68,19 @@ def test_the_tree_kernel_gives_the_same_logits_in_every_family(
     logits = play.target.score(play.session, play.tokens, play.seen, play.depth)
     assert play.worst(logits) < 5e-5
     assert play.tokens.shape[1] in asked
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_attention_is_told_where_each_row_ends(name: str, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a row is that of its text and its nodes; every layer gets it."""
+    play, told, grouped = make(name), list[list[int]](), attention._grouped
+
+    def attend(*given: Any, **kwargs: Any) -> Any:
+        told.append(kwargs["row_ends"].tolist())
+        return grouped(*given, **kwargs)
+
+    monkeypatch.setattr(attention, "_grouped", attend)
+    group_heads(play.target.model)
+    play.target.score(play.session, play.tokens, play.seen, play.depth)
+    count = play.tokens.shape[1]
+    assert told == [[len(prompt) + count for prompt in play.prompts]] * play.model.config.num_hidden_layers

@@ -20,6 +20,7 @@ __all__ = ["blocks_per_program", "tree_attention"]
 _PROGRAMS = 200  # programs to start in parallel
 _LONG = 32  # blocks of keys; in longer texts the cost of combining pieces matters less
 _PROGRAMS_LONG = 264
+_MANY = 64  # queries of a head; with one row and no more than these, few slots behind its end would be read
 
 
 class _Block(NamedTuple):
@@ -36,15 +37,15 @@ _BLOCKS = {128: _Block(64, 64, 3), 256: _Block(32, 32, 2)}
 
 @triton.jit
 def _pieces(
-    query, key, value, mask, out, found, scale,
+    query, key, value, mask, ends, out, found, scale,
     heads, groups, count, length,
     query_row, query_head, query_token, key_row, key_head, key_slot, value_row, value_head, value_slot,
     mask_row, mask_token, mask_slot,
     WIDTH: tl.constexpr, KEY_WIDE: tl.constexpr, DEEP: tl.constexpr, VALUE_WIDE: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, TURNS: tl.constexpr, WHOLE: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, TURNS: tl.constexpr, WHOLE: tl.constexpr, ENDS: tl.constexpr,
 ):  # fmt: skip
     """Attend with the queries of one group to one piece of the text; with WHOLE the piece is all of it, and the result
-    is written to `out`."""
+    is written to `out`. With ENDS each row is read up to its own end."""
     block, pair, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row, head = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
     at = block * QUERIES + tl.arange(0, QUERIES)
@@ -61,7 +62,11 @@ def _pieces(
     keys = key + row * key_row + head * key_head
     values = value + row * value_row + head * value_head
     masks = mask + row * mask_row
-    for turn in range(TURNS):
+    turns = TURNS
+    if ENDS:
+        left = tl.load(ends + row).to(tl.int32) - piece * TURNS * KEYS
+        turns = tl.minimum(TURNS, tl.maximum(0, tl.cdiv(left, KEYS)))
+    for turn in range(turns):
         slot = (piece * TURNS + turn) * KEYS + tl.arange(0, KEYS)
         inside = slot < length
         held = tl.load(
@@ -137,9 +142,12 @@ def _even(part: Tensor) -> Tensor:
 
 @torch.library.custom_op("spectr::tree_attention", mutates_args=())
 @on_own_device
-def tree_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+def tree_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, ends: Tensor | None = None
+) -> Tensor:
     """Return the attention (B, T, H, e) of queries (B, H, T, d) over keys (B, K, M, d) and values (B, K, M, e), which
-    are shared by groups of heads, with an additive mask (B, 1, T, M). Heads are at most 256 wide."""
+    are shared by groups of heads, with an additive mask (B, 1, T, M). Heads are at most 256 wide. If `ends` (B,) is
+    given, no query attends to the slots of its row from there on, and they are not read."""
     batch, every, count, width = query.shape
     heads, length, deep = key.shape[1], key.shape[2], value.shape[-1]
     out = query.new_empty(batch, count, every, deep)
@@ -155,12 +163,14 @@ def tree_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scal
     found = out if pieces == 1 else torch.empty(parts, dtype=torch.float32, device=query.device)
     value_wide = max(16, triton.next_power_of_2(deep))
     query, key, value, mask = _even(query), _even(key), _even(value), mask.expand(batch, 1, count, length)
+    cut = ends is not None and (batch > 1 or count > _MANY)
     _pieces[(blocks, pairs, pieces)](
-        query, key, value, mask, out, found, scale,
+        query, key, value, mask, ends if cut else mask, out, found, scale,
         heads, groups, count, length,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], mask.stride(0), *mask.stride()[2:],
         WIDTH=width, KEY_WIDE=max(16, triton.next_power_of_2(width)), DEEP=deep, VALUE_WIDE=value_wide,
-        QUERIES=queries, KEYS=block.keys, TURNS=turns, WHOLE=pieces == 1, num_warps=4, num_stages=block.stages,
+        QUERIES=queries, KEYS=block.keys, TURNS=turns, WHOLE=pieces == 1, ENDS=cut,
+        num_warps=4, num_stages=block.stages,
     )  # fmt: skip
     if pieces > 1:
         together = triton.next_power_of_2(pieces)
@@ -172,5 +182,5 @@ def tree_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scal
 
 
 @tree_attention.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:  # noqa: ARG001
+def _(query: Tensor, _key: Tensor, value: Tensor, *_: object) -> Tensor:
     return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])

@@ -2,7 +2,8 @@
 
 transformers repeats keys and values for every query head whenever there is a mask, and a tree always has one. Here the
 G query heads over T tokens that share a key head become G · T queries over the keys as they are: the results are the
-same and less memory is moved. In half precision on a GPU, trees use a kernel of their own.
+same and less memory is moved. In half precision on a GPU, trees use a kernel of their own, which reads each row up to
+its own end (`row_ends`): the rows of a batch differ in length, and a captured step has the length of the longest.
 """
 
 from typing import Any
@@ -14,7 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from spectr.kernels import has_kernels
 from spectr.models.internals import attention_name, sdpa_attention_forward, sdpa_mask
 
-__all__ = ["group_heads"]
+__all__ = ["group_heads", "has_grouped_heads"]
 
 _NAME = "spectr_grouped"
 _HAS_KERNEL = has_kernels()
@@ -34,7 +35,8 @@ def _grouped(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     if attention_mask is not None and _is_tree(query, value, attention_mask):
         scale = kwargs.get("scaling") or width**-0.5
-        return torch.ops.spectr.tree_attention(query, key, value, attention_mask, scale), None
+        ends = kwargs.get("row_ends")
+        return torch.ops.spectr.tree_attention(query, key, value, attention_mask, scale, ends), None
     shared = key.shape[1]
     groups = heads // shared
     grouped = query.reshape(batch, shared, groups * count, width)
@@ -61,6 +63,11 @@ def _explicit_mask(*args: Any, **kwargs: Any) -> Tensor | None:
     """Build the mask of `sdpa` in every case. transformers omits it where it passes `is_causal` instead, which grouped
     attention does not handle."""
     return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
+
+
+def has_grouped_heads(model: PreTrainedModel) -> bool:
+    """Return whether a model uses grouped attention."""
+    return attention_name(model.config.get_text_config(decoder=True)) == _NAME
 
 
 def group_heads(model: PreTrainedModel) -> None:

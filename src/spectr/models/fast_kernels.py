@@ -5,10 +5,9 @@ from contextlib import contextmanager
 
 from transformers import PreTrainedModel
 
-from spectr.models.attention import group_heads
+from spectr.models.attention import group_heads, has_grouped_heads
 from spectr.models.head import FeatureHead
 from spectr.models.int8 import int8_products
-from spectr.models.internals import attention_name
 
 __all__ = ["speed_up_head", "stock_kernels"]
 
@@ -24,7 +23,7 @@ def speed_up_head(head: FeatureHead) -> None:
 @contextmanager
 def stock_kernels(model: PreTrainedModel) -> Iterator[None]:
     """Run the model with transformers' own kernels while the context is open."""
-    if attention_name(model.config) == "spectr_grouped":
+    if has_grouped_heads(model):
         model.set_attn_implementation("sdpa")
     try:
         yield

@@ -51,6 +51,15 @@ def _is_refused_capture(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "captur" in str(error).lower()
 
 
+def _cause(error: RuntimeError) -> RuntimeError:
+    """Return the first of the runtime errors that led to this one. CUDA ends a capture that has failed with another
+    error, which says nothing."""
+    first, at = error, error.__context__
+    while at is not None:
+        first, at = at if isinstance(at, RuntimeError) else first, at.__context__
+    return first
+
+
 @dataclass(slots=True)
 class Captured:
     """Calls functions of one tensor through graphs; on a CPU it calls them directly. A key identifies a function."""
@@ -76,7 +85,7 @@ class Captured:
                 if not _is_refused_capture(error):
                     raise
                 self.plain.add(key)
-                reason = str(error).splitlines()[0]
+                reason = str(_cause(error)).splitlines()[0]
                 warnings.warn(f"this step cannot be captured as a graph and runs uncaptured: {reason}", stacklevel=2)
                 return self._run_on_side_stream(make, given)
         graph = self.graphs[key] = self.graphs.pop(key)  # the most recently used is last

@@ -109,6 +109,7 @@ class TakesFeatures:
         past_key_values: Any,
         use_cache: bool = True,
         features: Tensor | None = None,
+        **attention: Any,
     ) -> CausalLMOutputWithPast:
         """Return the logits after each token."""
         assert features is not None
@@ -119,6 +120,7 @@ class TakesFeatures:
             attention_mask=attention_mask,
             past_key_values=past_key_values,
             use_cache=use_cache,
+            **attention,
         )
         return CausalLMOutputWithPast(logits=self.logits(found))
 

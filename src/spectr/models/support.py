@@ -13,6 +13,7 @@ from spectr.models.drivers.call import Driver
 from spectr.models.drivers.causal import Causal
 from spectr.models.drivers.t5 import T5
 from spectr.models.internals import is_recurrent
+from spectr.models.layers import layers_of
 
 __all__ = ["UNBOUNDED", "Family", "Needs", "driver_of", "needs_of"]
 
@@ -109,9 +110,20 @@ def needs_of(model: PreTrainedModel) -> Needs:
     return Needs(family, kinds, window, context, source)
 
 
+def _passes_on_arguments(model: PreTrainedModel) -> bool:
+    """Return whether a model passes arguments that it does not know on to its attention function."""
+    try:
+        layer = layers_of(model)[0]
+    except MismatchError:
+        return False
+    attention = [module for module in layer.modules() if type(module).__name__.endswith("Attention")]
+    chain = (model, model.base_model, layer, *attention)
+    return bool(attention) and all(inspect.getfullargspec(inspect.unwrap(m.forward)).varkw for m in chain)
+
+
 def driver_of(model: PreTrainedModel, needs: Needs) -> Driver:
     """Return the driver that calls a model with these needs."""
     if needs.family == "causal":
-        return Causal(model, needs.layer_kinds, needs.window)
+        return Causal(model, needs.layer_kinds, needs.window, _passes_on_arguments(model))
     made: dict[str, type[Alibi] | type[T5] | type[Bart]] = {"alibi": Alibi, "t5": T5, "bart": Bart}
     return made[needs.family](model)

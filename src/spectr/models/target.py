@@ -311,8 +311,8 @@ class Target:
         store.cache.slots, store.cache.attended = slots, fresh.attended
         key = store.position[:, : fresh.attended]
         features, session.input_features = session.input_features, None
-        seen = visible_slots(store.filled, fresh)
-        call = Call(fresh.tokens, fresh.positions, key, seen, store.cache, store.sources, features)
+        seen, ends = visible_slots(store.filled, fresh), store.filled + fresh.within.shape[-1]
+        call = Call(fresh.tokens, fresh.positions, key, seen, ends, store.cache, store.sources, features)
         wanted = select is not None or session.feature_layers is not None
         layers = [self.layers[at] for at in session.feature_layers or ()]
         hooks = capture_features(self.output_layer, select, layers) if wanted else nullcontext(list[Tensor]())

@@ -24,6 +24,7 @@ class Call:
     query: Tensor  # (B, T) int64: positions of the tokens
     key: Tensor  # (B, M) int64: positions of the slots in use
     seen: Tensor  # (B, T, M) bool
+    row_ends: Tensor  # (B,) int64: no token of a row attends to its slots from here on
     cache: SlotCache  # its `slots` are set
     sources: EncodedSources | None  # output of the encoder, if there is one
     features: Tensor | None = None  # (B, T, H) input of a head beside the tokens

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from spectr.models.attention import has_grouped_heads
 from spectr.models.drivers.call import Call, additive
 
 __all__ = ["Causal"]
@@ -18,10 +19,13 @@ class Causal:
     model: PreTrainedModel
     layer_kinds: tuple[str, ...] | None  # None: the model takes one mask
     window: int | None  # width of the sliding window
+    passes_on: bool  # whether its attention gets arguments that the model does not know
 
     def __call__(self, call: Call) -> Tensor:
         """Return the logits (B, T, V)."""
         more = {} if call.features is None else {"features": call.features}
+        if self.passes_on and has_grouped_heads(self.model):
+            more["row_ends"] = call.row_ends
         out: Any = self.model(
             input_ids=call.tokens,
             position_ids=call.query,
