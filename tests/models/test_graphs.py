@@ -1,12 +1,14 @@
 """CUDA graphs of functions: what may happen on the host while one is captured."""
 
 import gc
+import threading
 
 import pytest
 import torch
 from torch import Tensor
 
 from spectr.models.graphs import Captured
+from spectr.models.internals import free_workspaces
 
 
 def _one_graph() -> Captured:
@@ -41,3 +43,50 @@ def test_graphs_among_the_garbage_are_not_destroyed_while_another_is_captured() 
     assert not captured.plain
     assert collected[0] > 0  # the objects do start collections elsewhere
     assert collected[1] == 0
+
+
+def _product(inner: int = 1 << 16) -> tuple[Tensor, Tensor]:
+    """Return factors whose product has few results and long sums, which cuBLAS splits with the help of a workspace."""
+    return torch.randn(16, inner, device="cuda"), torch.randn(inner, 16, device="cuda")
+
+
+@pytest.mark.gpu
+def test_a_step_that_ran_in_one_thread_is_captured_in_another() -> None:
+    """An engine's thread ends when there is nothing to do, and the next one captures what the first one ran. It has
+    no handle of cuBLAS yet, and could not make one during the capture."""
+    left, right = _product(256)
+    captured, found = Captured(), list[Tensor]()
+
+    def run() -> None:
+        found.append(captured("product", lambda x: x @ right, left))
+
+    for _ in range(3):
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert not captured.plain
+    assert len(captured.graphs) == 1
+    for one in found:
+        torch.testing.assert_close(one, left @ right)
+
+
+@pytest.mark.gpu
+def test_graphs_keep_their_workspaces() -> None:
+    """torch frees the workspaces of a stream where another graph of it is destroyed. What replays then must neither
+    fail nor write into memory that belongs to another tensor by now."""
+    left, right = _product()
+    captured = Captured()
+    for _ in range(3):
+        meant = captured("product", lambda x: x @ right, left).clone()
+    other = Captured(stream=captured.stream)
+    for _ in range(3):
+        other("sum", lambda x: x @ right + 1, left)
+    del other
+    gc.collect()
+    free_workspaces()
+    others = [torch.full((1 << 18,), 7.0, device="cuda") for _ in range(256)]  # take what was freed
+    torch.testing.assert_close(captured("product", lambda x: x @ right, left), meant)
+    assert all(bool((one == 7.0).all()) for one in others)
+    others.clear()
+    torch.cuda.empty_cache()
+    torch.testing.assert_close(captured("product", lambda x: x @ right, left), meant)

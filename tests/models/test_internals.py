@@ -56,6 +56,8 @@ ATTRIBUTES = {
     "_supports_sdpa": lambda: PreTrainedModel,
     "set_": lambda: torch.zeros(1),
 }
+CUDA_ONLY = {"_C": lambda: torch, "_cuda_clearCublasWorkspaces": lambda: torch._C}
+"""Attributes that a build of torch without CUDA need not have."""
 SINCE = {"_resolve_parallel_plans": (5, 23)}
 """Attributes of models that newer versions of transformers have, and from which version on they are used."""
 NAMES = [(module, name) for module, names in MODULES.items() for name in names]
@@ -75,6 +77,13 @@ def test_this_name_still_exists(module: str, name: str) -> None:
 def test_objects_still_have_this_attribute(name: str) -> None:
     owner = ATTRIBUTES[name]()
     assert hasattr(owner, name), f"{VERSIONS}: {owner!r} has no {name}, which spectr.models.internals uses"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", CUDA_ONLY)
+def test_builds_with_cuda_have_this_attribute(name: str) -> None:
+    assert hasattr(CUDA_ONLY[name](), name), f"{VERSIONS}: no {name}, which spectr.models.internals uses"
 
 
 @pytest.mark.parametrize("name", SINCE)
@@ -100,7 +109,7 @@ def test_every_name_that_is_used_is_tested() -> None:
     read |= {part.value for part in asked if isinstance(part, ast.Constant)}
     private = {name for name in read if name.startswith("_") and not name.startswith("__")} | ({"set_"} & read)
     assert imported == set(NAMES)
-    assert private == {*ATTRIBUTES, *SINCE}
+    assert private == {*ATTRIBUTES, *CUDA_ONLY, *SINCE}
 
 
 def test_the_selected_attention_can_be_named_and_called() -> None:

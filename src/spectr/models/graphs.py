@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from spectr.garbage import without_collection
+from spectr.models.internals import free_workspaces
 
 __all__ = ["Captured", "recorded"]
 
@@ -32,8 +33,23 @@ def recorded(graph: torch.cuda.CUDAGraph, pool: Any = None, stream: Any = None) 
     meanwhile. No garbage is collected, because it may contain a graph, and CUDA ends a capture with an error if its
     thread destroys one."""
     capture = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
-    with _CAPTURING, without_collection(), capture:
+    with _CAPTURING, without_collection(), _own_workspace(), capture:
         yield
+
+
+@contextmanager
+def _own_workspace() -> Iterator[None]:
+    """Let products that are captured allocate their workspace in the memory of the graph.
+
+    torch keeps a workspace of cuBLAS for each thread and stream. A graph that was captured with it would go on using it
+    after torch has freed it, which it does where another graph of the same stream is destroyed, and where functions are
+    compiled with graphs of their own (pytorch#193402). The memory might belong to another tensor by then."""
+    torch.cuda.current_blas_handle()  # a thread without one could not make it during a capture
+    free_workspaces()
+    try:
+        yield
+    finally:
+        free_workspaces()
 
 
 @dataclass(slots=True)

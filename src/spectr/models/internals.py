@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.fx.experimental._config import patch as _patch_shapes  # type: ignore[attr-defined]
 from transformers import DynamicCache, PreTrainedModel
@@ -59,6 +60,7 @@ __all__ = [
     "distinct_sizes",
     "falcon_alibi",
     "find_file",
+    "free_workspaces",
     "has_auto_class",
     "is_recurrent",
     "is_sharded",
@@ -197,6 +199,15 @@ def distinct_sizes() -> AbstractContextManager[None]:
     takes them for one size, and compiles again where they differ. The setting holds for the current thread."""
     found: AbstractContextManager[None] = _patch_shapes(use_duck_shape=False)
     return found
+
+
+def free_workspaces() -> None:
+    """Free the workspaces of cuBLAS, which allocates new ones when it needs them.
+
+    torch keeps one for each thread and stream, and only the private `torch._C._cuda_clearCublasWorkspaces` frees them;
+    torch's own graphs of compiled functions call it in the same place as `spectr.models.graphs`. A build without CUDA
+    does not have it."""
+    torch._C._cuda_clearCublasWorkspaces()
 
 
 def without_base(view: Tensor) -> Tensor:
