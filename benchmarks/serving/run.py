@@ -1,6 +1,7 @@
 """Runs one part for each number of clients, and a soak test."""
 
 import copy
+import gc
 import itertools
 import json
 import resource
@@ -25,7 +26,7 @@ from benchmarks.traffic.subject import DEFAULT, Subject, subject_of
 from spectr.engine import Engine
 from spectr.lm import LM
 from spectr.serve import Limits, ServerSettings
-from spectr.serve.run import background
+from spectr.serve.run import background, exclude_from_collection
 
 __all__ = ["run"]
 
@@ -69,13 +70,16 @@ def _lm(subject: Subject, rows: int) -> LM:
 
 @contextmanager
 def _serving(lm: LM, count: int) -> Iterator[str]:
-    """Run a server within the block, and yield its address. Then free the memory of its rows: FastAPI keeps the latest
-    apps in a cache, and an app refers to its engine."""
+    """Run a server within the block, and yield its address. What exists by then is excluded from garbage collection, as
+    `spectr serve` does. Then free the memory of its rows: FastAPI keeps the latest apps in a cache, and an app refers
+    to its engine."""
     limits = Limits(running=max(64, count), queue=10_000, texts=64)
+    exclude_from_collection()
     try:
         with background(lm, ServerSettings(port=0, name="measured", receipts=False, limits=limits)) as (url, _):
             yield url
     finally:
+        gc.unfreeze()
         lm.engine.scheduler.close()
 
 

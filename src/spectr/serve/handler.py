@@ -192,10 +192,11 @@ class _Job:
 
         is_small = sum(map(len, self.parsed.prompts)) + sum(len(result.tokens) for result in results) <= _SMALL
         data, text = written() if is_small else await self.handler.service.in_worker(written, self.tenant)
-        return replace(self._event(data, self.progress.id), written=text)
+        return replace(self._event(data), written=text)
 
-    def _event(self, data: dict[str, Any], id_: str) -> Event:
-        return Event(data, id_ if self.sends_ids else None)
+    def _event(self, data: dict[str, Any]) -> Event:
+        """Return the event after which the client has what `progress` says."""
+        return Event(data, self.progress.id if self.sends_ids else None)
 
     async def _begin(self, stack: AsyncExitStack) -> list[Handle | None]:
         """Wait for places, then submit all texts. The stack cancels them and frees the places at its end."""
@@ -261,7 +262,8 @@ class _Job:
                 yield await self._echo(index, self._result(first, handles[first]))
             if (chunk := self.reply.chunk(index, steps, unsent, begins=begins)) is not None:
                 ends = steps[-1].finish_reason is not None
-                yield self._event(chunk, self.progress.move(index, unsent, ends=ends))
+                self.progress.move(index, unsent, ends=ends)
+                yield self._event(chunk)
                 unsent = []
             begins = False
         if index == first:  # the client may have had all of this text, and not have had the others
@@ -275,7 +277,8 @@ class _Job:
             return data, json_bytes(data)
 
         data, text = await self.handler.service.in_worker(written, self.tenant)
-        return replace(self._event(data, self.progress.move(index, ())), written=text)
+        self.progress.move(index, ())
+        return replace(self._event(data), written=text)
 
     async def _unseen(self, index: int, handle: Handle | None) -> AsyncIterator[tuple[list[Step], list[int]]]:
         """Yield steps of one text that the client has not seen, with the tokens that this connection has not sent."""

@@ -78,14 +78,13 @@ class Progress:
     def __init__(self, seen: Sequence[Seen | None]) -> None:
         self._positions: list[TextPosition | Seen | None] = list(seen)
 
-    def move(self, index: int, tokens: Sequence[int], *, ends: bool = False) -> str:
-        """Advance one text by the tokens of an event, to its end if it `ends`, and return the id of that event."""
+    def move(self, index: int, tokens: Sequence[int], *, ends: bool = False) -> None:
+        """Advance one text by the tokens of an event, to its end if it `ends`."""
         position = self._positions[index]
         if not isinstance(position, TextPosition):
             position = self._positions[index] = TextPosition()
         position.move(tokens)
         position.has_ended = ends
-        return self.id
 
     @property
     def id(self) -> str:
