@@ -3,6 +3,7 @@
 SpectrError
 ├── LawError            a tensor that should be a distribution is not one              (also a ValueError)
 ├── ArgumentError       an argument that is out of range: counts, ids, shapes, dtypes  (also a ValueError)
+│   ├── ContextError    a conversation does not fit into the model's context
 │   └── NoRoomError     more memory is needed than is available
 ├── MismatchError       parts that do not fit together, such as a rule and a drafter   (also a ValueError)
 ├── RankError           a process of a tensor-parallel model is lost, or differs       (also a RuntimeError)
@@ -12,6 +13,7 @@ SpectrError
 
 __all__ = [
     "ArgumentError",
+    "ContextError",
     "LawError",
     "MismatchError",
     "MissingExtraError",
@@ -32,6 +34,17 @@ class LawError(SpectrError, ValueError):
 
 class ArgumentError(SpectrError, ValueError):
     """An argument is out of range."""
+
+
+class ContextError(ArgumentError):
+    """A conversation and its next answer do not fit into the model's context."""
+
+    def __init__(self, tokens: int, limit: int, context: int, advice: str) -> None:
+        super().__init__(
+            f"a conversation and its next answer must fit into the model's {context} positions, got {tokens} + "
+            f"{limit}; {advice}"
+        )
+        self.tokens, self.limit, self.context = tokens, limit, context
 
 
 class NoRoomError(ArgumentError):

@@ -113,7 +113,13 @@ def test_what_cannot_be_saved_or_answered_leaves_the_conversation(talk: Callable
     long = "quick brown " * 400
     ran = talk(f"one\n{long}\n/save {tmp_path}/no/where.txt\n/save\n/save {tmp_path}\ntwo\n/save {tmp_path}/it.json\n")
     assert ran.code == 0
-    for sentence in ("512 positions", "there is no folder", "/save requires the name of a file", "it is a folder"):
+    for sentence in (
+        "512 positions",
+        "type /reset to start",
+        "there is no folder",
+        "/save requires the name of a file",
+        "it is a folder",
+    ):
         assert sentence in ran.err
     assert [text for role, text in saved(tmp_path / "it.json") if role == "user"] == ["one", "two"]
 

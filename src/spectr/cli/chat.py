@@ -28,7 +28,7 @@ from spectr.cli.generate import summary, warn_if_lossy
 from spectr.cli.group import INTERRUPTED
 from spectr.cli.output import check_folder, check_text, talk, write_text
 from spectr.cli.terminal import WrappedOutput, enable_history, is_interactive, quiet, read_message
-from spectr.errors import ArgumentError, SpectrError
+from spectr.errors import ArgumentError, ContextError, SpectrError
 from spectr.registry import nearest
 
 if TYPE_CHECKING:
@@ -235,6 +235,9 @@ def _converse(session: _Session) -> None:
                 session.command(raw)
             else:
                 session.answer(check_text("a message", raw.strip()), session.seed)
+        except ContextError as error:
+            advice = "say less, or type /reset to start a new conversation; --max-new-tokens makes answers shorter"
+            talk(f"spectr: {ContextError(error.tokens, error.limit, error.context, advice)}")
         except SpectrError as error:
             talk(f"spectr: {error}")
 

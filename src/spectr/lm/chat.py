@@ -3,7 +3,7 @@
 from typing import Any
 
 from spectr.engine.metrics import Stats
-from spectr.errors import ArgumentError
+from spectr.errors import ArgumentError, ContextError
 from spectr.lm.model import LM
 from spectr.lm.output import TextHandle
 from spectr.lm.settings import MAX_NEW_TOKENS, seed_or_random
@@ -71,7 +71,5 @@ class Chat:
     def _check_room(self, tokens: int, limit: int) -> None:
         context = self.lm.engine.target.context
         if tokens + limit > context:
-            raise ArgumentError(
-                f"a conversation and its next answer must fit into the model's {context} positions, got {tokens} + "
-                f"{limit}; lower max_new_tokens, say less, take early turns out of turns, or begin another conversation"
-            )
+            advice = "lower max_new_tokens, say less, take early turns out of turns, or begin another conversation"
+            raise ContextError(tokens, limit, context, advice)
