@@ -39,13 +39,6 @@ class ArgumentError(SpectrError, ValueError):
 class ContextError(ArgumentError):
     """A conversation and its next answer do not fit into the model's context."""
 
-    def __init__(self, tokens: int, limit: int, context: int, advice: str) -> None:
-        super().__init__(
-            f"a conversation and its next answer must fit into the model's {context} positions, got {tokens} + "
-            f"{limit}; {advice}"
-        )
-        self.tokens, self.limit, self.context = tokens, limit, context
-
 
 class NoRoomError(ArgumentError):
     """More memory is needed than is available."""

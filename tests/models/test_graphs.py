@@ -90,3 +90,25 @@ def test_graphs_keep_their_workspaces() -> None:
     others.clear()
     torch.cuda.empty_cache()
     torch.testing.assert_close(captured("product", lambda x: x @ right, left), meant)
+
+
+@pytest.mark.gpu
+def test_a_step_that_cannot_be_captured_runs_uncaptured_and_says_why() -> None:
+    """A function that waits for the device cannot be captured. Its results stay right, and it is warned of once."""
+    captured, given = Captured(), torch.arange(4.0, device="cuda")
+
+    def scale(x: Tensor) -> Tensor:
+        try:
+            raise NotImplementedError  # an error that was handled is not the reason
+        except NotImplementedError:
+            return x * x.sum().item()
+
+    assert captured("scale", scale, given).tolist() == [0.0, 6.0, 12.0, 18.0]
+    with pytest.warns(UserWarning, match=r"runs uncaptured: .*(captur|permitted)"):
+        found = captured("scale", scale, given)
+    assert found.tolist() == [0.0, 6.0, 12.0, 18.0]
+    assert captured("scale", scale, given + 1).tolist() == [10.0, 20.0, 30.0, 40.0]
+    assert not captured.graphs
+    for _ in range(3):
+        assert captured("double", lambda x: 2 * x, given).tolist() == [0.0, 2.0, 4.0, 6.0]
+    assert len(captured.graphs) == 1

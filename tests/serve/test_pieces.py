@@ -89,3 +89,7 @@ def test_json_in_pieces_lets_other_threads_run(monkeypatch: pytest.MonkeyPatch) 
     data = {"logprobs": {"top_logprobs": [dict(entry) for _ in range(20_000)], "tokens": ["token"] * 20_000}}
     assert len(json_bytes(data)) > 5_000_000
     assert max(sizes) < 100_000
+    texts = {"choices": [{"text": "x" * 50_000} for _ in range(60)]}  # few entries, and long
+    sizes.clear()
+    assert json.loads(json_bytes(texts)) == texts
+    assert max(sizes) < 100_000

@@ -237,7 +237,7 @@ def _converse(session: _Session) -> None:
                 session.answer(check_text("a message", raw.strip()), session.seed)
         except ContextError as error:
             advice = "say less, or type /reset to start a new conversation; --max-new-tokens makes answers shorter"
-            talk(f"spectr: {ContextError(error.tokens, error.limit, error.context, advice)}")
+            talk(f"spectr: {str(error).partition('; ')[0]}; {advice}")
         except SpectrError as error:
             talk(f"spectr: {error}")
 

@@ -71,5 +71,7 @@ class Chat:
     def _check_room(self, tokens: int, limit: int) -> None:
         context = self.lm.engine.target.context
         if tokens + limit > context:
-            advice = "lower max_new_tokens, say less, take early turns out of turns, or begin another conversation"
-            raise ContextError(tokens, limit, context, advice)
+            raise ContextError(
+                f"a conversation and its next answer must fit into the model's {context} positions, got {tokens} + "
+                f"{limit}; lower max_new_tokens, say less, take early turns out of turns, or begin another conversation"
+            )

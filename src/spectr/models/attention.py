@@ -46,7 +46,7 @@ def _grouped(
     attended = torch.nn.functional.scaled_dot_product_attention(
         grouped, key, value, attn_mask=mask, scale=kwargs.get("scaling")
     )
-    return attended.reshape(batch, heads, count, -1).transpose(1, 2), None
+    return attended.reshape(batch, heads, count, -1).transpose(1, 2).contiguous(), None  # some models take views of it
 
 
 def _is_tree(query: Tensor, value: Tensor, mask: Tensor) -> bool:

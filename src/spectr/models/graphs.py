@@ -43,7 +43,8 @@ def _own_workspace() -> Iterator[None]:
 
     torch keeps a workspace of cuBLAS for each thread and stream. A graph that was captured with it would go on using it
     after torch has freed it, which it does where another graph of the same stream is destroyed, and where functions are
-    compiled with graphs of their own (pytorch#193402). The memory might belong to another tensor by then."""
+    compiled with graphs of their own (pytorch#193402). The memory might belong to another tensor by then. torch can
+    free all workspaces of the process only, so that graphs which a program captures itself have to do the same."""
     torch.cuda.current_blas_handle()  # a thread without one could not make it during a capture
     free_workspaces()
     try:
@@ -67,13 +68,12 @@ def _is_refused_capture(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "captur" in str(error).lower()
 
 
-def _cause(error: RuntimeError) -> RuntimeError:
-    """Return the first of the runtime errors that led to this one. CUDA ends a capture that has failed with another
-    error, which says nothing."""
-    first, at = error, error.__context__
-    while at is not None:
-        first, at = at if isinstance(at, RuntimeError) else first, at.__context__
-    return first
+class _CaptureRefused(Exception):  # noqa: N818 - the step runs uncaptured, so that nothing went wrong
+    """A step could not be captured, and nothing was computed. The message is that of the first error: CUDA ends a
+    capture that has failed with another one, which says nothing."""
+
+    def __init__(self, cause: RuntimeError) -> None:
+        super().__init__(next(iter(str(cause).splitlines()), type(cause).__name__))
 
 
 @dataclass(slots=True)
@@ -97,11 +97,8 @@ class Captured:
                 return self._run_on_side_stream(make, given)
             try:
                 self._add(key, self._capture(make, given))
-            except RuntimeError as error:  # nothing was computed
-                if not _is_refused_capture(error):
-                    raise
+            except _CaptureRefused as reason:
                 self.plain.add(key)
-                reason = str(_cause(error)).splitlines()[0]
                 warnings.warn(f"this step cannot be captured as a graph and runs uncaptured: {reason}", stacklevel=2)
                 return self._run_on_side_stream(make, given)
         graph = self.graphs[key] = self.graphs.pop(key)  # the most recently used is last
@@ -130,7 +127,16 @@ class Captured:
     def _capture(self, make: Callable[[Tensor], Any], given: Tensor) -> _Graph:
         """Record the function; nothing is computed yet."""
         self.pool = self.pool or torch.cuda.graph_pool_handle()
-        static, graph = given.clone(), torch.cuda.CUDAGraph()
-        with recorded(graph, self.pool, self.stream):
-            output = make(static)
+        static, graph, first = given.clone(), torch.cuda.CUDAGraph(), None
+        try:
+            with recorded(graph, self.pool, self.stream):
+                try:
+                    output = make(static)
+                except RuntimeError as error:
+                    first = error
+                    raise
+        except RuntimeError as last:
+            if not _is_refused_capture(last):
+                raise
+            raise _CaptureRefused(first or last) from last
         return _Graph(static, output, graph)

@@ -113,7 +113,7 @@ def needs_of(model: PreTrainedModel) -> Needs:
 def _passes_on_arguments(model: PreTrainedModel) -> bool:
     """Return whether a model passes arguments that it does not know on to its attention function."""
     try:
-        layer = layers_of(model)[0]
+        layer = next(iter(layers_of(model)), model)
     except MismatchError:
         return False
     attention = [module for module in layer.modules() if type(module).__name__.endswith("Attention")]

@@ -7,6 +7,7 @@ from typing import Any
 __all__ = ["json_bytes", "json_length"]
 
 _PIECE = 128  # entries of a list that one call writes
+_CHARACTERS = 1 << 16  # of strings that one call writes with other entries
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
@@ -36,18 +37,18 @@ def json_length(data: Any, indent: int | None = None) -> int:
 
 
 def _is_small(data: Any) -> bool:
-    """Return whether one call may write all of it: it has few entries, nested ones included. Most events are small, and
-    writing them in pieces takes ten times as long."""
-    left, count = [data], 0
+    """Return whether one call may write all of it: it has few entries, nested ones included, and no long strings. Most
+    events are small, and writing them in pieces takes ten times as long."""
+    left, entries, characters = [data], 0, 0
     while left:
         part = left.pop()
-        if isinstance(part, dict):
-            part = part.values()
-        elif not isinstance(part, list | tuple):
-            continue
-        if (count := count + len(part)) > _PIECE:
+        if isinstance(part, str):
+            characters += len(part)
+        elif isinstance(part, dict | list | tuple):
+            entries += len(part)
+            left += part.values() if isinstance(part, dict) else part
+        if entries > _PIECE or characters > _CHARACTERS:
             return False
-        left += part
     return True
 
 
