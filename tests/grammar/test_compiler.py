@@ -78,6 +78,8 @@ BAD = {
     'start ::= "a"': 'root rule with name "root" is not found',
     'root ::= "a': 'Expect " in string literal',
     "root ::= [z-a]": "lower bound is larger",
+    "root ::= Â": "EBNF",
+    "ÖG>EF": "EBNF",
     "": "root rule",
 }
 
@@ -97,10 +99,11 @@ def test_bad_grammars_are_refused(text: str, compiler: GrammarCompiler) -> None:
 def test_bad_grammars_are_refused_in_the_other_process(tried: GrammarCompiler) -> None:
     """The message is the same as in this process."""
     long = "".join(f'r{number} ::= "a"?\n' for number in range(200))
-    bad = Grammar.ebnf(long + "root ::= foo")
-    assert needs_trial(bad)
-    with pytest.raises(ArgumentError, match='Rule "foo" is not defined'):
-        tried.compile(bad)
+    for end, message in (("root ::= foo", 'Rule "foo" is not defined'), ("root ::= Â", "EBNF parser error")):
+        bad = Grammar.ebnf(long + end)
+        assert needs_trial(bad)
+        with pytest.raises(ArgumentError, match=message):
+            tried.compile(bad)
     compiled = tried.compile(Grammar.ebnf(long + "root ::= r3 r7"))
     assert compiled.grammar.root == "root"
 

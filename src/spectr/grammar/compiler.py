@@ -108,7 +108,7 @@ class GrammarCompiler:
             self.trial.attempt(grammar.text, grammar.root)
         try:
             handle = self._compiler.compile_grammar(grammar.text, root_rule_name=grammar.root)
-        except RuntimeError as error:
+        except (RuntimeError, UnicodeDecodeError) as error:
             raise ArgumentError(f"this grammar cannot be compiled: {error_text(error)}") from error
         return CompiledGrammar(grammar, self.vocabulary, handle, Spellings(self.vocabulary))
 

@@ -29,8 +29,10 @@ _IDLE = 300.0  # seconds without a request after which the process ends itself
 
 
 def error_text(error: BaseException) -> str:
-    """Return the message of xgrammar's error, without its time stamp and source files."""
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    """Return the message of xgrammar's error, without its time stamp and source files. A message that quotes a part of a
+    character comes as an error in decoding it."""
+    whole = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
+    text = next(iter(whole.strip().splitlines()), type(error).__name__)
     while text.startswith("[") and ": " in text:
         text = text.split(": ", 1)[1]
     return text.removeprefix("Check failed: ").strip()
@@ -153,7 +155,7 @@ def _compiled(compiler: Any, request: dict[str, Any]) -> dict[str, str]:
     _limit(request["seconds"], request["memory"])
     try:
         compiler.compile_grammar(request["text"], root_rule_name=request["root"])
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, UnicodeDecodeError, MemoryError) as error:
         if isinstance(error, MemoryError) or "bad_alloc" in str(error):
             raise SystemExit(1) from None  # a new process is started for the next grammar
         return {"error": error_text(error)}
