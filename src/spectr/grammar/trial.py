@@ -29,8 +29,8 @@ _IDLE = 300.0  # seconds without a request after which the process ends itself
 
 
 def error_text(error: BaseException) -> str:
-    """Return the message of xgrammar's error, without its time stamp and source files. A message that quotes a part of a
-    character comes as an error in decoding it."""
+    """Return the message of xgrammar's error, without its time stamp and source files. A message that quotes a part of
+    a character comes as an error in decoding it."""
     whole = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
     text = next(iter(whole.strip().splitlines()), type(error).__name__)
     while text.startswith("[") and ": " in text:
