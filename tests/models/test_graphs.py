@@ -52,18 +52,22 @@ def _product(inner: int = 1 << 16) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.gpu
 def test_a_step_that_ran_in_one_thread_is_captured_in_another() -> None:
-    """An engine's thread ends when there is nothing to do, and the next one captures what the first one ran. It has
-    no handle of cuBLAS yet, and could not make one during the capture."""
+    """An engine's thread ends when there is nothing to do, and another one may capture what the first one ran. Here the
+    earlier threads still live and keep their handles of cuBLAS, so that the one that captures needs a new one."""
     left, right = _product(256)
-    captured, found = Captured(), list[Tensor]()
+    captured, found, is_over = Captured(), list[Tensor](), threading.Event()
 
-    def run() -> None:
+    def run(has_run: threading.Event) -> None:
         found.append(captured("product", lambda x: x @ right, left))
+        has_run.set()
+        is_over.wait()
 
-    for _ in range(3):
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
+    for count in range(1, 4):
+        has_run = threading.Event()
+        threading.Thread(target=run, args=(has_run,), daemon=True).start()
+        assert has_run.wait(60)
+        assert len(found) == count
+    is_over.set()
     assert not captured.plain
     assert len(captured.graphs) == 1
     for one in found:

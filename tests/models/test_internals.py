@@ -80,7 +80,6 @@ def test_objects_still_have_this_attribute(name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", CUDA_ONLY)
 def test_builds_with_cuda_have_this_attribute(name: str) -> None:
     assert hasattr(CUDA_ONLY[name](), name), f"{VERSIONS}: no {name}, which spectr.models.internals uses"
